@@ -1,0 +1,178 @@
+"""What a task is: the form of its sequences, the shape of its labels, and its splits as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from reservoir.errors import InputError
+
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Sequences of real vectors: arrays of shape (rows, tokens, dim).
+
+    Parameters
+    ----------
+    dim : int
+        Values per token.
+    """
+
+    dim: int
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Sequences of symbols: integer arrays of shape (rows, tokens) with values in [0, vocabulary).
+
+    Parameters
+    ----------
+    vocabulary : int
+        Number of symbols.
+    """
+
+    vocabulary: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """The description of a task, without its data.
+
+    Parameters
+    ----------
+    name : str
+        The name typed on the command line.
+    form : Vectors or Tokens
+        What a token is.
+    max_tokens : int
+        The longest sequence, in tokens.
+    classes : int
+        Classes per output; 0 for regression.
+    readout_tokens : int, default 1
+        How many of the last real tokens are read.
+    outputs : int, default 1
+        Outputs per readout token, each with ``classes`` classes (or one real value).
+    parameters : mapping, default {}
+        Everything that chooses the rows (seeds, sizes, protocol); part of the cache key.
+    labels : tuple of str, default ()
+        Names of the classes, in order; empty where the class number is the name.
+    """
+
+    name: str
+    form: Vectors | Tokens
+    max_tokens: int
+    classes: int
+    readout_tokens: int = 1
+    outputs: int = 1
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+
+    def label(self, index: int) -> str | int:
+        """Return the name of a class, or its number where it has no name."""
+        return self.labels[index] if self.labels else int(index)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the description as plain JSON values; `from_dict` is its inverse."""
+        form = {"vectors": self.form.dim} if isinstance(self.form, Vectors) else {"tokens": self.form.vocabulary}
+        return {
+            "name": self.name,
+            "form": form,
+            "max_tokens": self.max_tokens,
+            "classes": self.classes,
+            "readout_tokens": self.readout_tokens,
+            "outputs": self.outputs,
+            "parameters": dict(self.parameters),
+            "labels": list(self.labels),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Task:
+        """Build a task from what `to_dict` returned."""
+        form = values["form"]
+        return cls(
+            name=values["name"],
+            form=Vectors(form["vectors"]) if "vectors" in form else Tokens(form["tokens"]),
+            max_tokens=values["max_tokens"],
+            classes=values["classes"],
+            readout_tokens=values["readout_tokens"],
+            outputs=values["outputs"],
+            parameters=values["parameters"],
+            labels=tuple(values["labels"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """The rows of one split, in their fixed order.
+
+    Parameters
+    ----------
+    x : ndarray, (rows, tokens, dim) or (rows, tokens)
+        The sequences as stored: unsigned bytes for pixels, float32 for sensors, integers for symbols; right-padded
+        with zeros.
+    y : ndarray, (rows, readout_tokens, outputs)
+        Class numbers (int64) or real targets (float32).
+    lengths : ndarray of int32, (rows,)
+        Real tokens of each sequence, from 1 to ``x.shape[1]``.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    lengths: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """Per-channel affine map from stored values to what the model sees: ``(x - offset) * scale``.
+
+    Parameters
+    ----------
+    offset, scale : ndarray of float32, (dim,)
+        For pixels the publisher's constants, for your own data the mean and the inverse standard deviation of the
+        training split.
+    """
+
+    offset: np.ndarray
+    scale: np.ndarray
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Return float32 values of the same shape as ``x`` (..., dim)."""
+        return (x.astype(np.float32) - self.offset) * self.scale
+
+
+def check_split(task: Task, name: str, split: Split) -> None:
+    """Refuse a split whose arrays do not have the shapes, lengths and labels that its task promises.
+
+    Raises
+    ------
+    InputError
+        Naming the split, the row and what is wrong with it.
+    """
+    rows = len(split.x)
+    where = f"task {task.name!r}, split {name!r}"
+    if rows == 0:
+        raise InputError(f"{where}: there are no rows; give the split at least one sequence")
+    if len(split.y) != rows or len(split.lengths) != rows:
+        raise InputError(
+            f"{where}: {rows} sequences, {len(split.y)} labels and {len(split.lengths)} lengths; give one of each per row"
+        )
+    if split.y.shape[1:] != (task.readout_tokens, task.outputs):
+        raise InputError(f"{where}: labels of shape {split.y.shape}, not {(rows, task.readout_tokens, task.outputs)}")
+    wrong = np.flatnonzero((split.lengths < task.readout_tokens) | (split.lengths > split.x.shape[1]))
+    if wrong.size:
+        row = int(wrong[0])
+        raise InputError(
+            f"{where}, row {row}: length {int(split.lengths[row])} is not between {task.readout_tokens} and "
+            f"{split.x.shape[1]} tokens"
+        )
+    if task.classes and not (split.y.min() >= 0 and split.y.max() < task.classes):
+        row = int(np.flatnonzero(((split.y < 0) | (split.y >= task.classes)).any(axis=(1, 2)))[0])
+        raise InputError(f"{where}, row {row}: label {split.y[row].tolist()} is not in 0..{task.classes - 1}")

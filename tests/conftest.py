@@ -1,0 +1,40 @@
+"""What several tests share: no network, few threads, and small model folders with real weights."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_gpt2(tmp_path_factory):
+    """Return a folder with a GPT-2 of 3 blocks and width 16 as transformers saves it."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-gpt2"
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=3, n_embd=16, n_head=2, n_positions=80, vocab_size=30, initializer_range=0.3)
+    config.bos_token_id = config.eos_token_id = None
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Return an empty cache root that every stage of the test uses."""
+    root = tmp_path / "cache"
+    monkeypatch.setenv("RESERVOIR_CACHE", str(root))
+    return root
