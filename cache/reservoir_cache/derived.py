@@ -1,0 +1,98 @@
+"""Derived arrays of an entry, such as moments: recomputable, so a damaged file reads as absent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from reservoir_cache.errors import CacheError
+from reservoir_cache.hdf import read_array
+from reservoir_cache.publish import file_crc32, make_folder, publish, publish_json, read_json
+from reservoir_cache.spec import canonical_json, check_name
+
+FOLDER = "moments"
+NAME = "manifest.json"
+
+
+def save(folder: Path, name: str, arrays: Mapping[str, NDArray], meta: Mapping[str, Any], run: str) -> None:
+    """Write arrays and meta under a name and list the file in the folder's manifest; the caller holds the mutex.
+
+    Raises
+    ------
+    CacheError
+        If an array does not hold numbers, meta is not JSON, or the file cannot be written.
+    """
+    path = folder / f"{check_name(name, 'name of derived arrays')}.h5"
+    plain = {key: np.ascontiguousarray(array).reshape(np.shape(array)) for key, array in arrays.items()}
+    if wrong := [key for key, array in plain.items() if array.dtype.kind not in "biufc"]:
+        raise CacheError(f"{path}: array {wrong[0]} has type {plain[wrong[0]].dtype}; only numbers can be kept")
+    text = np.frombuffer(canonical_json(meta).encode(), dtype=np.uint8)
+
+    def write(temporary: Path) -> None:
+        with h5py.File(temporary, "x") as file:
+            file.create_dataset("meta", data=text, track_times=False)
+            group = file.create_group("arrays")
+            for key in sorted(plain):
+                group.create_dataset(key, data=plain[key], track_times=False)
+
+    def verify(temporary: Path) -> None:
+        found, _ = _read(temporary)
+        if found.keys() != plain.keys() or any(found[key].tobytes() != plain[key].tobytes() for key in plain):
+            raise CacheError(f"{path}: does not read back as written; check the disk")
+
+    make_folder(folder)
+    publish(path, run, write, verify)
+    files = {**listed(folder), path.name: {"bytes": path.stat().st_size, "crc32": file_crc32(path)}}
+    publish_json(folder / NAME, run, {"files": files})
+
+
+def load(folder: Path, name: str) -> tuple[dict[str, NDArray], dict[str, Any]] | None:
+    """Return arrays and meta, or None if they are absent or damaged."""
+    path = folder / f"{check_name(name, 'name of derived arrays')}.h5"
+    line = listed(folder).get(path.name)
+    if line is None or fault(path, line):
+        return None
+    try:
+        return _read(path)
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def listed(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the folder's manifest: {file: {bytes, crc32}}; empty if it is absent or damaged."""
+    try:
+        return read_json(folder / NAME)["files"]
+    except (FileNotFoundError, CacheError, KeyError):
+        return {}
+
+
+def fault(path: Path, line: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with a file, compared with its line in a manifest, or None."""
+    try:
+        size = path.stat().st_size
+        if size != line["bytes"]:
+            return f"has {size} bytes instead of {line['bytes']}"
+        return None if file_crc32(path) == line["crc32"] else "damaged: its checksum does not match"
+    except FileNotFoundError:
+        return "missing"
+    except OSError as error:
+        return f"unreadable ({error.strerror})"
+
+
+def _read(path: Path) -> tuple[dict[str, NDArray], dict[str, Any]]:
+    arrays: dict[str, NDArray] = {}
+
+    def collect(key: str, item: object) -> None:
+        if isinstance(item, h5py.Dataset) and key.startswith("arrays/"):
+            arrays[key.removeprefix("arrays/")] = np.asarray(item[()])
+
+    with h5py.File(path, "r", locking=False) as file:
+        meta = json.loads(read_array(file, "meta").tobytes())
+        file.visititems(collect)
+    return arrays, meta

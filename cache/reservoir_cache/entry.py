@@ -1,0 +1,354 @@
+"""An entry: everything cached for one (task, reservoir), in one folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reservoir_cache import derived, verification
+from reservoir_cache.encoding import encode
+from reservoir_cache.errors import CacheError, Problem
+from reservoir_cache.locks import entry_locks, live_runs
+from reservoir_cache.manifest import Column, Manifest, Shard, is_sound, read_manifest
+from reservoir_cache.publish import file_crc32, make_folder, publish, publish_json, read_json
+from reservoir_cache.shard import ShardHeader, check_column, verify_shard, write_shard
+from reservoir_cache.spec import FORMAT, Layout, Spec, check_name
+from reservoir_cache.targets import publish_targets
+
+SPEC_FILE = "spec.json"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One folder of the cache; make it with ``Entry.create`` or ``Entry.open``.
+
+    Parameters
+    ----------
+    path : Path
+        The folder ``<root>/features/<task>/<name>-<key16>``.
+    spec : Spec
+        What it holds.
+    layout : Layout
+        How it is cut.
+    made_with : mapping
+        Host, library versions and the like; for people, not part of the key.
+    """
+
+    path: Path
+    spec: Spec
+    layout: Layout
+    made_with: Mapping[str, Any] = field(compare=False)
+
+    @classmethod
+    def create(cls, root: Path, name: str, spec: Spec, layout: Layout, made_with: Mapping[str, Any]) -> Entry:
+        """Open the entry of a specification, creating it if it is not there, and make it the task's last.
+
+        An existing entry keeps its layout. Two processes may do this at once.
+
+        Parameters
+        ----------
+        root : Path
+            The cache.
+        name : str
+            Readable first part of the folder's name, like ``gpt2-random``.
+        spec, layout, made_with
+            As of ``Entry``.
+
+        Raises
+        ------
+        CacheError
+            If the existing entry is of another format version or damaged, or the folder cannot be written.
+        """
+        if spec.format != FORMAT:
+            raise CacheError(f"specification: format is {spec.format}; this program writes format {FORMAT}")
+        folder = Path(root) / "features" / spec.task["name"]
+        path = folder / f"{check_name(name, 'entry name')}-{spec.key[:16]}"
+        try:
+            make_folder(path)
+        except OSError as error:
+            raise CacheError(
+                f"{path}: cannot be created ({error.strerror}); choose another folder with --cache"
+            ) from error
+        locks = entry_locks(path)
+        with locks.run() as run, locks.mutex():
+            if not (path / SPEC_FILE).exists():
+                content = {
+                    "spec": spec.to_dict(),
+                    "key": spec.key,
+                    "layout": asdict(layout),
+                    "made_with": {**made_with},
+                }
+                publish_json(path / SPEC_FILE, run, content, indent=2)
+            entry = cls.open(path)
+            if entry.key != spec.key:
+                raise CacheError(f"{path}: holds key {entry.key}, not {spec.key}; remove it")
+        locks.touch()
+        return entry
+
+    @classmethod
+    def open(cls, path: Path) -> Entry:
+        """Open an existing entry; writes nothing.
+
+        Raises
+        ------
+        CacheError
+            If it is no entry, of another format version, or its specification does not hash to its key.
+        """
+        path = Path(path)
+        file = path / SPEC_FILE
+        _check_format(file)
+        try:
+            content = read_json(file, indent=2)
+            spec, layout = Spec.from_dict(content["spec"]), Layout(**content["layout"])
+            key, made_with = content["key"], content["made_with"]
+        except (CacheError, KeyError, TypeError) as error:
+            raise CacheError(f"{file}: not a sound specification ({error}); remove {path} and extract again") from error
+        if spec.key != key:
+            raise CacheError(
+                f"{file}: its specification hashes to {spec.key[:16]}, not to its key {key[:16]}; remove it"
+            )
+        return cls(path, spec, layout, made_with)
+
+    @property
+    def key(self) -> str:
+        """The key of the specification."""
+        return self.spec.key
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits of the specification, sorted."""
+        return sorted(self.spec.rows)
+
+    def blocks(self, split: str) -> list[tuple[int, int]]:
+        """Return the row ranges [low, high) of a split's blocks."""
+        return self.layout.blocks(self._rows(split))
+
+    def manifest(self, split: str) -> Manifest:
+        """Return what exists of a split; an empty manifest if nothing does.
+
+        Raises
+        ------
+        CacheError
+            If the manifest is damaged or belongs elsewhere.
+        """
+        empty = Manifest(FORMAT, self.key, split, self._rows(split))
+        try:
+            found = read_manifest(self.path / split)
+        except FileNotFoundError:
+            return empty
+        for name in ("format", "key", "split", "rows"):
+            if getattr(found, name) != getattr(empty, name):
+                raise CacheError(
+                    f"{self.path / split / 'manifest.json'}: its {name} is {getattr(found, name)!r}, not "
+                    f"{getattr(empty, name)!r}; {self._repair()}"
+                )
+        return found
+
+    def missing(self, split: str, columns: Iterable[str]) -> dict[int, tuple[str, ...]]:
+        """Return the blocks that lack any of the columns, with those they lack; ask again after claiming a block."""
+        manifest = self.manifest(split)
+        present: dict[int, set[str]] = {}
+        for shard in manifest.shards:
+            if is_sound(self.path / split, shard):
+                present.setdefault(shard.block, set()).update(shard.columns)
+        wanted = tuple(dict.fromkeys(columns))
+        lacking = {
+            block: tuple(name for name in wanted if name not in present.get(block, ()))
+            for block in range(len(self.blocks(split)))
+        }
+        return {block: names for block, names in lacking.items() if names}
+
+    @contextmanager
+    def claim(self, split: str, block: int) -> Iterator[bool]:
+        """Try to take a block for this process: yields whether it could, at once.
+
+        The claim ends with the ``with``, or, if the block was handed to a ``ShardWriter`` meanwhile, when it is on
+        disk; it ends with the process in any case. After taking it, ask ``missing`` again: another run may have
+        finished the block in between.
+
+        Raises
+        ------
+        CacheError
+            If the file system has no locks.
+        """
+        number, locks = self.block_number(split, block), entry_locks(self.path)
+        with locks.run():
+            taken = locks.claim(number)
+            try:
+                yield taken
+            finally:
+                if taken:
+                    locks.release(number)
+
+    def running(self) -> list[dict[str, Any]]:
+        """Return host, pid and start of the runs at work on this entry now."""
+        return live_runs(self.path)
+
+    def set_rows(self, split: str, rows: int, targets: Mapping[str, NDArray]) -> None:
+        """Write the labels, lengths and source row numbers of a split, unless they are there.
+
+        Parameters
+        ----------
+        split : str
+        rows : int
+            Must be the specification's.
+        targets : mapping
+            ``y`` (rows, readout_tokens, outputs), ``lengths`` (rows,) and ``index`` (rows,), the source row numbers.
+
+        Raises
+        ------
+        CacheError
+            If a shape is wrong or the file cannot be written.
+        """
+        if rows != self._rows(split):
+            raise CacheError(f"split {split}: {rows} rows given, but the specification has {self._rows(split)}")
+        folder, locks = self.path / split, entry_locks(self.path)
+        make_folder(folder)
+        with locks.run() as run, locks.mutex():
+            manifest = self.manifest(split)
+            if manifest.targets is None or not is_sound(folder, manifest.targets):
+                publish_targets(folder, manifest, targets, run).write(folder, run)
+
+    def write_block(self, split: str, block: int, arrays: Mapping[str, NDArray[np.float32]]) -> int:
+        """Write one shard with the given columns of a block; columns that it has already are left alone.
+
+        Parameters
+        ----------
+        split : str
+        block : int
+        arrays : mapping of column to ndarray of shape (rows of the block, tokens, width), float32
+
+        Returns
+        -------
+        int
+            Bytes written; 0 if every column was there.
+
+        Raises
+        ------
+        CacheError
+            If a shape or value cannot be stored, another process has the block, or the disk fails.
+        """
+        number, locks = self.block_number(split, block), entry_locks(self.path)
+        if not locks.share(number):
+            raise CacheError(f"{self.path}: block {block} of {split} is being written by another run; wait for it")
+        try:
+            make_folder(self.path / split)
+            with locks.run() as run, locks.writing:
+                return self._write_block(split, block, arrays, run)
+        finally:
+            locks.release(number)
+
+    def _write_block(self, split: str, block: int, arrays: Mapping[str, NDArray[np.float32]], run: str) -> int:
+        folder, manifest = self.path / split, self.manifest(split)
+        low, high = self.blocks(split)[block]
+        of_block = manifest.of_block(block)
+        sound = [shard for shard in of_block if is_sound(folder, shard)]
+        present = {name for shard in sound for name in shard.columns}
+        new = {name: x for name, x in arrays.items() if name not in present}
+        if not new:
+            return 0
+        for name, x in new.items():
+            check_column(name, x, high - low, manifest.columns.get(name))
+        store = self.spec.store
+        encoded = {name: encode(x, store, column=name, first_row=low) for name, x in new.items()}
+        header = ShardHeader(FORMAT, self.key, split, block, low, high)
+        taken = {shard.file for shard in sound}
+        path = folder / next(name for part in range(len(taken) + 1) if (name := f"{block:05d}-{part}.h5") not in taken)
+        publish(
+            path,
+            run,
+            lambda temporary: write_shard(temporary, header, encoded, store),
+            lambda temporary: verify_shard(temporary, header, encoded, store),
+        )
+        crcs = {name: each.crc32() for name, each in sorted(encoded.items())}
+        line = Shard(path.name, block, path.stat().st_size, file_crc32(path), crcs)
+        shapes = {name: Column(*x.shape[1:]) for name, x in new.items()}
+        unsound = {shard.file for shard in of_block} - taken
+        with entry_locks(self.path).mutex():
+            self.manifest(split).without(unsound).with_shard(line, shapes).write(folder, run)
+        return line.bytes
+
+    def save_arrays(self, name: str, arrays: Mapping[str, NDArray], meta: Mapping[str, Any]) -> None:
+        """Keep derived arrays, such as moments, under a name; what was there is replaced.
+
+        Parameters
+        ----------
+        name : str
+        arrays : mapping of str to ndarray
+            Numbers or booleans, of any shape; names may contain '/'.
+        meta : mapping
+            JSON values.
+        """
+        locks = entry_locks(self.path)
+        with locks.run() as run, locks.mutex():
+            derived.save(self.path / derived.FOLDER, name, arrays, meta, run)
+
+    def load_arrays(self, name: str) -> tuple[dict[str, NDArray], dict[str, Any]] | None:
+        """Return the arrays and the meta kept under a name, or None if they are absent or damaged."""
+        return derived.load(self.path / derived.FOLDER, name)
+
+    def verify(self, columns: Iterable[str] | None = None) -> list[Problem]:
+        """Read every file (of the given columns, if any) and return everything that is wrong."""
+        return verification.verify(self, columns)
+
+    def repair(self, problems: Iterable[Problem] | None = None) -> list[Problem]:
+        """Take what is damaged out of the manifests and delete it, so that a rerun of extract makes exactly that again.
+
+        Parameters
+        ----------
+        problems : iterable of Problem, optional
+            What ``verify`` found; by default it is run.
+
+        Returns
+        -------
+        list of Problem
+            What was repaired.
+        """
+        return verification.repair(self, self.verify() if problems is None else list(problems))
+
+    def bytes(self) -> int:
+        """Return the size of all files of the entry."""
+        return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
+
+    def block_number(self, split: str, block: int) -> int:
+        """Return the number of a block in the whole entry: splits in sorted order, blocks in order within each.
+
+        Raises
+        ------
+        CacheError
+            If there is no such block.
+        """
+        count = len(self.blocks(split))
+        if not 0 <= block < count:
+            raise CacheError(f"{self.path}: split {split} has blocks 0 to {count - 1}, not {block}")
+        return block + sum(len(self.blocks(name)) for name in self.splits if name < split)
+
+    def _rows(self, split: str) -> int:
+        if split not in self.spec.rows:
+            raise CacheError(f"{self.path}: no split {split!r}; it has {', '.join(self.splits)}")
+        return self.spec.rows[split]
+
+    def _repair(self) -> str:
+        return f"run 'reservoir cache repair {self.key[:16]}', then the same extract again"
+
+
+def _check_format(file: Path) -> None:
+    """Refuse another format version before anything else is believed of the file."""
+    try:
+        version = json.loads(file.read_bytes())["spec"]["format"]
+    except FileNotFoundError as error:
+        raise CacheError(f"{file.parent}: not an entry of the cache, it has no {SPEC_FILE}; remove it") from error
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # damaged, which the caller finds and says
+    if version != FORMAT:
+        raise CacheError(
+            f"{file}: format version {version}, but this program reads version {FORMAT}; "
+            f"remove {file.parent} and extract again, or use the version that made it"
+        )

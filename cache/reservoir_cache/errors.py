@@ -1,0 +1,40 @@
+"""The one exception of the cache, and the record of a fault found on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class CacheError(ValueError):
+    """Something about the cache is wrong: a file, a specification, a value or the disk.
+
+    The message is one line that says what is wrong, where, and what to do.
+    """
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One fault found on disk.
+
+    Parameters
+    ----------
+    path : Path
+        The file (or folder) at fault.
+    what : str
+        What is wrong with it.
+    repair : str
+        What to do about it.
+    """
+
+    path: Path
+    what: str
+    repair: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}; {self.repair}"
+
+
+def repair_command(key: str) -> str:
+    """Say how the damage in an entry is repaired."""
+    return f"run 'reservoir cache repair {key[:16]}', then the same extract again"

@@ -1,0 +1,27 @@
+"""The two HDF5 reads that everything here is made of."""
+
+from __future__ import annotations
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+
+def read_array(group: h5py.Group, name: str) -> NDArray:
+    """Read a whole dataset.
+
+    Raises
+    ------
+    KeyError
+        If there is no dataset of that name.
+    """
+    item = group[name]
+    if not isinstance(item, h5py.Dataset):
+        raise KeyError(f"{name} is not a dataset")
+    return np.asarray(item[()])
+
+
+def read_attribute(group: h5py.Group, name: str) -> str | int:
+    """Read an attribute that is a whole number or a fixed-length ASCII string; raises KeyError if it is absent."""
+    value = group.attrs[name]
+    return value.decode("ascii") if isinstance(value, bytes) else int(value)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,141 @@
+"""A file is finished or absent: the one way in which this package puts a file under its final name.
+
+1. a unique temporary name, opened so that it must not exist yet;
+2. written and closed;
+3. reopened and verified;
+4. fsync of the file;
+5. ``os.replace`` to the final name;
+6. fsync of the folder.
+
+A temporary name ends in ``.<run>.tmp``, where <run> is the identity of the writing process (see ``locks``), so a later
+run knows which ones a dead process left behind.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from reservoir_cache.errors import CacheError
+from reservoir_cache.spec import canonical_json
+
+_CHUNK = 1 << 20
+_counter = itertools.count()
+
+
+def publish(final: Path, run: str, write: Callable[[Path], None], verify: Callable[[Path], None]) -> None:
+    """Write a file under a temporary name, verify it, and give it its final name.
+
+    Parameters
+    ----------
+    final : Path
+        The final name; its folder exists. What lies there is replaced in one step.
+    run : str
+        Identity of the writing process.
+    write : callable
+        Creates the file it is given; must fail if it exists.
+    verify : callable
+        Reads the file it is given and raises CacheError if it is not what was meant.
+
+    Raises
+    ------
+    CacheError
+        If the file cannot be written or does not read back.
+    """
+    temporary = final.with_name(f".{final.name}.{next(_counter)}.{run}.tmp")
+    try:
+        write(temporary)
+        verify(temporary)
+        sync(temporary)
+        temporary.replace(final)
+        sync(final.parent)
+    except OSError as error:
+        raise CacheError(f"{final}: cannot be written ({error}); check free space and permissions") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def temporary_owner(path: Path) -> str | None:
+    """Return the run that a temporary file belongs to, or None if the file is no temporary one."""
+    if not (path.name.startswith(".") and path.name.endswith(".tmp")):
+        return None
+    return path.name.removesuffix(".tmp").rpartition(".")[2]
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder with its parents, each durable in the folder that holds it."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def file_crc32(path: Path) -> str:
+    """Return the CRC-32 of a whole file as 8 hexadecimal digits."""
+    crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            crc = zlib.crc32(chunk, crc)
+    return f"{crc:08x}"
+
+
+def publish_json(final: Path, run: str, content: dict[str, Any], *, indent: int | None = None) -> None:
+    """Publish a JSON document; ``crc32``, over the canonical JSON of the other fields, is added to it."""
+    text = _text({**content, "crc32": _checksum(content)}, indent)
+
+    def write(path: Path) -> None:
+        with path.open("x", encoding="ascii") as file:
+            file.write(text)
+
+    def verify(path: Path) -> None:
+        if path.read_text(encoding="ascii") != text:
+            raise CacheError(f"{final}: does not read back as written; check the disk")
+
+    publish(final, run, write, verify)
+
+
+def read_json(path: Path, *, indent: int | None = None) -> dict[str, Any]:
+    """Read a document written by ``publish_json``, without its ``crc32``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it is not there.
+    CacheError
+        If a single byte of it has changed.
+    """
+    try:
+        text = path.read_bytes().decode("ascii")
+        content = json.loads(text)
+        crc = content.pop("crc32")
+        sound = crc == _checksum(content) and text == _text({**content, "crc32": crc}, indent)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CacheError(f"{path}: unreadable ({error})") from error
+    if not sound:
+        raise CacheError(f"{path}: damaged, its checksum does not match its content")
+    return content
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return f"{zlib.crc32(canonical_json(content).encode()):08x}"
+
+
+def _text(content: dict[str, Any], indent: int | None) -> str:
+    separators = (",", ":") if indent is None else None
+    return json.dumps(content, sort_keys=True, indent=indent, separators=separators, allow_nan=False) + "\n"

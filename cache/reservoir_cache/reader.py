@@ -1,0 +1,215 @@
+"""Reading an entry: columns as arrays, or block by block in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from reservoir_cache.encoding import Encoded, decode
+from reservoir_cache.entry import Entry
+from reservoir_cache.errors import CacheError, repair_command
+from reservoir_cache.manifest import Shard, Targets, is_sound
+from reservoir_cache.publish import file_crc32
+from reservoir_cache.shard import read_column
+from reservoir_cache.targets import read_targets
+
+# What this process has already found sound: (device, inode, modification time, size, column or "").
+_checked: set[tuple[int, int, int, int, str]] = set()
+
+
+class FeatureStore:
+    """The features and labels of an entry, read-only.
+
+    ``store["train"]["block06/mean"]`` is an array of shape (rows, width), float32.
+
+    Parameters
+    ----------
+    entry : Entry or path
+        The entry, or its folder.
+
+    Raises
+    ------
+    CacheError
+        If the folder is no sound entry.
+    """
+
+    def __init__(self, entry: Entry | Path | str) -> None:
+        self.entry = entry if isinstance(entry, Entry) else Entry.open(Path(entry))
+        self._splits: dict[str, SplitFeatures] = {}
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits that have features, sorted."""
+        return [split for split in self.entry.splits if (self.entry.path / split / "manifest.json").exists()]
+
+    def __getitem__(self, split: str) -> SplitFeatures:
+        if split not in self._splits:
+            self._splits[split] = SplitFeatures(self.entry, split)
+        return self._splits[split]
+
+
+class SplitFeatures:
+    """The columns of one split, as its manifest listed them when this was made.
+
+    Parameters
+    ----------
+    entry : Entry
+    split : str
+
+    Raises
+    ------
+    CacheError
+        If there is no such split, or a listed file is missing or of another size.
+    """
+
+    def __init__(self, entry: Entry, split: str) -> None:
+        self.entry, self.split = entry, split
+        self._folder = entry.path / split
+        self._manifest = entry.manifest(split)
+        self._ranges = entry.blocks(split)
+        for line in (*self._manifest.shards, *([self._manifest.targets] if self._manifest.targets else [])):
+            if not is_sound(self._folder, line):
+                raise CacheError(
+                    f"{self._folder / line.file}: missing, or not of {line.bytes} bytes; {repair_command(entry.key)}"
+                )
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self._manifest.rows
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """The columns that every block has, sorted."""
+        counts = dict.fromkeys(self._manifest.columns, 0)
+        for shard in self._manifest.shards:
+            for name in shard.columns:
+                counts[name] += 1
+        return sorted(name for name, count in counts.items() if count == len(self._ranges))
+
+    def shape(self, column: str) -> tuple[int, int]:
+        """Return (tokens, width) of a column."""
+        self._require([column])
+        shape = self._manifest.columns[column]
+        return shape.tokens, shape.width
+
+    def __contains__(self, column: str) -> bool:
+        return column in self.columns
+
+    def __getitem__(self, column: str) -> NDArray[np.float32]:
+        """Return a column: (rows, width), or (rows, tokens, width) if it has more than one token; float32."""
+        tokens, width = self.shape(column)
+        out = np.empty((self.rows, tokens, width), np.float32)
+        for (low, high), x in zip(self._ranges, self.blocks(column), strict=True):
+            out[low:high] = x
+        return out[:, 0] if tokens == 1 else out
+
+    def blocks(self, column: str) -> Iterator[NDArray[np.float32]]:
+        """Yield a column block by block in row order, each (rows of the block, tokens, width) float32."""
+        for arrays in self.blocks_of([column]):
+            yield arrays[column]
+
+    def blocks_of(self, columns: Iterable[str]) -> Iterator[dict[str, NDArray[np.float32]]]:
+        """Yield several columns block by block in row order, holding one block at a time.
+
+        Raises
+        ------
+        CacheError
+            If a column is absent or not finished, or a shard is damaged.
+        """
+        names = list(dict.fromkeys(columns))
+        self._require(names)
+        return (self._block(block, names) for block in range(len(self._ranges)))
+
+    @cached_property
+    def _targets(self) -> dict[str, NDArray]:
+        line = self._manifest.targets
+        if line is None:
+            raise CacheError(f"{self._folder}: has no labels; run the extract that made {self.entry.path.name} again")
+        path = self._folder / line.file
+        stamp = _stamp(path, "")
+        if stamp not in _checked and file_crc32(path) != line.crc32:
+            raise self._damaged(line, "")
+        _checked.add(stamp)
+        return read_targets(path)
+
+    @property
+    def y(self) -> NDArray:
+        """Labels of shape (rows, readout_tokens, outputs)."""
+        return self._targets["y"]
+
+    @property
+    def lengths(self) -> NDArray:
+        """Number of real tokens of each row, (rows,)."""
+        return self._targets["lengths"]
+
+    @property
+    def index(self) -> NDArray:
+        """Row numbers in the source, (rows,)."""
+        return self._targets["index"]
+
+    @cached_property
+    def _shards(self) -> dict[int, dict[str, Shard]]:
+        found: dict[int, dict[str, Shard]] = {}
+        for shard in self._manifest.shards:
+            found.setdefault(shard.block, {}).update(dict.fromkeys(shard.columns, shard))
+        return found
+
+    def _block(self, block: int, columns: list[str]) -> dict[str, NDArray[np.float32]]:
+        arrays: dict[str, NDArray[np.float32]] = {}
+        with ExitStack() as stack:
+            files: dict[str, h5py.File] = {}
+            for name in columns:
+                shard = self._shards[block][name]
+                if shard.file not in files:
+                    files[shard.file] = stack.enter_context(self._open(shard))
+                encoded = self._read(files[shard.file], shard, name)
+                low, high = self._ranges[block]
+                if encoded.values.shape != (high - low, *self.shape(name)):
+                    raise self._damaged(shard, name)
+                arrays[name] = decode(encoded, self.entry.spec.store)
+        return arrays
+
+    def _open(self, shard: Shard) -> h5py.File:
+        try:
+            return h5py.File(self._folder / shard.file, "r", locking=False)
+        except OSError as error:
+            raise self._damaged(shard, "") from error
+
+    def _read(self, file: h5py.File, shard: Shard, column: str) -> Encoded:
+        try:
+            encoded = read_column(file, column, self.entry.spec.store)
+        except (OSError, KeyError, RuntimeError, CacheError) as error:
+            raise self._damaged(shard, column) from error
+        stamp = _stamp(self._folder / shard.file, column)
+        if stamp not in _checked:
+            if encoded.crc32() != shard.columns[column]:
+                raise self._damaged(shard, column)
+            _checked.add(stamp)
+        return encoded
+
+    def _require(self, columns: list[str]) -> None:
+        for name in columns:
+            if name in self.columns:
+                continue
+            if name in self._manifest.columns:
+                lacking = [str(block) for block in self.entry.missing(self.split, [name])]
+                what = f"column {name} of {self.split} is not finished, block {', '.join(lacking[:5])} lacks"
+            else:
+                what = f"no column {name} of {self.split}; it has {', '.join(self.columns) or 'none'}"
+            raise CacheError(f"{self.entry.path}: {what}; extract it into this entry")
+
+    def _damaged(self, line: Shard | Targets, column: str) -> CacheError:
+        where = f" (column {column})" if column else ""
+        return CacheError(f"{self._folder / line.file}: damaged{where}; {repair_command(self.entry.key)}")
+
+
+def _stamp(path: Path, column: str) -> tuple[int, int, int, int, str]:
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, column

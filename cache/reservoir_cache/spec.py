@@ -1,0 +1,213 @@
+"""What an entry is: the specification, its canonical text, and the key that names it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+from reservoir_cache.errors import CacheError
+
+FORMAT = 1
+STORES = ("float16", "bfloat16", "float32")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_REQUIRED = {
+    "task": ("name",),
+    "data": ("digest", "rows"),
+    "backbone": ("family", "digest"),
+    "init": ("kind", "seed"),
+    "input": ("kind", "seed", "gain", "patch", "stride"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """Everything that changes a number of an entry, and nothing else.
+
+    Paths, the batch size, the device, the host and library versions are not in it. Two specifications with the same
+    numbers have the same key, whatever the order of their mappings and whether a whole number is written 1 or 1.0.
+
+    Parameters
+    ----------
+    task : mapping
+        ``name`` and every parameter of the task.
+    data : mapping
+        ``digest`` of the prepared data in row order, and ``rows``: {split: number of rows}, each at least 1.
+    backbone : mapping
+        ``family``, ``digest`` of the weights, and the architecture's parameters.
+    init : mapping
+        ``kind`` and ``seed`` of the frozen weights.
+    input : mapping
+        ``kind``, ``seed``, ``gain``, ``patch`` and ``stride`` of the fixed input layer.
+    padding : str
+        The padding and mask rule.
+    compute : str
+        Data type of the forward pass.
+    store : {"float16", "bfloat16", "float32"}
+        Data type on disk.
+    format : int, default FORMAT
+        Version of the format on disk.
+
+    Raises
+    ------
+    CacheError
+        If a required field is missing, or a value is not JSON (null, bool, int, finite float, str, list, mapping).
+    """
+
+    task: Mapping[str, Any]
+    data: Mapping[str, Any]
+    backbone: Mapping[str, Any]
+    init: Mapping[str, Any]
+    input: Mapping[str, Any]
+    padding: str
+    compute: str
+    store: str
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, _plain(getattr(self, field.name), field.name))
+        for name, needed in _REQUIRED.items():
+            value = getattr(self, name)
+            if not isinstance(value, dict):
+                raise CacheError(f"specification: {name} must be a mapping, not {value!r}")
+            if lacking := [key for key in needed if key not in value]:
+                raise CacheError(f"specification: {name} lacks {', '.join(lacking)}")
+        check_name(self.task["name"], "task name")
+        _check_rows(self.data["rows"])
+        if self.store not in STORES:
+            raise CacheError(f"specification: store is {self.store!r}; choose one of {', '.join(STORES)}")
+
+    def canonical(self) -> str:
+        """Return the canonical JSON: sorted keys, no white space, ASCII, a whole number without a decimal point."""
+        return canonical_json(self.to_dict())
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256 of the canonical JSON, 64 hexadecimal digits."""
+        return hashlib.sha256(self.canonical().encode()).hexdigest()
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows of each split."""
+        return dict(self.data["rows"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a dictionary of JSON values."""
+        return {field.name: _plain(getattr(self, field.name), field.name) for field in fields(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Spec:
+        """Build a specification from ``to_dict``'s result.
+
+        Raises
+        ------
+        CacheError
+            If a field is missing or unknown.
+        """
+        names = {field.name for field in fields(cls)}
+        if wrong := sorted(names ^ set(values)):
+            raise CacheError(f"specification: fields missing or unknown: {', '.join(wrong)}")
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How an entry is cut, chosen when it is created and kept with it; not part of the key.
+
+    Parameters
+    ----------
+    batch_rows : int
+        Rows of one forward pass. It changes the last bits, so every later run uses the same.
+    block_rows : int, default 256
+        Rows of one shard.
+    """
+
+    batch_rows: int
+    block_rows: int = 256
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise CacheError(f"layout: {field.name} must be a whole number of at least 1, not {value!r}")
+
+    def blocks(self, rows: int) -> list[tuple[int, int]]:
+        """Return the row ranges [low, high) of the blocks of a split."""
+        return [(low, min(low + self.block_rows, rows)) for low in range(0, rows, self.block_rows)]
+
+
+def difference(a: Spec, b: Spec) -> list[str]:
+    """Return the dotted names of the fields in which two specifications differ, sorted."""
+    left, right = dict(_leaves(a.to_dict(), "")), dict(_leaves(b.to_dict(), ""))
+    names = left.keys() | right.keys()
+    return sorted(name for name in names if left.get(name, "") != right.get(name, ""))
+
+
+def canonical_json(value: Any) -> str:
+    """Return the canonical JSON text of a value that holds JSON types only.
+
+    Raises
+    ------
+    CacheError
+        If it holds anything else, or a number that is not finite.
+    """
+    return json.dumps(_plain(value, "value"), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def check_name(name: object, what: str) -> str:
+    """Return a name that is safe as a part of a path.
+
+    Raises
+    ------
+    CacheError
+        If it is not made of letters, digits, '.', '_' and '-', beginning with a letter or digit.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise CacheError(f"{what} {name!r}: use letters, digits, '.', '_' and '-', beginning with a letter or digit")
+    return name
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Return a deep copy in plain JSON types, whole floats as integers, so that equal numbers give equal text."""
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise CacheError(f"specification: {where} is {value}; only finite numbers can be part of a key")
+        return int(value) if float(value).is_integer() else float(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, Mapping):
+        if wrong := [key for key in value if not isinstance(key, str)]:
+            raise CacheError(f"specification: {where} has a key {wrong[0]!r} that is not a string")
+        return {str(key): _plain(item, f"{where}.{key}") for key, item in value.items()}
+    raise CacheError(f"specification: {where} is of type {type(value).__name__}; only JSON types can be part of a key")
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    """Walk nested mappings; every other value, and an empty mapping, is a leaf, given as its canonical text."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaves(item, f"{name}.{key}" if name else key)
+    else:
+        yield name, canonical_json(value)
+
+
+def _check_rows(rows: object) -> None:
+    if not isinstance(rows, dict) or not rows:
+        raise CacheError("specification: data.rows must map each split to its number of rows")
+    for split, count in rows.items():
+        check_name(split, "split name")
+        if split in {"moments", "runs"}:
+            raise CacheError(f"specification: a split cannot be called {split!r}; that folder has another use")
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise CacheError(f"specification: data.rows.{split} is {count!r}; leave out a split without rows")
