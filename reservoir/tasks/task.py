@@ -33,7 +33,7 @@ class Tokens:
     Parameters
     ----------
     vocabulary : int
-        Number of symbols.
+        Number of symbols, a padding symbol included where the task has one.
     """
 
     vocabulary: int
@@ -162,8 +162,11 @@ def check_split(task: Task, name: str, split: Split) -> None:
         raise InputError(f"{where}: there are no rows; give the split at least one sequence")
     if len(split.y) != rows or len(split.lengths) != rows:
         raise InputError(
-            f"{where}: {rows} sequences, {len(split.y)} labels and {len(split.lengths)} lengths; give one of each per row"
+            f"{where}: {rows} sequences, {len(split.y)} labels, {len(split.lengths)} lengths; give one of each per row"
         )
+    per_row = (task.max_tokens, task.form.dim) if isinstance(task.form, Vectors) else (task.max_tokens,)
+    if split.x.shape[1:] != per_row or split.x.dtype.kind not in ("uif" if len(per_row) == 2 else "ui"):
+        raise InputError(f"{where}: sequences of {split.x.shape[1:]} {split.x.dtype} each, not {per_row} {task.form}")
     if split.y.shape[1:] != (task.readout_tokens, task.outputs):
         raise InputError(f"{where}: labels of shape {split.y.shape}, not {(rows, task.readout_tokens, task.outputs)}")
     wrong = np.flatnonzero((split.lengths < task.readout_tokens) | (split.lengths > split.x.shape[1]))

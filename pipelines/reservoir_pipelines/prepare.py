@@ -1,0 +1,194 @@
+"""The stage ``prepare``: from raw files or a generator to typed arrays on disk, split once and for all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.tasks import SPLITS, TASKS, Piece, Source, Split, check_split, task_named
+from reservoir_pipelines.prepared import (
+    INDEX,
+    VERSION,
+    Prepared,
+    PreparedSplit,
+    digest,
+    scaling_to_json,
+    split_order,
+)
+from reservoir_pipelines.root import cache_root, data_folder
+
+
+def prepare(
+    task: str,
+    *,
+    data: Path | None = None,
+    cache: Path | None = None,
+    workers: int = 0,
+    scheduler: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+) -> Prepared:
+    """Prepare a task's data, or open it where that has been done.
+
+    The data lies under ``<root>/prepared/<task>-<settings>/<files>/``, the last two being digests of the task's
+    parameters and of the names, sizes and times of the source files. Such a folder is written under another name and
+    then renamed, so it is whole or absent, and never changes: changed source files lead to another folder.
+
+    Parameters
+    ----------
+    task : str
+        The name of a task, or the path of your own data.
+    data : Path, optional
+        The folder of the publisher's files; ``RESERVOIR_DATA`` by default.
+    cache : Path, optional
+        The root folder, see `reservoir_pipelines.root.cache_root`.
+    workers : int, default 0
+        Local processes; 0 or 1 for none.
+    scheduler : str, optional
+        Address of a running dask.distributed scheduler whose workers share this file system.
+    parameters : mapping, optional
+        The task's parameters.
+
+    Raises
+    ------
+    InputError
+        For an unknown task or parameter, and for files that are missing or damaged.
+    """
+    folder = data_folder(data)
+    source = task_named(task, data=folder, **(parameters or {}))
+    settings = cache_root(cache) / "prepared" / f"{_name(task)}-{_hash(_settings(source))}"
+    try:
+        origin = [_origin(path) for path in source.files()]
+    except InputError:
+        earlier = sorted(settings.glob(f"*/{INDEX}"), key=lambda index: index.stat().st_mtime)
+        if folder is not None or not earlier:
+            raise
+        return Prepared.open(earlier[-1].parent)
+    final = settings / _hash(origin)
+    if final.exists():
+        try:
+            return Prepared.open(final)
+        except InputError:
+            shutil.rmtree(final)
+    _remove_leftovers(settings)
+    _write(source, origin, final)
+    return Prepared.open(final, reused=False)
+
+
+def _write(source: Source, origin: list[dict[str, Any]], final: Path) -> None:
+    """Write all pieces and the index into a temporary folder, and give it its name."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    folder = final.parent / f".{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex}"
+    folder.mkdir()
+    try:
+        written = [write_piece(source, piece, number, folder) for number, piece in enumerate(source.pieces())]
+        _write_index(source, origin, folder, written)
+        try:
+            folder.rename(final)
+        except OSError:
+            if not (final / INDEX).exists():
+                raise
+            # Another process prepared the same data meanwhile; its bytes are ours.
+        sync_folder(final.parent)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_piece(source: Source, piece: Piece, number: int, folder: Path) -> dict[str, dict[str, Any]]:
+    """Write the rows of a piece, one file per split, and return what was written, by split."""
+    written = {}
+    for name, split in source.read(piece).items():
+        if len(split):
+            check_split(source.task, name, split)
+            file = f"{name}/{number:05d}.h5"
+            _write_rows(folder / file, split)
+            written[name] = {"name": file, "rows": len(split), "bytes": (folder / file).stat().st_size}
+    return written
+
+
+def _write_rows(path: Path, split: Split) -> None:
+    import h5py
+
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_suffix(f".{uuid.uuid4().hex}")
+    y = split.y if split.y.dtype.kind == "f" else split.y.astype(np.min_scalar_type(int(split.y.max())))
+    with h5py.File(temporary, "x") as file:
+        for name, array in {"x": split.x, "y": y, "lengths": split.lengths.astype(np.int32)}.items():
+            file.create_dataset(name, data=array, track_times=False)
+    _sync(temporary)
+    temporary.replace(path)
+
+
+def _write_index(
+    source: Source, origin: list[dict[str, Any]], folder: Path, written: list[dict[str, dict[str, Any]]]
+) -> None:
+    names = split_order({name for piece in written for name in piece})
+    for name in SPLITS:
+        if name not in names:
+            raise InputError(f"task {source.task.name!r}: no rows for the split {name!r}")
+    files = {name: [piece[name] for piece in written if name in piece] for name in names}
+    splits = {n: PreparedSplit(n, tuple((folder / f["name"], f["rows"]) for f in files[n])) for n in names}
+    scaling = source.scaling()
+    index = {
+        "version": VERSION,
+        "task": source.task.to_dict(),
+        "scaling": scaling_to_json(scaling),
+        "digest": digest(source.task, scaling, splits),
+        "splits": {name: {"rows": len(splits[name]), "dropped": 0, "cut": 0, "files": files[name]} for name in names},
+        "source": origin,
+        "warnings": [],
+    }
+    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
+    _sync(folder / INDEX)
+    for name in names:
+        sync_folder(folder / name)
+    sync_folder(folder)
+
+
+def _settings(source: Source) -> dict[str, Any]:
+    values = {f.name: getattr(source, f.name) for f in fields(source) if f.name not in {"data", "path"}}  # pyright: ignore
+    return {"version": VERSION, **values}
+
+
+def _name(task: str) -> str:
+    return task if task in TASKS else Path(task).name
+
+
+def _origin(path: Path) -> dict[str, Any]:
+    stat = path.stat()
+    return {"name": path.name, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove temporary folders of processes of this host that are no more."""
+    for leftover in folder.glob(f".{os.uname().nodename}-*"):
+        pid = leftover.name.split("-")[-2]
+        if not Path("/proc", pid).exists() and Path("/proc/self").exists():
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,223 @@
+"""Prepared data: what `prepare` wrote, read back by stretches of rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.tasks import SPLITS, Scaling, Split, Task
+
+VERSION = 1
+"""Version of the files. Part of the folder's name, so another version's files are never misread."""
+
+INDEX = "prepared.json"
+
+
+@dataclass(frozen=True)
+class PreparedSplit:
+    """The rows of one split on disk.
+
+    Parameters
+    ----------
+    name : str
+        The split.
+    files : tuple of (Path, int)
+        The files in row order, each with its number of rows.
+    """
+
+    name: str
+    files: tuple[tuple[Path, int], ...]
+
+    def __len__(self) -> int:
+        return sum(rows for _, rows in self.files)
+
+    def read(self, lo: int, hi: int) -> Split:
+        """Return the rows ``lo`` to ``hi`` (not included), ``x`` in its stored type.
+
+        Returns
+        -------
+        Split
+            ``x`` (rows, tokens[, dim]), ``y`` (rows, readout_tokens, outputs) of int64 or float32, ``lengths`` (rows,)
+            of int32.
+        """
+        x, y, lengths = (self._read(array, lo, hi) for array in ("x", "y", "lengths"))
+        return Split(x=x, y=_label_type(y), lengths=lengths)
+
+    @cached_property
+    def y(self) -> np.ndarray:
+        """All labels, (rows, readout_tokens, outputs): int64 class numbers or float32 targets."""
+        return _label_type(self._read("y", 0, len(self)))
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Real tokens of all rows, (rows,) of int32."""
+        return self._read("lengths", 0, len(self))
+
+    def stretches(self) -> Iterator[Split]:
+        """Yield all rows, one file after the other."""
+        start = 0
+        for _, rows in self.files:
+            yield self.read(start, start + rows)
+            start += rows
+
+    def _read(self, array: str, lo: int, hi: int) -> np.ndarray:
+        import h5py
+
+        if not 0 <= lo <= hi <= len(self):
+            raise IndexError(f"rows {lo} to {hi} of split {self.name!r}, which has {len(self)}")
+        parts, start = [], 0
+        for path, rows in self.files:
+            first, last = max(lo - start, 0), min(hi - start, rows)
+            # An empty stretch is still read once, for its type and shape.
+            if first < last or (lo == hi and not parts):
+                try:
+                    with h5py.File(path, "r", locking=False) as file:
+                        parts.append(file[array][first : max(first, last)])  # pyright: ignore[reportIndexIssue]
+                except (OSError, KeyError) as error:
+                    raise InputError(
+                        f"{path}: prepared data damaged ({error}); remove {path.parents[1]} and prepare again"
+                    ) from None
+            start += rows
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A task's data, ready to be read.
+
+    Parameters
+    ----------
+    path : Path
+        The folder.
+    task : Task
+        The description of the task.
+    scaling : Scaling or None
+        From stored values to what the model sees; None for symbols.
+    digest : str
+        SHA-256, in hex, over the description and all arrays; the same wherever and from whichever files they came.
+    splits : mapping of str to PreparedSplit
+    dropped, cut : mapping of str to int
+        Sequences left out and sequences shortened, by split.
+    warnings : tuple of str
+        What the user should know about the data.
+    reused : bool
+        True if the data had been prepared before.
+    """
+
+    path: Path
+    task: Task
+    scaling: Scaling | None
+    digest: str
+    splits: Mapping[str, PreparedSplit]
+    dropped: Mapping[str, int]
+    cut: Mapping[str, int]
+    warnings: tuple[str, ...] = ()
+    reused: bool = True
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows of each split."""
+        return {name: len(split) for name, split in self.splits.items()}
+
+    def split(self, name: str) -> PreparedSplit:
+        """Return a split.
+
+        Raises
+        ------
+        InputError
+            If the task has none of that name.
+        """
+        if name not in self.splits:
+            raise InputError(f"task {self.task.name!r} has no split {name!r}; it has {', '.join(self.splits)}")
+        return self.splits[name]
+
+    @classmethod
+    def open(cls, path: Path, *, reused: bool = True) -> Prepared:
+        """Return the prepared data of a folder.
+
+        Raises
+        ------
+        InputError
+            If the folder holds none, or a file of it is missing or has another size than it had when it was written.
+        """
+        index = path / INDEX
+        try:
+            values = json.loads(index.read_text())
+        except (OSError, ValueError) as error:
+            raise InputError(f"{index}: no prepared data here ({error}); run reservoir prepare") from None
+        if values["version"] != VERSION:
+            raise InputError(f"{index}: format version {values['version']}, not {VERSION}; prepare the data again")
+        splits = {name: _open_split(path, name, split["files"]) for name, split in values["splits"].items()}
+        return cls(
+            path=path,
+            task=Task.from_dict(values["task"]),
+            scaling=scaling_from_json(values["scaling"]),
+            digest=values["digest"],
+            splits=splits,
+            dropped={name: split["dropped"] for name, split in values["splits"].items()},
+            cut={name: split["cut"] for name, split in values["splits"].items()},
+            warnings=tuple(values["warnings"]),
+            reused=reused,
+        )
+
+
+def digest(task: Task, scaling: Scaling | None, splits: Mapping[str, PreparedSplit]) -> str:
+    """Return the SHA-256 of a task's description and arrays, reading every file.
+
+    Over, in this order: the description and the scaling as canonical JSON; then of each split its name and row count,
+    and of ``x``, ``y`` and ``lengths`` the type, the shape of a row and the bytes (little-endian, rows in order). How
+    the rows are spread over files does not matter.
+    """
+    hasher = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        hasher.update(json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n")
+
+    add([task.to_dict(), scaling_to_json(scaling)])
+    for name, split in splits.items():
+        add([name, len(split)])
+        for array in ("x", "y", "lengths"):
+            for i, rows in enumerate(split.stretches()):
+                values = np.ascontiguousarray(getattr(rows, array))
+                values = values.astype(values.dtype.newbyteorder("<"), copy=False)
+                if i == 0:
+                    add([array, values.dtype.str, values.shape[1:]])
+                hasher.update(values.data.cast("B") if values.size else b"")
+    return hasher.hexdigest()
+
+
+def split_order(names: set[str]) -> list[str]:
+    """Return split names in their order: train, valid, test, then any others by name."""
+    return [name for name in SPLITS if name in names] + sorted(names - set(SPLITS))
+
+
+def scaling_to_json(scaling: Scaling | None) -> dict[str, list[float]] | None:
+    """Return a scaling as lists of numbers, exactly."""
+    return None if scaling is None else {"offset": scaling.offset.tolist(), "scale": scaling.scale.tolist()}
+
+
+def scaling_from_json(values: Mapping[str, list[float]] | None) -> Scaling | None:
+    """Return the scaling that `scaling_to_json` was given."""
+    if values is None:
+        return None
+    return Scaling(offset=np.array(values["offset"], np.float32), scale=np.array(values["scale"], np.float32))
+
+
+def _open_split(path: Path, name: str, files: list[dict[str, Any]]) -> PreparedSplit:
+    for file in files:
+        part = path / file["name"]
+        if not part.is_file() or part.stat().st_size != file["bytes"]:
+            raise InputError(f"{part}: missing, or not the {file['bytes']} bytes written; remove {path}, prepare again")
+    return PreparedSplit(name, tuple((path / file["name"], file["rows"]) for file in files))
+
+
+def _label_type(y: np.ndarray) -> np.ndarray:
+    return y if y.dtype.kind == "f" else y.astype(np.int64)

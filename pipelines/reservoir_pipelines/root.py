@@ -1,0 +1,28 @@
+"""Where everything that is kept lies."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from reservoir.errors import InputError
+
+
+def cache_root(cache: Path | None = None) -> Path:
+    """Return the root folder: the argument, else ``RESERVOIR_CACHE``, else the platform's user cache folder."""
+    if cache is not None:
+        return Path(cache)
+    if os.environ.get("RESERVOIR_CACHE"):
+        return Path(os.environ["RESERVOIR_CACHE"])
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("reservoir", appauthor=False))
+
+
+def data_folder(data: Path | None = None) -> Path | None:
+    """Return the folder of the publishers' files: the argument, else ``RESERVOIR_DATA``, else None."""
+    if data is None and os.environ.get("RESERVOIR_DATA"):
+        data = Path(os.environ["RESERVOIR_DATA"])
+    if data is not None and not Path(data).is_dir():
+        raise InputError(f"the data folder {data} does not exist; name another with --data DIR or RESERVOIR_DATA")
+    return None if data is None else Path(data)

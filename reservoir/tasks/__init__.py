@@ -1,0 +1,95 @@
+"""Tasks: sequences with labels. One file per family; `TASKS` has them all by name.
+
+- images: ``digits``, ``mnist``
+- your own data: the path of a file, see `reservoir.tasks.arrays.Arrays`
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.tasks.arrays import Arrays, encode_array
+from reservoir.tasks.images import Digits, Mnist
+from reservoir.tasks.source import Piece, Source
+from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors, check_split
+
+__all__ = [
+    "SPLITS",
+    "TASKS",
+    "Arrays",
+    "Piece",
+    "Scaling",
+    "Source",
+    "Split",
+    "Task",
+    "Tokens",
+    "Vectors",
+    "check_split",
+    "encode",
+    "task_named",
+]
+
+TASKS: dict[str, Callable[..., Source]] = {"digits": Digits, "mnist": Mnist}
+"""The named tasks: constructors that take ``data`` (the folder of the files) and the task's parameters."""
+
+
+def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Source:
+    """Return the source of a named task, or of the file at a path.
+
+    Parameters
+    ----------
+    name : str
+        A key of `TASKS`, or the path of a file.
+    data : Path, optional
+        The folder with the publisher's files, for a named task.
+    **parameters
+        The task's parameters.
+
+    Raises
+    ------
+    InputError
+        If there is neither such a task nor such a file, or the task has no such parameter.
+    """
+    if name in TASKS:
+        constructor, start = TASKS[name], {"data": data}
+    elif Path(name).suffix or "/" in name:
+        constructor, start = cast("Callable[..., Source]", Arrays), {"path": Path(name)}
+    else:
+        near = difflib.get_close_matches(name, TASKS, n=1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"no task {name!r}: the tasks are {', '.join(TASKS)}, or the path of your own file{meant}")
+    known = [p for p in getattr(constructor, "__dataclass_fields__", {}) if p not in {"data", "path"}]
+    for parameter in parameters:
+        if parameter not in known:
+            raise InputError(f"task {name!r} has no parameter {parameter!r}; it has {', '.join(known) or 'none'}")
+    return constructor(**start, **parameters)
+
+
+def encode(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return new inputs of a prepared task as stored sequences and their lengths; the data need not be here.
+
+    Parameters
+    ----------
+    task : Task
+        The description, as prepared.
+    x : ndarray
+        Raw inputs (images, for the image tasks), or sequences already.
+    lengths : ndarray of int, (rows,), optional
+        Real tokens of each row; all of them by default.
+
+    Raises
+    ------
+    InputError
+        Where the shape, the type or a value is not this task's.
+    """
+    if task.name in TASKS:
+        return TASKS[task.name](**task.parameters).encode(x, lengths)
+    if lengths is None:
+        lengths = np.full(len(x), x.shape[1] if x.ndim > 1 else 0, np.int32)
+    return encode_array(task, x, lengths), lengths

@@ -1,0 +1,101 @@
+"""Labels of your own data: what is a class, what is a number, and what the classes are called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.tasks.rows import HELD_OUT, SHARES, stratified
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Labels as a task stores them.
+
+    Parameters
+    ----------
+    y : ndarray, (rows, readout_tokens, outputs)
+        Class numbers (int64) or targets (float32).
+    classes : int
+        Number of classes; 0 for targets.
+    names : tuple of str
+        Names of the classes, where they are not just 0, 1, 2, ...
+    """
+
+    y: np.ndarray
+    classes: int
+    names: tuple[str, ...]
+
+
+def encode_labels(where: str, y: np.ndarray) -> Labels:
+    """Return the labels in ``y`` with their classes numbered.
+
+    Floats are targets. Strings, booleans and integers name classes; they are numbered in sorted order, and integers
+    that are exactly 0, 1, ..., n - 1 need no names.
+
+    Parameters
+    ----------
+    where : str
+        The file, for messages.
+    y : ndarray, (rows,), (rows, outputs) or (rows, readout_tokens, outputs)
+
+    Raises
+    ------
+    InputError
+        For an object array, another number of axes, or a target that is not finite.
+    """
+    if y.dtype.kind not in "biufUS":
+        raise InputError(f"{where}: y holds {y.dtype} values; give integers or strings for classes, floats for targets")
+    if not 1 <= y.ndim <= 3:
+        raise InputError(f"{where}: y has the shape {y.shape}; give (rows,) or (rows, outputs)")
+    shaped = y[:, None, None] if y.ndim == 1 else y[:, None] if y.ndim == 2 else y
+    if y.dtype.kind == "f":
+        if not np.isfinite(y).all():
+            row = int(np.argwhere(~np.isfinite(shaped))[0, 0])
+            raise InputError(f"{where}: y is not finite in row {row}; remove the row or give its target")
+        return Labels(shaped.astype(np.float32), 0, ())
+    found, numbers = np.unique(shaped, return_inverse=True)
+    numbers = numbers.reshape(shaped.shape).astype(np.int64)
+    plain = found.dtype.kind in "biu" and np.array_equal(found.astype(np.int64), np.arange(len(found)))
+    names = () if plain else tuple(name.decode() if isinstance(name, bytes) else str(name) for name in found)
+    return Labels(numbers, len(found), names)
+
+
+def split_rows(where: str, labels: Labels, split: np.ndarray | None) -> np.ndarray:
+    """Return the split of each row, dividing what the file does not divide.
+
+    Without ``split`` the rows are divided 60/20/20; where only "valid" is missing, a tenth of "train" becomes it. Both
+    are stratified by the first output's class, and fixed by the row numbers.
+
+    Parameters
+    ----------
+    where : str
+        The file, for messages.
+    labels : Labels
+        Labels of all rows.
+    split : ndarray of str, (rows,), optional
+        As given in the file.
+
+    Raises
+    ------
+    InputError
+        For an unknown name, a missing split, or fewer rows than splits.
+    """
+    classes = labels.y[:, 0, 0] if labels.classes else np.zeros(len(labels.y), np.int64)
+    if split is None:
+        names = stratified(classes, SHARES)
+    else:
+        names = np.array([s.decode() if isinstance(s, bytes) else str(s) for s in split], dtype="U16")
+        unknown = ~np.isin(names, list(SHARES))
+        if unknown.any():
+            row = int(np.argmax(unknown))
+            raise InputError(f"{where}: split is {names[row]!r} in row {row}; give train, valid or test")
+        if "valid" not in names:
+            train = np.flatnonzero(names == "train")
+            names[train] = stratified(classes[train], {"train": 1 - HELD_OUT, "valid": HELD_OUT})
+    for name in SHARES:
+        if name not in names:
+            raise InputError(f"{where}: none of the {len(names)} rows is for the split {name!r}; give more rows")
+    return names

@@ -1,0 +1,75 @@
+"""Which rows go to which split: decided by a hash of the row number, never by a random state."""
+
+from __future__ import annotations
+
+import numpy as np
+
+HELD_OUT = 0.1
+"""Share of a training file that becomes the validation split where the publisher gives none."""
+
+SHARES = {"train": 0.6, "valid": 0.2, "test": 0.2}
+"""Shares of the splits where a source has none at all."""
+
+
+def row_hash(rows: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Return one well-mixed 64-bit number per row number.
+
+    Output ``row`` of the generator SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+    2014) that starts at a mixed ``seed``: the same everywhere and for any stretch of rows, so pieces can be worked on
+    apart.
+
+    Parameters
+    ----------
+    rows : ndarray of int
+        Row numbers.
+    seed : int, default 0
+        Another seed gives unrelated numbers.
+
+    Returns
+    -------
+    ndarray of uint64, of the shape of ``rows``
+    """
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    start = _mix(np.array([seed], np.uint64))
+    return _mix(start + golden * (rows.astype(np.uint64) + np.uint64(1)))
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def held_out(rows: np.ndarray) -> np.ndarray:
+    """Return True for the rows of a training file that form the validation split, about `HELD_OUT` of them."""
+    return row_hash(rows) < np.uint64(int(HELD_OUT * 2**64))
+
+
+def stratified(labels: np.ndarray, shares: dict[str, float]) -> np.ndarray:
+    """Assign rows to splits so that each class is divided in the same proportions.
+
+    The rows of a class are ordered by `row_hash` and cut at the cumulated shares.
+
+    Parameters
+    ----------
+    labels : ndarray, (rows,)
+        The class of each row; any type that sorts.
+    shares : dict
+        Share of each split; they sum to one.
+
+    Returns
+    -------
+    ndarray of str, (rows,)
+        The split of each row.
+    """
+    order = row_hash(np.arange(len(labels)))
+    cuts = np.cumsum(list(shares.values()))[:-1]
+    names = np.array(list(shares))
+    split = np.empty(len(labels), dtype=names.dtype)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        members = members[np.argsort(order[members])]
+        edges = np.rint(cuts * len(members)).astype(int)
+        for name, part in zip(names, np.split(members, edges), strict=True):
+            split[part] = name
+    return split

@@ -1,0 +1,109 @@
+"""Where the rows of a task come from: files or a generator, read in pieces that do not depend on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.tasks.task import Scaling, Split, Task
+
+
+class Piece(NamedTuple):
+    """A stretch of a source's rows that is read, or generated, in one go.
+
+    Parameters
+    ----------
+    part : str
+        The file or the split it belongs to, in the source's own words.
+    lo, hi : int
+        Its rows, ``lo`` included and ``hi`` not.
+    view : int, default 0
+        0 for the rows as they are, k for their k-th augmented view.
+    """
+
+    part: str
+    lo: int
+    hi: int
+    view: int = 0
+
+
+class Source(Protocol):
+    """What `prepare` needs of a task.
+
+    A source is small and can be sent to another process: it holds settings and paths, never arrays or open files.
+    """
+
+    @property
+    def task(self) -> Task:
+        """The description of the task."""
+        ...
+
+    def files(self) -> Sequence[Path]:
+        """Return the files that `read` will open; empty for a generator.
+
+        Raises
+        ------
+        InputError
+            Naming the files that are missing, where they were looked for, and what to do.
+        """
+        ...
+
+    def pieces(self) -> Sequence[Piece]:
+        """Return the pieces in order; they depend on the settings and the files alone."""
+        ...
+
+    def read(self, piece: Piece) -> dict[str, Split]:
+        """Return the rows of one piece by split. The rows of a split follow the order of the pieces."""
+        ...
+
+    def scaling(self) -> Scaling | None:
+        """Return the map from stored values to what the model sees; None for symbols."""
+        ...
+
+    def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return new raw inputs, or inputs that are sequences already, as stored sequences and their lengths.
+
+        Raises
+        ------
+        InputError
+            Where the shape or the type is not this task's.
+        """
+        ...
+
+
+def find_file(task: str, data: Path | None, folders: Iterable[str], names: Sequence[str]) -> Path:
+    """Return the first of several spellings of a file that is there.
+
+    Parameters
+    ----------
+    task : str
+        The name of the task, for the message.
+    data : Path or None
+        The data folder.
+    folders : iterable of str
+        Folders below ``data`` to look in, ``""`` for itself.
+    names : sequence of str
+        Accepted file names, the usual one first.
+
+    Raises
+    ------
+    InputError
+        Saying what was looked for, where, and what to do.
+    """
+    wanted = " or ".join(names[:2])
+    remedy = "name the folder with --data DIR or RESERVOIR_DATA"
+    if data is None:
+        raise InputError(f"task {task!r} needs its files ({wanted}, ...), and no data folder was given; {remedy}")
+    if not data.is_dir():
+        raise InputError(f"task {task!r}: the data folder {data} does not exist; {remedy}")
+    places = [data / folder for folder in folders]
+    for place in places:
+        for name in names:
+            if (place / name).is_file():
+                return place / name
+    where = " or ".join(str(place) for place in places)
+    raise InputError(f"task {task!r}: no file {wanted} in {where}; {remedy}")

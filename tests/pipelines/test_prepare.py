@@ -1,0 +1,133 @@
+import json
+import os
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
+import samples
+from reservoir_pipelines import prepare as stage
+from reservoir_pipelines.prepare import prepare
+from reservoir_pipelines.prepared import Prepared
+
+from reservoir.errors import InputError
+from reservoir.tasks import task_named
+
+
+def contents(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_what_is_read_back_is_what_the_source_gives(cache):
+    prepared = prepare("digits")
+    source = task_named("digits")
+    for name, split in source.read(source.pieces()[0]).items():
+        stored = prepared.split(name)
+        assert len(stored) == len(split) == prepared.rows[name]
+        back = stored.read(3, 11)
+        for array in ("x", "y", "lengths"):
+            expected = getattr(split, array)[3:11]
+            assert np.array_equal(getattr(back, array), expected) and getattr(back, array).dtype == expected.dtype
+        assert np.array_equal(stored.y, split.y) and np.array_equal(stored.lengths, split.lengths)
+        assert stored.read(5, 5).x.shape == (0, 16, 4)
+    assert prepared.task == source.task
+    assert np.array_equal(prepared.scaling.scale, source.scaling().scale)
+
+
+def test_rows_do_not_depend_on_the_files_they_lie_in(cache, tmp_path):
+    x = np.random.default_rng(0).normal(size=(9000, 2, 1)).astype(np.float32)
+    arrays = {"x": x, "y": np.arange(9000) % 2, "split": np.array(["train", "valid", "test"] * 3000)}
+    np.savez(tmp_path / "mine.npz", **arrays)
+    (tmp_path / "h5").mkdir()
+    with h5py.File(tmp_path / "h5" / "mine.npz.h5", "w") as file:
+        for name, array in arrays.items():
+            file[name] = array.astype("S5") if name == "split" else array
+    one, many = prepare(str(tmp_path / "mine.npz")), prepare(str(tmp_path / "h5" / "mine.npz.h5"))
+    assert len(one.split("train").files) == 1 and len(many.split("train").files) == 3
+    for name in one.rows:
+        a, b = one.split(name).read(1000, 2500), many.split(name).read(1000, 2500)
+        assert np.array_equal(a.x, b.x) and np.array_equal(a.y, b.y)
+    assert one.digest != many.digest, "the name of the task is part of its description"
+    (tmp_path / "h5" / "mine.npz.h5").rename(tmp_path / "h5" / "same.h5")
+    (tmp_path / "same.h5").write_bytes((tmp_path / "h5" / "same.h5").read_bytes())
+    assert prepare(str(tmp_path / "same.h5")).digest == prepare(str(tmp_path / "h5" / "same.h5")).digest
+
+
+def test_a_second_prepare_reads_no_data(cache, monkeypatch):
+    first = prepare("digits")
+    assert not first.reused
+    monkeypatch.setattr(stage, "_write", None)
+    second = prepare("digits")
+    assert second.reused and second.digest == first.digest
+
+
+def test_the_same_rows_have_the_same_bytes_anywhere(tmp_path):
+    one, two = prepare("digits", cache=tmp_path / "a"), prepare("digits", cache=tmp_path / "b")
+    assert contents(one.path) == contents(two.path)
+
+
+def test_changed_files_are_noticed_and_old_data_stays(cache, tmp_path):
+    samples.mnist_files(tmp_path / "data")
+    first = prepare("mnist", data=tmp_path / "data")
+    before = contents(first.path)
+    samples.mnist_files(tmp_path / "data", train=80)
+    second = prepare("mnist", data=tmp_path / "data")
+    assert second.path != first.path and sum(second.rows.values()) == 92
+    assert contents(first.path) == before
+
+
+def test_plain_and_packed_files_have_one_digest(cache, tmp_path):
+    for packed in (False, True):
+        samples.mnist_files(tmp_path / str(packed), packed=packed)
+    assert len({prepare("mnist", data=tmp_path / str(p)).digest for p in (False, True)}) == 1
+
+
+def test_prepared_data_outlives_its_source(cache, tmp_path, monkeypatch):
+    samples.mnist_files(tmp_path / "data")
+    monkeypatch.setenv("RESERVOIR_DATA", str(tmp_path / "data"))
+    first = prepare("mnist")
+    monkeypatch.delenv("RESERVOIR_DATA")
+    assert prepare("mnist").digest == first.digest
+
+
+def test_nothing_stays_of_a_failed_run(cache, tmp_path):
+    samples.mnist_files(tmp_path / "data")
+    labels = tmp_path / "data" / "t10k-labels-idx1-ubyte"
+    labels.write_bytes(labels.read_bytes()[:-3])
+    with pytest.raises(InputError, match=r"t10k-labels-idx1-ubyte.*promises 12 bytes.*9 follow"):
+        prepare("mnist", data=tmp_path / "data")
+    assert not [p for p in cache.rglob("*") if p.is_file()]
+
+
+def test_what_a_killed_run_left_is_removed(cache, tmp_path):
+    prepared = prepare("digits")
+    leftover = prepared.path.parent / f".{os.uname().nodename}-{2**22 + 7}-abc"
+    (leftover / "train").mkdir(parents=True)
+    (prepared.path / "train" / "00000.h5").unlink()
+    again = prepare("digits")
+    assert again.digest == prepared.digest and not again.reused
+    assert not leftover.exists()
+
+
+def test_damage_is_named(cache):
+    prepared = prepare("digits")
+    file = prepared.path / "test" / "00000.h5"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(InputError, match=str(file)):
+        Prepared.open(prepared.path)
+    index = prepared.path / "prepared.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"version": 99}))
+    with pytest.raises(InputError, match="format version 99"):
+        Prepared.open(prepared.path)
+
+
+def test_missing_data_names_the_way_out(cache, tmp_path):
+    with pytest.raises(InputError, match="--data DIR or RESERVOIR_DATA"):
+        prepare("mnist")
+    with pytest.raises(InputError, match="nowhere does not exist"):
+        prepare("mnist", data=tmp_path / "nowhere")
+    with pytest.raises(InputError, match="train, valid, test"):
+        prepare("digits").split("dev")

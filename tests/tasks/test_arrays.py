@@ -1,0 +1,122 @@
+import pickle
+
+import h5py
+import numpy as np
+import pytest
+
+from reservoir.errors import InputError
+from reservoir.tasks import Tokens, Vectors, check_split, encode, task_named
+
+RNG = np.random.default_rng(0)
+
+
+def save(path, **arrays):
+    """Write arrays in the format of the path's suffix."""
+    if path.suffix == ".npz":
+        np.savez(path, **arrays)
+    else:
+        with h5py.File(path, "w") as file:
+            for name, array in arrays.items():
+                file[name] = array.astype(h5py.string_dtype()) if array.dtype.kind == "U" else array
+    return path
+
+
+def read(source):
+    parts = [source.read(piece) for piece in source.pieces()]
+    splits = {name: [part[name] for part in parts if name in part] for part in parts for name in part}
+    for name, pieces in splits.items():
+        for piece in pieces:
+            check_split(source.task, name, piece)
+    return splits
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
+def test_floats_with_named_classes_and_splits(tmp_path, suffix):
+    x = RNG.normal(3000, 0.5, (40, 6, 3))
+    y = np.array(["cat", "dog"])[RNG.integers(0, 2, 40)]
+    split = np.array(["train", "valid", "test", "train"] * 10)
+    source = task_named(str(save(tmp_path / f"mine{suffix}", x=x, y=y, split=split)))
+    assert source.task.form == Vectors(3) and source.task.labels == ("cat", "dog")
+    splits = read(source)
+    for name, (piece,) in splits.items():
+        assert np.array_equal(piece.x, x[split == name].astype(np.float32))
+        assert [source.task.label(k) for k in piece.y.ravel()] == y[split == name].tolist()
+    scaled = source.scaling()(splits["train"][0].x)
+    assert np.abs(scaled.mean((0, 1))).max() < 1e-3 and np.abs(scaled.std((0, 1)) - 1).max() < 1e-3
+
+
+def test_both_formats_give_the_same(tmp_path):
+    arrays = {"x": RNG.integers(0, 9, (30, 5)), "y": RNG.integers(0, 3, 30), "lengths": RNG.integers(1, 6, 30)}
+    one, two = (task_named(str(save(tmp_path / f"a{s}", **arrays))) for s in (".npz", ".h5"))
+    assert one.task.form == two.task.form
+    for name, (piece,) in read(one).items():
+        other = two.read(two.pieces()[0])[name]
+        assert all(np.array_equal(getattr(piece, a), getattr(other, a)) for a in ("x", "y", "lengths"))
+
+
+def test_what_follows_the_length_is_ignored(tmp_path):
+    x = RNG.normal(size=(30, 5, 2)).astype(np.float32)
+    lengths = np.tile([2, 5, 3], 10)
+    padded = x.copy()
+    padded[np.arange(5) >= lengths[:, None]] = np.nan
+    files = [save(tmp_path / f"{i}.npz", x=v, y=np.arange(30) % 2, lengths=lengths) for i, v in enumerate((x, padded))]
+    one, two = (task_named(str(file)) for file in files)
+    assert np.array_equal(one.scaling().offset, two.scaling().offset)
+    for name, (piece,) in read(one).items():
+        assert np.array_equal(piece.x, read(two)[name][0].x)
+        assert not piece.x[np.arange(5) >= piece.lengths[:, None]].any()
+
+
+def test_symbols_use_as_few_bytes_as_they_need(tmp_path):
+    source = task_named(str(save(tmp_path / "a.npz", x=RNG.integers(0, 200, (30, 5)), y=np.arange(30) % 2)))
+    assert isinstance(source.task.form, Tokens) and source.scaling() is None
+    assert read(source)["train"][0].x.dtype == np.uint8
+
+
+@pytest.mark.parametrize(
+    ("y", "classes", "names", "shape"),
+    [
+        (np.arange(30) % 3, 3, (), (1, 1)),
+        (np.arange(30) % 3 - 1, 3, ("-1", "0", "1"), (1, 1)),
+        (np.arange(60).reshape(30, 2) % 2 == 0, 2, (), (1, 2)),
+        (np.linspace(0, 1, 60).reshape(30, 2), 0, (), (1, 2)),
+        (np.arange(120).reshape(30, 4, 1) % 2, 2, (), (4, 1)),
+    ],
+)
+def test_labels_of_every_kind(tmp_path, y, classes, names, shape):
+    task = task_named(str(save(tmp_path / "a.npz", x=RNG.normal(size=(30, 5, 2)), y=y))).task
+    assert (task.classes, task.labels, (task.readout_tokens, task.outputs)) == (classes, names, shape)
+
+
+def test_pieces_of_a_large_file_join_to_the_whole(tmp_path):
+    x = RNG.normal(size=(9000, 2, 1)).astype(np.float32)
+    path = save(tmp_path / "a.h5", x=x, y=np.arange(9000) % 2)
+    source = task_named(str(path))
+    assert len(source.pieces()) == 3
+    train = np.concatenate([piece.x for piece in read(source)["train"]])
+    deviation = train.reshape(-1).astype(float).std()
+    assert np.allclose(source.scaling().scale, 1 / deviation, rtol=1e-6)
+
+
+def test_encode_needs_only_the_description(tmp_path):
+    path = save(tmp_path / "a.npz", x=RNG.normal(size=(30, 5, 2)), y=np.arange(30) % 2)
+    task = task_named(str(path)).task
+    path.unlink()
+    x, lengths = encode(task, RNG.normal(size=(3, 4, 2)))
+    assert x.dtype == np.float32 and lengths.tolist() == [4, 4, 4]
+    with pytest.raises(InputError, match="at most 5"):
+        encode(task, np.zeros((3, 6, 2)))
+
+
+def test_a_source_travels_without_its_arrays(tmp_path):
+    source = task_named(str(save(tmp_path / "a.npz", x=RNG.normal(size=(300, 50, 2)), y=np.arange(300) % 2)))
+    read(source)
+    assert len(pickle.dumps(source)) < 1000
+    assert pickle.loads(pickle.dumps(source)).task == source.task
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(InputError, match=r"digits, mnist.*did you mean 'mnist'"):
+        task_named("mnits")
+    with pytest.raises(InputError, match="has no parameter 'size'"):
+        task_named("digits", size=3)
