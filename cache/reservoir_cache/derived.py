@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reservoir_cache.errors import CacheError
-from reservoir_cache.hdf import read_array
+from reservoir_cache.hdf import UNREADABLE, read_array
 from reservoir_cache.publish import file_crc32, make_folder, publish, publish_json, read_json
 from reservoir_cache.spec import canonical_json, check_name
 
@@ -60,7 +60,7 @@ def load(folder: Path, name: str) -> tuple[dict[str, NDArray], dict[str, Any]] |
         return None
     try:
         return _read(path)
-    except (OSError, KeyError, ValueError):
+    except UNREADABLE:
         return None
 
 

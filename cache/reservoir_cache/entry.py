@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reservoir_cache import derived, verification
-from reservoir_cache.encoding import encode
-from reservoir_cache.errors import CacheError, Problem
+from reservoir_cache.errors import CacheError, Problem, repair_command
 from reservoir_cache.locks import entry_locks, live_runs
-from reservoir_cache.manifest import Column, Manifest, Shard, is_sound, read_manifest
-from reservoir_cache.publish import file_crc32, make_folder, publish, publish_json, read_json
-from reservoir_cache.shard import ShardHeader, check_column, verify_shard, write_shard
+from reservoir_cache.manifest import Manifest, is_sound, read_manifest
+from reservoir_cache.publish import make_folder, publish_json, read_json
 from reservoir_cache.spec import FORMAT, Layout, Spec, check_name
+from reservoir_cache.storing import store_block
 from reservoir_cache.targets import publish_targets
 
 SPEC_FILE = "spec.json"
@@ -147,7 +146,7 @@ class Entry:
             if getattr(found, name) != getattr(empty, name):
                 raise CacheError(
                     f"{self.path / split / 'manifest.json'}: its {name} is {getattr(found, name)!r}, not "
-                    f"{getattr(empty, name)!r}; {self._repair()}"
+                    f"{getattr(empty, name)!r}; {repair_command(self.key)}"
                 )
         return found
 
@@ -241,39 +240,9 @@ class Entry:
         try:
             make_folder(self.path / split)
             with locks.run() as run, locks.writing:
-                return self._write_block(split, block, arrays, run)
+                return store_block(self, split, block, arrays, run)
         finally:
             locks.release(number)
-
-    def _write_block(self, split: str, block: int, arrays: Mapping[str, NDArray[np.float32]], run: str) -> int:
-        folder, manifest = self.path / split, self.manifest(split)
-        low, high = self.blocks(split)[block]
-        of_block = manifest.of_block(block)
-        sound = [shard for shard in of_block if is_sound(folder, shard)]
-        present = {name for shard in sound for name in shard.columns}
-        new = {name: x for name, x in arrays.items() if name not in present}
-        if not new:
-            return 0
-        for name, x in new.items():
-            check_column(name, x, high - low, manifest.columns.get(name))
-        store = self.spec.store
-        encoded = {name: encode(x, store, column=name, first_row=low) for name, x in new.items()}
-        header = ShardHeader(FORMAT, self.key, split, block, low, high)
-        taken = {shard.file for shard in sound}
-        path = folder / next(name for part in range(len(taken) + 1) if (name := f"{block:05d}-{part}.h5") not in taken)
-        publish(
-            path,
-            run,
-            lambda temporary: write_shard(temporary, header, encoded, store),
-            lambda temporary: verify_shard(temporary, header, encoded, store),
-        )
-        crcs = {name: each.crc32() for name, each in sorted(encoded.items())}
-        line = Shard(path.name, block, path.stat().st_size, file_crc32(path), crcs)
-        shapes = {name: Column(*x.shape[1:]) for name, x in new.items()}
-        unsound = {shard.file for shard in of_block} - taken
-        with entry_locks(self.path).mutex():
-            self.manifest(split).without(unsound).with_shard(line, shapes).write(folder, run)
-        return line.bytes
 
     def save_arrays(self, name: str, arrays: Mapping[str, NDArray], meta: Mapping[str, Any]) -> None:
         """Keep derived arrays, such as moments, under a name; what was there is replaced.
@@ -311,11 +280,15 @@ class Entry:
         list of Problem
             What was repaired.
         """
-        return verification.repair(self, self.verify() if problems is None else list(problems))
+        return verification.repair(self, self.verify() if problems is None else problems)
 
     def bytes(self) -> int:
         """Return the size of all files of the entry."""
-        return sum(path.stat().st_size for path in self.path.rglob("*") if path.is_file())
+        total = 0
+        for path in self.path.rglob("*"):
+            with suppress(FileNotFoundError):  # a run at work takes its temporary files away
+                total += path.stat().st_size if path.is_file() else 0
+        return total
 
     def block_number(self, split: str, block: int) -> int:
         """Return the number of a block in the whole entry: splits in sorted order, blocks in order within each.
@@ -334,9 +307,6 @@ class Entry:
         if split not in self.spec.rows:
             raise CacheError(f"{self.path}: no split {split!r}; it has {', '.join(self.splits)}")
         return self.spec.rows[split]
-
-    def _repair(self) -> str:
-        return f"run 'reservoir cache repair {self.key[:16]}', then the same extract again"
 
 
 def _check_format(file: Path) -> None:

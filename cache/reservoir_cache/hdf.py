@@ -1,10 +1,13 @@
-"""The two HDF5 reads that everything here is made of."""
+"""The two HDF5 reads that everything here is made of, and how they fail."""
 
 from __future__ import annotations
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
+
+# What HDF5 and h5py raise on a damaged file: CacheError, which says more, is a ValueError.
+UNREADABLE = (OSError, KeyError, ValueError, TypeError, RuntimeError, MemoryError)
 
 
 def read_array(group: h5py.Group, name: str) -> NDArray:
@@ -21,7 +24,7 @@ def read_array(group: h5py.Group, name: str) -> NDArray:
     return np.asarray(item[()])
 
 
-def read_attribute(group: h5py.Group, name: str) -> str | int:
+def read_attribute(group: h5py.HLObject, name: str) -> str | int:
     """Read an attribute that is a whole number or a fixed-length ASCII string; raises KeyError if it is absent."""
     value = group.attrs[name]
     return value.decode("ascii") if isinstance(value, bytes) else int(value)  # pyright: ignore[reportArgumentType]

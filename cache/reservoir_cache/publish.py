@@ -54,7 +54,7 @@ def publish(final: Path, run: str, write: Callable[[Path], None], verify: Callab
         sync(temporary)
         temporary.replace(final)
         sync(final.parent)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # h5py raises either
         raise CacheError(f"{final}: cannot be written ({error}); check free space and permissions") from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from reservoir_cache.encoding import Encoded, decode
 from reservoir_cache.entry import Entry
 from reservoir_cache.errors import CacheError, repair_command
+from reservoir_cache.hdf import UNREADABLE
 from reservoir_cache.manifest import Shard, Targets, is_sound
 from reservoir_cache.publish import file_crc32
 from reservoir_cache.shard import read_column
@@ -87,11 +88,10 @@ class SplitFeatures:
     @cached_property
     def columns(self) -> list[str]:
         """The columns that every block has, sorted."""
-        counts = dict.fromkeys(self._manifest.columns, 0)
-        for shard in self._manifest.shards:
-            for name in shard.columns:
-                counts[name] += 1
-        return sorted(name for name, count in counts.items() if count == len(self._ranges))
+        blocks = range(len(self._ranges))
+        return sorted(
+            name for name in self._manifest.columns if all(name in self._shards.get(block, ()) for block in blocks)
+        )
 
     def shape(self, column: str) -> tuple[int, int]:
         """Return (tokens, width) of a column."""
@@ -179,13 +179,13 @@ class SplitFeatures:
     def _open(self, shard: Shard) -> h5py.File:
         try:
             return h5py.File(self._folder / shard.file, "r", locking=False)
-        except OSError as error:
+        except UNREADABLE as error:
             raise self._damaged(shard, "") from error
 
     def _read(self, file: h5py.File, shard: Shard, column: str) -> Encoded:
         try:
             encoded = read_column(file, column, self.entry.spec.store)
-        except (OSError, KeyError, RuntimeError, CacheError) as error:
+        except UNREADABLE as error:
             raise self._damaged(shard, column) from error
         stamp = _stamp(self._folder / shard.file, column)
         if stamp not in _checked:

@@ -93,6 +93,26 @@ def read_column(file: h5py.File, column: str, store: str) -> Encoded:
     return Encoded(values, offset)
 
 
+def inspect_shard(path: Path, store: str) -> tuple[ShardHeader, dict[str, Column], dict[str, str]]:
+    """Read a shard by itself: its header, and the shape and CRC-32 of each column, checked against its own record.
+
+    Raises
+    ------
+    CacheError
+        If a column does not match the CRC-32 stored beside it.
+    """
+    shapes, crcs = {}, {}
+    with h5py.File(path, "r", locking=False) as file:
+        header = read_header(file)
+        for name in [f"{layer}/{pooling}" for layer, group in file.items() for pooling in group]:
+            encoded = read_column(file, name, store)
+            crcs[name] = encoded.crc32()
+            if read_attribute(file[f"{name}/values"], "crc32") != crcs[name]:
+                raise CacheError(f"{path}: column {name} is damaged")
+            shapes[name] = Column(*encoded.values.shape[1:])
+    return header, shapes, crcs
+
+
 def verify_shard(path: Path, header: ShardHeader, columns: Mapping[str, Encoded], store: str) -> None:
     """Compare a shard on disk with what was meant: header, shapes, data types and every byte's checksum.
 

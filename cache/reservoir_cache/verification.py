@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING
 from reservoir_cache import derived
 from reservoir_cache.derived import fault
 from reservoir_cache.errors import CacheError, Problem, repair_command
-from reservoir_cache.locks import entry_locks
+from reservoir_cache.hdf import UNREADABLE
+from reservoir_cache.locks import EntryLocks, entry_locks
+from reservoir_cache.manifest import NAME, Manifest, Shard, Targets
+from reservoir_cache.publish import file_crc32
+from reservoir_cache.shard import ShardHeader, inspect_shard
+from reservoir_cache.spec import FORMAT
 
 if TYPE_CHECKING:
     from reservoir_cache.entry import Entry
 
 
 def verify(entry: Entry, columns: Iterable[str] | None = None) -> list[Problem]:
-    """Compare every listed file with its size and CRC-32; return all problems, in the order of the files.
+    """Compare every listed file with its size and CRC-32; return all problems, split by split.
 
     Parameters
     ----------
@@ -29,43 +34,101 @@ def verify(entry: Entry, columns: Iterable[str] | None = None) -> list[Problem]:
     for split in entry.splits:
         folder = entry.path / split
         try:
-            manifest = entry.manifest(split)
+            lines = _lines(entry.manifest(split))
         except CacheError as error:
-            problems.append(Problem(folder / "manifest.json", _without_path(error), repair_command(entry.key)))
+            what = str(error).partition(": ")[2].partition(";")[0]
+            problems.append(Problem(folder / NAME, what, repair_command(entry.key)))
             continue
-        lines = [manifest.targets] if manifest.targets else []
-        lines += [shard for shard in manifest.shards if wanted is None or wanted & shard.columns.keys()]
-        faults = [(folder / line.file, fault(folder / line.file, vars(line))) for line in lines]
-        problems += [Problem(path, what, repair_command(entry.key)) for path, what in faults if what]
+        for line in lines.values():
+            of_interest = wanted is None or not isinstance(line, Shard) or wanted & line.columns.keys()
+            if of_interest and (what := fault(folder / line.file, vars(line))):
+                problems.append(Problem(folder / line.file, what, repair_command(entry.key)))
     return problems + _derived_problems(entry)
 
 
-def repair(entry: Entry, problems: list[Problem]) -> list[Problem]:
-    """Delete the files at fault, after taking them out of their manifests."""
-    faulty: dict[Path, set[str]] = {}
-    for problem in problems:
-        faulty.setdefault(problem.path.parent, set()).add(problem.path.name)
+def repair(entry: Entry, problems: Iterable[Problem]) -> list[Problem]:
+    """Take the files at fault out of their manifests, then delete them; rebuild a damaged manifest from its shards.
+
+    What another run is writing at this moment, or has repaired since, is left alone.
+
+    Returns
+    -------
+    list of Problem
+        Those repaired.
+    """
+    repaired = []
     locks = entry_locks(entry.path)
-    for folder, files in faulty.items():
+    by_folder: dict[Path, list[Problem]] = {}
+    for problem in problems:
+        by_folder.setdefault(problem.path.parent, []).append(problem)
+    for folder, found in by_folder.items():
         with locks.run() as run, locks.mutex():
-            if folder.name in entry.splits and "manifest.json" not in files:
-                entry.manifest(folder.name).without(files).write(folder, run)
-            for file in files:
-                (folder / file).unlink(missing_ok=True)
-    return problems
+            files = {problem.path.name for problem in found}
+            if folder.name == derived.FOLDER:
+                _delete(folder, files)
+            elif NAME in files:
+                _rebuild(entry, folder.name).write(folder, run)
+            else:
+                files = _drop(entry, folder.name, files, locks, run)
+            repaired += [problem for problem in found if problem.path.name in files]
+    return repaired
+
+
+def _drop(entry: Entry, split: str, files: set[str], locks: EntryLocks, run: str) -> set[str]:
+    """Drop those of the files that are still at fault and that nobody writes; return them."""
+    folder, manifest = entry.path / split, entry.manifest(split)
+    lines = _lines(manifest)
+    still = {file for file in files & lines.keys() if fault(folder / file, vars(lines[file]))}
+    claimed = []
+    for file in sorted(still):
+        line = lines[file]
+        if isinstance(line, Shard):
+            number = entry.block_number(split, line.block)
+            if locks.claim(number):
+                claimed.append(number)
+            else:
+                still.discard(file)
+    try:
+        manifest.without(still).write(folder, run)
+        _delete(folder, still)
+    finally:
+        for number in claimed:
+            locks.release(number)
+    return still
+
+
+def _delete(folder: Path, files: Iterable[str]) -> None:
+    for file in files:
+        (folder / file).unlink(missing_ok=True)
+
+
+def _rebuild(entry: Entry, split: str) -> Manifest:
+    """Make a manifest from the shards that are sound by their own record; the targets are written again by extract."""
+    folder, ranges = entry.path / split, entry.blocks(split)
+    manifest = Manifest(FORMAT, entry.key, split, entry.spec.rows[split])
+    for path in sorted(folder.glob("*.h5")):
+        try:
+            header, shapes, crcs = inspect_shard(path, entry.spec.store)
+            if header != ShardHeader(FORMAT, entry.key, split, header.block, *ranges[header.block]):
+                continue
+        except (*UNREADABLE, IndexError):
+            continue
+        known = {name for shard in manifest.of_block(header.block) for name in shard.columns}
+        if not known & crcs.keys():
+            line = Shard(path.name, header.block, path.stat().st_size, file_crc32(path), crcs)
+            manifest = manifest.with_shard(line, shapes)
+    return manifest
+
+
+def _lines(manifest: Manifest) -> dict[str, Shard | Targets]:
+    lines: tuple[Shard | Targets, ...] = manifest.shards + ((manifest.targets,) if manifest.targets else ())
+    return {line.file: line for line in lines}
 
 
 def _derived_problems(entry: Entry) -> list[Problem]:
     folder, remedy = entry.path / derived.FOLDER, "it is computed again when needed"
-    found = []
     listed = derived.listed(folder)
     if not listed and (folder / derived.NAME).exists():
-        found.append(Problem(folder / derived.NAME, "damaged", remedy))
-    for file, line in listed.items():
-        if what := fault(folder / file, line):
-            found.append(Problem(folder / file, what, remedy))
-    return found
-
-
-def _without_path(error: CacheError) -> str:
-    return str(error).partition(": ")[2].partition(";")[0]
+        return [Problem(folder / derived.NAME, "damaged", remedy)]
+    faults = {folder / file: fault(folder / file, line) for file, line in listed.items()}
+    return [Problem(path, what, remedy) for path, what in faults.items() if what]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from types import TracebackType
 
 import numpy as np
@@ -40,16 +41,19 @@ class ShardWriter:
         self._entry = entry
         self._locks = entry_locks(entry.path)
         self._queue: queue.Queue[_Item | None] = queue.Queue(maxsize)
+        self._stack = ExitStack()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="shard-writer", daemon=True)
 
     def __enter__(self) -> ShardWriter:
+        self._stack.enter_context(self._locks.run())
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._queue.put(None)
         self._thread.join()
+        self._stack.close()
         if kind is None:
             self._raise()
 
@@ -71,19 +75,22 @@ class ShardWriter:
         number = self._entry.block_number(split, block)
         if not self._locks.share(number):
             raise CacheError(f"{self._entry.path}: block {block} of {split} is being written by another run")
-        self._queue.put((split, block, arrays))
+        try:
+            self._queue.put((split, block, arrays))
+        except BaseException:  # interrupted while waiting: the block will not be written
+            self._locks.release(number)
+            raise
 
     def _work(self) -> None:
-        with self._locks.run():
-            while (item := self._queue.get()) is not None:
-                split, block, arrays = item
-                try:
-                    if self._error is None:
-                        self.bytes_written += self._entry.write_block(split, block, arrays)
-                except BaseException as error:  # raised again in the thread that puts
-                    self._error = error
-                finally:
-                    self._locks.release(self._entry.block_number(split, block))
+        while (item := self._queue.get()) is not None:
+            split, block, arrays = item
+            try:
+                if self._error is None:
+                    self.bytes_written += self._entry.write_block(split, block, arrays)
+            except BaseException as error:  # raised again in the thread that puts
+                self._error = error
+            finally:
+                self._locks.release(self._entry.block_number(split, block))
 
     def _raise(self) -> None:
         if self._error is not None:
