@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from reservoir_cache.encoding import STORED_DTYPE
-from reservoir_cache.entry import SPEC_FILE, Entry
+from reservoir_cache.entry import Entry
 from reservoir_cache.errors import CacheError, Problem
 from reservoir_cache.locks import LOCK_FILE, live_runs
 from reservoir_cache.publish import sync
 from reservoir_cache.spec import Layout, Spec, difference
+from reservoir_cache.specfile import NAME as SPEC_FILE
 
 _FILE_OVERHEAD = 4096  # superblock, root group and attributes of a shard
 _COLUMN_OVERHEAD = 3072  # groups, object headers and the manifest's line of a column in a shard, measured below this

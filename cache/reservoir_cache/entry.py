@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,12 @@ from reservoir_cache import derived, verification
 from reservoir_cache.errors import CacheError, Problem, repair_command
 from reservoir_cache.locks import entry_locks, live_runs
 from reservoir_cache.manifest import Manifest, is_sound, read_manifest
-from reservoir_cache.publish import make_folder, publish_json, read_json
+from reservoir_cache.publish import make_folder
 from reservoir_cache.spec import FORMAT, Layout, Spec, check_name
+from reservoir_cache.specfile import NAME as SPEC_FILE
+from reservoir_cache.specfile import SpecFile, read_spec_file
 from reservoir_cache.storing import store_block
 from reservoir_cache.targets import publish_targets
-
-SPEC_FILE = "spec.json"
 
 
 @dataclass(frozen=True)
@@ -78,13 +77,7 @@ class Entry:
         locks = entry_locks(path)
         with locks.run() as run, locks.mutex():
             if not (path / SPEC_FILE).exists():
-                content = {
-                    "spec": spec.to_dict(),
-                    "key": spec.key,
-                    "layout": asdict(layout),
-                    "made_with": {**made_with},
-                }
-                publish_json(path / SPEC_FILE, run, content, indent=2)
+                SpecFile(spec, spec.key, layout, made_with).write(path, run)
             entry = cls.open(path)
             if entry.key != spec.key:
                 raise CacheError(f"{path}: holds key {entry.key}, not {spec.key}; remove it")
@@ -101,19 +94,8 @@ class Entry:
             If it is no entry, of another format version, or its specification does not hash to its key.
         """
         path = Path(path)
-        file = path / SPEC_FILE
-        _check_format(file)
-        try:
-            content = read_json(file, indent=2)
-            spec, layout = Spec.from_dict(content["spec"]), Layout(**content["layout"])
-            key, made_with = content["key"], content["made_with"]
-        except (CacheError, KeyError, TypeError) as error:
-            raise CacheError(f"{file}: not a sound specification ({error}); remove {path} and extract again") from error
-        if spec.key != key:
-            raise CacheError(
-                f"{file}: its specification hashes to {spec.key[:16]}, not to its key {key[:16]}; remove it"
-            )
-        return cls(path, spec, layout, made_with)
+        found = read_spec_file(path)
+        return cls(path, found.spec, found.layout, found.made_with)
 
     @property
     def key(self) -> str:
@@ -307,18 +289,3 @@ class Entry:
         if split not in self.spec.rows:
             raise CacheError(f"{self.path}: no split {split!r}; it has {', '.join(self.splits)}")
         return self.spec.rows[split]
-
-
-def _check_format(file: Path) -> None:
-    """Refuse another format version before anything else is believed of the file."""
-    try:
-        version = json.loads(file.read_bytes())["spec"]["format"]
-    except FileNotFoundError as error:
-        raise CacheError(f"{file.parent}: not an entry of the cache, it has no {SPEC_FILE}; remove it") from error
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # damaged, which the caller finds and says
-    if version != FORMAT:
-        raise CacheError(
-            f"{file}: format version {version}, but this program reads version {FORMAT}; "
-            f"remove {file.parent} and extract again, or use the version that made it"
-        )

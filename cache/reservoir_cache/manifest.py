@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,13 @@ class Manifest:
 
     def write(self, folder: Path, run: str) -> None:
         """Publish the manifest in the split's folder."""
-        publish_json(folder / NAME, run, asdict(self))
+        content = {
+            **vars(self),
+            "columns": {name: vars(column) for name, column in self.columns.items()},
+            "shards": [vars(shard) for shard in self.shards],
+            "targets": vars(self.targets) if self.targets else None,
+        }
+        publish_json(folder / NAME, run, content)
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from reservoir_cache.errors import CacheError
-from reservoir_cache.spec import canonical_json
 
 _CHUNK = 1 << 20
 _counter = itertools.count()
@@ -94,7 +93,7 @@ def file_crc32(path: Path) -> str:
 
 
 def publish_json(final: Path, run: str, content: dict[str, Any], *, indent: int | None = None) -> None:
-    """Publish a JSON document; ``crc32``, over the canonical JSON of the other fields, is added to it."""
+    """Publish a JSON document; ``crc32``, over the compact text of the other fields, is added to it."""
     text = _text({**content, "crc32": _checksum(content)}, indent)
 
     def write(path: Path) -> None:
@@ -133,7 +132,7 @@ def read_json(path: Path, *, indent: int | None = None) -> dict[str, Any]:
 
 
 def _checksum(content: dict[str, Any]) -> str:
-    return f"{zlib.crc32(canonical_json(content).encode()):08x}"
+    return f"{zlib.crc32(_text(content, None).encode()):08x}"
 
 
 def _text(content: dict[str, Any], indent: int | None) -> str:
