@@ -1,0 +1,276 @@
+"""Moments of features and targets: all that a ridge sweep needs of the data, in memory set by the width alone.
+
+For samples x (w,), targets y (t,) and weights p (1 unless given), with m = sum p x / sum p and n = sum p y / sum p:
+
+    xx = sum p (x - m)(x - m)'      xy = sum p (x - m)(y - n)'      yy = sum p (y - n)^2
+
+Rows are gathered into blocks of 2,048, shifted by the first block's mean, multiplied, and summed in float64. Without
+the shift a channel at 3000 +- 0.5 loses all its digits. The first eight blocks are multiplied in float64: small data
+then gives scikit-learn's digits at no cost that anyone notices. Later blocks are multiplied in float32, which is twice
+as fast and leaves errors of 1e-7 of the variance (float64 features are multiplied in float64 throughout). Blocks are
+cut by the row number, so the result does not depend, to the last bit, on the pieces in which the rows arrive.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from reservoir.errors import InputError
+
+BLOCK_ROWS = 2048  # the product runs at 93% of its speed on all rows at once; 1,024 rows give 78%
+
+EXACT_BLOCKS = 8
+
+Block = tuple[np.ndarray, np.ndarray]
+"""Features (m, w) and targets or labels (m, t) of some samples."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Moments:
+    """Centred second moments of features and targets.
+
+    Parameters
+    ----------
+    count : float
+        The sum of the weights: without weights, the number of samples.
+    mean : ndarray of float64, (w,)
+        Of the features.
+    xx : ndarray of float64, (w, w)
+        Centred scatter of the features.
+    xy : ndarray of float64, (w, t)
+        Centred products of features and targets.
+    y_mean : ndarray of float64, (t,)
+        Of the targets.
+    yy : ndarray of float64, (t,)
+        Centred squares of the targets.
+    """
+
+    count: float
+    mean: np.ndarray
+    xx: np.ndarray
+    xy: np.ndarray
+    y_mean: np.ndarray
+    yy: np.ndarray
+
+    @property
+    def width(self) -> int:
+        """The number w of features."""
+        return len(self.mean)
+
+    @property
+    def std(self) -> np.ndarray:
+        """Standard deviations, (w,), as ``StandardScaler`` has them; exactly 0 for constant channels."""
+        variance = np.diagonal(self.xx) / self.count
+        # A channel of equal float64 values can differ from its own mean by the rounding of that mean.
+        constant = variance <= np.square(10 * np.finfo(np.float64).eps * self.mean)
+        return np.sqrt(np.where(constant, 0.0, variance))
+
+    def __add__(self, other: Moments) -> Moments:
+        """Return the moments of both sets of samples together.
+
+        Raises
+        ------
+        InputError
+            Where widths or targets differ.
+
+        References
+        ----------
+        Chan, Golub and LeVeque (1983), Algorithms for computing the sample variance, equation 2.1.
+        """
+        if self.xy.shape != other.xy.shape:
+            raise InputError(
+                f"moments: (features, targets) {self.xy.shape} and {other.xy.shape} do not add; use the same columns"
+            )
+        count = self.count + other.count
+        apart, y_apart = other.mean - self.mean, other.y_mean - self.y_mean
+        share, product = other.count / count, self.count * other.count / count
+        xx = np.multiply.outer(product * apart, apart)
+        xx += self.xx
+        xx += other.xx
+        return Moments(
+            count=count,
+            mean=self.mean + share * apart,
+            xx=xx,
+            xy=self.xy + other.xy + np.multiply.outer(product * apart, y_apart),
+            y_mean=self.y_mean + share * y_apart,
+            yy=self.yy + other.yy + product * np.square(y_apart),
+        )
+
+    def select(self, features: np.ndarray | slice) -> Moments:
+        """Return the moments of some of the features, by indices or a slice: some columns of a concatenation."""
+        rows = self.xx[features]
+        return Moments(
+            count=self.count,
+            mean=self.mean[features],
+            xx=rows[:, features],
+            xy=self.xy[features],
+            y_mean=self.y_mean,
+            yy=self.yy,
+        )
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Return the fields as float64 arrays, by name; `from_arrays` is the inverse."""
+        return {field.name: np.asarray(getattr(self, field.name), np.float64) for field in fields(self)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Moments:
+        """Build moments from what `to_arrays` returned."""
+        names = {field.name for field in fields(cls)} - {"count"}
+        return cls(count=float(arrays["count"]), **{name: arrays[name] for name in names})
+
+
+class Accumulator:
+    """Builds `Moments` from blocks of any sizes, in memory of order w^2.
+
+    Parameters
+    ----------
+    width : int
+        Features w.
+    targets : int
+        Target columns t.
+    dtype : dtype, default float32
+        Of the products within a block after the first eight; those are float64, as the sums over blocks are.
+    """
+
+    def __init__(self, width: int, targets: int, dtype: npt.DTypeLike = np.float32) -> None:
+        self._dtype: np.dtype[Any] = np.dtype(dtype)
+        self._blocks = 0
+        self._x = np.empty((BLOCK_ROWS, width))
+        self._z = np.empty((BLOCK_ROWS, targets + 1))  # targets and a 1, whose products are the sums
+        self._roots = np.ones(BLOCK_ROWS)  # square roots of the weights
+        self._filled = 0
+        self._shift: tuple[np.ndarray, np.ndarray] | None = None
+        self._product = np.empty((width, width))
+        self._xx = np.zeros((width, width))
+        self._xz = np.zeros((width, targets + 1))
+        self._zz = np.zeros((targets + 1, targets + 1))
+
+    def update(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Accumulator:
+        """Take in samples.
+
+        Parameters
+        ----------
+        x : ndarray, (m, w)
+            Features, of any real dtype.
+        y : ndarray, (m, t)
+            Targets.
+        weights : ndarray, (m,), optional
+            Non-negative; weight 2 counts as the sample twice. All 1 by default.
+
+        Raises
+        ------
+        InputError
+            Where the shapes are not these.
+        """
+        w, t = self._xz.shape[0], self._xz.shape[1] - 1
+        if x.shape != (len(x), w) or y.shape != (len(x), t):
+            raise InputError(f"moments: features {x.shape} and targets {y.shape}, not (m, {w}) and (m, {t})")
+        start = 0
+        while start < len(x):
+            stop = min(start + BLOCK_ROWS - self._filled, len(x))
+            rows = slice(self._filled, self._filled + stop - start)
+            self._z[rows, :t], self._z[rows, t] = y[start:stop], 1
+            self._roots[rows] = 1 if weights is None else np.sqrt(weights[start:stop])
+            if self._shift is None:
+                self._x[rows] = x[start:stop]
+            else:  # copy, cast and shift in one pass over the features
+                np.subtract(x[start:stop], self._shift[0], out=self._x[rows])
+                self._z[rows, :t] -= self._shift[1]
+            self._filled = rows.stop
+            if self._filled == BLOCK_ROWS:
+                self._multiply()
+            start = stop
+        return self
+
+    def moments(self) -> Moments:
+        """Return the moments of all samples so far.
+
+        Raises
+        ------
+        InputError
+            Where there were none, or a feature or target is not finite.
+        """
+        if self._filled:
+            self._multiply()
+        t = self._xz.shape[1] - 1
+        count = float(self._zz[t, t])
+        if self._shift is None or count <= 0:
+            raise InputError("moments: no sample has a weight above 0; give at least one")
+        apart, y_apart = self._xz[:, t] / count, self._zz[:t, t] / count
+        xx = np.multiply.outer(-count * apart, apart)
+        xx += self._xx
+        yy = np.diagonal(self._zz)[:t] - count * np.square(y_apart)
+        _check_finite("feature", np.diagonal(xx))
+        _check_finite("target", yy)
+        return Moments(
+            count=count,
+            mean=self._shift[0] + apart,
+            xx=xx,
+            xy=self._xz[:, :t] - np.multiply.outer(count * apart, y_apart),
+            y_mean=self._shift[1] + y_apart,
+            yy=np.maximum(yy, 0.0),
+        )
+
+    def _multiply(self) -> None:
+        """Add the products of the gathered rows to the sums and start a new block."""
+        x, z, roots = (part[: self._filled] for part in (self._x, self._z, self._roots))
+        if self._shift is None:
+            self._shift = x.mean(axis=0).astype(self._dtype).astype(x.dtype), z[:, :-1].mean(axis=0)
+            x -= self._shift[0]
+            z[:, :-1] -= self._shift[1]
+        if np.any(roots != 1):
+            x *= roots[:, None].astype(x.dtype)
+            z *= roots[:, None]
+        np.matmul(x.T, x, out=self._product)  # numpy sees the symmetry and computes one triangle
+        self._xx += self._product
+        self._xz += x.T @ z.astype(x.dtype)
+        self._zz += z.T @ z
+        self._filled = 0
+        self._blocks += 1
+        if self._blocks == EXACT_BLOCKS:
+            self._x, self._product = self._x.astype(self._dtype), self._product.astype(self._dtype)
+            self._shift = self._shift[0].astype(self._dtype), self._shift[1]
+
+
+def accumulate(blocks: Iterable[Block]) -> Moments:
+    """Return the moments of a stream of (features (m, w), targets (m, t)).
+
+    Raises
+    ------
+    InputError
+        Where there are no blocks, shapes change between them, or a value is not finite.
+    """
+    accumulator = None
+    for x, y in blocks:
+        if accumulator is None:
+            accumulator = Accumulator(x.shape[1], y.shape[1], np.result_type(x.dtype, np.float32))
+        accumulator.update(x, y)
+    if accumulator is None:
+        raise InputError("moments: there are no samples; give at least one")
+    return accumulator.moments()
+
+
+def leave_one_out(folds: Sequence[Moments]) -> list[Moments]:
+    """Return, for each of K >= 2 folds, the moments of all the others.
+
+    The others are added up, in 3K additions, rather than the fold subtracted from the sum: a channel that varies in one
+    fold alone is then exactly constant in the rest, where a difference would leave it rounding noise.
+    """
+    before = list(itertools.accumulate(folds, operator.add))
+    after = list(itertools.accumulate(reversed(folds), operator.add))[::-1]
+    inner = [a + b for a, b in zip(before[:-2], after[2:], strict=True)]
+    return [after[1], *inner, before[-2]]
+
+
+def _check_finite(what: str, squares: np.ndarray) -> None:
+    """Raise `InputError` naming the first column whose sum of squares is not finite."""
+    wrong = np.flatnonzero(~np.isfinite(squares))
+    if wrong.size:
+        raise InputError(f"moments: {what} {wrong[0]} holds a value that is not finite or too large; leave it out")

@@ -1,0 +1,175 @@
+"""What a linear readout regresses on: labels coded as real targets, and scores read back as labels.
+
+A column of the cache is (rows, tokens, width) and labels are (rows, readout_tokens, outputs). A readout sees samples
+(m, width) against labels (m, o): `samples` makes them, `unsample` undoes it for what was predicted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
+
+from reservoir.errors import InputError
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Labels as regression targets, in the coding of scikit-learn's ``RidgeClassifier``.
+
+    Two classes become one column per output, -1 and +1. More classes become one column per class and output, +1 where
+    the class is the label and -1 elsewhere. Regression targets stay as they are.
+
+    Parameters
+    ----------
+    outputs : int
+        Labels per sample.
+    classes : int
+        Classes per output; 0 for regression.
+    """
+
+    outputs: int
+    classes: int
+
+    def __post_init__(self) -> None:
+        if self.outputs < 1 or self.classes < 0 or self.classes == 1:
+            raise InputError(
+                f"targets: {self.outputs} outputs of {self.classes} classes; give at least one output, and two "
+                "classes or more (0 for regression)"
+            )
+
+    @property
+    def columns(self) -> int:
+        """The number T of target columns."""
+        return self.outputs * (self.classes if self.classes > 2 else 1)
+
+    def encode(self, y: np.ndarray) -> np.ndarray:
+        """Return the targets of labels.
+
+        Parameters
+        ----------
+        y : ndarray, (n, outputs)
+            Class numbers from 0, or real targets.
+
+        Returns
+        -------
+        ndarray of float32, (n, T)
+            float64 where regression targets are float64.
+
+        Raises
+        ------
+        InputError
+            Where the shape is not (n, outputs).
+        """
+        if y.ndim != 2 or y.shape[1] != self.outputs:
+            raise InputError(f"targets: labels of shape {y.shape}, not (n, {self.outputs})")
+        if not self.classes:
+            return y.astype(np.result_type(y.dtype, np.float32), copy=False)
+        hot = y == 1 if self.classes == 2 else (y[..., None] == np.arange(self.classes)).reshape(len(y), -1)
+        return np.where(hot, np.float32(1), np.float32(-1))
+
+    def predict(self, scores: np.ndarray) -> np.ndarray:
+        """Return the labels that scores stand for.
+
+        Parameters
+        ----------
+        scores : ndarray, (..., n, T)
+            Leading axes, such as the penalties of a path, are kept.
+
+        Returns
+        -------
+        ndarray, (..., n, outputs)
+            Class numbers (int64): the sign for two classes, the largest score for more. Regression: the scores.
+        """
+        if not self.classes:
+            return scores
+        if self.classes == 2:
+            return (scores > 0).astype(np.int64)
+        return scores.reshape(*scores.shape[:-1], self.outputs, self.classes).argmax(-1)
+
+    def logits(self, scores: np.ndarray) -> np.ndarray:
+        """Return scores as one value per class: (n, T) -> (n, outputs, classes); two classes become -s and +s.
+
+        Raises
+        ------
+        InputError
+            For regression, which has no classes.
+        """
+        if not self.classes:
+            raise InputError("targets: a regression readout has no probabilities; ask for its predictions")
+        if self.classes == 2:
+            return np.stack([-scores, scores], axis=-1)
+        return scores.reshape(len(scores), self.outputs, self.classes)
+
+    def probabilities(self, scores: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+        """Return softmax(logits / temperature), (n, outputs, classes), from scores (n, T)."""
+        return softmax(self.logits(scores) / temperature, axis=-1)
+
+    def fit_temperature(self, scores: np.ndarray, y: np.ndarray) -> float:
+        """Return the temperature whose softmax gives held-out labels the least negative log likelihood.
+
+        Parameters
+        ----------
+        scores : ndarray, (n, T)
+            Of rows that the readout was not fitted on.
+        y : ndarray of int, (n, outputs)
+            Their labels.
+
+        Returns
+        -------
+        float
+            Between e^-7 and e^7; 1 for regression.
+
+        References
+        ----------
+        Guo et al. (2017), On calibration of modern neural networks, section 4.2.
+        """
+        if not self.classes:
+            return 1.0
+        logits = self.logits(np.asarray(scores, np.float64))
+        labels = y[..., None].astype(np.int64)
+
+        def loss(log_temperature: float) -> float:
+            likelihood = log_softmax(logits * np.exp(-log_temperature), axis=-1)
+            return -float(np.take_along_axis(likelihood, labels, axis=-1).mean())
+
+        found: Any = minimize_scalar(loss, bounds=(-7.0, 7.0), method="bounded")
+        return float(np.exp(found.x))
+
+
+def samples(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Lay a column and its labels out as samples.
+
+    Parameters
+    ----------
+    x : ndarray, (rows, tokens, width)
+        A column of the cache.
+    y : ndarray, (rows, readout_tokens, outputs)
+        Labels.
+
+    Returns
+    -------
+    x : ndarray, (m, w)
+        With as many tokens as readout tokens, and more than one: each token is a sample and all share the weights,
+        m = rows * tokens and w = width. Otherwise each row is a sample, w = tokens * width.
+    y : ndarray, (m, o)
+        o = outputs where tokens are samples, else readout_tokens * outputs.
+
+    Raises
+    ------
+    InputError
+        Where the two do not have the same rows.
+    """
+    if len(x) != len(y):
+        raise InputError(f"readout: {len(x)} rows of features and {len(y)} of labels; give as many of both")
+    if 1 < x.shape[1] == y.shape[1]:
+        return x.reshape(-1, x.shape[2]), y.reshape(-1, y.shape[2])
+    return x.reshape(len(x), -1), y.reshape(len(y), -1)
+
+
+def unsample(values: np.ndarray, readout_tokens: int, outputs: int) -> np.ndarray:
+    """Return what was predicted for samples, (m, o, …), by row: (rows, readout_tokens, outputs, …)."""
+    return values.reshape(-1, readout_tokens, outputs, *values.shape[2:])

@@ -1,0 +1,95 @@
+"""One reduction of a symmetric matrix, after which solving for a further penalty costs next to nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import eigvalsh_tridiagonal, get_lapack_funcs
+
+_reduce, _reduce_work, _apply, _solve = get_lapack_funcs(("sytrd", "sytrd_lwork", "ormqr", "ptsv"), dtype=np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Tridiagonal:
+    """A symmetric positive semidefinite matrix as A = Q T Q', with Q orthogonal and T tridiagonal.
+
+    Then
+
+        (A + alpha I)^-1 B = Q (T + alpha I)^-1 Q' B
+
+    takes linear time for each further penalty alpha, between two products with Q. The reduction is the first half of a
+    symmetric eigendecomposition. Without the other half it took 17 ms instead of 71 for 768 columns and 0.19 s instead
+    of 0.63 for 2,000; a Cholesky factorisation per penalty needs 25 times 0.05 s there.
+
+    Parameters
+    ----------
+    diagonal : ndarray of float64, (n,)
+        Of T.
+    offdiagonal : ndarray of float64, (n - 1,)
+        Of T.
+    reflectors : ndarray of float64, (n - 1, n - 1)
+        The Householder vectors of Q below the diagonal, as LAPACK's ``dsytrd`` leaves them.
+    factors : ndarray of float64, (n - 1,)
+        Their scalar factors.
+
+    References
+    ----------
+    Golub and Van Loan (2013), Matrix computations, section 8.3.1; Elden (1977), Algorithms for the regularization of
+    ill-conditioned least squares problems.
+    """
+
+    diagonal: np.ndarray
+    offdiagonal: np.ndarray
+    reflectors: np.ndarray
+    factors: np.ndarray
+
+    @classmethod
+    def of(cls, matrix: np.ndarray) -> Tridiagonal:
+        """Reduce a symmetric matrix (n, n) of float64, which is overwritten where its memory allows it."""
+        n = len(matrix)
+        work = int(_reduce_work(n, lower=1)[0])
+        # The transpose of a symmetric C array is itself in Fortran order: no copy.
+        reduced, diagonal, offdiagonal, factors, _ = _reduce(matrix.T, lower=1, lwork=work, overwrite_a=1)
+        # Rounding (that of float32 products above all) can push eigenvalues of a singular matrix to 0 or below. Raising
+        # the whole spectrum to the rounding of its top keeps T definite and moves nothing that was more than rounding.
+        lowest, *_ = eigvalsh_tridiagonal(diagonal, offdiagonal, select="i", select_range=(0, 0))
+        top = np.abs(diagonal).max() + 2 * np.abs(offdiagonal).max(initial=0)
+        lift = max(0.0, n * np.finfo(np.float64).eps * top - lowest)
+        return cls(diagonal + lift, offdiagonal, np.asfortranarray(reduced[1:, :-1]), factors)
+
+    def solve(self, alphas: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Return (A + alpha I)^-1 b for every penalty.
+
+        Parameters
+        ----------
+        alphas : ndarray, (a,)
+            Positive penalties.
+        b : ndarray of float64, (n, t)
+            Right-hand sides.
+
+        Returns
+        -------
+        ndarray of float64, (a, n, t)
+        """
+        rotated = np.asfortranarray(self._rotate(b, transpose=True))
+        solutions = np.empty((len(self.diagonal), len(alphas), b.shape[1]))
+        for i, alpha in enumerate(alphas):
+            if len(b) == 1:
+                solutions[:, i] = rotated / (self.diagonal + alpha)
+            else:
+                *_, solutions[:, i], info = _solve(self.diagonal + alpha, self.offdiagonal, rotated)
+                assert info == 0, "a definite matrix has a factorisation"
+        back = self._rotate(solutions.reshape(len(solutions), -1), transpose=False)
+        return back.reshape(solutions.shape).transpose(1, 0, 2)
+
+    def _rotate(self, b: np.ndarray, *, transpose: bool) -> np.ndarray:
+        """Return Q b, or Q' b; the first coordinate is left alone by every reflector."""
+        if not len(self.factors):
+            return b
+        rest = np.asfortranarray(b[1:])
+        trans = b"T" if transpose else b"N"
+        work = int(_apply(b"L", trans, self.reflectors, self.factors, rest, -1)[1][0])
+        rest, _, info = _apply(b"L", trans, self.reflectors, self.factors, rest, work)
+        assert info == 0
+        return np.concatenate([b[:1], rest])

@@ -1,0 +1,161 @@
+"""Moments: against float64 sums of all rows at once, however the rows arrive and are put together."""
+
+import functools
+import operator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reservoir.errors import InputError
+from reservoir.readouts import Accumulator, Moments, accumulate, leave_one_out
+from reservoir.readouts.moments import BLOCK_ROWS, EXACT_BLOCKS
+
+ROWS = (EXACT_BLOCKS + 2) * BLOCK_ROWS + 517
+
+
+def direct(x, y, weights=None):
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    weights = np.ones(len(x)) if weights is None else weights
+    mean, y_mean = np.average(x, axis=0, weights=weights), np.average(y, axis=0, weights=weights)
+    x, y = x - mean, y - y_mean
+    return Moments(
+        count=weights.sum(),
+        mean=mean,
+        xx=(x * weights[:, None]).T @ x,
+        xy=(x * weights[:, None]).T @ y,
+        y_mean=y_mean,
+        yy=weights @ y**2,
+    )
+
+
+def assert_close(a, b, rtol, atol=0.0):
+    for name, value in a.to_arrays().items():
+        other = b.to_arrays()[name]
+        np.testing.assert_allclose(value, other, rtol=rtol, atol=atol + rtol * np.abs(other).max(), err_msg=name)
+
+
+def pieces(x, y, cuts):
+    return zip(np.split(x, cuts), np.split(y, cuts), strict=True)
+
+
+@pytest.fixture
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((ROWS, 12)).astype(np.float32) * np.geomspace(1e-3, 1e3, 12, dtype=np.float32)
+    x[:, 4] = 3000 + np.clip(rng.standard_normal(len(x)), -1, 1) * 0.5
+    x[:, 7] = 0.1
+    return x, rng.choice([-1.0, 1.0], (len(x), 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(np.float64, 1e-12), (np.float32, 3e-6)])
+def test_moments_of_many_blocks_equal_direct_sums(data, dtype, rtol):
+    x, y = data[0].astype(dtype), data[1]
+    moments = accumulate([(x, y)])
+    assert_close(moments, direct(x, y), rtol)
+    np.testing.assert_allclose(moments.std, x.astype(np.float64).std(axis=0), rtol=rtol, atol=1e-15)
+    assert moments.std[7] == 0
+
+
+def test_the_first_blocks_are_exact(data):
+    x, y = data[0][: EXACT_BLOCKS * BLOCK_ROWS], data[1][: EXACT_BLOCKS * BLOCK_ROWS]
+    assert_close(accumulate([(x, y)]), direct(x, y), 1e-12)
+
+
+@settings(max_examples=15, deadline=None)
+@given(cuts=st.lists(st.integers(0, ROWS), max_size=12).map(sorted))
+def test_pieces_do_not_change_a_bit(cuts):
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((ROWS, 5)).astype(np.float32) + 7
+    y = rng.standard_normal((len(x), 2)).astype(np.float32)
+    whole, parts = accumulate([(x, y)]).to_arrays(), accumulate(pieces(x, y, cuts)).to_arrays()
+    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+
+
+@settings(max_examples=25, deadline=None)
+@given(cut=st.integers(1, 399), shift=st.floats(-100, 100), dead=st.booleans())
+def test_sum_of_two_parts_is_the_whole(cut, shift, dead):
+    rng = np.random.default_rng(2)
+    x, y = rng.standard_normal((400, 6)) + shift, rng.standard_normal((400, 2))
+    if dead:
+        x[:, 0] = shift
+    a, b = (accumulate([part]) for part in pieces(x, y, [cut]))
+    assert_close(a + b, accumulate([(x, y)]), 1e-10)
+    assert not dead or (a + b).std[0] == 0
+
+
+def test_a_fold_left_out_is_the_moments_of_the_others(data):
+    x, y = data[0].astype(np.float64), data[1]
+    x[:, 3] = 1.5
+    x[:10, 3] = 2000  # varies in the first fold alone
+    parts = list(pieces(x, y, [1000, 2500, 4000]))
+    rests = leave_one_out([accumulate([part]) for part in parts])
+    for k, rest in enumerate(rests):
+        assert_close(rest, accumulate(part for i, part in enumerate(parts) if i != k), 1e-10)
+    assert rests[0].std[3] == 0
+    assert rests[1].std[3] > 0
+
+
+def test_two_folds_left_out():
+    rng = np.random.default_rng(3)
+    a, b = (accumulate([(rng.standard_normal((9, 2)), rng.standard_normal((9, 1)))]) for _ in range(2))
+    assert leave_one_out([a, b]) == [b, a]
+
+
+def test_sums_over_workers_equal_one_stream(data):
+    x, y = data
+    partial = [accumulate([part]) for part in pieces(x, y, range(1300, len(x), 1300))]
+    assert_close(functools.reduce(operator.add, partial), direct(x, y), 1e-10)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_weights_count_as_repetitions(dtype):
+    rng = np.random.default_rng(4)
+    x, y = rng.standard_normal((ROWS, 4)).astype(dtype) + 5, rng.standard_normal((ROWS, 2))
+    weights = rng.integers(0, 4, len(x))
+    weighted = Accumulator(4, 2, dtype).update(x, y, weights).moments()
+    repeated = accumulate([(np.repeat(x, weights, axis=0), np.repeat(y, weights, axis=0))])
+    assert_close(weighted, repeated, 1e-5 if dtype == np.float32 else 1e-12)
+
+
+def test_moments_go_on_after_being_read(data):
+    x, y = data
+    accumulator = Accumulator(12, 3)
+    half = accumulator.update(x[:3000], y[:3000]).moments()
+    whole = accumulator.update(x[3000:], y[3000:]).moments()
+    assert_close(half, direct(x[:3000], y[:3000]), 1e-12)
+    assert_close(whole, direct(x, y), 3e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 7), min_size=1, unique=True))
+def test_select_is_the_moments_of_those_features(indices):
+    rng = np.random.default_rng(5)
+    x, y = rng.standard_normal((60, 8)), rng.standard_normal((60, 2))
+    assert_close(accumulate([(x, y)]).select(np.array(indices)), direct(x[:, indices], y), 1e-12, 1e-12)
+
+
+def test_arrays_round_trip(data):
+    moments = accumulate([data])
+    assert_close(Moments.from_arrays(moments.to_arrays()), moments, 0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
+def test_a_value_that_is_not_finite_is_named(data, value):
+    x = data[0].copy()
+    x[-1, 9] = value
+    with np.errstate(all="ignore"), pytest.raises(InputError, match="feature 9"):
+        accumulate([(x, data[1])])
+
+
+def test_wrong_shapes_and_nothing_at_all_are_refused(data):
+    x, y = data
+    with pytest.raises(InputError, match="no samples"):
+        accumulate([])
+    with pytest.raises(InputError, match="no sample"):
+        Accumulator(2, 1).moments()
+    with pytest.raises(InputError, match=r"\(5, 12\)"):
+        Accumulator(11, 3).update(x[:5], y[:5])
+    with pytest.raises(InputError, match=r"do not add"):
+        accumulate([data]) + accumulate([(x[:, :4], y)])

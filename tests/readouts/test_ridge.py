@@ -1,0 +1,184 @@
+"""The ridge path: against StandardScaler + Ridge for every penalty, in both forms."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import Ridge
+from sklearn.preprocessing import StandardScaler
+
+from reservoir.errors import InputError
+from reservoir.readouts import DEFAULT_ALPHAS, Targets, accumulate, fit_path, kernel_path, parse_alphas, ridge_path
+
+ALPHAS = DEFAULT_ALPHAS[::3]
+
+
+def features(rows, width, kind, seed=0):
+    """Correlated features of condition number about 10, most of them far from centred."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, width)) + rng.standard_normal((rows, 1)) / 2 + 3 * rng.standard_normal(width)
+    if kind == "offset":
+        x[:, 1] = 3000 + 0.5 * rng.standard_normal(rows)
+    if kind == "constant":
+        x[:, [0, 3]] = [0.1, -7.0]
+    if kind == "duplicate":
+        x[:, 4], x[:, 5] = x[:, 2], -4 * x[:, 2]
+    if kind == "float16":
+        x = x.astype(np.float16)
+    return x
+
+
+def labels(x, targets=3, seed=1):
+    rng, x = np.random.default_rng(seed), x.astype(np.float64)
+    noisy = x @ rng.standard_normal((x.shape[1], targets)) + x.std() * rng.standard_normal((len(x), targets))
+    return np.where(noisy > np.median(noisy, axis=0), 1.0, -1.0)
+
+
+def reference(x, y, alpha):
+    scaler = StandardScaler().fit(x.astype(np.float64))
+    ridge = Ridge(alpha=alpha, solver="svd").fit(scaler.transform(x.astype(np.float64)), y)
+    coef = ridge.coef_.T / scaler.scale_[:, None]
+    return coef * (scaler.var_ > 0)[:, None], ridge.intercept_ - scaler.mean_ @ coef
+
+
+def assert_path_is(path, x, y, rtol):
+    for i, alpha in enumerate(path.alphas):
+        coef, intercept = reference(x, y, alpha)
+        scale = x.astype(np.float64).std(axis=0)[:, None]
+        got, want = path.coef[i] * scale, coef * scale
+        assert np.linalg.norm(got - want) <= rtol * np.linalg.norm(want), f"alpha {alpha}"
+        outputs = x.astype(np.float64) @ coef + intercept
+        error = x.astype(np.float64) @ path.coef[i] + path.intercept[i] - outputs
+        assert np.abs(error).max() <= rtol * np.abs(outputs).max(), f"alpha {alpha}"
+
+
+KINDS = ["plain", "offset", "constant", "duplicate", "float16"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "width"), [(900, 40), (60, 40), (40, 60)])
+def test_moments_give_what_scaler_and_ridge_give(kind, rows, width):
+    x = features(rows, width, kind).astype(np.float64)
+    y = labels(x)
+    assert_path_is(ridge_path(accumulate([(x, y)]), ALPHAS), x, y, 1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "width"), [(9000, 40), (400, 40), (40, 60)])
+@pytest.mark.parametrize("store", [np.float32, np.float16])
+def test_the_form_chosen_for_stored_features_gives_what_scaler_and_ridge_give(kind, rows, width, store):
+    x = features(rows, width, kind).astype(store)
+    y = labels(x)
+    path, _ = fit_path([(x, y)], Targets(3, 0), ALPHAS)
+    assert_path_is(path, x, y, 1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.integers(2, 40),
+    width=st.integers(1, 40),
+    seed=st.integers(0, 99),
+    kind=st.sampled_from(["plain", "float16"]),
+)
+def test_both_forms_agree(rows, width, seed, kind):
+    x = features(rows, width, kind, seed).astype(np.float64)
+    y = np.random.default_rng(seed).standard_normal((rows, 2))
+    primal, kernel = ridge_path(accumulate([(x, y)]), ALPHAS), kernel_path(x, y, ALPHAS)
+    np.testing.assert_allclose(primal.coef, kernel.coef, rtol=1e-8, atol=1e-8 * np.abs(kernel.coef).max())
+    np.testing.assert_allclose(
+        primal.intercept, kernel.intercept, rtol=1e-8, atol=1e-8 * np.abs(kernel.intercept).max()
+    )
+
+
+@pytest.mark.parametrize(
+    "solve", [lambda x, y: ridge_path(accumulate([(x, y)]), ALPHAS), lambda x, y: kernel_path(x, y, ALPHAS)]
+)
+def test_constant_channels_get_exactly_nothing(solve):
+    x = features(50, 20, "constant")
+    assert not solve(x, labels(x)).coef[:, [0, 3]].any()
+
+
+def test_scores_keep_the_digits_of_a_channel_at_3000():
+    x = features(3000, 20, "offset").astype(np.float32)
+    path = ridge_path(accumulate([(x, labels(x))]), ALPHAS)
+    exact = x.astype(np.float64) @ path.coef + path.intercept[:, None]
+    assert path.scores(x).shape == (len(ALPHAS), 3000, 3)
+    assert path.scores(x).dtype == np.float32
+    assert np.abs(path.scores(x) - exact).max() < 1e-5 * np.abs(exact).max()
+    np.testing.assert_allclose(path.scores(x.astype(np.float64)), exact, rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=20, deadline=None)
+@given(scale=st.floats(1e-3, 1e3), shift=st.floats(-10, 10), seed=st.integers(0, 9))
+def test_scores_do_not_depend_on_units(scale, shift, seed):
+    x = features(80, 10, "plain", seed)
+    y = labels(x, seed=seed)
+    path = ridge_path(accumulate([(x, y)]), ALPHAS)
+    other = ridge_path(accumulate([(x * scale + shift, y)]), ALPHAS)
+    np.testing.assert_allclose(other.scores(x * scale + shift), path.scores(x), rtol=1e-6, atol=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 99), rows=st.integers(3, 30))
+def test_a_larger_penalty_never_fits_closer(seed, rows):
+    x = features(rows, 12, "plain", seed)
+    y = labels(x, seed=seed)
+    path = ridge_path(accumulate([(x, y)]), ALPHAS)
+    errors = np.square(path.scores(x) - y).sum(axis=(1, 2))
+    assert (np.diff(errors) >= -1e-9 * errors.max()).all()
+    assert (np.diff(np.linalg.norm(path.coef * x.std(axis=0)[:, None], axis=(1, 2))) <= 1e-12).all()
+
+
+def test_singular_float32_moments_stay_solvable():
+    """Every row sums to the same value, as after a layer norm, and float32 rounding makes the scatter indefinite."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((40_000, 64)).astype(np.float32) @ rng.standard_normal((64, 64)).astype(np.float32)
+    x = ((x - x.mean(axis=1, keepdims=True)) / x.std(axis=1, keepdims=True)).astype(np.float32)
+    y = labels(x, 2)
+    single, double = (ridge_path(accumulate([(x.astype(d), y)]), ALPHAS) for d in (np.float32, np.float64))
+    np.testing.assert_allclose(single.scores(x), double.scores(x), atol=1e-4)
+
+
+@pytest.mark.parametrize("alphas", [[], [0.0], [1.0, -1.0], [np.nan], [np.inf]])
+def test_penalties_must_be_positive(alphas):
+    x = features(30, 4, "plain")
+    for solve in (
+        lambda: ridge_path(accumulate([(x, labels(x))]), np.array(alphas)),
+        lambda: kernel_path(x, labels(x), np.array(alphas)),
+    ):
+        with pytest.raises(InputError, match="positive"):
+            solve()
+
+
+def test_the_smallest_penalties_are_solved_on_singular_features():
+    x = np.arange(30.0)[:, None] * np.ones(6)
+    path = ridge_path(accumulate([(x, x[:, :1])]), np.array([1e-300, 1e-9]))
+    np.testing.assert_allclose(path.scores(x)[..., 0], np.stack([x[:, 0]] * 2), atol=1e-6)
+
+
+def test_kernel_names_a_feature_that_is_not_finite():
+    x = features(30, 4, "plain")
+    x[3, 2] = np.nan
+    with pytest.raises(InputError, match="feature 2"):
+        kernel_path(x, np.ones((30, 1)), ALPHAS)
+
+
+def test_penalty_grids():
+    np.testing.assert_allclose(parse_alphas("1e-2:1e6:25"), DEFAULT_ALPHAS)
+    np.testing.assert_allclose(parse_alphas("3:3:1"), [3])
+    for text in [
+        "",
+        "1",
+        "1:2",
+        "1:2:3:4",
+        "a:b:c",
+        "0:1:5",
+        "2:1:5",
+        "1:2:0",
+        "1:2:1.5",
+        "nan:1:3",
+        "1:inf:3",
+        "-1:1:3",
+    ]:
+        with pytest.raises(InputError, match="LO:HI:N"):
+            parse_alphas(text)

@@ -1,0 +1,123 @@
+"""The sweep: the right form, the right accuracies, the right choice; and the readout it ends in."""
+
+import numpy as np
+import pytest
+from sklearn.linear_model import RidgeClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from reservoir.errors import InputError
+from reservoir.readouts import (
+    DEFAULT_ALPHAS,
+    LinearReadout,
+    Targets,
+    accumulate,
+    accuracy,
+    fit_path,
+    samples,
+    score,
+    sweep,
+)
+
+
+def task(rows, width, classes, outputs=1, seed=0):
+    rng = np.random.default_rng(seed)
+    truth = rng.standard_normal((width, outputs, max(classes, 1))) / np.sqrt(width)
+    x = (rng.standard_normal((rows + 200, width)) * np.geomspace(0.1, 10, width) + 3).astype(np.float32)
+    noisy = np.einsum("nw,woc->noc", (x - 3) / np.geomspace(0.1, 10, width), truth)
+    noisy += 0.7 * rng.standard_normal(noisy.shape)
+    y = noisy.argmax(-1) if classes > 2 else (noisy[..., 0] > 0).astype(int) if classes else noisy[..., 0]
+    return (x[:rows], y[:rows]), (x[rows:], y[rows:])
+
+
+def blocks(data, size=64):
+    x, y = data
+    return [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize(("rows", "width"), [(500, 30), (60, 90)])
+def test_accuracies_are_those_of_ridge_classifier(classes, rows, width):
+    train, valid = task(rows, width, classes)
+    found = sweep(blocks(train), blocks(valid), Targets(1, classes))
+    expected = [
+        make_pipeline(StandardScaler(), RidgeClassifier(alpha=alpha))
+        .fit(train[0].astype(np.float64), train[1][:, 0])
+        .score(valid[0].astype(np.float64), valid[1][:, 0])
+        for alpha in DEFAULT_ALPHAS
+    ]
+    np.testing.assert_allclose(found.accuracy, expected)
+    assert found.accuracy[found.best] == max(expected)
+    assert found.alpha == max(DEFAULT_ALPHAS[found.accuracy == max(expected)])
+    assert (found.moments is None) == (rows < width)
+
+
+@pytest.mark.parametrize("classes", [0, 2, 4])
+@pytest.mark.parametrize(("rows", "width"), [(400, 25), (50, 80)])
+def test_several_outputs_are_fitted_as_each_alone(classes, rows, width):
+    train, valid = task(rows, width, classes, outputs=3)
+    together, _ = fit_path(blocks(train), Targets(3, classes), DEFAULT_ALPHAS)
+    single = [fit_path(blocks((train[0], train[1][:, [o]])), Targets(1, classes), DEFAULT_ALPHAS)[0] for o in range(3)]
+    np.testing.assert_allclose(
+        together.coef, np.concatenate([path.coef for path in single], axis=2), rtol=1e-6, atol=1e-9
+    )
+    if classes:
+        alone = [
+            score(path, blocks((valid[0], valid[1][:, [o]])), Targets(1, classes)) for o, path in enumerate(single)
+        ]
+        np.testing.assert_allclose(score(together, blocks(valid), Targets(3, classes)), np.mean(alone, axis=0))
+
+
+def test_several_tokens_share_weights():
+    rng = np.random.default_rng(0)
+    x, truth = rng.standard_normal((300, 5, 12)), rng.standard_normal((12, 2))
+    y = (x @ truth > 0).astype(int)
+    pairs = [samples(x[i : i + 50], y[i : i + 50]) for i in range(0, 300, 50)]
+    found = sweep(pairs[:4], pairs[4:], Targets(2, 2))
+    assert found.readout().coef.shape == (12, 2)
+    assert found.accuracy.max() > 0.95
+
+
+def test_blocks_do_not_change_a_bit_of_the_path():
+    train, _ = task(300, 20, 3)
+    a, b = (fit_path(blocks(train, size), Targets(1, 3), DEFAULT_ALPHAS)[0] for size in (7, 300))
+    np.testing.assert_array_equal(a.coef, b.coef)
+
+
+def test_stored_moments_replace_the_pass_over_train():
+    train, valid = task(300, 20, 3)
+    first = sweep(blocks(train), blocks(valid), Targets(1, 3))
+    again = sweep(iter(()), blocks(valid), Targets(1, 3), moments=first.moments)
+    np.testing.assert_array_equal(first.accuracy, again.accuracy)
+    finer = sweep([], blocks(valid), Targets(1, 3), np.geomspace(1, 100, 7), moments=first.moments)
+    assert finer.accuracy.shape == (7,)
+
+
+def test_no_training_samples_are_refused():
+    with pytest.raises(InputError, match="no training samples"):
+        fit_path([], Targets(1, 2), DEFAULT_ALPHAS)
+
+
+@pytest.mark.parametrize("classes", [0, 2, 3])
+def test_the_readout_scores_as_its_penalty_did_and_survives_storage(classes):
+    train, valid = task(400, 20, classes, outputs=2)
+    found = sweep(blocks(train), blocks(valid), Targets(2, classes))
+    readout = found.readout()
+    np.testing.assert_allclose(
+        accuracy(readout.targets, readout.scores(valid[0]), valid[1]), found.accuracy[found.best], rtol=1e-6
+    )
+    np.testing.assert_array_equal(found.readout(3).coef, found.path.coef[3])
+    back = LinearReadout.from_arrays(*readout.calibrate(blocks(valid)).to_arrays())
+    np.testing.assert_array_equal(back.predict(valid[0]), readout.predict(valid[0]))
+    assert (back.temperature == 1) == (classes == 0)
+    if classes:
+        assert back.probabilities(valid[0]).shape == (200, 2, classes)
+        np.testing.assert_array_equal(back.probabilities(valid[0]).argmax(-1), readout.predict(valid[0]))
+
+
+def test_moments_of_a_sweep_are_those_of_encoded_labels():
+    train, valid = task(300, 20, 3)
+    found = sweep(blocks(train), blocks(valid), Targets(1, 3)).moments
+    direct = accumulate([(train[0], Targets(1, 3).encode(train[1]))])
+    assert found is not None
+    np.testing.assert_array_equal(found.xy, direct.xy)

@@ -1,0 +1,144 @@
+"""Codes of labels, layout of samples, accuracy and calibration: against scikit-learn and by round trips."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import softmax
+from sklearn.linear_model import RidgeClassifier
+from sklearn.metrics import accuracy_score, log_loss, r2_score
+
+from reservoir.errors import InputError
+from reservoir.readouts import Tally, Targets, accumulate, accuracy, best_penalty, ridge_path, samples, unsample
+
+
+@given(
+    classes=st.integers(2, 6),
+    outputs=st.integers(1, 4),
+    rows=st.integers(1, 9),
+    lead=st.integers(0, 3),
+    seed=st.integers(0, 9),
+)
+def test_labels_come_back_from_their_codes(classes, outputs, rows, lead, seed):
+    targets = Targets(outputs, classes)
+    y = np.random.default_rng(seed).integers(0, classes, (rows, outputs))
+    coded = targets.encode(y)
+    assert coded.shape == (rows, targets.columns)
+    assert coded.dtype == np.float32
+    assert set(np.unique(coded)) <= {-1, 1}
+    np.testing.assert_array_equal(targets.predict(coded), y)
+    np.testing.assert_array_equal(targets.predict(np.stack([coded] * (lead + 1)))[lead], y)
+    np.testing.assert_array_equal(targets.probabilities(coded).argmax(-1), y)
+    np.testing.assert_allclose(targets.probabilities(coded, 0.3).sum(-1), 1, rtol=1e-6)
+    assert accuracy(targets, coded, y) == 1
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+@pytest.mark.parametrize("alpha", [0.1, 10.0])
+def test_scores_and_labels_are_those_of_ridge_classifier(classes, alpha):
+    rng = np.random.default_rng(classes)
+    x = rng.standard_normal((300, 8))
+    x = (x - x.mean(axis=0)) / x.std(axis=0)
+    y = (x @ rng.standard_normal((8, classes)) + rng.standard_normal((300, classes))).argmax(-1)
+    theirs = RidgeClassifier(alpha=alpha).fit(x, y)
+    targets = Targets(1, classes)
+    scores = ridge_path(accumulate([(x, targets.encode(y[:, None]))]), np.array([alpha])).scores(x)[0]
+    np.testing.assert_allclose(scores.squeeze(), theirs.decision_function(x), rtol=1e-7, atol=1e-9)
+    np.testing.assert_array_equal(targets.predict(scores)[:, 0], theirs.predict(x))
+
+
+def test_regression_targets_stay_as_they_are():
+    y = np.array([[1.5, -2.0], [3.25, 0.0]])
+    for dtype in (np.float32, np.float64):
+        assert Targets(2, 0).encode(y.astype(dtype)).dtype == dtype
+    np.testing.assert_array_equal(Targets(2, 0).predict(Targets(2, 0).encode(y)), y)
+    assert Targets(2, 0).fit_temperature(y, y) == 1
+    with pytest.raises(InputError, match="no probabilities"):
+        Targets(2, 0).probabilities(y)
+
+
+@pytest.mark.parametrize(("outputs", "classes"), [(0, 2), (1, 1), (1, -1)])
+def test_impossible_targets_are_refused(outputs, classes):
+    with pytest.raises(InputError, match="at least one output"):
+        Targets(outputs, classes)
+
+
+def test_labels_of_the_wrong_shape_are_refused():
+    for y in (np.zeros(3, int), np.zeros((3, 2), int)):
+        with pytest.raises(InputError, match="labels of shape"):
+            Targets(1, 3).encode(y)
+
+
+@given(rows=st.integers(1, 5), tokens=st.integers(1, 4), readout=st.integers(1, 4), outputs=st.integers(1, 3))
+def test_samples_share_weights_over_tokens_where_every_token_is_read(rows, tokens, readout, outputs):
+    x = np.arange(rows * tokens * 6).reshape(rows, tokens, 6)
+    y = np.arange(rows * readout * outputs).reshape(rows, readout, outputs)
+    features, labels = samples(x, y)
+    if tokens == readout > 1:
+        assert features.shape == (rows * tokens, 6)
+        assert labels.shape == (rows * tokens, outputs)
+        np.testing.assert_array_equal(features[tokens - 1], x[0, -1])
+        np.testing.assert_array_equal(labels[tokens - 1], y[0, -1])
+    else:
+        assert features.shape == (rows, tokens * 6)
+        assert labels.shape == (rows, readout * outputs)
+    np.testing.assert_array_equal(unsample(labels, readout, outputs), y)
+    np.testing.assert_array_equal(unsample(np.stack([labels] * 2, axis=-1), readout, outputs)[..., 1], y)
+
+
+def test_samples_need_the_same_rows():
+    with pytest.raises(InputError, match="4 rows of features and 3 of labels"):
+        samples(np.zeros((4, 1, 2)), np.zeros((3, 1, 1)))
+
+
+@settings(max_examples=30)
+@given(
+    classes=st.sampled_from([0, 2, 5]),
+    outputs=st.integers(1, 3),
+    cuts=st.lists(st.integers(0, 50)).map(sorted),
+    seed=st.integers(0, 9),
+)
+def test_tally_over_blocks_is_the_metric_of_scikit_learn(classes, outputs, cuts, seed):
+    rng = np.random.default_rng(seed)
+    targets = Targets(outputs, classes)
+    scores = rng.standard_normal((3, 50, targets.columns))
+    y = rng.integers(0, classes, (50, outputs)) if classes else rng.standard_normal((50, outputs)) + 1e4
+    if not classes:
+        scores += 1e4
+    tally = Tally(targets)
+    for block, labels in zip(np.split(scores, cuts, axis=1), np.split(y, cuts), strict=True):
+        if len(labels):
+            tally.update(block, labels)
+    metric = (
+        (lambda s: accuracy_score(y.ravel(), targets.predict(s).ravel())) if classes else (lambda s: r2_score(y, s))
+    )
+    np.testing.assert_allclose(tally.accuracy(), [metric(s) for s in scores], rtol=1e-9)
+
+
+def test_r2_of_constant_targets_is_that_of_scikit_learn():
+    y = np.array([[2.0, 1.0], [2.0, 3.0]])
+    for scores in (y, y + np.array([0.5, 0])):
+        assert accuracy(Targets(2, 0), scores, y) == r2_score(y, scores)
+    with pytest.raises(ValueError, match="no samples"):
+        Tally(Targets(1, 2)).accuracy()
+
+
+@given(st.lists(st.sampled_from([0.1, 0.5, 0.9]), min_size=1, max_size=8), st.randoms())
+def test_ties_go_to_the_larger_penalty(accuracies, random):
+    alphas = [10.0**k for k in range(len(accuracies))]
+    random.shuffle(alphas)
+    best = best_penalty(np.array(alphas), np.array(accuracies))
+    assert alphas[best] == max(a for a, score in zip(alphas, accuracies, strict=True) if score == max(accuracies))
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_temperature_is_the_one_of_least_loss(classes):
+    rng = np.random.default_rng(0)
+    targets = Targets(1, classes)
+    scores = rng.standard_normal((2000, targets.columns))
+    chances = softmax(targets.logits(scores)[:, 0] / 0.4, axis=-1)
+    y = (rng.random((2000, 1)) > chances.cumsum(-1)[:, :-1]).sum(-1, keepdims=True)
+    found = targets.fit_temperature(scores, y)
+    losses = {t: log_loss(y[:, 0], targets.probabilities(scores, t)[:, 0]) for t in (found * 0.99, found, found * 1.01)}
+    assert min(losses, key=losses.__getitem__) == found
+    assert 0.3 < found < 0.5
