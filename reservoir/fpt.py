@@ -1,12 +1,10 @@
-"""The one model: input layer, frozen backbone, output. Extraction and training share it (Lu et al. 2021, section 2.2)."""
+"""The one model that extraction and training share: input layer, backbone, output (Lu et al. 2021, section 2.2)."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -158,29 +156,3 @@ class FPT(nn.Module):
         with self.backbone.recording(callbacks):
             self.backbone(self.inputs(x), lengths)
         return pooled
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reservoir:
-    """The settings of a frozen map: which backbone with which weights, behind which input layer.
-
-    Parameters
-    ----------
-    backbone : str
-        A known size, a folder or a hub name.
-    init : str
-        Where the weights come from.
-    seed : int
-        Seed of the random weights and of the input layer.
-    gain : float
-        Scale of the input layer.
-    """
-
-    backbone: str = "gpt2"
-    init: str = "random"
-    seed: int = 0
-    gain: float = DEFAULT_GAIN
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings as plain JSON values."""
-        return {"backbone": self.backbone, "init": self.init, "seed": self.seed, "gain": self.gain}

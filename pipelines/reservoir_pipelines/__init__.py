@@ -1,0 +1,32 @@
+"""How stages run: prepare, extract, fit, predict; one function each, and the command line.
+
+>>> from reservoir_pipelines import extract, fit          # doctest: +SKIP
+>>> features = extract("mnist", backbone="gpt2")           # doctest: +SKIP
+>>> features["train"]["block06/mean"]                      # doctest: +SKIP
+>>> fit(features).best                                     # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reservoir_pipelines.extraction import Extraction, extract
+    from reservoir_pipelines.fitting import Fit, Result, fit
+    from reservoir_pipelines.prediction import Prediction, predict
+
+__all__ = ["Extraction", "Fit", "Prediction", "Result", "extract", "fit", "predict"]
+
+_HOME = {
+    **dict.fromkeys(("Extraction", "extract"), "extraction"),
+    **dict.fromkeys(("Fit", "Result", "fit"), "fitting"),
+    **dict.fromkeys(("Prediction", "predict"), "prediction"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Stages import torch and scikit-learn; the command line has to answer --help without them.
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

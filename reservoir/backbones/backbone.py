@@ -126,8 +126,9 @@ class Backbone(nn.Module):
     def set_compute(self, dtype: torch.dtype) -> None:
         """Run the matrix products in ``dtype`` (float32 or bfloat16).
 
-        Only the weights of the projections are rounded. With the residual stream kept in float32 the hidden states of
-        an untrained GPT-2 small are seven times closer to float32's than with everything in bfloat16, at the same speed.
+        Only the weights of the projections are rounded. With the residual stream kept in float32, the hidden states
+        of an untrained GPT-2 small come seven times closer to float32's than with everything in bfloat16, at the same
+        speed.
         """
         self.compute = dtype
         for module in self.blocks.modules():

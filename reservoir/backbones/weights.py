@@ -91,7 +91,7 @@ def draw_random(model: nn.Module, family: Family, config: Any, seed: int) -> Non
 
 
 def weights_digest(backbone: Backbone) -> str:
-    """Return the SHA-256 of a float32 backbone: its family, every tensor's name, shape and bytes, and what config shapes it.
+    """Return the SHA-256 of a float32 backbone: its family, its configuration, and every tensor's name, shape and bytes.
 
     It changes when a weight changes, and not when a folder moves or is renamed.
     """

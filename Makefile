@@ -1,0 +1,27 @@
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+export RESERVOIR_CACHE ?= $(CURDIR)/demo
+
+.PHONY: demo test lint clean
+
+demo: $(INSTALLED)  ## the main job on embedded defaults: digits through an untrained GPT-2 small
+	$(BIN)/reservoir extract digits --backbone gpt2 --init random
+	$(BIN)/reservoir fit digits
+
+test: $(INSTALLED)  ## every test, two at a time
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+lint: $(INSTALLED)  ## style and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:  ## everything that make has made
+	rm -rf .venv demo

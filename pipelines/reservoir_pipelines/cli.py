@@ -1,0 +1,203 @@
+"""The command line. Each command is a thin function over the stage of the same name; heavy imports wait inside."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from reservoir_pipelines import cache_commands
+from reservoir_pipelines.options import Cache, Config, Data, Device, Json
+
+# Typer carries its own copy of click since 0.20 and used the package before; this is the one it raises.
+UsageError: Any = typer.BadParameter.__base__
+
+app = typer.Typer(
+    name="reservoir",
+    help="Run a frozen transformer once, cache its hidden states, fit linear readouts in seconds.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(cache_commands.app, name="cache")
+
+
+@app.command()
+def tasks(data: Data = None, cache: Cache = None, json: Json = False, config: Config = None) -> None:
+    """List the tasks, their shapes, and whether their data is here."""
+    from reservoir_pipelines.output import print_json, print_table
+    from reservoir_pipelines.tasktable import task_table
+
+    rows = task_table(data=data, cache=cache)
+    if json:
+        print_json(rows)
+        return
+    headings = ("task", "input", "#tokens", "#classes", "rows", "data")
+    print_table(headings, [(r["task"], r["input"], r["tokens"], r["classes"], r["rows"], r["data"]) for r in rows])
+
+
+@app.command()
+def prepare(task: str, data: Data = None, cache: Cache = None, json: Json = False, config: Config = None) -> None:
+    """Read a task's files into typed arrays, split once and for all; extract does it by itself where needed."""
+    from reservoir_pipelines.output import print_json, print_table
+    from reservoir_pipelines.prepare import prepare as stage
+
+    prepared = stage(task, data=data, cache=cache)
+    if json:
+        print_json({"prepared": str(prepared.path), "rows": prepared.rows, "digest": prepared.digest})
+    else:
+        print_table(
+            ("split", "#rows"), [(name, f"{rows:,}") for name, rows in prepared.rows.items()], str(prepared.path)
+        )
+
+
+@app.command()
+def extract(
+    task: Annotated[str, typer.Argument(help="A task's name, or the path of your own .npz or .h5 file.")],
+    backbone: Annotated[
+        str | None, typer.Option(help="gpt2, gpt2-medium, gpt2-large, gpt2-xl, a model folder or a hub name.")
+    ] = None,
+    init: Annotated[
+        str | None, typer.Option(help="pretrained or random [default: pretrained for a backbone that is named]")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of random weights and of the input layer.")] = 0,
+    gain: Annotated[float, typer.Option(help="Scale of the input layer.")] = 1.41,
+    layers: Annotated[str, typer.Option(help="embed, block01 ..., final, comma-separated, or all.")] = "all",
+    pool: Annotated[str, typer.Option(help="last, mean, max, first, segments8, all; comma-separated.")] = "last,mean",
+    limit: Annotated[int | None, typer.Option(help="At most so many rows of each split, a fixed draw.")] = None,
+    data: Data = None,
+    cache: Cache = None,
+    device: Device = "auto",
+    compute: Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 where it is native.")] = "auto",
+    store: Annotated[str, typer.Option(help="float16, bfloat16 or float32 on disk.")] = "float16",
+    batch_rows: Annotated[int | None, typer.Option(help="Rows per batch of a new entry.")] = None,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Run a frozen transformer over a task once and cache its hidden states."""
+    from reservoir_pipelines.extraction import extract as stage
+    from reservoir_pipelines.output import print_json, print_table
+    from reservoir_pipelines.progress import size_text
+
+    done = stage(
+        task,
+        backbone=backbone,
+        init=init,
+        seed=seed,
+        gain=gain,
+        layers=layers,
+        pool=pool,
+        limit=limit,
+        data=data,
+        cache=cache,
+        device=device,
+        compute=compute,
+        store=store,
+        batch_rows=batch_rows,
+    )
+    if json:
+        print_json(done.to_dict())
+        return
+    rows = ", ".join(f"{count:,} {split}" for split, count in done.rows.items())
+    forward = "none, reused" if done.reused else f"{done.computed_rows:,} rows"
+    print_table(
+        ("extracted", ""),
+        [
+            ("entry", done.entry),
+            ("rows", rows),
+            ("columns", f"{len(done.columns)}: {done.columns[0]} ... {done.columns[-1]}"),
+            ("on disk", size_text(done.bytes)),
+            ("forward pass", forward),
+            ("time", f"{done.seconds:.1f} s"),
+        ],
+    )
+
+
+@app.command()
+def fit(
+    entry: Annotated[
+        str, typer.Argument(metavar="TASK|ENTRY", help="A task (its last extraction), a key or a folder.")
+    ],
+    columns: Annotated[str, typer.Option(help="Columns to try, comma-separated, or all.")] = "all",
+    alphas: Annotated[str, typer.Option(help="Penalties LO:HI:N on standardised features.")] = "1e-2:1e6:25",
+    out: Annotated[Path | None, typer.Option(help="Folder of the results.")] = None,
+    cache: Cache = None,
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Fit a linear readout to every cached column under every penalty; choose on valid, score test once."""
+    from reservoir_pipelines.entries import find_entry
+    from reservoir_pipelines.fitting import fit as stage
+    from reservoir_pipelines.output import percent, print_json, print_table
+    from reservoir_pipelines.root import cache_root
+
+    found = find_entry(cache_root(cache), entry)
+    done = stage(found.path, columns=columns, alphas=alphas, out=out)
+    if json:
+        print_json(done.to_dict())
+        return
+    rows: list[tuple[Any, ...]] = []
+    for name, result in (("best", done.best), ("raw", done.raw)):
+        if result:
+            numbers = (f"{result.alpha:.3g}", percent(result.valid_accuracy), percent(result.test_accuracy))
+            rows.append((name, "+".join(result.columns), result.readout, *numbers))
+    headings = ("", "columns", "readout", "#penalty", "#valid", "#test")
+    print_table(headings, rows, f"{found.spec.task['name']}, {found.path.name}")
+    print_table(
+        ("", ""),
+        [
+            ("tried", f"{len(done.table):,} readouts in {done.seconds:.1f} s, all in {done.results}"),
+            ("plot", done.plot),
+            ("readout", done.saved),
+        ],
+    )
+
+
+@app.command()
+def predict(
+    readout: Annotated[Path, typer.Argument(help="Folder or JSON file that fit wrote.")],
+    file: Annotated[Path, typer.Argument(help="New sequences: .npz or .h5 with x, or an idx file of images.")],
+    device: Device = "auto",
+    json: Json = False,
+    config: Config = None,
+) -> None:
+    """Print one JSON line per sequence with its label and the probabilities of the classes."""
+    from reservoir_pipelines.output import print_json
+    from reservoir_pipelines.prediction import predict as stage
+
+    for prediction in stage(readout, file, device=device):
+        print_json(prediction.to_dict())
+
+
+def main() -> None:
+    """Run the command line: 0 done, 1 failed, 2 the input was at fault, 130 interrupted."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command and return its exit code; the user's own mistakes are told in one line on stderr."""
+    from reservoir_cache import CacheError
+
+    from reservoir.errors import InputError
+
+    try:
+        code = app(arguments or ["--help"], prog_name="reservoir", standalone_mode=False)
+    except UsageError as error:
+        where = getattr(error, "ctx", None)
+        hint = f"; see {where.command_path} --help" if where else ""
+        return _fault(error.format_message().replace("\n", " ").rstrip(".") + hint)
+    except (InputError, CacheError) as error:
+        return _fault(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return _fault("interrupted; run the same command again to go on", 130)
+    except BrokenPipeError:  # the reader of our output, such as head, has seen enough
+        sys.stderr.close()
+        return 0
+    return code if isinstance(code, int) else 0
+
+
+def _fault(message: str, code: int = 2) -> int:
+    sys.stderr.write(f"reservoir: {message}\n")
+    return code

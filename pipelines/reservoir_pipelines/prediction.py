@@ -1,0 +1,123 @@
+"""The stage ``predict``: labels and probabilities for new sequences, through the same frozen model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reservoir import InputError
+from reservoir.readouts import samples, unsample
+from reservoir.tasks import encode
+from reservoir.tasks.columns import open_columns
+from reservoir.tasks.idx import read_idx
+from reservoir_pipelines.bundle import Bundle
+from reservoir_pipelines.forward import forward
+from reservoir_pipelines.frozen import FrozenModel, load_frozen
+
+COLUMN_FILES = (".npz", ".h5", ".hdf5")
+BATCH_ROWS = 32
+BLOCK_ROWS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What a readout says of one sequence.
+
+    Parameters
+    ----------
+    label : str, int, float or nested list of these
+        The label; for a task with several outputs a list, for several readout tokens a list of lists.
+    probabilities : list
+        Of each class in the order of the task's classes, nested as the label; empty for regression.
+    """
+
+    label: Any
+    probabilities: list[Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return {"label": self.label, "probabilities": self.probabilities}
+
+
+def predict(readout: Path, file: Path, *, device: str = "auto") -> Iterator[Prediction]:
+    """Apply a saved readout to the sequences of a file.
+
+    Parameters
+    ----------
+    readout : Path
+        Folder or JSON file that `fit` wrote.
+    file : Path
+        ``.npz`` or ``.h5`` with ``x`` (and ``lengths``), or an idx file of images; sequences, or raw inputs as the task
+        takes them.
+    device : str, default "auto"
+        Where the forward pass runs.
+
+    Yields
+    ------
+    Prediction
+        For each sequence, in order.
+
+    Raises
+    ------
+    InputError
+        If the readout or the file is not readable, the sequences are not the task's, or the frozen weights are not
+        those that the readout was fitted on.
+    """
+    bundle = Bundle.load(readout)
+    x, lengths = read_inputs(file)
+    x, lengths = encode(bundle.task, x, lengths)
+    model = load_frozen(bundle.task, bundle.reservoir, device, bundle.compute)
+    if model.digest != bundle.digest:
+        raise InputError(
+            f"readout {readout}: the weights of {bundle.reservoir.backbone!r} are no longer those it was fitted on; "
+            "bring them back, or fit again"
+        )
+    for start in range(0, len(x), BLOCK_ROWS):
+        rows = slice(start, start + BLOCK_ROWS)
+        yield from _predict_rows(bundle, model, x[rows], lengths[rows])
+
+
+def _predict_rows(bundle: Bundle, model: FrozenModel, x: np.ndarray, lengths: np.ndarray) -> Iterator[Prediction]:
+    task = bundle.task
+    features = forward(model, bundle.scaling, x, lengths, bundle.columns, BATCH_ROWS)
+    empty = np.zeros((len(x), task.readout_tokens, task.outputs))
+    parts = [samples(features[column], empty)[0] for column in bundle.columns]
+    joined = np.concatenate(parts, axis=1)
+    labels = unsample(bundle.readout.predict(joined), task.readout_tokens, task.outputs)
+    chances = None
+    if task.classes:
+        chances = bundle.readout.probabilities(joined).reshape(*labels.shape, task.classes)
+    for row, values in enumerate(labels):
+        named = np.vectorize(task.label, otypes=[object])(values) if task.classes else values.astype(float)
+        yield Prediction(
+            label=_bare(named.tolist()),
+            probabilities=[] if chances is None else _bare(np.round(chances[row], 6).tolist()),
+        )
+
+
+def _bare(nested: list[Any]) -> Any:
+    """Return (tokens, outputs, ...) without the levels that have a single member."""
+    outer = [inner[0] if len(inner) == 1 else inner for inner in nested]
+    return outer[0] if len(outer) == 1 else outer
+
+
+def read_inputs(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the sequences of a file and their lengths, where it has them.
+
+    Raises
+    ------
+    InputError
+        If it is not there, not readable, or has no ``x``.
+    """
+    if file.suffix not in COLUMN_FILES and file.is_file():
+        return read_idx(file, dimensions=3), None
+    columns = open_columns(file)
+    if "x" not in columns.shapes:
+        raise InputError(f"{file}: it has no array 'x'; put the sequences there")
+    rows = columns.shapes["x"][0]
+    lengths = columns.read("lengths", 0, rows) if "lengths" in columns.shapes else None
+    return columns.read("x", 0, rows), lengths
