@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -141,6 +140,6 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
     part = path.with_name(f".{path.name}-{uuid.uuid4().hex}.part")
     try:
         write(part)
-        os.replace(part, path)
+        part.replace(path)
     finally:
         part.unlink(missing_ok=True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +12,9 @@ import numpy as np
 from reservoir_cache import Entry, FeatureStore, Layout, ShardWriter, Spec, check_space, required_bytes
 
 from reservoir import InputError
-from reservoir.tasks.task import Tokens
 from reservoir_pipelines.forward import column_shapes, forward
 from reservoir_pipelines.frozen import GAIN, FrozenModel, Reservoir, load_frozen
+from reservoir_pipelines.plan import choose_columns, draw_rows, make_spec
 from reservoir_pipelines.prepare import Prepared, prepare
 from reservoir_pipelines.progress import Meter, meter, say, size_text
 from reservoir_pipelines.root import cache_root
@@ -24,9 +22,7 @@ from reservoir_pipelines.root import cache_root
 if TYPE_CHECKING:
     from reservoir_cache import SplitFeatures
 
-PADDING = "right, masked"
 POOLS = "last,mean"
-LIMIT_SEED = 0
 # One batch holds about this many tokens: enough to keep the device busy, little enough to stay in its caches.
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
 # A block is what a kill can lose, and one file; a GPU finishes larger ones in less time than a file takes to sync.
@@ -176,60 +172,6 @@ def extract(
     )
 
 
-def choose_columns(model: FrozenModel, layers: str | Sequence[str], pool: str | Sequence[str]) -> tuple[str, ...]:
-    """Return every wanted layer under every wanted pooling, in the order of the layers.
-
-    Raises
-    ------
-    InputError
-        If a layer or a pooling does not exist.
-    """
-    from reservoir.pooling import check_poolings
-
-    wanted = _names(layers)
-    known = model.fpt.backbone.layers
-    if wanted == ["all"]:
-        wanted = list(known)
-    model.fpt.backbone.check_layers(wanted)
-    pools = list(dict.fromkeys(_names(pool)))
-    check_poolings(pools)
-    if not wanted or not pools:
-        raise InputError("no columns: name at least one layer and one pooling")
-    return tuple(f"{layer}/{pooling}" for layer in known if layer in wanted for pooling in pools)
-
-
-def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:
-    """Return the row numbers that are used of each split, ascending: all, or a fixed seeded draw of ``limit``."""
-    drawn = {}
-    for split, count in prepared.rows.items():
-        if limit is None or limit >= count:
-            drawn[split] = np.arange(count)
-        else:
-            drawn[split] = np.sort(np.random.default_rng(LIMIT_SEED).permutation(count)[:limit])
-    return drawn
-
-
-def make_spec(
-    prepared: Prepared, rows: Mapping[str, np.ndarray], model: FrozenModel, settings: Reservoir, store: str
-) -> Spec:
-    """Return everything that changes a number of the entry, and nothing else."""
-    digest = hashlib.sha256(prepared.digest.encode())
-    for split, index in sorted(rows.items()):
-        digest.update(json.dumps([split, len(index)]).encode())
-        digest.update(index.astype("<i8").tobytes())
-    kind = "gaussian" if isinstance(prepared.task.form, Tokens) else "orthogonal"
-    return Spec(
-        task=prepared.task.to_dict(),
-        data={"digest": digest.hexdigest(), "rows": {split: len(index) for split, index in rows.items()}},
-        backbone={"family": model.family, "digest": model.digest},
-        init={"kind": settings.init, "seed": settings.seed if settings.init == "random" else 0},
-        input={"kind": kind, "seed": settings.seed, "gain": settings.gain, "patch": 1, "stride": 1},
-        padding=PADDING,
-        compute=model.compute,
-        store=store,
-    )
-
-
 @dataclass
 class _Run:
     """One call of `extract` after its input has been read."""
@@ -250,9 +192,8 @@ class _Run:
         space = required_bytes(self.spec, self.layout, self.spec.rows, shapes)
         exists = (self.root / "features" / self.spec.task["name"] / self._folder()).is_dir()
         if not exists:
-            say(
-                f"{name}: {sum(self.spec.rows.values()):,} rows, {len(self.columns)} columns, {size_text(space)} on disk"
-            )
+            rows = sum(self.spec.rows.values())
+            say(f"{name}: {rows:,} rows, {len(self.columns)} columns, {size_text(space)} on disk")
             check_space(self.root, space)
         entry = Entry.create(self.root, self.settings.title, self.spec, self.layout, self._made_with())
         entry.repair(entry.verify())
@@ -334,8 +275,3 @@ class _Run:
 def _block_rows(entry: Entry, split: str, block: int) -> int:
     low, high = entry.blocks(split)[block]
     return high - low
-
-
-def _names(value: str | Sequence[str]) -> list[str]:
-    parts = value.split(",") if isinstance(value, str) else value
-    return [part.strip() for part in parts if part.strip()]

@@ -138,7 +138,9 @@ def fit(
         Where a column is not cached, or the entry is not whole.
     """
     started = time.monotonic()
-    store = features if isinstance(features, FeatureStore) else FeatureStore(getattr(features, "entry", features))
+    if isinstance(features, Extraction):
+        features = features.store
+    store = features if isinstance(features, FeatureStore) else FeatureStore(features)
     entry = store.entry
     penalties = parse_alphas(alphas)
     names = choose_cached(store, columns)
@@ -155,7 +157,7 @@ def fit(
             swept = sweep_source(source, classes, penalties, entry)
             rows = _rows((name,), swept)
             results += rows
-            if best is None or rows[swept.best].valid_accuracy > best[0].valid_accuracy:
+            if best is None or _merit(rows[swept.best]) > _merit(best[0]):
                 best = rows[swept.best], swept, source
             bar.advance(1)
     assert best is not None
@@ -169,7 +171,7 @@ def fit(
     _write_table(folder / "results.csv", results, chosen, raw)
     from reservoir_pipelines.plots import plot_sweep
 
-    plot_sweep(folder / "sweep.png", results, raw, title=f"{entry.spec.task['name']}, {entry.path.name}")
+    plot_sweep(folder / "sweep.png", results, chosen, raw, title=f"{entry.spec.task['name']}, {entry.path.name}")
     saved = Bundle.of(entry, readout, chosen).save(folder)
     return Fit(
         entry=entry.path,
@@ -224,9 +226,15 @@ def sweep_source(source: Source, classes: int, alphas: np.ndarray, entry: Entry 
     if stored:
         return sweep((), source.blocks("valid"), targets, alphas, moments=Moments.from_arrays(stored[0]))
     swept = sweep(source.blocks("train"), source.blocks("valid"), targets, alphas)
-    if entry and swept.moments:
+    # Below this many samples the float64 moments are larger than the float16 features they would spare reading.
+    if entry and swept.moments and swept.moments.count > 4 * swept.moments.width:
         entry.save_arrays(name, swept.moments.to_arrays(), {"column": source.name})
     return swept
+
+
+def _merit(result: Result) -> tuple[float, float]:
+    """Rank by validation; of equal ones the larger penalty is preferred, as within a column."""
+    return result.valid_accuracy, result.alpha
 
 
 def _rows(columns: tuple[str, ...], swept: Sweep) -> list[Result]:

@@ -20,7 +20,7 @@ INK, GRID = "#222222", "#dddddd"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
-def plot_sweep(path: Path, results: Sequence[Result], raw: Result | None, title: str) -> None:
+def plot_sweep(path: Path, results: Sequence[Result], best: Result, raw: Result | None, title: str) -> None:
     """Draw validation accuracy over layers and penalties.
 
     Left: for each pooling, the best accuracy of every layer, with the raw input's as a dashed line. Right: every layer
@@ -32,6 +32,8 @@ def plot_sweep(path: Path, results: Sequence[Result], raw: Result | None, title:
         The PNG to write.
     results : sequence of Result
         Every readout of single columns.
+    best : Result
+        The chosen one.
     raw : Result, optional
         The raw input's best readout.
     title : str
@@ -43,7 +45,6 @@ def plot_sweep(path: Path, results: Sequence[Result], raw: Result | None, title:
     for result in results:
         layer, _, pooling = result.columns[0].partition("/")
         table.setdefault(pooling, {}).setdefault(layer, {})[result.alpha] = result.valid_accuracy
-    best = max(results, key=lambda r: (r.valid_accuracy, r.alpha))
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     lines, heat = figure.subplots(1, 2, width_ratios=(1.15, 1))
     _draw_layers(lines, table, raw)
@@ -86,7 +87,7 @@ def _draw_penalties(axes: Axes, layers: dict[str, dict[float, float]], best: Res
     )
     step = max(1, (len(alphas) - 1) // 4)
     ticks = range(0, len(alphas), step)
-    axes.set_xticks(ticks, [f"{alphas[i]:.2g}" for i in ticks], fontsize=8)
+    axes.set_xticks(ticks, [f"$10^{{{np.log10(alphas[i]):.3g}}}$" for i in ticks], fontsize=8)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_xlabel("penalty")
     axes.set_title(f"{pooling}: validation accuracy (%), chosen readout ringed", fontsize=9, color=INK)

@@ -25,7 +25,10 @@ RAW_ROWS = 1024
 class Source(Protocol):
     """Samples of every split, streamed in row order as often as asked."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What results call it."""
+        ...
 
     def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield features (m, width) of float32 and labels (m, outputs)."""

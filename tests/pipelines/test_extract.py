@@ -1,0 +1,156 @@
+"""extract: equal to the model it runs, the same bytes however it was stopped, and nothing computed twice."""
+
+import numpy as np
+import pytest
+import torch
+from reservoir_cache import CacheError
+from reservoir_pipelines import extract
+from reservoir_pipelines.forward import batches, forward
+from reservoir_pipelines.frozen import Reservoir, load_frozen
+from reservoir_pipelines.plan import draw_rows
+from reservoir_pipelines.prepare import prepare
+
+from reservoir import InputError
+
+
+def files_of(entry):
+    """Every file of the features by name, with its bytes."""
+    return {str(p.relative_to(entry)): p.read_bytes() for p in sorted(entry.rglob("*.h5"))}
+
+
+@pytest.fixture
+def small(cache, tiny_gpt2):
+    """Extract 300 digits through the tiny model: two blocks per split."""
+
+    def run(**settings):
+        return extract("digits", backbone=str(tiny_gpt2), **{"limit": 300, "compute": "float32", **settings})
+
+    return run
+
+
+def test_features_are_what_the_model_computes(small, tiny_gpt2):
+    done = small(store="float32", pool="last,mean,segments8")
+    prepared = prepare("digits")
+    model = load_frozen(prepared.task, Reservoir.choose(str(tiny_gpt2)), compute="float32")
+    rows = draw_rows(prepared, 300)
+    for split in ("train", "valid", "test"):
+        whole = prepared.split(split).read(0, len(prepared.split(split)))
+        x, lengths = whole.x[rows[split]], whole.lengths[rows[split]]
+        direct = forward(model, prepared.scaling, x, lengths, done.columns, batch_rows=32)
+        for column in done.columns:
+            cached = done[split][column]
+            np.testing.assert_allclose(cached, direct[column][:, 0], rtol=1e-4, atol=1e-5, err_msg=column)
+        np.testing.assert_array_equal(done[split].y, prepared.split(split).y[rows[split]])
+        np.testing.assert_array_equal(done[split].index, rows[split])
+
+
+def test_a_second_run_reuses_everything_and_runs_no_forward_pass(small, monkeypatch):
+    first = small()
+    monkeypatch.setattr("reservoir.fpt.FPT.features", None)  # a forward pass would raise
+    second = small()
+    assert not first.reused
+    assert second.reused
+    assert second.computed_rows == 0
+    assert (second.entry, second.columns, second.rows) == (first.entry, first.columns, first.rows)
+
+
+def test_added_columns_leave_the_old_files_alone_and_equal_a_run_with_all(small, tmp_path):
+    first = small(layers="block01", pool="last")
+    before = files_of(first.entry)
+    both = small(layers="block01,final", pool="last,mean")
+    after = files_of(both.entry)
+    assert both.entry == first.entry
+    assert {name: after[name] for name in before} == before
+    at_once = small(layers="block01,final", pool="last,mean", cache=tmp_path / "other")
+    for split in ("train", "test"):
+        for column in both.columns:
+            np.testing.assert_array_equal(both[split][column], at_once[split][column])
+
+
+def test_a_damaged_shard_is_computed_again(small):
+    first = small()
+    whole = files_of(first.entry)
+    victim = next(p for p in sorted(first.entry.rglob("*.h5")) if p.name != "targets.h5")
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    repaired = small()
+    assert not repaired.reused
+    assert 0 < repaired.computed_rows <= 256
+    assert sorted(files_of(repaired.entry).values()) == sorted(whole.values())
+
+
+def test_each_setting_that_changes_numbers_has_an_entry_of_its_own(small):
+    plain = small()
+    others = [small(seed=1), small(gain=2.0), small(limit=200), small(store="float32"), small(compute="bfloat16")]
+    entries = {done.entry for done in [plain, *others]}
+    assert len(entries) == 6
+    assert small(batch_rows=7).entry == plain.entry
+
+
+def test_a_larger_limit_contains_the_rows_of_a_smaller_one(cache):
+    prepared = prepare("digits")
+    small, large = draw_rows(prepared, 50), draw_rows(prepared, 200)
+    for split in prepared.rows:
+        assert set(small[split]) < set(large[split])
+        assert len(small[split]) == 50
+    assert draw_rows(prepared, None)["train"].tolist() == list(range(prepared.rows["train"]))
+
+
+def test_batches_hold_each_row_once_and_rows_of_like_length_together():
+    lengths = np.array([5, 1, 3, 1, 5, 2, 2, 9])
+    found = list(batches(lengths, 3))
+    assert sorted(np.concatenate(found)) == list(range(8))
+    assert [lengths[b].tolist() for b in found] == [[1, 1, 2], [2, 3, 5], [5, 9]]
+
+
+def test_bfloat16_is_close_to_float32(small):
+    exact, rounded = small(store="float32"), small(store="float32", compute="bfloat16")
+    a, b = exact["test"]["final/mean"], rounded["test"]["final/mean"]
+    assert not np.array_equal(a, b)
+    assert np.abs(a - b).max() < 0.02 * np.abs(a).max()
+
+
+def test_values_that_float16_cannot_hold_are_refused_by_name(small, monkeypatch):
+    from reservoir.fpt import FPT
+
+    plain = FPT.features
+
+    def huge(self, x, lengths, columns):
+        return {name: values * 1e6 for name, values in plain(self, x, lengths, columns).items()}
+
+    monkeypatch.setattr(FPT, "features", huge)
+    with pytest.raises(CacheError, match=r"embed/.*--store"):
+        small(layers="embed", pool="last")
+    assert np.isfinite(small(layers="embed", pool="last", store="float32")["train"]["embed/last"]).all()
+
+
+def test_the_thread_count_is_not_part_of_the_reservoir(small):
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        first = small().entry
+    finally:
+        torch.set_num_threads(threads)
+    assert small().entry == first
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"layers": "block07"}, "block07"),
+        ({"pool": "median"}, "median"),
+        ({"layers": ","}, "no columns"),
+        ({"limit": 0}, "--limit 0"),
+        ({"gain": 0.0}, "--gain"),
+        ({"seed": -1}, "--seed"),
+        ({"device": "cuda:99"}, "cuda:99"),
+        ({"compute": "float64"}, "float64"),
+        ({"batch_rows": 0}, "--batch-rows"),
+    ],
+)
+def test_wrong_settings_are_refused_before_anything_is_written(small, cache, settings, words):
+    with pytest.raises(InputError, match=words) as caught:
+        small(**settings)
+    assert "\n" not in str(caught.value)
+    assert not list(cache.glob("features/*/*"))
