@@ -1,5 +1,7 @@
 """Tasks: sequences with labels. One file per family; `TASKS` has them all by name.
 
+- bits: ``bit-memory``, ``bit-xor``
+- expressions: ``listops``
 - images: ``digits``, ``mnist``
 - your own data: the path of a file, see `reservoir.tasks.arrays.Arrays`
 """
@@ -15,7 +17,9 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.arrays import Arrays, encode_array
+from reservoir.tasks.bits import BitMemory, BitXor
 from reservoir.tasks.images import Digits, Mnist
+from reservoir.tasks.listops import ListOps
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors, check_split
 
@@ -35,7 +39,13 @@ __all__ = [
     "task_named",
 ]
 
-TASKS: dict[str, Callable[..., Source]] = {"digits": Digits, "mnist": Mnist}
+TASKS: dict[str, Callable[..., Source]] = {
+    "bit-memory": BitMemory,
+    "bit-xor": BitXor,
+    "listops": ListOps,
+    "digits": Digits,
+    "mnist": Mnist,
+}
 """The named tasks: constructors that take ``data`` (the folder of the files) and the task's parameters."""
 
 

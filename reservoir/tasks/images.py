@@ -10,7 +10,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.tasks.idx import read_idx
 from reservoir.tasks.rows import SHARES, held_out, stratified
-from reservoir.tasks.source import Piece, find_file
+from reservoir.tasks.source import Piece, find_file, full_lengths
 from reservoir.tasks.task import Scaling, Split, Task, Vectors
 
 
@@ -47,11 +47,6 @@ def classes_of(rows: np.ndarray) -> np.ndarray:
 def image_split(x: np.ndarray, labels: np.ndarray) -> Split:
     """Return sequences that all have the full length, with one class each."""
     return Split(x=x, y=classes_of(labels), lengths=full_lengths(x))
-
-
-def full_lengths(x: np.ndarray) -> np.ndarray:
-    """Return the lengths of sequences that use all tokens."""
-    return np.full(len(x), x.shape[1], np.int32)
 
 
 def sequences(task: Task, x: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.task import Scaling, Split, Task
+from reservoir.tasks.task import SPLITS, Scaling, Split, Task
 
 
 class Piece(NamedTuple):
@@ -73,6 +73,20 @@ class Source(Protocol):
             Where the shape or the type is not this task's.
         """
         ...
+
+
+def full_lengths(x: np.ndarray) -> np.ndarray:
+    """Return the lengths of sequences (rows, tokens, ...) that use all their tokens."""
+    return np.full(len(x), x.shape[1], np.int32)
+
+
+def generated_pieces(rows: Sequence[int], step: int) -> list[Piece]:
+    """Return the pieces of a generator: stretches of at most ``step`` rows of train, valid and test."""
+    return [
+        Piece(split, lo, min(lo + step, total))
+        for split, total in zip(SPLITS, rows, strict=True)
+        for lo in range(0, total, step)
+    ]
 
 
 def find_file(task: str, data: Path | None, folders: Iterable[str], names: Sequence[str]) -> Path:

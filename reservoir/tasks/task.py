@@ -119,11 +119,17 @@ class Split:
         Class numbers (int64) or real targets (float32).
     lengths : ndarray of int32, (rows,)
         Real tokens of each sequence, from 1 to ``x.shape[1]``.
+    dropped : int, default 0
+        Sequences of the source that are left out because they are too long.
+    cut : int, default 0
+        Sequences that are shortened.
     """
 
     x: np.ndarray
     y: np.ndarray
     lengths: np.ndarray
+    dropped: int = 0
+    cut: int = 0
 
     def __len__(self) -> int:
         return len(self.x)

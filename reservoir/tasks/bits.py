@@ -1,0 +1,196 @@
+"""Bit tasks: remember a string of bits from a masked copy, and add two strings modulo two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.tasks.images import pixels, sequences
+from reservoir.tasks.source import Piece, full_lengths, generated_pieces
+from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Vectors
+
+PIECE_ROWS = 1024
+"""Rows drawn from one generator; part of the tasks' definition, as another number would give other rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BitMemory:
+    """Recall one of several bit strings, shown again with some bits masked.
+
+    ``patterns`` strings of ``n`` bits of -1 and +1 are shown, ``token_bits`` of them a token, then one of the strings
+    with each bit set to 0 with probability ``mask``; each of the last ``n / token_bits`` tokens is to give back its
+    bits as they were. The default is the paper's: 120 tokens of 50 bits, the last 20 read out.
+
+    Parameters
+    ----------
+    data : Path, optional
+        Not used.
+    n : int, default 1000
+        Bits of a string.
+    patterns : int, default 5
+        Strings to remember.
+    token_bits : int, default 50
+        Bits per token.
+    mask : float, default 0.5
+        Probability of a bit to be masked.
+    train_rows, valid_rows, test_rows : int
+        Rows of each split; fewer rows are the first of more.
+    seed : int, default 0
+        Chooses the rows.
+    """
+
+    data: Path | None = None
+    n: int = 1000
+    patterns: int = 5
+    token_bits: int = 50
+    mask: float = 0.5
+    train_rows: int = 10_000
+    valid_rows: int = 1000
+    test_rows: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "n", "patterns", "token_bits", "train_rows", "valid_rows", "test_rows")
+        _check_tokens(self.n, self.token_bits)
+        if not 0 <= self.mask <= 1:
+            raise InputError(f"bit-memory: mask is {self.mask}; give a probability from 0 to 1")
+
+    @property
+    def task(self) -> Task:
+        """The description."""
+        per_string = self.n // self.token_bits
+        return Task(
+            name="bit-memory",
+            form=Vectors(self.token_bits),
+            max_tokens=(self.patterns + 1) * per_string,
+            classes=2,
+            readout_tokens=per_string,
+            outputs=self.token_bits,
+            parameters={f: getattr(self, f) for f in self.__dataclass_fields__ if f != "data"},
+        )
+
+    def files(self) -> list[Path]:
+        """Return no files."""
+        return []
+
+    def pieces(self) -> list[Piece]:
+        """Return stretches of rows, each with a generator of its own."""
+        return generated_pieces((self.train_rows, self.valid_rows, self.test_rows), PIECE_ROWS)
+
+    def read(self, piece: Piece) -> dict[str, Split]:
+        """Draw the rows of one piece."""
+        draw = _generator(self.seed, piece)
+        strings = 2 * draw.integers(0, 2, (PIECE_ROWS, self.patterns, self.n), dtype=np.int8) - 1
+        asked = strings[np.arange(PIECE_ROWS), draw.integers(0, self.patterns, PIECE_ROWS)]
+        shown = np.where(draw.random((PIECE_ROWS, self.n), dtype=np.float32) < self.mask, 0, asked).astype(np.int8)
+        x = np.concatenate([strings, shown[:, None]], axis=1).reshape(PIECE_ROWS, -1, self.token_bits)
+        y = (asked.reshape(PIECE_ROWS, -1, self.token_bits) > 0).astype(np.int64)
+        return _first_rows(piece, x, y)
+
+    def scaling(self) -> Scaling:
+        """Return the identity."""
+        return pixels(1.0, self.token_bits)
+
+    def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return sequences (rows, tokens, token_bits) as they are."""
+        return sequences(self.task, x), full_lengths(x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BitXor:
+    """Add bit strings modulo two, bit by bit.
+
+    ``patterns`` strings of ``n`` bits of 0 and 1 are shown, ``token_bits`` of them a token; the tokens of the last
+    string are to give the sums. The default is the paper's: 10 tokens of one bit, the last 5 read out. There are only
+    ``2 ** (n * patterns)`` inputs (1,024), so the splits share inputs: what is tested is whether the function fits at
+    all.
+
+    Parameters
+    ----------
+    data : Path, optional
+        Not used.
+    n : int, default 5
+        Bits of a string.
+    patterns : int, default 2
+        Strings to add.
+    token_bits : int, default 1
+        Bits per token.
+    train_rows, valid_rows, test_rows : int
+        Rows of each split; fewer rows are the first of more.
+    seed : int, default 0
+        Chooses the rows.
+    """
+
+    data: Path | None = None
+    n: int = 5
+    patterns: int = 2
+    token_bits: int = 1
+    train_rows: int = 10_000
+    valid_rows: int = 1000
+    test_rows: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "n", "patterns", "token_bits", "train_rows", "valid_rows", "test_rows")
+        _check_tokens(self.n, self.token_bits)
+
+    @property
+    def task(self) -> Task:
+        """The description."""
+        per_string = self.n // self.token_bits
+        return Task(
+            name="bit-xor",
+            form=Vectors(self.token_bits),
+            max_tokens=self.patterns * per_string,
+            classes=2,
+            readout_tokens=per_string,
+            outputs=self.token_bits,
+            parameters={f: getattr(self, f) for f in self.__dataclass_fields__ if f != "data"},
+        )
+
+    def files(self) -> list[Path]:
+        """Return no files."""
+        return []
+
+    def pieces(self) -> list[Piece]:
+        """Return stretches of rows, each with a generator of its own."""
+        return generated_pieces((self.train_rows, self.valid_rows, self.test_rows), PIECE_ROWS)
+
+    def read(self, piece: Piece) -> dict[str, Split]:
+        """Draw the rows of one piece."""
+        strings = _generator(self.seed, piece).integers(0, 2, (PIECE_ROWS, self.patterns, self.n), dtype=np.int8)
+        y = (strings.sum(axis=1, dtype=np.int64) % 2).reshape(PIECE_ROWS, -1, self.token_bits)
+        return _first_rows(piece, strings.reshape(PIECE_ROWS, -1, self.token_bits), y)
+
+    def scaling(self) -> Scaling:
+        """Return the identity."""
+        return pixels(1.0, self.token_bits)
+
+    def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return sequences (rows, tokens, token_bits) as they are."""
+        return sequences(self.task, x), full_lengths(x)
+
+
+def _generator(seed: int, piece: Piece) -> np.random.Generator:
+    return np.random.default_rng([seed, SPLITS.index(piece.part), piece.lo])
+
+
+def _first_rows(piece: Piece, x: np.ndarray, y: np.ndarray) -> dict[str, Split]:
+    """Return as many of the drawn rows as the piece has, so that its generator does not depend on their number."""
+    rows = piece.hi - piece.lo
+    return {piece.part: Split(x=x[:rows], y=y[:rows], lengths=full_lengths(x[:rows]))}
+
+
+def _check_positive(source: BitMemory | BitXor, *names: str) -> None:
+    for name in names:
+        value = getattr(source, name)
+        if not isinstance(value, int) or value < 1:
+            raise InputError(f"{name} is {value}; give a whole number above 0")
+
+
+def _check_tokens(n: int, token_bits: int) -> None:
+    if n % token_bits:
+        raise InputError(f"{n} bits are no whole number of tokens of {token_bits} bits; choose token_bits to divide n")

@@ -1,0 +1,280 @@
+"""ListOps: the value of a nested expression, generated or from Long Range Arena's files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.tasks.expressions import CLOSE, SYMBOLS, encode_texts, evaluate, random_expressions
+from reservoir.tasks.images import classes_of
+from reservoir.tasks.source import Piece, find_file, generated_pieces
+from reservoir.tasks.task import SPLITS, Split, Task, Tokens
+
+PIECE_ROWS = 4096
+"""Expressions drawn from one generator; part of the task's definition, as another number would give other rows."""
+
+PIECE_BYTES = 2**24
+"""Bytes of a file that are read at a time."""
+
+ROOTS = 2048
+"""Trees grown at a time; more do not fit the processor's cache and are slower."""
+
+NEVER_TWICE = 64
+"""From this many symbols on, two draws are never the same expression: it has at least 22 digits, drawn freely, so that
+the chance is below 1e-10 even among a million rows. Shorter ones are drawn in one piece, which can compare them all."""
+
+FOLDERS = ("", "listops", "listops-1000", "lra_release/listops-1000", "lra_release/lra_release/listops-1000")
+FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_test.tsv"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListOps:
+    """Work out expressions like ``[MAX 4 [MIN 2 3 ] 0 ]``; ten classes.
+
+    Symbols are 0 for padding, then as in `reservoir.tasks.expressions.SYMBOLS`. Where the data folder holds Long Range
+    Arena's files (``basic_train.tsv``, ``basic_val.tsv``, ``basic_test.tsv``) they are read, else expressions are
+    generated.
+
+    ``protocol="paper"`` does what the authors' code did: brackets are lost, the generated expressions have 500 to 2,000
+    symbols, all are cut at ``max_tokens``, padding counts as input (the last position is read), and the test split is
+    the validation split.
+
+    Parameters
+    ----------
+    data : Path, optional
+        The folder of the files.
+    source : {"auto", "files", "generated"}
+        Where expressions come from; "auto" is as said above.
+    protocol : {"ours", "paper"}
+    max_tokens : int, default 512
+        Where sequences of the files, and of the paper's protocol, are cut. Cut sequences are counted.
+    min_length, max_length : int, optional
+        Symbols of a generated expression, brackets included; 100 to 512, or the paper's 500 to 2,000.
+    train_rows, valid_rows, test_rows : int
+        Rows to generate; by default as many as Long Range Arena has.
+    depth, arguments : int, default 10
+        Most levels, and most arguments of an operator.
+    seed : int, default 0
+        Chooses the generated rows, all of them different.
+    """
+
+    data: Path | None = None
+    source: str = "auto"
+    protocol: str = "ours"
+    max_tokens: int = 512
+    min_length: int | None = None
+    max_length: int | None = None
+    train_rows: int = 96_000
+    valid_rows: int = 2000
+    test_rows: int = 2000
+    depth: int = 10
+    arguments: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.source not in {"auto", "files", "generated"}:
+            raise InputError(f"listops: source is {self.source!r}; give auto, files or generated")
+        if self.protocol not in {"ours", "paper"}:
+            raise InputError(f"listops: protocol is {self.protocol!r}; give ours or paper")
+        if (
+            min(self.max_tokens, self.train_rows, self.valid_rows, self.test_rows, self.depth - 1, self.arguments - 1)
+            < 1
+        ):
+            raise InputError("listops: give max_tokens and rows above 0, depth and arguments above 1")
+        if self._lengths[0] > self._lengths[1]:
+            raise InputError(f"listops: no expression has {self._lengths[0]} to {self._lengths[1]} symbols")
+
+    @property
+    def task(self) -> Task:
+        """The description."""
+        parameters = {"source": "files" if self._from_files else "generated"}
+        if self._from_files or self._paper:
+            parameters |= {"max_tokens": self.max_tokens}
+        if self._paper:
+            parameters |= {"protocol": "paper"}
+        if not self._from_files:
+            names = ("train_rows", "valid_rows", "test_rows", "depth", "arguments", "seed")
+            parameters |= {name: getattr(self, name) for name in names}
+            parameters |= {"min_length": self._lengths[0], "max_length": self._lengths[1]}
+        return Task(
+            name="listops",
+            form=Tokens(CLOSE if self._paper else CLOSE + 1),
+            max_tokens=self.max_tokens if self._from_files or self._paper else self._lengths[1],
+            classes=10,
+            parameters=parameters,
+        )
+
+    def files(self) -> list[Path]:
+        """Return the files, or none where the expressions are generated."""
+        return [self._file(split) for split in self._splits] if self._from_files else []
+
+    def pieces(self) -> list[Piece]:
+        """Return byte ranges of the files, or stretches of rows with a generator each."""
+        if self._from_files:
+            return [
+                Piece(split, lo, min(lo + PIECE_BYTES, size))
+                for split in self._splits
+                for size in [self._file(split).stat().st_size]
+                for lo in range(0, size, PIECE_BYTES)
+            ]
+        if self._lengths[0] < NEVER_TWICE:
+            return [Piece("all", 0, sum(self._rows.values()))]
+        rows = [self._rows.get(split, 0) for split in SPLITS]
+        return generated_pieces(rows, PIECE_ROWS)
+
+    def read(self, piece: Piece) -> dict[str, Split]:
+        """Return the expressions of a piece with their values."""
+        if self._from_files:
+            symbols, lengths = self._read_file(piece)
+        else:
+            part = SPLITS.index(piece.part) if piece.part in SPLITS else len(SPLITS)
+            draw = np.random.default_rng([self.seed, part, piece.lo])
+            symbols, lengths = self._distinct(draw, piece.hi - piece.lo)
+        rows = self._split(symbols, lengths)
+        if piece.part != "all":
+            return self._shared(piece.part, rows)
+        ends = np.cumsum(list(self._rows.values()))
+        splits = {}
+        for name, end in zip(self._rows, ends, strict=True):
+            part = slice(end - self._rows[name], end)
+            splits |= self._shared(name, Split(x=rows.x[part], y=rows.y[part], lengths=rows.lengths[part]))
+        return splits
+
+    def scaling(self) -> None:
+        """Return None: these are symbols."""
+        return
+
+    def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return an array of texts (rows,), or of symbols (rows, tokens) with lengths, as sequences."""
+        if x.dtype.kind == "U" and x.ndim == 1:
+            symbols, lengths = encode_texts(x.tolist())
+            if lengths.max() > self.task.max_tokens and not self._paper:
+                row = int(lengths.argmax())
+                raise InputError(f"row {row}: {lengths[row]} symbols; the task has at most {self.task.max_tokens}")
+            rows = self._pad(symbols, lengths)
+            return rows[0], rows[1]
+        if x.ndim != 2 or x.dtype.kind not in "ui" or x.shape[1] > self.task.max_tokens or x.max() >= len(SYMBOLS):
+            raise InputError(
+                f"task 'listops': inputs of shape {x.shape} and type {x.dtype}; give texts like "
+                f"'[MAX 2 3 ]', or symbols of shape (rows, at most {self.task.max_tokens})"
+            )
+        return x, np.maximum((x != 0).sum(axis=1), 1).astype(np.int32) if lengths is None else lengths
+
+    # ---- settings
+
+    @property
+    def _paper(self) -> bool:
+        return self.protocol == "paper"
+
+    @property
+    def _lengths(self) -> tuple[int, int]:
+        shortest, longest = (500, 2000) if self._paper else (100, 512)
+        return self.min_length or shortest, self.max_length or longest
+
+    @property
+    def _splits(self) -> tuple[str, ...]:
+        return SPLITS[:2] if self._paper else SPLITS
+
+    @property
+    def _rows(self) -> dict[str, int]:
+        return {split: getattr(self, f"{split}_rows") for split in self._splits}
+
+    @cached_property
+    def _from_files(self) -> bool:
+        if self.source == "auto":
+            return self.data is not None and any((self.data / f / FILES["train"]).is_file() for f in FOLDERS)
+        return self.source == "files"
+
+    def _file(self, split: str) -> Path:
+        return find_file("listops", self.data, FOLDERS, (FILES[split],))
+
+    # ---- rows
+
+    def _shared(self, name: str, rows: Split) -> dict[str, Split]:
+        return {"valid": rows, "test": rows} if self._paper and name == "valid" else {name: rows}
+
+    def _split(self, symbols: np.ndarray, lengths: np.ndarray) -> Split:
+        y = evaluate(symbols) if len(symbols) else np.empty(0, np.int8)
+        x, real, cut = self._pad(symbols, lengths)
+        return Split(x=x, y=classes_of(y), lengths=real, cut=cut)
+
+    def _pad(self, symbols: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        """Return expressions as rows, cut and padded, with their lengths and how many were cut."""
+        row = np.repeat(np.arange(len(lengths)), lengths)
+        if self._paper:
+            kept = symbols != CLOSE
+            symbols, row = symbols[kept], row[kept]
+            lengths = np.bincount(row, minlength=len(lengths))
+        place = np.arange(len(symbols)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        width = self.task.max_tokens
+        x = np.zeros((len(lengths), width), np.uint8)
+        kept = place < width
+        x[row[kept], place[kept]] = symbols[kept]
+        real = np.full(len(lengths), width) if self._paper else np.minimum(lengths, width)
+        return x, real.astype(np.int32), int((lengths > width).sum())
+
+    def _distinct(self, draw: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return as many different expressions, one after the other, and their lengths."""
+        found: dict[bytes, None] = {}
+        fruitless = 0
+        while len(found) < rows and fruitless < 100:
+            symbols, lengths = random_expressions(draw, ROOTS, self.depth, self.arguments, *self._lengths)
+            before, text, ends = len(found), symbols.tobytes(), np.cumsum(lengths)
+            found |= dict.fromkeys(text[e - n : e] for e, n in zip(ends.tolist(), lengths.tolist(), strict=True))
+            fruitless = 0 if len(found) > before else fruitless + 1
+        if len(found) < rows:
+            raise InputError(
+                f"listops: found {len(found)} different expressions of {self._lengths[0]} to {self._lengths[1]} "
+                f"symbols, not {rows}; allow other lengths or ask for fewer rows"
+            )
+        kept = list(found)[:rows]
+        return np.frombuffer(b"".join(kept), np.uint8), np.array([len(expression) for expression in kept])
+
+    def _read_file(self, piece: Piece) -> tuple[np.ndarray, np.ndarray]:
+        path = self._file(piece.part)
+        lines = _lines(path, piece.lo, piece.hi)
+        if piece.lo == 0:
+            header = lines.pop(0).split("\t") if lines else []
+            if header[:2] != ["Source", "Target"]:
+                raise InputError(f"{path}: its columns are {header}, not Source and Target; is it another file?")
+        cells = [line.split("\t") for line in lines]
+        try:
+            for row, cell in enumerate(cells):
+                if len(cell) != 2 or cell[1] not in set("0123456789"):
+                    raise InputError(
+                        f"row {row}: {len(cell)} columns, the last {cell[-1][:20]!r}; want Source and a digit"
+                    )
+            symbols, lengths = encode_texts([cell[0] for cell in cells])
+            said = np.array([int(cell[1]) for cell in cells], np.int8)
+            wrong = np.flatnonzero(said != evaluate(symbols)) if cells else []
+            if len(wrong):
+                raise InputError(f"row {wrong[0]}: Target is {said[wrong[0]]}, and the expression has another value")
+        except InputError as error:
+            message = str(error).removeprefix("row ")
+            row, problem = message.split(":", 1)
+            raise InputError(f"{path}, line {_lines_before(path, piece.lo) + int(row) + 1}:{problem}") from None
+        return symbols, lengths
+
+
+def _lines(path: Path, lo: int, hi: int) -> list[str]:
+    """Return the lines that begin in a range of bytes."""
+    with path.open("rb") as file:
+        if lo:
+            file.seek(lo - 1)
+            file.readline()
+        size = hi - file.tell()
+        block = file.read(size) + file.readline() if size > 0 else b""
+    try:
+        return block.decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: no text at byte {lo + error.start}; is it another file, or packed?") from None
+
+
+def _lines_before(path: Path, lo: int) -> int:
+    """Return the number of lines, the header included, before the first row of a range of bytes."""
+    with path.open("rb") as file:
+        return 1 + file.read(max(lo - 1, 0)).count(b"\n")
