@@ -71,7 +71,8 @@ def encode(x: NDArray[np.float32], store: str, *, column: str, first_row: int = 
     """
     x = np.ascontiguousarray(x, dtype=np.float32)
     rows, tokens, width = x.shape
-    mean = x.reshape(rows * tokens, width).mean(axis=0, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        mean = x.reshape(rows * tokens, width).mean(axis=0, dtype=np.float64)
     if not np.isfinite(mean).all():  # float32 values cannot overflow a float64 sum, so one of them is not finite
         _refuse(x, ~np.isfinite(x), "is not finite", store=store, column=column, first_row=first_row)
     if store == "float32":

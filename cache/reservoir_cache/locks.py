@@ -18,7 +18,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,7 @@ class EntryLocks:
     def _register(self) -> None:
         path = self._folder / "runs" / f"{run_identity()}.json"
         path.parent.mkdir(exist_ok=True)
-        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        publish_json(path, run_identity(), {"host": socket.gethostname(), "pid": os.getpid(), "started": started})
+        publish_json(path, run_identity(), _this_run().record)
         self._record = os.open(path, os.O_RDWR)
         fcntl.lockf(self._record, fcntl.LOCK_EX, 1)
 
@@ -148,7 +148,15 @@ class EntryLocks:
 
 _open_locks: dict[tuple[int, int], EntryLocks] = {}
 _open_guard = threading.Lock()
-_identity: str | None = None
+_current: _Run | None = None
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What others see of this process."""
+
+    identity: str
+    record: dict[str, Any]
 
 
 def entry_locks(folder: Path) -> EntryLocks:
@@ -177,23 +185,29 @@ def entry_locks(folder: Path) -> EntryLocks:
 
 def run_identity() -> str:
     """Return the identity of this process: host, process number and 8 random digits; no '.' in it."""
-    global _identity  # noqa: PLW0603
-    if _identity is None:
-        host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname()) or "host"
-        _identity = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
-    return _identity
+    return _this_run().identity
 
 
 def live_runs(folder: Path) -> list[dict[str, Any]]:
     """Return the records (host, pid, started) of the runs that are at work on the entry in ``folder``."""
     found = []
     for path in _records(folder):
-        if path.stem == _identity or _is_locked(path):
-            try:
+        if path.stem == run_identity():  # not read from the file: closing that would drop the lock on it
+            found.append(_this_run().record)
+        elif _is_locked(path):
+            with suppress(FileNotFoundError, CacheError):  # it may end between the two looks
                 found.append(read_json(path))
-            except (FileNotFoundError, CacheError):  # it ended between the two looks
-                continue
     return found
+
+
+def _this_run() -> _Run:
+    global _current  # noqa: PLW0603
+    if _current is None:
+        host = socket.gethostname()
+        identity = f"{re.sub(r'[^A-Za-z0-9-]', '-', host) or 'host'}-{os.getpid()}-{secrets.token_hex(4)}"
+        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        _current = _Run(identity, {"host": host, "pid": os.getpid(), "started": started})
+    return _current
 
 
 def _records(folder: Path) -> list[Path]:
@@ -202,7 +216,7 @@ def _records(folder: Path) -> list[Path]:
 
 def _is_locked(path: Path) -> bool:
     """Whether another process holds a run record. Never opens this process's own: closing it would drop its lock."""
-    if path.stem == _identity:
+    if path.stem == run_identity():
         return True
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -220,10 +234,10 @@ def _is_locked(path: Path) -> bool:
 
 def _forget() -> None:
     """In a forked child: it has the parent's tables but none of its locks, and is another run."""
-    global _identity, _open_guard  # noqa: PLW0603
+    global _current, _open_guard  # noqa: PLW0603
     _open_locks.clear()
     _open_guard = threading.Lock()
-    _identity = None
+    _current = None
 
 
 os.register_at_fork(after_in_child=_forget)

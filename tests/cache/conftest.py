@@ -1,0 +1,106 @@
+"""A small entry, features that depend on their place alone, and a digest of what lies on disk."""
+
+import copy
+import hashlib
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reservoir_cache import Entry, Layout, Spec
+
+FIELDS = {
+    "task": {"name": "toy", "max_tokens": 5},
+    "data": {"digest": "d1", "rows": {"train": 10, "test": 4}},
+    "backbone": {"family": "gpt2", "digest": "b1", "width": 3},
+    "init": {"kind": "random", "seed": 0},
+    "input": {"kind": "orthogonal", "seed": 0, "gain": 1.41, "patch": 1, "stride": 1},
+    "padding": "mask",
+    "compute": "float32",
+    "store": "float16",
+}
+SHAPES = {"block01/mean": (1, 3), "block02/all": (5, 2), "final/last": (1, 3)}
+
+
+def make_spec(**changes):
+    """Return the specification with some top-level fields replaced."""
+    return Spec(**{**copy.deepcopy(FIELDS), **changes})
+
+
+def make_entry(root: Path, *, block_rows=4, **changes):
+    """Create an entry in blocks of four rows: three of train, one of test."""
+    return Entry.create(
+        root, "gpt2-random", make_spec(**changes), Layout(batch_rows=2, block_rows=block_rows), {"n": 1}
+    )
+
+
+def features(entry, split, block, columns=tuple(SHAPES)):
+    """Return the columns of a block around a large offset; the same for the same arguments."""
+    low, high = entry.blocks(split)[block]
+    out = {}
+    for column in columns:
+        rng = np.random.default_rng(zlib.crc32(f"{split} {block} {column}".encode()))
+        out[column] = (300 + rng.standard_normal((high - low, *SHAPES[column]))).astype(np.float32)
+    return out
+
+
+def targets(rows):
+    """Return labels, lengths and source row numbers."""
+    return {
+        "y": np.arange(rows * 2).reshape(rows, 1, 2),
+        "lengths": np.full(rows, 5, np.int32),
+        "index": np.arange(rows)[::-1],
+    }
+
+
+def fill(entry, columns=tuple(SHAPES)):
+    """Write whatever is missing of an entry."""
+    for split, rows in entry.spec.rows.items():
+        entry.set_rows(split, rows, targets(rows))
+        for block, names in entry.missing(split, columns).items():
+            entry.write_block(split, block, features(entry, split, block, names))
+    return entry
+
+
+def expected(entry, split, column):
+    """Return what a column was made from, all rows."""
+    return np.concatenate([features(entry, split, b, [column])[column] for b in range(len(entry.blocks(split)))])
+
+
+def digest(folder: Path):
+    """Return {relative path: digest} of every file except the lock and the run records."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if path.name != "lock" and path.parent.name != "runs"
+    }
+
+
+@pytest.fixture
+def toy():
+    """Return this module's functions, which test files cannot import under importlib mode."""
+
+    class Toy:
+        shapes = SHAPES
+        spec = staticmethod(make_spec)
+        entry = staticmethod(make_entry)
+        features = staticmethod(features)
+        targets = staticmethod(targets)
+        fill = staticmethod(fill)
+        expected = staticmethod(expected)
+        digest = staticmethod(digest)
+
+    return Toy
+
+
+@pytest.fixture
+def entry(tmp_path):
+    """Return an empty entry."""
+    return make_entry(tmp_path)
+
+
+@pytest.fixture
+def full(entry):
+    """Return an entry with every column of every block."""
+    return fill(entry)

@@ -1,0 +1,148 @@
+"""Reading: right, in order, in bounded memory, and never what is damaged."""
+
+import os
+import tracemalloc
+
+import numpy as np
+import pytest
+from reservoir_cache import CacheError, FeatureStore
+from reservoir_cache.encoding import decode, encode
+
+
+def stored(toy, entry, split, column):
+    """Return what a column reads back as, by the encoding alone."""
+    parts = [toy.features(entry, split, b, [column])[column] for b in range(len(entry.blocks(split)))]
+    return np.concatenate([decode(encode(x, entry.spec.store, column=column), entry.spec.store) for x in parts])
+
+
+@pytest.mark.parametrize("store", ["float16", "bfloat16", "float32"])
+def test_columns_come_back_in_row_order(tmp_path, toy, store):
+    entry = toy.fill(toy.entry(tmp_path, store=store))
+    features = FeatureStore(entry.path)
+    assert features.splits == ["test", "train"]
+    for split, rows in (("train", 10), ("test", 4)):
+        assert features[split].columns == sorted(toy.shapes)
+        assert features[split].rows == rows
+        for column, shape in toy.shapes.items():
+            found = features[split][column]
+            meant = stored(toy, entry, split, column)
+            assert features[split].shape(column) == shape
+            assert found.dtype == np.float32
+            np.testing.assert_array_equal(found, meant[:, 0] if shape[0] == 1 else meant)
+            assert np.abs(found.reshape(meant.shape) - toy.expected(entry, split, column)).max() < 0.02
+            assert [len(x) for x in features[split].blocks(column)] == [hi - lo for lo, hi in entry.blocks(split)]
+            np.testing.assert_array_equal(np.concatenate(list(features[split].blocks(column))), meant)
+
+
+def test_columns_of_several_shards_in_one_pass(tmp_path, toy):
+    entry = toy.entry(tmp_path)
+    toy.fill(entry, ["block02/all"])
+    toy.fill(entry)
+    train = FeatureStore(entry)["train"]
+    columns = ["final/last", "block02/all"]
+    seen = list(train.blocks_of(columns))
+    assert [list(arrays) for arrays in seen] == [columns] * 3
+    for column in columns:
+        np.testing.assert_array_equal(
+            np.concatenate([arrays[column] for arrays in seen]), stored(toy, entry, "train", column)
+        )
+
+
+def test_labels_come_back(full, toy):
+    test, meant = FeatureStore(full)["test"], toy.targets(4)
+    for name in ("y", "lengths", "index"):
+        found = getattr(test, name)
+        assert found.dtype == meant[name].dtype
+        np.testing.assert_array_equal(found, meant[name])
+
+
+def test_an_unfinished_column_is_named_with_its_blocks(entry, toy):
+    for block in (0, 2):
+        entry.write_block("train", block, toy.features(entry, "train", block, ["final/last"]))
+    train = FeatureStore(entry)["train"]
+    assert train.columns == []
+    assert "final/last" not in train
+    with pytest.raises(CacheError, match=r"final/last of train is not finished.* 1 lacks"):
+        train["final/last"]
+    with pytest.raises(CacheError, match="no column embed/mean of train; it has none"):
+        train.blocks("embed/mean").__next__()
+    with pytest.raises(CacheError, match="no labels"):
+        _ = train.y
+
+
+def test_there_is_no_such_split(full):
+    with pytest.raises(CacheError, match="no split 'valid'"):
+        FeatureStore(full)["valid"]
+
+
+@pytest.mark.parametrize("file", ["train/00001-0.h5", "train/targets.h5"])
+@pytest.mark.parametrize("damage", ["cut", "longer", "gone"])
+def test_a_missing_file_or_another_size_is_found_on_opening(full, file, damage):
+    path = full.path / file
+    if damage == "gone":
+        path.unlink()
+    else:
+        os.truncate(path, path.stat().st_size + (1 if damage == "longer" else -1))
+    with pytest.raises(CacheError, match=rf"{path.name}.*reservoir cache repair {full.key[:16]}"):
+        FeatureStore(full)["train"]
+    assert FeatureStore(full)["test"].rows == 4
+    assert full.missing("train", ["final/last"]) == ({} if "targets" in file else {1: ("final/last",)})
+
+
+def test_whatever_byte_changes_a_reader_gets_the_right_values_or_an_error(tmp_path, toy):
+    entry = toy.fill(toy.entry(tmp_path))
+    path = entry.path / "test" / "00000-0.h5"
+    good = path.read_bytes()
+    meant = {column: stored(toy, entry, "test", column) for column in toy.shapes}
+    refused = 0
+    for position in range(0, len(good), 37):
+        path.write_bytes(good[:position] + bytes([good[position] ^ (1 << position % 8)]) + good[position + 1 :])
+        test = FeatureStore(entry)["test"]
+        for column, values in meant.items():
+            try:
+                found = next(iter(test.blocks(column)))
+            except CacheError as error:
+                assert "damaged" in str(error)
+                refused += 1
+            else:
+                np.testing.assert_array_equal(found, values)
+    assert refused > 10
+
+
+@pytest.mark.parametrize("column", ["block01/mean", "block02/all", "final/last"])
+def test_every_changed_byte_of_a_column_is_found_on_first_read(full, toy, column):
+    path = full.path / "test" / "00000-0.h5"
+    good = path.read_bytes()
+    encoded = encode(toy.features(full, "test", 0, [column])[column], "float16", column=column)
+    start = good.index(encoded.values.tobytes())
+    for position in range(start, start + encoded.values.nbytes):
+        path.write_bytes(good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
+        with pytest.raises(CacheError, match=rf"00000-0\.h5: damaged \(column {column}\)"):
+            FeatureStore(full)["test"][column]
+    path.write_bytes(good)
+    FeatureStore(full)["test"][column]
+
+
+def test_damaged_labels_are_found_on_first_read(full):
+    path = full.path / "test" / "targets.h5"
+    good = path.read_bytes()
+    path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    with pytest.raises(CacheError, match=r"targets\.h5: damaged"):
+        _ = FeatureStore(full)["test"].y
+
+
+def test_blocks_hold_one_shard_at_a_time(tmp_path, toy):
+    rows, width, blocks = 64, 2000, 20
+    spec = {"digest": "d", "rows": {"train": rows * blocks}}
+    entry = toy.entry(tmp_path, block_rows=rows, data=spec)
+    for block in range(blocks):
+        entry.write_block("train", block, {"embed/mean": np.full((rows, 1, width), block, np.float32)})
+    train = FeatureStore(entry)["train"]
+    one = rows * width * 4
+    next(train.blocks("embed/mean"))
+    tracemalloc.start()
+    total = sum(float(x[0, 0, 0]) for x in train.blocks("embed/mean"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert total == sum(range(blocks))
+    assert peak < 4 * one  # stored, decoded, and the one that the caller still holds; the column has 20

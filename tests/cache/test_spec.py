@@ -1,0 +1,162 @@
+"""The key: the same for the same numbers, another for any other."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from reservoir_cache import CacheError, Layout, Spec, difference
+from reservoir_cache.spec import canonical_json
+
+
+def reordered(value):
+    if isinstance(value, dict):
+        return {key: reordered(value[key]) for key in reversed(list(value))}
+    return value
+
+
+def leaves(value, path=()):
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from leaves(item, (*path, key))
+    else:
+        yield path
+
+
+LEAVES = [
+    ("task", "name"),
+    ("task", "max_tokens"),
+    ("data", "digest"),
+    ("data", "rows", "train"),
+    ("data", "rows", "test"),
+    ("backbone", "family"),
+    ("backbone", "digest"),
+    ("backbone", "width"),
+    ("init", "kind"),
+    ("init", "seed"),
+    ("input", "kind"),
+    ("input", "seed"),
+    ("input", "gain"),
+    ("input", "patch"),
+    ("input", "stride"),
+    ("padding",),
+    ("compute",),
+    ("store",),
+    ("format",),
+]
+
+
+def test_the_list_of_leaves_is_complete(toy):
+    assert sorted(leaves(toy.spec().to_dict())) == sorted(LEAVES)
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=".".join)
+def test_every_field_changes_the_key_and_is_named(toy, path):
+    values = copy.deepcopy(toy.spec().to_dict())
+    inner = values
+    for key in path[:-1]:
+        inner = inner[key]
+    old = inner[path[-1]]
+    inner[path[-1]] = "float32" if path == ("store",) else old + 1 if not isinstance(old, str) else old + "x"
+    changed = Spec.from_dict(values)
+    assert changed.key != toy.spec().key
+    assert difference(changed, toy.spec()) == [".".join(path)]
+
+
+def test_key_does_not_depend_on_order_or_on_how_a_number_is_written(toy):
+    spec = toy.spec()
+    assert Spec.from_dict(reordered(spec.to_dict())).key == spec.key
+    written = {**spec.input, "seed": 0.0, "patch": 1.0}
+    assert toy.spec(input=written).key == spec.key
+    assert toy.spec(task={**spec.task, "x": (1, 2)}).key == toy.spec(task={**spec.task, "x": [1, 2]}).key
+    assert toy.spec(task={**spec.task, "x": -0.0}).key == toy.spec(task={**spec.task, "x": 0}).key
+    assert toy.spec(task={**spec.task, "x": True}).key != toy.spec(task={**spec.task, "x": 1}).key
+    assert toy.spec(task={**spec.task, "x": 1e16}).key == toy.spec(task={**spec.task, "x": 10**16}).key
+
+
+def test_key_is_the_same_in_another_process(toy):
+    code = "import json,sys; from reservoir_cache import Spec; print(Spec.from_dict(json.load(sys.stdin)).key)"
+    for seed in "12":
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            input=json.dumps(toy.spec().to_dict()),
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
+        assert done.stdout.strip() == toy.spec().key
+
+
+def test_a_later_change_of_the_callers_dictionary_changes_nothing(toy):
+    task = {"name": "toy", "nested": {"a": [1]}}
+    spec = toy.spec(task=task)
+    before = spec.canonical()
+    task["nested"]["a"].append(2)
+    spec.to_dict()["task"]["nested"]["a"].append(3)
+    assert spec.canonical() == before
+
+
+def test_difference_sees_a_field_that_only_one_has(toy):
+    a, b = toy.spec(), toy.spec(task={"name": "toy", "max_tokens": 5, "order": {"n": 3}})
+    assert difference(a, b) == difference(b, a) == ["task.order.n"]
+    assert difference(a, a) == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [float("nan"), float("inf"), np.int64(1), b"x", {1, 2}, {1: "x"}, object()],
+    ids=["nan", "inf", "numpy", "bytes", "set", "int key", "object"],
+)
+def test_what_is_not_json_is_refused_by_name(toy, value):
+    with pytest.raises(CacheError, match=r"task\.extra"):
+        toy.spec(task={"name": "toy", "extra": value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("task", {"name": "../x"}, "task name"),
+        ("task", {}, "lacks name"),
+        ("input", {"kind": "orthogonal"}, "input lacks seed, gain, patch, stride"),
+        ("backbone", "gpt2", "must be a mapping"),
+        ("data", {"digest": "d", "rows": {"train": 0}}, r"data\.rows\.train"),
+        ("data", {"digest": "d", "rows": {}}, r"data\.rows"),
+        ("data", {"digest": "d", "rows": {"moments": 3}}, "moments"),
+        ("store", "int8", "float16, bfloat16, float32"),
+    ],
+)
+def test_bad_specifications(toy, field, value, message):
+    with pytest.raises(CacheError, match=message):
+        toy.spec(**{field: value})
+
+
+def test_unknown_and_missing_fields_are_named(toy):
+    values = toy.spec().to_dict()
+    with pytest.raises(CacheError, match="batch"):
+        Spec.from_dict({**values, "batch": 3})
+    del values["padding"]
+    with pytest.raises(CacheError, match="padding"):
+        Spec.from_dict(values)
+
+
+def test_canonical_text_reads_back_to_itself(toy):
+    text = toy.spec().canonical()
+    assert canonical_json(json.loads(text)) == text
+    assert " " not in text
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 8, 9])
+def test_blocks_cover_the_rows_once(rows):
+    blocks = Layout(batch_rows=2, block_rows=4).blocks(rows)
+    assert [row for low, high in blocks for row in range(low, high)] == list(range(rows))
+    assert all(high - low == 4 for low, high in blocks[:-1])
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.0, True])
+def test_layout_refuses(value):
+    with pytest.raises(CacheError, match="batch_rows"):
+        Layout(batch_rows=value)
