@@ -1,37 +1,50 @@
 """Linear readouts: from features and labels to the most accurate linear model, every penalty in one pass.
 
 *Labels*: `Targets` codes them as regression targets; `samples` lays out a column of the cache.
-*Ridge*: `accumulate` streams data into `Moments`; `ridge_path` and `kernel_path` solve every penalty; `sweep` chooses.
-*Results*: `LinearReadout` predicts; `Tally` counts accuracy.
+*Ridge*: `accumulate` streams data into `Moments`; `ridge_path` and `kernel_path` solve every penalty from them.
+*Selection*: `sweep` by a validation split, `cross_sweep` by K folds, `forward_selection` over columns.
+*Results*: `Sweep` holds every penalty's `LinearPath`; `LinearReadout` predicts; `Tally` counts accuracy.
 """
 
+from reservoir.readouts.forward import Step, forward_selection
+from reservoir.readouts.gather import Samples, gather, solve, training_moments
+from reservoir.readouts.kfold import cross_sweep, fold_moments
 from reservoir.readouts.linear import LinearReadout
 from reservoir.readouts.moments import Accumulator, Moments, accumulate, leave_one_out
-from reservoir.readouts.ridge import DEFAULT_ALPHAS, RidgePath, Scorer, kernel_path, parse_alphas, ridge_path
+from reservoir.readouts.paths import LinearPath, Scorer
+from reservoir.readouts.ridge import DEFAULT_ALPHAS, kernel_path, parse_alphas, ridge_path
 from reservoir.readouts.scoring import Tally, accuracy, best_penalty
-from reservoir.readouts.sweep import Sweep, fit_path, score, sweep
-from reservoir.readouts.targets import Targets, samples, unsample
+from reservoir.readouts.sweep import Sweep, score, sweep
+from reservoir.readouts.targets import Targets, balanced_weights, samples, unsample
 
 __all__ = [
     "DEFAULT_ALPHAS",
     "Accumulator",
+    "LinearPath",
     "LinearReadout",
     "Moments",
-    "RidgePath",
+    "Samples",
     "Scorer",
+    "Step",
     "Sweep",
     "Tally",
     "Targets",
     "accumulate",
     "accuracy",
+    "balanced_weights",
     "best_penalty",
-    "fit_path",
+    "cross_sweep",
+    "fold_moments",
+    "forward_selection",
+    "gather",
     "kernel_path",
     "leave_one_out",
     "parse_alphas",
     "ridge_path",
     "samples",
     "score",
+    "solve",
     "sweep",
+    "training_moments",
     "unsample",
 ]

@@ -239,8 +239,8 @@ class Accumulator:
             self._shift = self._shift[0].astype(self._dtype), self._shift[1]
 
 
-def accumulate(blocks: Iterable[Block]) -> Moments:
-    """Return the moments of a stream of (features (m, w), targets (m, t)).
+def accumulate(blocks: Iterable[tuple[np.ndarray, ...]]) -> Moments:
+    """Return the moments of a stream of (features (m, w), targets (m, t)), with or without weights (m,) as a third.
 
     Raises
     ------
@@ -248,10 +248,10 @@ def accumulate(blocks: Iterable[Block]) -> Moments:
         Where there are no blocks, shapes change between them, or a value is not finite.
     """
     accumulator = None
-    for x, y in blocks:
+    for x, y, *weights in blocks:
         if accumulator is None:
             accumulator = Accumulator(x.shape[1], y.shape[1], np.result_type(x.dtype, np.float32))
-        accumulator.update(x, y)
+        accumulator.update(x, y, *weights)
     if accumulator is None:
         raise InputError("moments: there are no samples; give at least one")
     return accumulator.moments()

@@ -16,72 +16,17 @@ Hoerl and Kennard (1970), Ridge regression; Wager, Wang and Liang (2013), Dropou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-import numpy.typing as npt
 
 from reservoir.errors import InputError
 from reservoir.readouts.moments import Moments
+from reservoir.readouts.paths import LinearPath
 from reservoir.readouts.tridiagonal import Tridiagonal
 
 DEFAULT_ALPHAS = np.logspace(-2, 6, 25)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RidgePath:
-    """The ridge solutions of every penalty, for features as they are (not standardised): scores are x coef + intercept.
-
-    Parameters
-    ----------
-    alphas : ndarray of float64, (A,)
-        Penalties.
-    coef : ndarray of float64, (A, w, t)
-        Exactly 0 for constant channels.
-    intercept : ndarray of float64, (A, t)
-        Scores of x = 0.
-    center : ndarray of float64, (w,)
-        The features' mean; `scores` subtracts it first, so that float32 keeps the digits of a channel at 3000 +- 0.5.
-    """
-
-    alphas: np.ndarray
-    coef: np.ndarray
-    intercept: np.ndarray
-    center: np.ndarray
-
-    def scores(self, x: np.ndarray) -> np.ndarray:
-        """Return the scores of every penalty, (A, n, t), of features (n, w): one matrix product in their precision."""
-        return Scorer(self, np.result_type(x.dtype, np.float32))(x)
-
-
-class Scorer:
-    """Scores blocks of features under every penalty of a path, laid out once for one matrix product per block.
-
-    Parameters
-    ----------
-    path : RidgePath
-        The solutions.
-    dtype : dtype, default float32
-        Of the product.
-    """
-
-    def __init__(self, path: RidgePath, dtype: npt.DTypeLike = np.float32) -> None:
-        penalties, width, targets = path.coef.shape
-        self._shape = (penalties, targets)
-        self._weights = path.coef.transpose(1, 0, 2).reshape(width, -1).astype(dtype)
-        self._center = path.center.astype(dtype)
-        # The center rounded to float32 is another center: the offset has to belong to the one that is subtracted.
-        self._offset = (path.intercept + self._center @ path.coef).ravel().astype(dtype)
-
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Return the scores (A, n, t) of features (n, w)."""
-        centred = np.subtract(x, self._center, dtype=self._center.dtype)
-        scores = centred @ self._weights
-        scores += self._offset
-        return scores.reshape(len(x), *self._shape).transpose(1, 0, 2)
-
-
-def ridge_path(moments: Moments, alphas: np.ndarray) -> RidgePath:
+def ridge_path(moments: Moments, alphas: np.ndarray) -> LinearPath:
     """Return the ridge solutions from moments (primal form): time of order w^3, whatever the number of samples.
 
     Parameters
@@ -96,14 +41,14 @@ def ridge_path(moments: Moments, alphas: np.ndarray) -> RidgePath:
     InputError
         Where a penalty is not a positive number.
     """
-    scale = _inverse_std(moments.std)
+    scale = inverse(moments.std)
     matrix = moments.xx * scale[:, None]
     matrix *= scale
     weights = Tridiagonal.of(matrix).solve(_positive(alphas), moments.xy * scale[:, None])
-    return _in_original_units(alphas, weights, moments.mean, scale, moments.y_mean)
+    return LinearPath.from_standardised(alphas, weights, moments.y_mean, moments.mean, scale)
 
 
-def kernel_path(x: np.ndarray, y: np.ndarray, alphas: np.ndarray) -> RidgePath:
+def kernel_path(x: np.ndarray, y: np.ndarray, alphas: np.ndarray, weights: np.ndarray | None = None) -> LinearPath:
     """Return the ridge solutions from samples (kernel form), in float64: time of order n^2 w + n^3.
 
     Parameters
@@ -114,24 +59,60 @@ def kernel_path(x: np.ndarray, y: np.ndarray, alphas: np.ndarray) -> RidgePath:
         Targets.
     alphas : ndarray, (A,)
         Positive penalties.
+    weights : ndarray, (n,), optional
+        Non-negative; weight 2 counts as the sample twice. All 1 by default.
 
     Raises
     ------
     InputError
         Where a penalty is not a positive number, or a feature is not finite.
     """
+    z, mean, scale, roots = standardise(x, weights)
+    y_mean = np.average(y, axis=0, weights=weights).astype(np.float64)
+    dual = Tridiagonal.of(z @ z.T).solve(_positive(alphas), (y - y_mean) * roots)
+    return LinearPath.from_standardised(alphas, z.T @ dual, y_mean, mean, scale)
+
+
+def standardise(
+    x: np.ndarray, weights: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return weighted samples as rows of standardised features.
+
+    Parameters
+    ----------
+    x : ndarray, (n, w)
+        Features.
+    weights : ndarray, (n,), optional
+        Non-negative.
+
+    Returns
+    -------
+    z : ndarray of float64, (n, w)
+        ``(x - mean) * scale * roots``, so that z'z is the weighted scatter.
+    mean, scale : ndarray of float64, (w,)
+        Of the features; scale is 1 / std, and 0 for constant channels.
+    roots : ndarray of float64, (n, 1)
+        Square roots of the weights.
+
+    Raises
+    ------
+    InputError
+        Where a feature is not finite.
+    """
+    weights = np.ones(len(x)) if weights is None else weights
+    roots = np.sqrt(weights)[:, None]
     z = x.astype(np.float64)
-    mean = z.mean(axis=0)
+    mean = np.average(z, axis=0, weights=weights)
     z -= mean
-    std = np.sqrt(np.einsum("ij,ij->j", z, z) / len(z))
+    z *= roots
+    std = np.sqrt(np.einsum("ij,ij->j", z, z) / weights.sum())
+    wrong = np.flatnonzero(~np.isfinite(std))
+    if wrong.size:
+        raise InputError(f"readout: feature {wrong[0]} holds a value that is not finite or too large; leave it out")
     std[std <= 10 * np.finfo(np.float64).eps * np.abs(mean)] = 0
-    if not np.isfinite(std).all():
-        raise InputError(f"ridge: feature {np.flatnonzero(~np.isfinite(std))[0]} holds a value that is not finite")
-    scale = _inverse_std(std)
+    scale = inverse(std)
     z *= scale
-    y_mean = y.mean(axis=0, dtype=np.float64)
-    dual = Tridiagonal.of(z @ z.T).solve(_positive(alphas), y - y_mean)
-    return _in_original_units(alphas, z.T @ dual, mean, scale, y_mean)
+    return z, mean, scale, roots
 
 
 def parse_alphas(text: str) -> np.ndarray:
@@ -159,14 +140,6 @@ def _positive(alphas: np.ndarray) -> np.ndarray:
     return alphas
 
 
-def _inverse_std(std: np.ndarray) -> np.ndarray:
-    """Return 1 / std, and 0 for constant channels, which so get coefficients of exactly 0."""
+def inverse(std: np.ndarray) -> np.ndarray:
+    """Return 1 / std, and 0 for constant channels, which so get weights of exactly 0."""
     return np.divide(1.0, std, out=np.zeros_like(std), where=std > 0)
-
-
-def _in_original_units(
-    alphas: np.ndarray, weights: np.ndarray, mean: np.ndarray, scale: np.ndarray, y_mean: np.ndarray
-) -> RidgePath:
-    """Return the path of solutions (A, w, t) for standardised features."""
-    coef = weights * scale[:, None]
-    return RidgePath(alphas=np.asarray(alphas, float), coef=coef, intercept=y_mean - mean @ coef, center=mean)

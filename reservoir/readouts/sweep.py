@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from reservoir.errors import InputError
+from reservoir.readouts.gather import gather, solve
 from reservoir.readouts.linear import LinearReadout
-from reservoir.readouts.moments import Block, Moments, accumulate
-from reservoir.readouts.ridge import DEFAULT_ALPHAS, RidgePath, Scorer, kernel_path, ridge_path
+from reservoir.readouts.moments import Block, Moments
+from reservoir.readouts.paths import LinearPath, Scorer
+from reservoir.readouts.ridge import DEFAULT_ALPHAS
 from reservoir.readouts.scoring import Tally, best_penalty
 from reservoir.readouts.targets import Targets
 
@@ -22,33 +22,41 @@ class Sweep:
 
     Parameters
     ----------
-    path : RidgePath
-        The solution of every penalty.
+    path : LinearPath
+        The model of every penalty, fitted on all training samples.
     accuracy : ndarray of float64, (A,)
-        Of each penalty on the validation samples (R^2 for regression).
+        Of each penalty on held-out samples (R^2 for regression).
     best : int
         Index of the chosen penalty: the most accurate, of equal ones the largest.
     targets : Targets
         The coding of the labels.
-    moments : Moments or None
-        Of the training samples; None where the kernel form was used.
+    moments : Moments, optional
+        Of the training samples; None where the solution came from the samples themselves.
+    temperature : float, default 1
+        Of the chosen readout's probabilities, where held-out scores were at hand to fit it.
     """
 
-    path: RidgePath
+    path: LinearPath
     accuracy: np.ndarray
     best: int
     targets: Targets
-    moments: Moments | None
+    moments: Moments | None = None
+    temperature: float = 1.0
+
+    @classmethod
+    def of(cls, path: LinearPath, accuracy: np.ndarray, targets: Targets, moments: Moments | None = None) -> Sweep:
+        """Return the sweep that chooses among the models of a path by their accuracies, (A,)."""
+        best = best_penalty(path.alphas, accuracy)
+        return cls(path=path, accuracy=accuracy, best=best, targets=targets, moments=moments)
 
     @property
     def alpha(self) -> float:
         """The chosen penalty."""
         return float(self.path.alphas[self.best])
 
-    def readout(self, index: int | None = None) -> LinearReadout:
-        """Return the readout of one penalty, the chosen one by default; its temperature is 1 until calibrated."""
-        index = self.best if index is None else index
-        return LinearReadout(coef=self.path.coef[index], intercept=self.path.intercept[index], targets=self.targets)
+    def readout(self) -> LinearReadout:
+        """Return the readout of the chosen penalty."""
+        return self.path.readout(self.best, self.targets, self.temperature)
 
 
 def sweep(
@@ -67,7 +75,7 @@ def sweep(
         Blocks of features and labels, as `samples` lays them out; each is iterated once. ``train`` is not read where
         moments are given.
     targets : Targets
-        The coding of the labels.
+        The coding of the labels, and their weights.
     alphas : ndarray, (A,), default 25 values from 1e-2 to 1e6
         Penalties, positive.
     moments : Moments, optional
@@ -82,44 +90,13 @@ def sweep(
     InputError
         Where there are no samples, a penalty is not positive, or a feature not finite.
     """
-    if moments is None:
-        path, moments = fit_path(train, targets, alphas)
-    else:
-        path = ridge_path(moments, alphas)
-    accuracy = score(path, valid, targets)
-    best = best_penalty(path.alphas, accuracy)
-    return Sweep(path=path, accuracy=accuracy, best=best, targets=targets, moments=moments)
+    training = gather(train, targets) if moments is None else moments
+    path = solve(training, alphas)
+    stored = training if isinstance(training, Moments) else None
+    return Sweep.of(path, score(path, valid, targets), targets, moments=stored)
 
 
-def fit_path(blocks: Iterable[Block], targets: Targets, alphas: np.ndarray) -> tuple[RidgePath, Moments | None]:
-    """Solve every penalty in one pass, in memory of order w^2.
-
-    Samples are kept until there are as many as features. Where there never are, the kernel form solves from them, and
-    there are no moments; otherwise they and all further ones go into the moments, for the primal form.
-
-    Parameters
-    ----------
-    blocks : iterable of (ndarray (m, w), ndarray (m, outputs))
-        Features and labels.
-    targets : Targets
-        The coding of the labels.
-    alphas : ndarray, (A,)
-        Penalties, positive.
-    """
-    encoded = ((x, targets.encode(y)) for x, y in blocks)
-    head: list[Block] = []
-    for block in encoded:
-        head.append(block)
-        if sum(len(x) for x, _ in head) >= block[0].shape[1]:
-            moments = accumulate(itertools.chain(head, encoded))
-            return ridge_path(moments, alphas), moments
-    if not head:
-        raise InputError("readout: there are no training samples; give at least one")
-    x, y = (np.concatenate(part) for part in zip(*head, strict=True))
-    return kernel_path(x, y, alphas), None
-
-
-def score(path: RidgePath, blocks: Iterable[Block], targets: Targets) -> np.ndarray:
+def score(path: LinearPath, blocks: Iterable[Block], targets: Targets) -> np.ndarray:
     """Return the accuracy of every penalty, (A,), over blocks of features (m, w) and labels (m, outputs)."""
     scorer, tally = Scorer(path), Tally(targets)
     for x, y in blocks:

@@ -29,16 +29,25 @@ class Targets:
         Labels per sample.
     classes : int
         Classes per output; 0 for regression.
+    class_weights : tuple of float, optional
+        How often a sample of each class counts in fitting; only for one output of classes. Once each by default.
     """
 
     outputs: int
     classes: int
+    class_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.outputs < 1 or self.classes < 0 or self.classes == 1:
             raise InputError(
                 f"targets: {self.outputs} outputs of {self.classes} classes; give at least one output, and two "
                 "classes or more (0 for regression)"
+            )
+
+        if self.class_weights is not None and (self.outputs, len(self.class_weights)) != (1, self.classes):
+            raise InputError(
+                f"targets: {len(self.class_weights)} class weights for {self.outputs} outputs of {self.classes} "
+                "classes; give one weight per class, and only where there is one output"
             )
 
     @property
@@ -70,6 +79,10 @@ class Targets:
             return y.astype(np.result_type(y.dtype, np.float32), copy=False)
         hot = y == 1 if self.classes == 2 else (y[..., None] == np.arange(self.classes)).reshape(len(y), -1)
         return np.where(hot, np.float32(1), np.float32(-1))
+
+    def weights(self, y: np.ndarray) -> np.ndarray | None:
+        """Return the weight of each sample, (n,), from labels (n, 1); None where all count once."""
+        return None if self.class_weights is None else np.array(self.class_weights)[y[:, 0].astype(np.int64)]
 
     def predict(self, scores: np.ndarray) -> np.ndarray:
         """Return the labels that scores stand for.
@@ -138,6 +151,12 @@ class Targets:
 
         found: Any = minimize_scalar(loss, bounds=(-7.0, 7.0), method="bounded")
         return float(np.exp(found.x))
+
+
+def balanced_weights(counts: np.ndarray) -> tuple[float, ...]:
+    """Return class weights under which all classes count the same: samples / (classes * count), 0 for absent ones."""
+    present = counts > 0
+    return tuple(np.where(present, counts.sum() / (present.sum() * np.maximum(counts, 1)), 0.0).tolist())
 
 
 def samples(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

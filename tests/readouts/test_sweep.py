@@ -13,9 +13,10 @@ from reservoir.readouts import (
     Targets,
     accumulate,
     accuracy,
-    fit_path,
+    gather,
     samples,
     score,
+    solve,
     sweep,
 )
 
@@ -56,8 +57,10 @@ def test_accuracies_are_those_of_ridge_classifier(classes, rows, width):
 @pytest.mark.parametrize(("rows", "width"), [(400, 25), (50, 80)])
 def test_several_outputs_are_fitted_as_each_alone(classes, rows, width):
     train, valid = task(rows, width, classes, outputs=3)
-    together, _ = fit_path(blocks(train), Targets(3, classes), DEFAULT_ALPHAS)
-    single = [fit_path(blocks((train[0], train[1][:, [o]])), Targets(1, classes), DEFAULT_ALPHAS)[0] for o in range(3)]
+    together = solve(gather(blocks(train), Targets(3, classes)), DEFAULT_ALPHAS)
+    single = [
+        solve(gather(blocks((train[0], train[1][:, [o]])), Targets(1, classes)), DEFAULT_ALPHAS) for o in range(3)
+    ]
     np.testing.assert_allclose(
         together.coef, np.concatenate([path.coef for path in single], axis=2), rtol=1e-6, atol=1e-9
     )
@@ -80,7 +83,7 @@ def test_several_tokens_share_weights():
 
 def test_blocks_do_not_change_a_bit_of_the_path():
     train, _ = task(300, 20, 3)
-    a, b = (fit_path(blocks(train, size), Targets(1, 3), DEFAULT_ALPHAS)[0] for size in (7, 300))
+    a, b = (solve(gather(blocks(train, size), Targets(1, 3)), DEFAULT_ALPHAS) for size in (7, 300))
     np.testing.assert_array_equal(a.coef, b.coef)
 
 
@@ -95,7 +98,7 @@ def test_stored_moments_replace_the_pass_over_train():
 
 def test_no_training_samples_are_refused():
     with pytest.raises(InputError, match="no training samples"):
-        fit_path([], Targets(1, 2), DEFAULT_ALPHAS)
+        gather([], Targets(1, 2))
 
 
 @pytest.mark.parametrize("classes", [0, 2, 3])
@@ -106,7 +109,7 @@ def test_the_readout_scores_as_its_penalty_did_and_survives_storage(classes):
     np.testing.assert_allclose(
         accuracy(readout.targets, readout.scores(valid[0]), valid[1]), found.accuracy[found.best], rtol=1e-6
     )
-    np.testing.assert_array_equal(found.readout(3).coef, found.path.coef[3])
+    np.testing.assert_array_equal(readout.coef, found.path.coef[found.best])
     back = LinearReadout.from_arrays(*readout.calibrate(blocks(valid)).to_arrays())
     np.testing.assert_array_equal(back.predict(valid[0]), readout.predict(valid[0]))
     assert (back.temperature == 1) == (classes == 0)

@@ -1,0 +1,108 @@
+"""Linear models along a path of penalties, and their scores by one matrix product."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from reservoir.readouts.linear import LinearReadout
+from reservoir.readouts.targets import Targets
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LinearPath:
+    """The linear models of every penalty, for features as they are (not standardised): scores are x coef + intercept.
+
+    Parameters
+    ----------
+    alphas : ndarray of float64, (A,)
+        Penalties.
+    coef : ndarray of float64, (A, w, t)
+        Exactly 0 for constant channels.
+    intercept : ndarray of float64, (A, t)
+        Scores of x = 0.
+    center : ndarray of float64, (w,)
+        The features' mean; `scores` subtracts it first, so that float32 keeps the digits of a channel at 3000 +- 0.5.
+    converged : ndarray of bool, (A,)
+        Whether an iterative solver reached its tolerance; always True for ridge, which is solved exactly.
+    """
+
+    alphas: np.ndarray
+    coef: np.ndarray
+    intercept: np.ndarray
+    center: np.ndarray
+    converged: np.ndarray
+
+    @classmethod
+    def from_standardised(
+        cls,
+        alphas: np.ndarray,
+        weights: np.ndarray,
+        offset: np.ndarray,
+        mean: np.ndarray,
+        scale: np.ndarray,
+        converged: np.ndarray | None = None,
+    ) -> LinearPath:
+        """Return the path of models of standardised features, z = (x - mean) * scale and scores z weights + offset.
+
+        Parameters
+        ----------
+        alphas : ndarray, (A,)
+            Penalties.
+        weights : ndarray of float64, (A, w, t)
+            Of standardised features.
+        offset : ndarray of float64, (t,) or (A, t)
+            Scores of the mean.
+        mean, scale : ndarray of float64, (w,)
+            Of the standardisation; scale is 0 for constant channels.
+        converged : ndarray of bool, (A,), optional
+            All True by default.
+        """
+        coef = weights * scale[:, None]
+        converged = np.ones(len(alphas), bool) if converged is None else converged
+        return cls(
+            alphas=np.asarray(alphas, np.float64),
+            coef=coef,
+            intercept=offset - mean @ coef,
+            center=mean,
+            converged=converged,
+        )
+
+    def scores(self, x: np.ndarray) -> np.ndarray:
+        """Return the scores of every penalty, (A, n, t), of features (n, w): one matrix product in their precision."""
+        return Scorer(self, np.result_type(x.dtype, np.float32))(x)
+
+    def readout(self, index: int, targets: Targets, temperature: float = 1.0) -> LinearReadout:
+        """Return the readout of one penalty, by its index."""
+        return LinearReadout(
+            coef=self.coef[index], intercept=self.intercept[index], targets=targets, temperature=temperature
+        )
+
+
+class Scorer:
+    """Scores blocks of features under every penalty of a path, laid out once for one matrix product per block.
+
+    Parameters
+    ----------
+    path : LinearPath
+        The models.
+    dtype : dtype, default float32
+        Of the product.
+    """
+
+    def __init__(self, path: LinearPath, dtype: npt.DTypeLike = np.float32) -> None:
+        penalties, width, targets = path.coef.shape
+        self._shape = (penalties, targets)
+        self._weights = path.coef.transpose(1, 0, 2).reshape(width, -1).astype(dtype)
+        self._center = path.center.astype(dtype)
+        # The center rounded to float32 is another center: the offset has to belong to the one that is subtracted.
+        self._offset = (path.intercept + self._center @ path.coef).ravel().astype(dtype)
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Return the scores (A, n, t) of features (n, w)."""
+        centred = np.subtract(x, self._center, dtype=self._center.dtype)
+        scores = centred @ self._weights
+        scores += self._offset
+        return scores.reshape(len(x), *self._shape).transpose(1, 0, 2)

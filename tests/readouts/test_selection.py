@@ -1,0 +1,120 @@
+"""K-fold selection against real refits, and greedy selection of columns against every subset tried by hand."""
+
+import itertools
+
+import numpy as np
+import pytest
+from sklearn.linear_model import Ridge, RidgeClassifier
+from sklearn.model_selection import KFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from reservoir.errors import InputError
+from reservoir.readouts import Tally, Targets, cross_sweep, fold_moments, forward_selection, sweep
+
+ALPHAS = np.logspace(-1, 4, 6)
+
+
+def data(rows, width, classes, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, width)) + 5
+    noisy = (x - 5) @ rng.standard_normal((width, max(classes, 1))) + rng.standard_normal((rows, max(classes, 1)))
+    y = noisy.argmax(-1)[:, None] if classes > 2 else (noisy[:, :1] > 0).astype(int) if classes else noisy
+    return x, y
+
+
+def blocks(x, y, fold, size=37):
+    return [(x[i : i + size], y[i : i + size], fold[i : i + size]) for i in range(0, len(x), size)]
+
+
+@pytest.mark.parametrize("classes", [0, 2, 3])
+@pytest.mark.parametrize(("rows", "width"), [(150, 20), (40, 60)])
+@pytest.mark.parametrize("stored", [False, True])
+def test_every_fold_is_scored_as_by_a_refit_on_the_others(classes, rows, width, stored):
+    x, y = data(rows, width, classes)
+    fold = np.random.default_rng(1).integers(0, 4, rows)
+    targets = Targets(1, classes)
+    moments = fold_moments(blocks(x, y, fold), targets, 4) if stored else None
+    found = cross_sweep(blocks(x, y, fold), targets, ALPHAS, folds=4, moments=moments)
+    for i, alpha in enumerate(ALPHAS):
+        tally = Tally(targets)
+        for k in range(4):
+            ridge = Ridge(alpha=alpha) if classes == 0 else RidgeClassifier(alpha=alpha)
+            model = make_pipeline(StandardScaler(), ridge).fit(x[fold != k], y[fold != k].ravel())
+            scores = model.decision_function(x[fold == k]) if classes else model.predict(x[fold == k])
+            tally.update(scores.reshape(1, -1, targets.columns), y[fold == k])
+        np.testing.assert_allclose(found.accuracy[i], tally.accuracy()[0], rtol=1e-6)
+    np.testing.assert_allclose(
+        found.path.coef, sweep([(x, y)], [(x, y)], targets, ALPHAS).path.coef, rtol=1e-6, atol=1e-9
+    )
+    assert (found.moments is None) == (rows < width and not stored)
+    assert (found.temperature == 1) == (classes == 0)
+    assert found.readout().temperature == found.temperature
+
+
+def test_weighted_folds_are_weighted_refits():
+    x, y = data(120, 10, 2)
+    fold = np.arange(120) % 3
+    targets = Targets(1, 2, (1.0, 4.0))
+    found = cross_sweep(blocks(x, y, fold), targets, ALPHAS, folds=3)
+    tally = Tally(targets)
+    for train, held in KFold(3).split(np.arange(120)[np.argsort(fold, kind="stable")]):
+        order = np.argsort(fold, kind="stable")
+        path = sweep([(x[order[train]], y[order[train]])], [(x, y)], targets, ALPHAS).path
+        tally.update(path.scores(x[order[held]]), y[order[held]])
+    np.testing.assert_allclose(found.accuracy, tally.accuracy())
+
+
+def test_empty_folds_are_refused():
+    for width in (5, 90):
+        x, y = data(60, width, 2)
+        fold = np.arange(60) % 3
+        with pytest.raises(InputError, match="fold 3 of 4 is empty"):
+            cross_sweep(blocks(x, y, fold), Targets(1, 2), folds=4)
+    with pytest.raises(InputError, match="at least 2"):
+        cross_sweep(blocks(x, y, fold), Targets(1, 2), folds=1)
+    with pytest.raises(InputError, match="no training samples"):
+        cross_sweep([], Targets(1, 2), folds=2)
+
+
+@pytest.mark.parametrize("rows", [300, 24])
+def test_columns_are_added_while_they_help(rows):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((rows + 400, 40))
+    y = (x[:, 3] + 0.7 * x[:, 15] + 0.4 * x[:, 31] + 0.2 * rng.standard_normal(rows + 400) > 0).astype(int)[:, None]
+    columns = {name: slice(10 * i, 10 * i + 10) for i, name in enumerate("abcd")}
+    train, valid = [(x[:rows], y[:rows])], [(x[rows:500], y[rows:500]), (x[500:], y[500:])]
+
+    def accuracy(names):
+        part = np.concatenate([np.arange(40)[columns[name]] for name in names])
+        return sweep(
+            [(a[:, part], b) for a, b in train], [(a[:, part], b) for a, b in valid], Targets(1, 2)
+        ).accuracy.max()
+
+    steps = forward_selection(train, valid, columns, Targets(1, 2), limit=4)
+    chosen = ()
+    for step in steps:
+        candidates = {(*chosen, name): accuracy((*chosen, name)) for name in columns if name not in chosen}
+        assert step.columns == max(candidates, key=candidates.__getitem__)
+        np.testing.assert_allclose(step.sweep.accuracy.max(), candidates[step.columns])
+        chosen = step.columns
+    assert all(a.sweep.accuracy.max() < b.sweep.accuracy.max() for a, b in itertools.pairwise(steps))
+    if len(steps) < 4:
+        assert all(accuracy((*chosen, name)) <= accuracy(chosen) for name in columns if name not in chosen)
+    if rows == 300:
+        assert set(steps[2].columns) == set("abd")
+
+
+def test_a_limit_of_one_is_the_best_column():
+    x, y = data(100, 20, 2)
+    columns = {"left": slice(0, 10), "right": slice(10, 20)}
+    steps = forward_selection([(x, y)], [(x, y)], columns, Targets(1, 2), limit=1)
+    alone = {
+        name: sweep([(x[:, part], y)], [(x[:, part], y)], Targets(1, 2)).accuracy.max()
+        for name, part in columns.items()
+    }
+    assert [step.columns for step in steps] == [(max(alone, key=alone.__getitem__),)]
+    assert steps[0].sweep.readout().coef.shape == (10, 1)
+    for wrong in ({"columns": {}, "limit": 1}, {"columns": columns, "limit": 0}):
+        with pytest.raises(InputError, match="at least one"):
+            forward_selection([(x, y)], [(x, y)], wrong["columns"], Targets(1, 2), limit=wrong["limit"])
