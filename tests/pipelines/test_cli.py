@@ -1,0 +1,199 @@
+"""The command line: one line and exit code 2 for what the user can mend, JSON and nothing else on stdout with --json."""
+
+import gzip
+import json
+import shutil
+import struct
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from reservoir_pipelines.cli import run
+
+
+@pytest.fixture
+def call(cache, capfd):
+    """Run a command in this process; return its exit code, stdout and stderr."""
+
+    def calling(*arguments):
+        code = run([str(a) for a in arguments])
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return calling
+
+
+def write_mnist(folder, rows=60):
+    """Write four small idx files in the form of MNIST's."""
+    draw = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, count in (("train", rows), ("t10k", 20)):
+        images = draw.integers(0, 256, (count, 28, 28), np.uint8)
+        labels = np.arange(count, dtype=np.uint8) % 10
+        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(
+            gzip.compress(struct.pack(">IIII", 0x803, count, 28, 28) + images.tobytes())
+        )
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, count) + labels.tobytes())
+    return folder
+
+
+def test_the_main_path_in_json(call, tiny_gpt2, tmp_path):
+    code, out, _ = call("extract", "digits", "--backbone", tiny_gpt2, "--limit", 200, "--json")
+    assert code == 0
+    extracted = json.loads(out)
+    assert set(extracted) >= {"entry", "rows", "columns", "bytes", "seconds", "reused"}
+    assert extracted["rows"] == {"train": 200, "valid": 200, "test": 200}
+    code, out, _ = call("fit", "digits", "--json")
+    assert code == 0
+    fitted = json.loads(out)
+    assert set(fitted["best"]) >= {"columns", "readout", "alpha", "valid_accuracy", "test_accuracy"}
+    assert fitted["best"]["test_accuracy"] > 0.5
+    np.savez(tmp_path / "new.npz", x=np.zeros((3, 8, 8)))
+    code, out, _ = call("predict", fitted["readout"], tmp_path / "new.npz", "--json")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert len(lines) == 3
+    assert set(lines[0]) == {"label", "probabilities"}
+    code, out, _ = call("extract", "digits", "--backbone", tiny_gpt2, "--limit", 200, "--json")
+    assert json.loads(out)["reused"] is True
+
+
+def test_the_tables_name_what_was_made(call, tiny_gpt2):
+    code, out, err = call("extract", "digits", "--backbone", tiny_gpt2, "--limit", 50)
+    assert code == 0
+    assert "50 train, 50 valid, 50 test" in out
+    assert "on disk" in err
+    code, out, _ = call("fit", "digits")
+    assert code == 0
+    assert "raw input" in out
+    assert "sweep.png" in out
+    code, out, _ = call("cache", "list")
+    assert "tiny-gpt2-pretrained" in out
+
+
+def test_cache_commands(call, tiny_gpt2, cache):
+    _, out, _ = call("extract", "digits", "--backbone", tiny_gpt2, "--limit", 50, "--json")
+    entry = json.loads(out)["entry"]
+    _, out, _ = call("cache", "list", "--json")
+    assert [e["entry"] for e in json.loads(out)] == [entry]
+    key = json.loads(out)[0]["key"]
+    code, out, _ = call("cache", "show", key[:8], "--json")
+    assert json.loads(out)["spec"]["store"] == "float16"
+    assert call("cache", "verify")[0] == 0
+    shard = next(p for p in sorted((cache / "features").rglob("*.h5")))
+    data = bytearray(shard.read_bytes())
+    data[-100] ^= 4
+    shard.write_bytes(data)
+    code, out, _ = call("cache", "verify", key[:8], "--json")
+    assert code == 1
+    assert json.loads(out)["problems"][0]["path"] == str(shard)
+    code, out, _ = call("cache", "repair", key[:8], "--json")
+    assert json.loads(out)["removed"] == [str(shard)]
+    code, out, _ = call("extract", "digits", "--backbone", tiny_gpt2, "--limit", 50, "--json")
+    assert json.loads(out)["reused"] is (shard.name == "targets.h5")
+    assert call("cache", "verify")[0] == 0
+    code, out, _ = call("cache", "remove", entry, "--json")
+    assert code == 0
+    assert json.loads(call("cache", "list", "--json")[1]) == []
+
+
+def test_settings_come_from_a_file_and_flags_win(call, tiny_gpt2, tmp_path):
+    config = tmp_path / "run.toml"
+    config.write_text(f'[extract]\nbackbone = "{tiny_gpt2}"\nlimit = 60\npool = "mean"\nlayers = "final"\n')
+    _, out, _ = call("extract", "digits", "--config", config, "--limit", 40, "--json")
+    done = json.loads(out)
+    assert done["rows"]["train"] == 40
+    assert done["columns"] == ["final/mean"]
+    config.write_text("[extract]\nlimits = 60\n")
+    code, _, err = call("extract", "digits", "--config", config)
+    assert code == 2
+    assert "limits" in err
+
+
+def wrong_inputs(tmp_path, tiny_gpt2):
+    """Commands that a user gets wrong, and what the one line about each must name."""
+    cut = write_mnist(tmp_path / "cut")
+    file = cut / "train-images-idx3-ubyte.gz"
+    file.write_bytes(gzip.compress(gzip.decompress(file.read_bytes())[:-100]))
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(tiny_gpt2 / "config.json", bare / "config.json")
+    short = tmp_path / "short"
+    shutil.copytree(tiny_gpt2, short)
+    settings = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(settings | {"n_positions": 8}))
+    missing = tmp_path / "missing"
+    shutil.copytree(tiny_gpt2, missing)
+    from safetensors.numpy import load_file, save_file
+
+    weights = load_file(missing / "model.safetensors")
+    del weights["transformer.h.1.mlp.c_fc.weight"]
+    save_file(weights, missing / "model.safetensors", metadata={"format": "pt"})
+    nan = tmp_path / "nan"
+    shutil.copytree(tiny_gpt2, nan)
+    weights = load_file(nan / "model.safetensors")
+    weights["transformer.h.0.ln_1.bias"][0] = np.nan
+    save_file(weights, nan / "model.safetensors", metadata={"format": "pt"})
+    return [
+        (["extract", "digitz"], "digits"),
+        (["extract", "mnist", "--data", tmp_path / "nowhere"], "nowhere"),
+        (["extract", "mnist", "--data", bare], "train-images"),
+        (["extract", "mnist", "--data", cut], "train-images-idx3-ubyte.gz"),
+        (["extract", "digits", "--backbone", bare], "no weights"),
+        (["extract", "digits", "--backbone", tmp_path], "config.json"),
+        (["extract", "digits", "--backbone", missing], "h.1.mlp.c_fc.weight"),
+        (["extract", "digits", "--backbone", nan], "h.0.ln_1.bias"),
+        (["extract", "digits", "--backbone", "no-such-model"], "no-such-model"),
+        (["extract", "digits", "--backbone", short, "--init", "random"], "8 positions"),
+        (["extract", "digits", "--backbone", tiny_gpt2, "--layers", "block99"], "block99"),
+        (["extract", "digits", "--backbone", tiny_gpt2, "--pool", "median"], "median"),
+        (["extract", "digits", "--backbone", tiny_gpt2, "--init", "magic"], "magic"),
+        (["extract", "digits", "--backbone", tiny_gpt2, "--store", "int8"], "int8"),
+        (["extract", "digits", "--limit", "many"], "--limit"),
+        (["extract"], "task"),
+        (["fit", "digits"], "reservoir extract digits"),
+        (["predict", tmp_path, tmp_path / "x.npz"], "no readout"),
+        (["cache", "show", "abcdef0"], "abcdef0"),
+        (["nonsense"], "nonsense"),
+    ]
+
+
+def test_wrong_inputs_give_one_line_and_exit_code_2(call, tmp_path, tiny_gpt2, cache):
+    for arguments, words in wrong_inputs(tmp_path, tiny_gpt2):
+        code, out, err = call(*arguments)
+        line = err.strip().splitlines()
+        assert code == 2, (arguments, out, err)
+        assert out == "", arguments
+        assert len(line) == 1, (arguments, err)
+        assert line[0].startswith("reservoir: ")
+        assert words in line[0], (arguments, err)
+    assert not list(cache.glob("features/*/*"))
+
+
+def test_another_format_and_a_full_disk_are_refused_before_anything_is_written(call, tiny_gpt2, cache, monkeypatch):
+    import reservoir_cache.catalog as catalog
+
+    tiny = ("extract", "digits", "--backbone", tiny_gpt2, "--limit", 50)
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog.shutil, "disk_usage", lambda _path: SimpleNamespace(free=1000))
+        code, _, err = call(*tiny)
+        assert code == 2
+        assert "free" in err
+        assert not list(cache.glob("features/*/*"))
+    _, out, _ = call(*tiny, "--json")
+    spec = cache / json.loads(out)["entry"] / "spec.json"
+    spec.write_text(spec.read_text().replace('"format": 1', '"format": 99').replace('"format":1', '"format":99'))
+    code, _, err = call("fit", spec.parent)
+    assert code == 2
+    assert "99" in err
+
+
+def test_a_python_process_answers_help_for_every_command():
+    for command in ([], ["extract"], ["fit"], ["predict"], ["tasks"], ["prepare"], ["cache", "verify"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "reservoir_pipelines", *command, "--help"], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Usage: reservoir" in done.stdout
