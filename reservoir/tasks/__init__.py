@@ -2,7 +2,7 @@
 
 - bits: ``bit-memory``, ``bit-xor``
 - expressions: ``listops``
-- images: ``digits``, ``mnist``
+- images: ``digits``, ``mnist``, ``fashion-mnist``, ``cifar10``, ``cifar10-lra``
 - your own data: the path of a file, see `reservoir.tasks.arrays.Arrays`
 """
 
@@ -18,7 +18,8 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.tasks.arrays import Arrays, encode_array
 from reservoir.tasks.bits import BitMemory, BitXor
-from reservoir.tasks.images import Digits, Mnist
+from reservoir.tasks.cifar import Cifar10, Cifar10Lra
+from reservoir.tasks.images import Digits, FashionMnist, Mnist
 from reservoir.tasks.listops import ListOps
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors, check_split
@@ -45,6 +46,9 @@ TASKS: dict[str, Callable[..., Source]] = {
     "listops": ListOps,
     "digits": Digits,
     "mnist": Mnist,
+    "fashion-mnist": FashionMnist,
+    "cifar10": Cifar10,
+    "cifar10-lra": Cifar10Lra,
 }
 """The named tasks: constructors that take ``data`` (the folder of the files) and the task's parameters."""
 

@@ -1,4 +1,4 @@
-"""Images as sequences of patches: the handwritten digits of scikit-learn, MNIST."""
+"""Small grey images as sequences of patches: scikit-learn's handwritten digits, MNIST and Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from reservoir.tasks.idx import read_idx
 from reservoir.tasks.rows import SHARES, held_out, stratified
 from reservoir.tasks.source import Piece, find_file, full_lengths
 from reservoir.tasks.task import Scaling, Split, Task, Vectors
+
+CLOTHES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 
 
 def patches(images: np.ndarray, size: int) -> np.ndarray:
@@ -116,6 +118,7 @@ class Mnist:
 
     data: Path | None = None
     task = Task(name="mnist", form=Vectors(16), max_tokens=64, classes=10)
+    folders = ("", "mnist", "MNIST/raw")
 
     def files(self) -> list[Path]:
         """Return the four files: images and labels, first of the training set."""
@@ -158,5 +161,30 @@ class Mnist:
 
     def _pair(self, part: str) -> tuple[Path, Path]:
         names = (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte")
-        images, labels = (find_file("mnist", self.data, ("", "mnist"), (name, f"{name}.gz")) for name in names)
+        images, labels = (self._find(name) for name in names)
         return images, labels
+
+    def _find(self, name: str) -> Path:
+        return find_file(self.task.name, self.data, self.folders, (name, f"{name}.gz"))
+
+
+@dataclass(frozen=True)
+class FashionMnist(Mnist):
+    """Fashion-MNIST: clothes in MNIST's format, and under the same file names.
+
+    So that MNIST is not taken for it, its files are looked for in a folder that is called ``fashion...`` itself, or in
+    ``fashion-mnist`` or ``FashionMNIST/raw`` below the data folder.
+
+    Parameters
+    ----------
+    data : Path, optional
+        The folder with the files.
+    """
+
+    task = Task(name="fashion-mnist", form=Vectors(16), max_tokens=64, classes=10, labels=CLOTHES)
+    folders = ("fashion-mnist", "fashion_mnist", "fashion", "FashionMNIST/raw")
+
+    def _find(self, name: str) -> Path:
+        named = self.data is not None and "fashion" in self.data.name.lower()
+        folders = ("", *self.folders) if named else self.folders
+        return find_file(self.task.name, self.data, folders, (name, f"{name}.gz"))

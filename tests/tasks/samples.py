@@ -1,7 +1,10 @@
 """Small files in the publishers' formats, made on the spot."""
 
 import gzip
+import io
+import pickle
 import struct
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -26,3 +29,49 @@ def mnist_files(folder: Path, train: int = 60, test: int = 12, *, packed: bool =
         else:
             (folder / name).write_bytes(idx_bytes(array))
     return arrays
+
+
+def cifar_arrays(rows: int = 40) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return six batches of images (rows, 3072), colour by colour, and labels."""
+    rng = np.random.default_rng(1)
+    return [
+        (rng.integers(0, 256, (rows, 3072), dtype=np.uint8), rng.permutation(np.arange(rows) % 10).astype(np.uint8))
+        for _ in range(6)
+    ]
+
+
+def cifar_members(batches, *, binary: bool) -> dict[str, bytes]:
+    """Return the six files as the publisher names and writes them."""
+    names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
+    if binary:
+        return {
+            f"{name}.bin": np.concatenate([labels[:, None], images], axis=1).tobytes()
+            for name, (images, labels) in zip(names, batches, strict=True)
+        }
+    return {
+        name: pickle.dumps({b"data": images, b"labels": labels.tolist(), b"batch_label": name.encode()}, protocol=2)
+        for name, (images, labels) in zip(names, batches, strict=True)
+    }
+
+
+def cifar_files(folder: Path, batches, *, binary: bool = True, packed: bool = False) -> None:
+    below = "cifar-10-batches-bin" if binary else "cifar-10-batches-py"
+    members = cifar_members(batches, binary=binary)
+    if packed:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tar(
+            folder / f"cifar-10-{'binary' if binary else 'python'}.tar.gz",
+            {f"{below}/{n}": d for n, d in members.items()},
+        )
+        return
+    (folder / below).mkdir(parents=True)
+    for name, data in members.items():
+        (folder / below / name).write_bytes(data)
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
