@@ -3,8 +3,11 @@
 *Labels*: `Targets` codes them as regression targets; `samples` lays out a column of the cache.
 *Ridge*: `accumulate` streams data into `Moments`; `ridge_path` and `kernel_path` solve every penalty from them.
 *Selection*: `sweep` by a validation split, `cross_sweep` by K folds, `forward_selection` over columns.
+*Estimators*: `RidgeSweepClassifier` and `RidgeSweepRegressor`, for arrays in memory and in scikit-learn's sense.
 *Results*: `Sweep` holds every penalty's `LinearPath`; `LinearReadout` predicts; `Tally` counts accuracy.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from reservoir.readouts.forward import Step, forward_selection
 from reservoir.readouts.gather import Samples, gather, solve, training_moments
@@ -17,12 +20,17 @@ from reservoir.readouts.scoring import Tally, accuracy, best_penalty
 from reservoir.readouts.sweep import Sweep, score, sweep
 from reservoir.readouts.targets import Targets, balanced_weights, samples, unsample
 
+if TYPE_CHECKING:
+    from reservoir.readouts.estimators import RidgeSweepClassifier, RidgeSweepRegressor
+
 __all__ = [
     "DEFAULT_ALPHAS",
     "Accumulator",
     "LinearPath",
     "LinearReadout",
     "Moments",
+    "RidgeSweepClassifier",
+    "RidgeSweepRegressor",
     "Samples",
     "Scorer",
     "Step",
@@ -48,3 +56,12 @@ __all__ = [
     "training_moments",
     "unsample",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import scikit-learn only where an estimator is asked for."""
+    if name in {"RidgeSweepClassifier", "RidgeSweepRegressor"}:
+        from reservoir.readouts import estimators
+
+        return getattr(estimators, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

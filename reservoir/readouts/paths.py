@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from reservoir.readouts.linear import LinearReadout
 from reservoir.readouts.targets import Targets
@@ -72,7 +72,7 @@ class LinearPath:
 
     def scores(self, x: np.ndarray) -> np.ndarray:
         """Return the scores of every penalty, (A, n, t), of features (n, w): one matrix product in their precision."""
-        return Scorer(self, np.result_type(x.dtype, np.float32))(x)
+        return Scorer(self)(x)
 
     def readout(self, index: int, targets: Targets, temperature: float = 1.0) -> LinearReadout:
         """Return the readout of one penalty, by its index."""
@@ -88,21 +88,26 @@ class Scorer:
     ----------
     path : LinearPath
         The models.
-    dtype : dtype, default float32
-        Of the product.
     """
 
-    def __init__(self, path: LinearPath, dtype: npt.DTypeLike = np.float32) -> None:
-        penalties, width, targets = path.coef.shape
-        self._shape = (penalties, targets)
-        self._weights = path.coef.transpose(1, 0, 2).reshape(width, -1).astype(dtype)
-        self._center = path.center.astype(dtype)
+    def __init__(self, path: LinearPath) -> None:
+        self._path = path
+        self._lay_out(np.dtype(np.float32))
+
+    def _lay_out(self, dtype: np.dtype[Any]) -> None:
+        """Lay the path out for products of a precision."""
+        coef = self._path.coef
+        self._weights = coef.transpose(1, 0, 2).reshape(coef.shape[1], -1).astype(dtype)
+        self._center = self._path.center.astype(dtype)
         # The center rounded to float32 is another center: the offset has to belong to the one that is subtracted.
-        self._offset = (path.intercept + self._center @ path.coef).ravel().astype(dtype)
+        self._offset = (self._path.intercept + self._center @ coef).ravel().astype(dtype)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Return the scores (A, n, t) of features (n, w)."""
-        centred = np.subtract(x, self._center, dtype=self._center.dtype)
-        scores = centred @ self._weights
+        """Return the scores (A, n, t) of features (n, w), in float64 for float64 features and else in float32."""
+        dtype = np.result_type(x.dtype, np.float32)
+        if dtype != self._weights.dtype:
+            self._lay_out(dtype)
+        scores = np.subtract(x, self._center, dtype=dtype) @ self._weights
         scores += self._offset
-        return scores.reshape(len(x), *self._shape).transpose(1, 0, 2)
+        penalties, _, targets = self._path.coef.shape
+        return scores.reshape(len(x), penalties, targets).transpose(1, 0, 2)
