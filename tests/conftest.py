@@ -1,11 +1,14 @@
 """What several tests share: no network, few threads, and small model folders with real weights."""
 
+import gzip
 import os
+import struct
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -38,3 +41,19 @@ def cache(tmp_path, monkeypatch):
     root = tmp_path / "cache"
     monkeypatch.setenv("RESERVOIR_CACHE", str(root))
     return root
+
+
+@pytest.fixture
+def mnist_files(tmp_path):
+    """Return a folder with four small idx files in the form of MNIST's, gzipped and not."""
+    draw = np.random.default_rng(0)
+    folder = tmp_path / "mnist-files"
+    folder.mkdir()
+    for part, count in (("train", 60), ("t10k", 20)):
+        images = draw.integers(0, 256, (count, 28, 28), np.uint8)
+        labels = np.arange(count, dtype=np.uint8) % 10
+        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(
+            gzip.compress(struct.pack(">IIII", 0x803, count, 28, 28) + images.tobytes())
+        )
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, count) + labels.tobytes())
+    return folder

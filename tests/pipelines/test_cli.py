@@ -1,9 +1,8 @@
-"""The command line: one line and exit code 2 for what the user can mend, JSON and nothing else on stdout with --json."""
+"""The command line: one line and exit code 2 for the user's mistakes, JSON and nothing else on stdout with --json."""
 
 import gzip
 import json
 import shutil
-import struct
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -23,20 +22,6 @@ def call(cache, capfd):
         return code, out, err
 
     return calling
-
-
-def write_mnist(folder, rows=60):
-    """Write four small idx files in the form of MNIST's."""
-    draw = np.random.default_rng(0)
-    folder.mkdir(parents=True, exist_ok=True)
-    for part, count in (("train", rows), ("t10k", 20)):
-        images = draw.integers(0, 256, (count, 28, 28), np.uint8)
-        labels = np.arange(count, dtype=np.uint8) % 10
-        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(
-            gzip.compress(struct.pack(">IIII", 0x803, count, 28, 28) + images.tobytes())
-        )
-        (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, count) + labels.tobytes())
-    return folder
 
 
 def test_the_main_path_in_json(call, tiny_gpt2, tmp_path):
@@ -112,9 +97,8 @@ def test_settings_come_from_a_file_and_flags_win(call, tiny_gpt2, tmp_path):
     assert "limits" in err
 
 
-def wrong_inputs(tmp_path, tiny_gpt2):
+def wrong_inputs(tmp_path, tiny_gpt2, cut):
     """Commands that a user gets wrong, and what the one line about each must name."""
-    cut = write_mnist(tmp_path / "cut")
     file = cut / "train-images-idx3-ubyte.gz"
     file.write_bytes(gzip.compress(gzip.decompress(file.read_bytes())[:-100]))
     bare = tmp_path / "bare"
@@ -160,8 +144,8 @@ def wrong_inputs(tmp_path, tiny_gpt2):
     ]
 
 
-def test_wrong_inputs_give_one_line_and_exit_code_2(call, tmp_path, tiny_gpt2, cache):
-    for arguments, words in wrong_inputs(tmp_path, tiny_gpt2):
+def test_wrong_inputs_give_one_line_and_exit_code_2(call, tmp_path, tiny_gpt2, mnist_files, cache):
+    for arguments, words in wrong_inputs(tmp_path, tiny_gpt2, mnist_files):
         code, out, err = call(*arguments)
         line = err.strip().splitlines()
         assert code == 2, (arguments, out, err)
@@ -173,7 +157,7 @@ def test_wrong_inputs_give_one_line_and_exit_code_2(call, tmp_path, tiny_gpt2, c
 
 
 def test_another_format_and_a_full_disk_are_refused_before_anything_is_written(call, tiny_gpt2, cache, monkeypatch):
-    import reservoir_cache.catalog as catalog
+    from reservoir_cache import catalog
 
     tiny = ("extract", "digits", "--backbone", tiny_gpt2, "--limit", 50)
     with monkeypatch.context() as patch:
