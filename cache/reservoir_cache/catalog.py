@@ -113,4 +113,4 @@ def _scan(root: Path) -> Iterator[Entry | Problem]:
             try:
                 yield Entry.open(folder)
             except CacheError as error:
-                yield Problem(folder, str(error), "run 'reservoir cache remove' on it and extract again")
+                yield Problem.of(folder, error, "run 'reservoir cache remove' on it and extract again")

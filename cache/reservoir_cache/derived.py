@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reservoir_cache.errors import CacheError
-from reservoir_cache.hdf import UNREADABLE, read_array
+from reservoir_cache.hdf import UNREADABLE, new_file, read_array
 from reservoir_cache.publish import file_crc32, make_folder, publish, publish_json, read_json
 from reservoir_cache.spec import canonical_json, check_name
 
@@ -35,7 +35,7 @@ def save(folder: Path, name: str, arrays: Mapping[str, NDArray], meta: Mapping[s
     text = np.frombuffer(canonical_json(meta).encode(), dtype=np.uint8)
 
     def write(temporary: Path) -> None:
-        with h5py.File(temporary, "x") as file:
+        with new_file(temporary) as file:
             file.create_dataset("meta", data=text, track_times=False)
             group = file.create_group("arrays")
             for key in sorted(plain):

@@ -34,6 +34,11 @@ class Problem:
     def __str__(self) -> str:
         return f"{self.path}: {self.what}; {self.repair}"
 
+    @classmethod
+    def of(cls, path: Path, error: CacheError, repair: str) -> Problem:
+        """Make a problem of an error message of the form 'where: what; what to do'."""
+        return cls(path, str(error).partition(": ")[2].partition(";")[0], repair)
+
 
 def repair_command(key: str) -> str:
     """Say how the damage in an entry is repaired."""

@@ -53,8 +53,9 @@ def publish(final: Path, run: str, write: Callable[[Path], None], verify: Callab
         sync(temporary)
         temporary.replace(final)
         sync(final.parent)
-    except (OSError, RuntimeError) as error:  # h5py raises either
-        raise CacheError(f"{final}: cannot be written ({error}); check free space and permissions") from error
+    except OSError as error:
+        why = " ".join(str(error).split())
+        raise CacheError(f"{final}: cannot be written ({why}); check free space and permissions") from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from reservoir_cache.encoding import STORED_DTYPE, Encoded
 from reservoir_cache.errors import CacheError
-from reservoir_cache.hdf import read_array, read_attribute
+from reservoir_cache.hdf import new_file, read_array, read_attribute
 from reservoir_cache.manifest import Column
 from reservoir_cache.spec import check_name
 
@@ -59,7 +59,7 @@ def check_column(name: str, x: NDArray, rows: int, known: Column | None) -> None
 
 def write_shard(path: Path, header: ShardHeader, columns: Mapping[str, Encoded], store: str) -> None:
     """Create a shard; fails if the file exists."""
-    with h5py.File(path, "x") as file:
+    with new_file(path) as file:
         for name, value in vars(header).items():
             file.attrs[name] = np.bytes_(value.encode()) if isinstance(value, str) else np.int64(value)
         for column in sorted(columns):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reservoir_cache.errors import CacheError
-from reservoir_cache.hdf import read_array
+from reservoir_cache.hdf import new_file, read_array
 from reservoir_cache.manifest import Manifest, Targets
 from reservoir_cache.publish import file_crc32, publish
 
@@ -48,7 +48,7 @@ def publish_targets(folder: Path, manifest: Manifest, targets: Mapping[str, NDAr
             )
 
     def write(path: Path) -> None:
-        with h5py.File(path, "x") as file:
+        with new_file(path) as file:
             for name in RANKS:
                 file.create_dataset(name, data=arrays[name], track_times=False)
 

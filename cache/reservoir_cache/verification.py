@@ -36,8 +36,7 @@ def verify(entry: Entry, columns: Iterable[str] | None = None) -> list[Problem]:
         try:
             lines = _lines(entry.manifest(split))
         except CacheError as error:
-            what = str(error).partition(": ")[2].partition(";")[0]
-            problems.append(Problem(folder / NAME, what, repair_command(entry.key)))
+            problems.append(Problem.of(folder / NAME, error, repair_command(entry.key)))
             continue
         for line in lines.values():
             of_interest = wanted is None or not isinstance(line, Shard) or wanted & line.columns.keys()

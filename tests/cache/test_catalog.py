@@ -25,7 +25,10 @@ def test_entries_are_listed_and_broken_folders_reported(tmp_path, toy):
     (tmp_path / "features" / "toy" / "notes").mkdir()
     (tmp_path / "features" / "toy" / "file.txt").write_text("not a folder")
     assert list_entries(tmp_path) == sorted(good, key=lambda entry: entry.path)
-    assert {problem.path for problem in broken_entries(tmp_path)} == {bad.path, tmp_path / "features" / "toy" / "notes"}
+    found = {problem.path: problem.what for problem in broken_entries(tmp_path)}
+    assert set(found) == {bad.path, tmp_path / "features" / "toy" / "notes"}
+    assert "not a sound specification" in found[bad.path]
+    assert str(tmp_path) not in found[tmp_path / "features" / "toy" / "notes"]
     assert list_entries(tmp_path / "nothing") == broken_entries(tmp_path / "nothing") == []
 
 
