@@ -75,12 +75,11 @@ def test_every_changed_byte_of_the_specification_is_found(entry):
     path = entry.path / "spec.json"
     good = path.read_bytes()
     for position in range(len(good)):
-        for bit in (0, 5):
-            bad = bytearray(good)
-            bad[position] ^= 1 << bit
-            path.write_bytes(bad)
-            with pytest.raises(CacheError):
-                Entry.open(entry.path)
+        bad = bytearray(good)
+        bad[position] ^= 1 << position % 8
+        path.write_bytes(bad)
+        with pytest.raises(CacheError):
+            Entry.open(entry.path)
 
 
 def test_what_is_no_entry_is_refused_in_one_line(tmp_path):
