@@ -2,6 +2,7 @@
 
 *Labels*: `Targets` codes them as regression targets; `samples` lays out a column of the cache.
 *Ridge*: `accumulate` streams data into `Moments`; `ridge_path` and `kernel_path` solve every penalty from them.
+*Logistic*: `logistic_sweep` solves every penalty of multinomial logistic regression in the same passes.
 *Selection*: `sweep` by a validation split, `cross_sweep` by K folds, `forward_selection` over columns.
 *Estimators*: `RidgeSweepClassifier` and `RidgeSweepRegressor`, for arrays in memory and in scikit-learn's sense.
 *Results*: `Sweep` holds every penalty's `LinearPath`; `LinearReadout` predicts; `Tally` counts accuracy.
@@ -13,6 +14,7 @@ from reservoir.readouts.forward import Step, forward_selection
 from reservoir.readouts.gather import Samples, gather, solve, training_moments
 from reservoir.readouts.kfold import cross_sweep, fold_moments
 from reservoir.readouts.linear import LinearReadout
+from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic_sweep
 from reservoir.readouts.moments import Accumulator, Moments, accumulate, leave_one_out
 from reservoir.readouts.paths import LinearPath, Scorer
 from reservoir.readouts.ridge import DEFAULT_ALPHAS, kernel_path, parse_alphas, ridge_path
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_ALPHAS",
+    "LOGISTIC_ALPHAS",
     "Accumulator",
     "LinearPath",
     "LinearReadout",
@@ -47,6 +50,8 @@ __all__ = [
     "gather",
     "kernel_path",
     "leave_one_out",
+    "logistic_path",
+    "logistic_sweep",
     "parse_alphas",
     "ridge_path",
     "samples",

@@ -44,7 +44,7 @@ def ridge_path(moments: Moments, alphas: np.ndarray) -> LinearPath:
     scale = inverse(moments.std)
     matrix = moments.xx * scale[:, None]
     matrix *= scale
-    weights = Tridiagonal.of(matrix).solve(_positive(alphas), moments.xy * scale[:, None])
+    weights = Tridiagonal.of(matrix).solve(positive(alphas), moments.xy * scale[:, None])
     return LinearPath.from_standardised(alphas, weights, moments.y_mean, moments.mean, scale)
 
 
@@ -69,7 +69,7 @@ def kernel_path(x: np.ndarray, y: np.ndarray, alphas: np.ndarray, weights: np.nd
     """
     z, mean, scale, roots = standardise(x, weights)
     y_mean = np.average(y, axis=0, weights=weights).astype(np.float64)
-    dual = Tridiagonal.of(z @ z.T).solve(_positive(alphas), (y - y_mean) * roots)
+    dual = Tridiagonal.of(z @ z.T).solve(positive(alphas), (y - y_mean) * roots)
     return LinearPath.from_standardised(alphas, z.T @ dual, y_mean, mean, scale)
 
 
@@ -133,10 +133,10 @@ def parse_alphas(text: str) -> np.ndarray:
     return np.geomspace(lo, hi, n)
 
 
-def _positive(alphas: np.ndarray) -> np.ndarray:
+def positive(alphas: np.ndarray) -> np.ndarray:
     """Return the penalties, or raise `InputError` where one is not a positive number."""
     if not (len(alphas) and np.isfinite(alphas).all() and np.min(alphas) > 0):
-        raise InputError(f"ridge: penalties {list(alphas)} must be positive numbers; drop the others")
+        raise InputError(f"readout: penalties {list(alphas)} must be positive numbers; drop the others")
     return alphas
 
 

@@ -1,0 +1,244 @@
+"""Multinomial logistic readouts of every penalty, from passes over the features that serve all penalties at once.
+
+With z the standardised features, for every penalty alpha (scikit-learn's 1 / C) and every output,
+
+    min over W, b   sum_i p_i ( log sum_c exp(b_c + W_c' z_i) - (b + W' z_i)_{y_i} )  +  alpha / 2 || W ||^2 .
+
+At W = 0 and equal classes the Hessian in W is k Z'PZ + alpha I, with k = 1 / classes (1 / 4 for two classes, which have
+one column). With the eigenvectors V and eigenvalues l of Z'PZ, the unknowns U of W = V (k l + alpha)^-1/2 U make it the
+identity, for every penalty alike; L-BFGS then needs tens of passes where the correlated features need hundreds.
+
+References
+----------
+Boehning (1992), Multinomial logistic regression algorithm (the bound k Z'PZ on the Hessian).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import eigh
+from scipy.special import expit, logsumexp
+
+from reservoir.errors import InputError
+from reservoir.readouts.gather import Training, gather
+from reservoir.readouts.lbfgs import Evaluation, minimise_together
+from reservoir.readouts.moments import BLOCK_ROWS, Block, Moments
+from reservoir.readouts.paths import LinearPath
+from reservoir.readouts.ridge import inverse, positive, standardise
+from reservoir.readouts.sweep import Sweep, score
+from reservoir.readouts.targets import Targets
+
+LOGISTIC_ALPHAS = np.logspace(-1, 5, 10)
+
+
+def logistic_sweep(
+    train: Iterable[Block],
+    valid: Iterable[Block],
+    targets: Targets,
+    alphas: np.ndarray = LOGISTIC_ALPHAS,
+    *,
+    moments: Moments | None = None,
+) -> Sweep:
+    """Fit a logistic readout for every penalty and choose one by validation.
+
+    Parameters
+    ----------
+    train, valid : re-iterable of (ndarray (m, w), ndarray (m, outputs))
+        Blocks of features and labels; train is iterated once per step of the slowest penalty, valid once.
+    targets : Targets
+        The coding of the labels, and their weights.
+    alphas : ndarray, (A,), default 10 values from 1e-1 to 1e5
+        Penalties, positive.
+    moments : Moments, optional
+        Of the training samples with encoded targets, from an earlier pass.
+
+    Returns
+    -------
+    Sweep
+        ``path.converged`` tells which penalties reached the tolerance.
+
+    Raises
+    ------
+    InputError
+        For regression targets, penalties that are not positive, no samples, or a feature that is not finite.
+    """
+    training = gather(train, targets) if moments is None else moments
+    path = logistic_path(train, targets, alphas, training)
+    stored = training if isinstance(training, Moments) else None
+    return Sweep.of(path, score(path, valid, targets), targets, stored)
+
+
+def logistic_path(
+    train: Iterable[Block],
+    targets: Targets,
+    alphas: np.ndarray,
+    training: Training,
+    *,
+    tolerance: float = 1e-4,
+    passes: int = 200,
+) -> LinearPath:
+    """Return the logistic model of every penalty.
+
+    Parameters
+    ----------
+    train : re-iterable of (ndarray (m, w), ndarray (m, outputs))
+        Blocks of features and labels; products are in float64 for float64 features, else in float32.
+    targets : Targets
+        The coding of the labels, and their weights.
+    alphas : ndarray, (A,)
+        Penalties, positive.
+    training : Moments or Samples
+        What `gather` returned for the same data.
+    tolerance : float, default 1e-4
+        A penalty is solved where the next step is shorter than this share of the solution.
+    passes : int, default 200
+        The most passes over the data.
+
+    Raises
+    ------
+    InputError
+        For regression targets, or a penalty that is not positive.
+    """
+    if not targets.classes:
+        raise InputError("logistic readout: the targets are real values; use the ridge readout for regression")
+    problem = _Problem(train, targets, np.asarray(positive(alphas), np.float64), _principal_axes(training))
+    found = minimise_together(
+        problem.starts(), problem.evaluate, tolerance=tolerance, evaluations=passes, rounding=1e-8
+    )
+    weights, offset = problem.models(dict(enumerate(minimum.point for minimum in found)))
+    weights = weights.reshape(len(weights), len(alphas), -1).transpose(1, 0, 2)
+    if targets.classes == 2:  # a score of two classes is half the log odds: +s for one and -s for the other
+        weights, offset = weights / 2, offset / 2
+    return LinearPath.from_standardised(
+        alphas,
+        weights,
+        offset.reshape(len(alphas), -1),
+        problem.axes.mean,
+        problem.axes.scale,
+        np.array([minimum.converged for minimum in found]).reshape(len(alphas), -1).min(axis=1),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Axes:
+    """Principal axes of the standardised features: Z'PZ = V diag(l) V', without what has no variance.
+
+    Parameters
+    ----------
+    vectors : ndarray of float64, (w, r)
+        V.
+    values : ndarray of float64, (r,)
+        l, positive.
+    mean, scale : ndarray of float64, (w,)
+        Of the standardisation.
+    count : float
+        The sum of the weights.
+    """
+
+    vectors: np.ndarray
+    values: np.ndarray
+    mean: np.ndarray
+    scale: np.ndarray
+    count: float
+
+
+def _principal_axes(training: Training) -> _Axes:
+    """Return the principal axes of training data; from samples by way of their kernel matrix."""
+    if isinstance(training, Moments):
+        mean, scale, count = training.mean, inverse(training.std), training.count
+        values, vectors = eigh(training.xx * scale * scale[:, None], driver="evd", overwrite_a=True)
+    else:
+        z, mean, scale, roots = standardise(training.x, training.weights)
+        count = float(np.square(roots).sum())
+        values, vectors = eigh(z @ z.T, driver="evd", overwrite_a=True)
+        vectors = z.T @ vectors
+        vectors /= np.sqrt(np.maximum(values, np.finfo(float).tiny))
+    kept = values > len(values) * np.finfo(float).eps * values[-1]
+    return _Axes(vectors[:, kept], values[kept], mean, scale, count)
+
+
+class _Problem:
+    """The losses of every penalty and output as functions of the unknowns in which their Hessian starts as identity."""
+
+    def __init__(self, train: Iterable[Block], targets: Targets, alphas: np.ndarray, axes: _Axes) -> None:
+        self.train, self.targets, self.axes = train, targets, axes
+        self.columns = targets.classes if targets.classes > 2 else 1
+        curvature = 1 / targets.classes if targets.classes > 2 else 1 / 4
+        self.alphas = np.repeat(alphas, targets.outputs)
+        # Rows: problems. Columns: axes, and last the intercept, which has no penalty.
+        self.steps = np.concatenate(
+            [
+                1 / np.sqrt(curvature * axes.values + self.alphas[:, None]),
+                np.full((len(self.alphas), 1), 1 / np.sqrt(curvature * axes.count)),
+            ],
+            axis=1,
+        )
+
+    def starts(self) -> list[np.ndarray]:
+        """Return the start of every problem: all weights 0."""
+        return [np.zeros(self.steps.shape[1] * self.columns) for _ in self.alphas]
+
+    def models(self, points: Mapping[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Return standardised weights (w, p * columns) and intercepts (p * columns,) of some problems' points."""
+        along = np.stack([self._along(number, point) for number, point in points.items()], axis=1)
+        return self.axes.vectors @ along[:-1].reshape(len(along) - 1, -1), along[-1].ravel()
+
+    def evaluate(self, points: Mapping[int, np.ndarray]) -> dict[int, Evaluation]:
+        """Return value and gradient of some problems, in one pass over the features."""
+        weights, offset = self.models(points)
+        weights *= self.axes.scale[:, None]
+        outputs = np.array([number % self.targets.outputs for number in points])
+        losses, gradient, sums = np.zeros(len(points)), np.zeros(weights.shape), np.zeros(len(offset))
+        for x, y, sample_weights in self._pieces():
+            centred = np.subtract(x, self.axes.mean.astype(x.dtype))
+            scores = centred @ weights.astype(x.dtype) + offset.astype(x.dtype)
+            loss, residual = self._losses(scores.reshape(len(x), len(points), -1), y[:, outputs])
+            if sample_weights is not None:
+                loss *= sample_weights[:, None]
+                residual *= sample_weights[:, None, None].astype(x.dtype)
+            losses += loss.sum(axis=0, dtype=np.float64)
+            flat = residual.reshape(len(x), -1)
+            gradient += centred.T @ flat
+            sums += flat.sum(axis=0, dtype=np.float64)
+        along = self.axes.vectors.T @ (gradient * self.axes.scale[:, None])
+        along = np.concatenate([along, sums[None]]).reshape(len(along) + 1, len(points), -1)
+        return {
+            number: self._penalised(number, point, losses[i], along[:, i])
+            for i, (number, point) in enumerate(points.items())
+        }
+
+    def _along(self, number: int, point: np.ndarray) -> np.ndarray:
+        """Return a problem's weights along the axes, and its intercepts: (r + 1, columns)."""
+        return point.reshape(-1, self.columns) * self.steps[number][:, None]
+
+    def _penalised(self, number: int, point: np.ndarray, loss: float, along: np.ndarray) -> Evaluation:
+        """Return value and gradient of a problem from those of its loss with respect to `_along`."""
+        weights = self._along(number, point)
+        weights[-1] = 0
+        value = loss + self.alphas[number] / 2 * float(np.square(weights).sum())
+        gradient = (along + self.alphas[number] * weights) * self.steps[number][:, None]
+        return value, gradient.ravel()
+
+    def _losses(self, scores: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return losses (m, p) and their derivatives by the scores (m, p, columns) from scores and labels (m, p)."""
+        if self.columns == 1:
+            scores, y = scores[..., 0], y.astype(scores.dtype)
+            return np.logaddexp(0, scores) - y * scores, (expit(scores) - y)[..., None]
+        total = logsumexp(scores, axis=-1, keepdims=True)
+        labels = y[..., None].astype(np.int64)
+        loss = (total - np.take_along_axis(scores, labels, axis=-1))[..., 0]
+        residual = np.exp(scores - total)
+        np.put_along_axis(residual, labels, np.take_along_axis(residual, labels, axis=-1) - 1, axis=-1)
+        return loss, residual
+
+    def _pieces(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
+        """Yield features in the precision of the products, labels and weights, 2,048 samples at most at a time."""
+        for x, y in self.train:
+            weights = self.targets.weights(y)
+            for start in range(0, len(x), BLOCK_ROWS):
+                piece = slice(start, start + BLOCK_ROWS)
+                part = x[piece].astype(np.result_type(x.dtype, np.float32), copy=False)
+                yield part, y[piece], None if weights is None else weights[piece]
