@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.backbones import Backbone
-from reservoir.errors import InputError
 from reservoir.pooling import parse_column, pool
 from reservoir.tasks.task import Task, Tokens, Vectors
 
@@ -84,11 +83,7 @@ class FPT(nn.Module):
 
     def __init__(self, task: Task, backbone: Backbone, seed: int = 0, gain: float = DEFAULT_GAIN) -> None:
         super().__init__()
-        if task.max_tokens > backbone.max_tokens:
-            raise InputError(
-                f"task {task.name!r}: sequences of up to {task.max_tokens} tokens, but this {backbone.family.name} has "
-                f"{backbone.max_tokens} positions; shorten them or choose a longer backbone"
-            )
+        backbone.check_length(task.max_tokens, f"task {task.name!r}: ")
         self.task = task
         self.inputs = InputLayer(task.form, backbone.width, seed, gain)
         self.backbone = backbone

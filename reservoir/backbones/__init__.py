@@ -3,10 +3,20 @@
 Families
 --------
 gpt2 : small, medium, large and xl by name, any GPT-2 folder or hub name.
+bert : BERT, RoBERTa, XLM-RoBERTa, DistilBERT, MiniLM.
+t5 : the encoder of T5.
+longformer : attention inside a sliding window, up to 4,096 tokens.
+vit : the Vision Transformer over any sequence of vectors.
+llama : Llama, SmolLM, Mistral, Qwen, Gemma.
+lstm : the paper's layer-normalised LSTM of 3 or 12 layers, and LSTM*.
+esn : echo state networks.
 """
 
-from reservoir.backbones.backbone import GROUPS, Backbone, Family, block_name
-from reservoir.backbones.weights import FAMILIES, INITS, KNOWN, draw_random, load_backbone, weights_digest
+from reservoir.backbones.attention import attention_maps
+from reservoir.backbones.backbone import Backbone, block_name
+from reservoir.backbones.family import GROUPS, Family, Shape
+from reservoir.backbones.names import FAMILIES, KNOWN, default_init
+from reservoir.backbones.weights import INITS, draw_random, draw_statistics, load_backbone, weights_digest
 
 __all__ = [
     "FAMILIES",
@@ -15,8 +25,12 @@ __all__ = [
     "KNOWN",
     "Backbone",
     "Family",
+    "Shape",
+    "attention_maps",
     "block_name",
+    "default_init",
     "draw_random",
+    "draw_statistics",
     "load_backbone",
     "weights_digest",
 ]

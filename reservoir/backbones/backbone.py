@@ -4,67 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from reservoir.backbones.family import GROUPS, Family
 from reservoir.errors import InputError
-
-GROUPS = ("positions", "layernorm", "attention", "feedforward")
-
-
-@dataclass(frozen=True)
-class Family:
-    """The facts that tell one family of transformers from another; each family is one value of this type.
-
-    Parameters
-    ----------
-    name : str
-        The ``model_type`` of its configurations.
-    build : callable
-        ``build(config) -> module``: the model with this configuration and arbitrary weights.
-    load : callable
-        ``load(source) -> (module, info)``: the pretrained model and what `from_pretrained` reports of its keys.
-    shape : callable
-        ``shape(config) -> (depth, width, max_tokens)``.
-    run : callable
-        ``run(model, embeds, mask) -> hidden states`` (batch, tokens, width); ``mask`` is None where it changes nothing.
-    blocks : str
-        Path of the list of blocks inside the model.
-    final_norm : str
-        Path of the norm after the last block; empty where there is none.
-    unused : tuple of str
-        Paths of modules that no sequence of vectors passes through: the token embeddings, which an input layer
-        replaces. They are dropped from memory and do not count in the weights' digest.
-    heads : tuple of str
-        Prefixes of checkpoint entries that belong to a task head and may be left unread.
-    groups : dict of str to tuple of str
-        For each of `GROUPS`, the pieces of parameter names that belong to it.
-    causal : bool
-        Whether a token sees only itself and those before it.
-    std : callable
-        ``std(parameter_name, config) -> float``: standard deviation of the family's default initialisation; 0 keeps
-        the constant that the parameter is built with.
-    """
-
-    name: str
-    build: Callable[[Any], nn.Module]
-    load: Callable[[str], tuple[nn.Module, dict[str, Any]]]
-    shape: Callable[[Any], tuple[int, int, int]]
-    run: Callable[[nn.Module, Tensor, Tensor | None], Tensor]
-    blocks: str
-    final_norm: str
-    unused: tuple[str, ...]
-    heads: tuple[str, ...]
-    groups: dict[str, tuple[str, ...]]
-    causal: bool
-    std: Callable[[str, Any], float]
 
 
 class Backbone(nn.Module):
-    """A frozen transformer that maps vectors to vectors and names its layers.
+    """A frozen sequence model that maps vectors to vectors and names its layers.
 
     Layers are ``embed`` (what enters the first block: the input with positions added), ``block01`` to ``blockNN``
     (what leaves each block) and ``final`` (after the last norm; where a family has none, the last block's output).
@@ -72,29 +22,36 @@ class Backbone(nn.Module):
     Parameters
     ----------
     model : Module
-        The transformers model; its parameters are frozen here.
+        The model; its parameters are frozen here.
     family : Family
         What there is to know of its kind.
-    config : PretrainedConfig
+    config : object
         Its configuration.
+    depth : int, optional
+        Keep only so many blocks, from the first on; the final norm stays. All of them by default.
 
     Attributes
     ----------
-    depth, width, max_tokens : int
-        Number of blocks, hidden width, longest sequence in tokens.
+    depth, width, max_tokens, causal
+        As in `Shape`.
     compute : torch.dtype
         What the matrix products run in; norms, positions and the residual stream stay in float32.
     """
 
-    def __init__(self, model: nn.Module, family: Family, config: Any) -> None:
+    def __init__(self, model: nn.Module, family: Family, config: Any, depth: int | None = None) -> None:
         super().__init__()
         self.model = model.eval().requires_grad_(False)
         self.family = family
         self.config = config
-        self.depth, self.width, self.max_tokens = family.shape(config)
+        self.shape = family.shape(config)
+        self.width, self.max_tokens, self.causal = self.shape.width, self.shape.max_tokens, self.shape.causal
         self.compute = torch.float32
+        self._tokens = 0
         for path in family.unused:
             _replace(model, path, nn.Identity())
+        if depth is not None:
+            _replace(model, family.blocks, self.blocks[:depth])
+        self.depth = len(self.blocks)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -116,20 +73,29 @@ class Backbone(nn.Module):
         Tensor, (batch, tokens, width)
             In float32 for every ``compute``: the residual stream keeps its precision.
         """
+        tokens = embeds.shape[1]
+        self.check_length(tokens)
+        surplus = -tokens % self.shape.multiple
         # A causal model never looks to the right, where all padding is, so it needs no mask and keeps its fast kernel.
         mask = None
-        if lengths is not None and not self.family.causal:
-            mask = (torch.arange(embeds.shape[1], device=embeds.device) < lengths[:, None]).to(torch.int64)
+        if not self.causal and (lengths is not None or surplus):
+            real = torch.full_like(embeds[:, 0, 0], tokens, dtype=torch.int64) if lengths is None else lengths
+            mask = (torch.arange(tokens + surplus, device=embeds.device) < real[:, None]).to(torch.int64)
+        if surplus:
+            embeds = nn.functional.pad(embeds, (0, 0, 0, surplus))
+        self._tokens = tokens
         with torch.autocast(embeds.device.type, dtype=torch.bfloat16, enabled=self.compute == torch.bfloat16):
-            return self.family.run(self.model, embeds, mask)
+            return self.family.run(self.model, embeds, mask)[:, :tokens]
 
     def set_compute(self, dtype: torch.dtype) -> None:
-        """Run the matrix products in ``dtype`` (float32 or bfloat16).
+        """Run the matrix products in ``dtype`` (float32 or bfloat16); recurrent models stay in float32.
 
         Only the weights of the projections are rounded. With the residual stream kept in float32, the hidden states
         of an untrained GPT-2 small come seven times closer to float32's than with everything in bfloat16, at the same
         speed.
         """
+        if not self.family.rounds:
+            return
         self.compute = dtype
         for module in self.blocks.modules():
             if _is_projection(module):
@@ -181,14 +147,32 @@ class Backbone(nn.Module):
                     "and final; choose among them"
                 )
 
+    def check_length(self, tokens: int, where: str = "") -> None:
+        """Raise `InputError`, beginning with ``where``, if so many tokens are more than this backbone's positions."""
+        if self.max_tokens is not None and tokens > self.max_tokens:
+            raise InputError(
+                f"{where}sequences of {tokens} tokens, but this {self.family.name} has {self.max_tokens} positions; "
+                "shorten them or choose a longer backbone"
+            )
+
     def _hook(self, blocks: nn.ModuleList, layer: str, callback: Callable[[Tensor], None]) -> Any:
         if layer == "embed":
-            return blocks[0].register_forward_pre_hook(lambda _module, inputs: callback(inputs[0]))
+            return blocks[0].register_forward_pre_hook(lambda _module, inputs: callback(inputs[0][:, : self._tokens]))
         if layer == "final" and self.family.final_norm:
             module = self.model.get_submodule(self.family.final_norm)
         else:
             module = blocks[self.depth - 1 if layer == "final" else self.layers.index(layer) - 1]
-        return module.register_forward_hook(lambda _module, _inputs, output: callback(_tensor(output)))
+        return module.register_forward_hook(
+            lambda _module, _inputs, output: callback(_tensor(output)[:, : self._tokens])
+        )
+
+    @property
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """Names of the parameters of each group that this family has, as in ``named_parameters``."""
+        names: dict[str, list[str]] = {}
+        for name, _ in self.named_parameters():
+            names.setdefault(self.group_of(name), []).append(name)
+        return {group: tuple(names[group]) for group in GROUPS if group in names}
 
     def group_of(self, parameter: str) -> str:
         """Return the group of one of this backbone's parameters (as named by ``named_parameters``)."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +13,30 @@ import numpy as np
 import torch
 from torch import nn
 
-from reservoir.backbones import gpt2
-from reservoir.backbones.backbone import Backbone, Family
+from reservoir.backbones.backbone import Backbone
+from reservoir.backbones.family import Family
+from reservoir.backbones.names import altered, find, first_line, gguf, quiet
 from reservoir.errors import InputError
 
-FAMILIES: dict[str, Family] = {"gpt2": gpt2.GPT2}
-KNOWN = dict.fromkeys(gpt2.SIZES, gpt2.config)
-INITS = ("pretrained", "random")
+INITS = ("pretrained", "random", "statistics")
 
 
-def load_backbone(name: str, init: str = "random", seed: int = 0) -> Backbone:
+def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | None = None) -> Backbone:
     """Make a frozen backbone.
 
     Parameters
     ----------
     name : str
-        A known size (``gpt2``, ``gpt2-medium``, ``gpt2-large``, ``gpt2-xl``), a folder with a ``config.json``, or the
-        name of a model on the Hugging Face hub.
-    init : {"random", "pretrained"}, default "random"
+        A known name such as ``gpt2`` or ``esn:units=500``, a folder with a ``config.json``, a GGUF file, or the name of
+        a model on the Hugging Face hub.
+    init : {"random", "pretrained", "statistics"}, default "random"
         ``random`` draws every weight from the family's default scheme and needs neither network nor weights;
-        ``pretrained`` loads safetensors.
+        ``pretrained`` loads safetensors; ``statistics`` draws every tensor from a normal distribution with the mean and
+        the standard deviation of the pretrained one (Lu et al. 2021, section 3.7).
     seed : int, default 0
-        Seed of the random weights.
+        Seed of what is drawn.
+    depth : int, optional
+        Keep only the first so many blocks, and the final norm.
 
     Returns
     -------
@@ -47,22 +50,26 @@ def load_backbone(name: str, init: str = "random", seed: int = 0) -> Backbone:
         not finite; the weight is named.
     """
     if init not in INITS:
-        raise InputError(f"init {init!r}: choose one of {', '.join(INITS)}")
-    _quiet()
-    config = _config(name)
-    family = FAMILIES.get(config.model_type)
-    if family is None:
-        raise InputError(f"backbone {name!r}: family {config.model_type!r} is not known; known: {', '.join(FAMILIES)}")
+        raise InputError(f"init {init!r}: choose one of {', '.join(INITS)}, or a folder with weights")
+    quiet()
+    family, config = find(name)
+    blocks = family.shape(config).depth
+    if depth is not None and not 1 <= depth <= blocks:
+        raise InputError(f"depth {depth}: backbone {name!r} has {blocks} blocks; keep 1 to {blocks} of them")
     if init == "random":
-        model = family.build(config)
-        draw_random(model, family, config, seed)
-    else:
-        model = _load(name, family)
-    return Backbone(model, family, config)
+        backbone = Backbone(_build(name, family, config), family, config, depth)
+        draw_random(backbone, seed)
+        return backbone
+    model = _load(name, family, config)
+    backbone = Backbone(model, family, getattr(model, "config", config), depth)
+    draw_random(backbone, seed, family.own)
+    if init == "statistics":
+        draw_statistics(backbone, seed)
+    return backbone
 
 
-def draw_random(model: nn.Module, family: Family, config: Any, seed: int) -> None:
-    """Redraw every weight in place from the family's default initialisation.
+def draw_random(backbone: Backbone, seed: int, prefixes: tuple[str, ...] = ("",)) -> None:
+    """Redraw weights in place from the family's default initialisation.
 
     Each tensor has a generator of its own, keyed by the seed and its name, and is drawn by NumPy: the same seed gives
     the same tensors on every machine (torch's own normal draws depend on the CPU's vector instructions), and a model
@@ -70,66 +77,72 @@ def draw_random(model: nn.Module, family: Family, config: Any, seed: int) -> Non
 
     Parameters
     ----------
-    model : Module
+    backbone : Backbone
         The model; constants (biases, norms) stay as built.
-    family : Family
-        Its family, which knows the standard deviation of each weight.
-    config : PretrainedConfig
-        Its configuration.
     seed : int
         Any non-negative integer.
+    prefixes : tuple of str, default all
+        Beginnings of the names of the parameters that are drawn.
     """
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            std = family.std(name, config)
-            if std:
-                key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16])
-                draw = np.random.Generator(np.random.Philox(key=key)).standard_normal(
-                    tuple(parameter.shape), dtype=np.float32
-                )
-                parameter.copy_(torch.from_numpy(draw).mul_(std))
+        for name, parameter in backbone.model.named_parameters():
+            if name.startswith(prefixes):
+                draw = backbone.family.draw(name, tuple(parameter.shape), backbone.config, _generator(seed, name))
+                if draw is not None:
+                    parameter.copy_(torch.from_numpy(draw))
+
+
+def draw_statistics(backbone: Backbone, seed: int) -> None:
+    """Redraw every parameter in place, normal with its own mean and standard deviation (keyed as `draw_random`)."""
+    with torch.no_grad():
+        for name, parameter in backbone.model.named_parameters():
+            values = parameter.numpy()
+            # In double precision, so that the order of the sum does not reach the digits of a float32.
+            mean, std = np.float32(values.mean(dtype=np.float64)), np.float32(values.std(dtype=np.float64))
+            draw = _generator(seed, name).standard_normal(values.shape, dtype=np.float32)
+            parameter.copy_(torch.from_numpy(draw * std + mean))
 
 
 def weights_digest(backbone: Backbone) -> str:
-    """Return the SHA-256 of a float32 backbone: its family, its configuration, and every tensor's name, shape and bytes.
+    """Return the SHA-256 of a float32 backbone: its family, configuration, and every tensor's name, shape and bytes.
 
-    It changes when a weight changes, and not when a folder moves or is renamed.
+    It changes when a weight or the depth changes, and not when a folder moves or is renamed.
     """
     digest = hashlib.sha256(backbone.family.name.encode())
     ignored = {"_name_or_path", "transformers_version", "architectures", "dtype", "vocab_size", "use_cache"}
     kept = {k: v for k, v in backbone.config.to_dict().items() if k not in ignored and not k.endswith("_token_id")}
-    digest.update(json.dumps(kept, sort_keys=True, default=str).encode())
+    shape = asdict(backbone.shape) | {"depth": backbone.depth}
+    digest.update(json.dumps([shape, kept], sort_keys=True, default=str).encode())
     for name, tensor in sorted(backbone.model.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.contiguous().numpy())
     return digest.hexdigest()
 
 
-def _config(name: str) -> Any:
-    from transformers import AutoConfig
+def _generator(seed: int, name: str) -> np.random.Generator:
+    key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16])
+    return np.random.Generator(np.random.Philox(key=key))
 
-    if name in KNOWN:
-        return KNOWN[name](name)
-    folder = Path(name)
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise InputError(f"backbone {name!r}: the folder has no config.json; give a transformers model folder")
+
+def _build(name: str, family: Family, config: Any) -> nn.Module:
     try:
-        return AutoConfig.from_pretrained(name)
-    except (OSError, ValueError, KeyError) as error:
-        reason = "its config.json is not readable" if folder.is_dir() else "no such folder, and not found on the hub"
-        known = ", ".join(KNOWN)
-        raise InputError(f"backbone {name!r}: {reason} ({_first_line(error)}); known names: {known}") from error
+        return family.maker.build(config)
+    except (ValueError, TypeError, AssertionError, RuntimeError, ZeroDivisionError) as error:
+        raise InputError(f"backbone {name!r}: its configuration does not work ({first_line(error)})") from error
 
 
-def _load(name: str, family: Family) -> nn.Module:
+def _load(name: str, family: Family, config: Any) -> nn.Module:
     folder = Path(name)
+    if altered(name):
+        raise InputError(f"backbone {name!r}: no pretrained weights fit changed settings; use --init random")
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         raise InputError(f"backbone {name!r}: the folder has no weights (*.safetensors); add them or use --init random")
     try:
-        model, info = family.load(name)
+        source = str(folder.parent) if gguf(name) else name
+        model, info = family.maker.load(source, config, **gguf(name))
     except Exception as error:  # the loader raises OSError, SafetensorError, RuntimeError and more for a bad file
         raise InputError(
-            f"backbone {name!r}: its weights cannot be loaded ({_first_line(error)}); "
+            f"backbone {name!r}: its weights cannot be loaded ({first_line(error)}); "
             "give a folder with safetensors, or use --init random"
         ) from error
     _check_loaded(name, family, model, info)
@@ -137,27 +150,23 @@ def _load(name: str, family: Family) -> nn.Module:
 
 
 def _check_loaded(name: str, family: Family, model: nn.Module, info: dict[str, Any]) -> None:
-    extra = [key for key in info["unexpected_keys"] if not key.startswith(family.heads)]
+    extra = [key for key in info["unexpected_keys"] if not _without_prefix(key, model).startswith(family.heads)]
     # A mismatched entry is (key, checkpoint shape, model shape).
     wrong = [str(entry[0]) for entry in info["mismatched_keys"]]
-    missing = [key for key in info["missing_keys"] if not key.startswith(family.unused)]
+    missing = [key for key in info["missing_keys"] if not key.startswith((*family.unused, *family.own))]
     for what, keys in (("misses", missing), ("has an extra", extra), ("has another shape for", wrong)):
-        if keys:
-            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-            raise InputError(f"backbone {name!r}: the checkpoint {what} weight {sorted(keys)[0]}{more}; it is not used")
+        _refuse(name, what, keys)
     for key, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise InputError(f"backbone {name!r}: weight {key} holds NaN or infinity; the checkpoint is damaged")
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:160] if text else type(error).__name__
+def _refuse(name: str, what: str, keys: Iterable[str]) -> None:
+    first, *others = sorted(keys) or [""]
+    if first:
+        more = f" and {len(others)} more" if others else ""
+        raise InputError(f"backbone {name!r}: the checkpoint {what} weight {first}{more}; it is not used")
 
 
-def _quiet() -> None:
-    from transformers.utils import logging
-
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+def _without_prefix(key: str, model: nn.Module) -> str:
+    return key.removeprefix(f"{getattr(model, 'base_model_prefix', '')}.")

@@ -1,0 +1,131 @@
+r"""Echo state networks (Jaeger 2001): a sparse random recurrent layer of leaky units, in reservoirpy's words.
+
+.. math::
+
+    x_t = (1 - \mathrm{lr}) \, x_{t-1} + \mathrm{lr} \, \tanh(\mathrm{input\_scaling} \cdot e_t + W x_{t-1})
+
+with :math:`e_t` what the input layer makes of token t. So reservoirpy's input matrix is here ``input_scaling`` times
+the input layer's, whose entries have a root mean square of ``gain / sqrt(units)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from reservoir.backbones.family import Family, Shape
+from reservoir.backbones.recurrent import Own, run
+from reservoir.errors import InputError
+
+
+@dataclass
+class ESNConfig:
+    """The configuration of an echo state network.
+
+    Parameters
+    ----------
+    units : int
+        Number of units.
+    sr : float
+        Spectral radius of the recurrent weights.
+    lr : float
+        Leak rate, above 0 and at most 1.
+    input_scaling : float
+        Factor on the input layer.
+    rc_connectivity : float
+        Share of the recurrent weights that are not zero.
+    """
+
+    units: int = 768
+    sr: float = 0.9
+    lr: float = 0.3
+    input_scaling: float = 1.0
+    rc_connectivity: float = 0.1
+    model_type: str = "esn"
+
+    def __post_init__(self) -> None:
+        limits = {"units": 1e6, "sr": 1e6, "lr": 1.0, "input_scaling": 1e6, "rc_connectivity": 1.0}
+        for name, most in limits.items():
+            if not 0 < getattr(self, name) <= most:
+                raise InputError(
+                    f"backbone 'esn': {name}={getattr(self, name)}; give a number above 0, at most {most:g}"
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as plain JSON values."""
+        return asdict(self)
+
+
+KNOWN = {"esn": ESNConfig}
+
+
+class LeakyUnits(nn.Module):
+    """The recurrent layer.
+
+    Parameters
+    ----------
+    config : ESNConfig
+        Its settings.
+    """
+
+    def __init__(self, config: ESNConfig) -> None:
+        super().__init__()
+        self.lr, self.input_scaling = config.lr, config.input_scaling
+        self.recurrent = nn.Linear(config.units, config.units, bias=False)
+
+    def forward(self, embeds: Tensor) -> Tensor:
+        """Map (batch, tokens, units) to the states (batch, tokens, units), from a state of zero."""
+        drive = self.input_scaling * embeds
+        state = torch.zeros_like(drive[:, 0])
+        states = []
+        for at_token in drive.unbind(1):
+            state = (1 - self.lr) * state + self.lr * torch.tanh(at_token + self.recurrent(state))
+            states.append(state)
+        return torch.stack(states, dim=1)
+
+
+class EchoStateNetwork(nn.Module):
+    """An echo state network: one layer of leaky units.
+
+    Parameters
+    ----------
+    config : ESNConfig
+        Its settings.
+    """
+
+    def __init__(self, config: ESNConfig) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([LeakyUnits(config)])
+
+    def forward(self, embeds: Tensor) -> Tensor:
+        """Map (batch, tokens, units) to (batch, tokens, units)."""
+        return self.blocks[0](embeds)
+
+
+def _draw(_name: str, shape: tuple[int, ...], config: ESNConfig, generator: np.random.Generator) -> np.ndarray:
+    """Draw a sparse normal matrix and scale it to the spectral radius."""
+    matrix = np.where(generator.random(shape) < config.rc_connectivity, generator.standard_normal(shape), 0.0)
+    radius = float(np.abs(np.linalg.eigvals(matrix)).max())
+    if radius == 0.0:
+        raise InputError(
+            f"backbone 'esn': {config.units} units with rc_connectivity={config.rc_connectivity} have no recurrent "
+            "weights to scale; raise one of the two"
+        )
+    # Eigenvalue routines differ in the last digits from machine to machine; the tensor must not.
+    return (matrix * (config.sr / float(f"{radius:.8g}"))).astype(np.float32)
+
+
+ESN = Family(
+    name="esn",
+    maker=Own(EchoStateNetwork),
+    shape=lambda config: Shape(1, config.units, None, causal=True),
+    run=run,
+    blocks="blocks",
+    groups={"recurrent": ("recurrent",)},
+    draw=_draw,
+    rounds=False,
+)

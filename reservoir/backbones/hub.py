@@ -1,0 +1,75 @@
+"""Models of the transformers library: built from a configuration, or loaded; and the draw that most of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+
+def base_model(config: Any) -> Any:
+    """Return transformers' class for the bare model, without a head, of a configuration."""
+    from transformers import MODEL_MAPPING
+
+    return MODEL_MAPPING[type(config)]
+
+
+@dataclass(frozen=True)
+class Hub:
+    """How transformers builds and loads the models of a family.
+
+    Parameters
+    ----------
+    model : callable, default `base_model`
+        ``model(config) -> class``.
+    options : dict, default {}
+        Further arguments of that class.
+    """
+
+    model: Callable[[Any], Any] = base_model
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def build(self, config: Any) -> nn.Module:
+        """Return a model of this configuration with arbitrary weights and as good as no token embeddings."""
+        # The token embeddings (38 of GPT-2 small's 124 million parameters) are not on the way of a vector: build those
+        # up to the padding token, from which some families count their positions.
+        small = deepcopy(config)
+        small.vocab_size = (getattr(config, "pad_token_id", None) or 0) + 1
+        small.bos_token_id = small.eos_token_id = None
+        return self.model(config)(small, **self.options)
+
+    def load(self, source: str, config: Any, **more: str) -> tuple[nn.Module, dict[str, Any]]:
+        """Return the model of a folder or hub name in float32, and what transformers reports of its keys."""
+        import torch
+
+        return self.model(config).from_pretrained(
+            source,
+            dtype=torch.float32,
+            use_safetensors=None if more else True,  # GGUF files are neither safetensors nor pickles
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **self.options,
+            **more,
+        )
+
+    def count(self, config: Any) -> int:
+        """Return the number of parameters of the whole model, token embeddings included, without building it."""
+        import torch
+
+        with torch.device("meta"):
+            model = self.model(config)(deepcopy(config), **self.options)
+        return sum(parameter.numel() for parameter in model.parameters())
+
+
+def draw_normal(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
+    """Draw a weight from a normal distribution of ``config.initializer_range``; norms and biases stay constant.
+
+    The default initialisation of most of transformers' families.
+    """
+    if name.endswith("bias") or "norm" in name.lower():
+        return None
+    return generator.standard_normal(shape, dtype=np.float32) * config.initializer_range

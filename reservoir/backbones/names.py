@@ -1,0 +1,161 @@
+"""From the name of a backbone to its family and configuration: a known name, a folder, a file, or a hub name."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from reservoir.backbones import bert, esn, gpt2, llama, longformer, lstm, t5, vit
+from reservoir.backbones.family import Family
+from reservoir.errors import InputError
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        gpt2.GPT2,
+        bert.BERT,
+        bert.ROBERTA,
+        bert.XLM_ROBERTA,
+        bert.DISTILBERT,
+        t5.T5,
+        longformer.LONGFORMER,
+        vit.VIT,
+        *llama.FAMILIES.values(),
+        lstm.LSTM,
+        esn.ESN,
+    )
+}
+"""Every family by the ``model_type`` of its configurations."""
+
+KNOWN: dict[str, Callable[[], Any]] = {
+    **gpt2.KNOWN,
+    **bert.KNOWN,
+    **t5.KNOWN,
+    **longformer.KNOWN,
+    **vit.KNOWN,
+    **llama.KNOWN,
+    **lstm.KNOWN,
+    **esn.KNOWN,
+}
+"""Configurations that need nothing looked up. The names of transformers are the hub's."""
+
+# The families that are built here: their configurations are not transformers'.
+OWN: dict[str, Callable[..., Any]] = {"lstm": lstm.LSTMConfig, "esn": esn.ESNConfig}
+
+
+def find(name: str) -> tuple[Family, Any]:
+    """Return the family and the configuration of a backbone.
+
+    Parameters
+    ----------
+    name : str
+        A key of `KNOWN`, also with settings of its configuration, as in ``esn:units=500,sr=1.1``; a folder with a
+        ``config.json``; a GGUF file; or a hub name.
+
+    Raises
+    ------
+    InputError
+        If there is no such backbone, or its family is not known.
+    """
+    known, _, settings = name.partition(":")
+    if known in KNOWN:
+        config = KNOWN[known]()
+        config = _altered(name, config, settings) if settings else config
+    elif Path(name).is_dir():
+        config = _from_folder(name)
+    else:
+        config = _from_transformers(name)
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        raise _unknown(name, config.model_type)
+    return family, config
+
+
+def default_init(name: str) -> str:
+    """Return the init meant where none is said: random for what nobody publishes weights of, else pretrained."""
+    known = name.partition(":")
+    return "random" if known[1] or (known[0] in KNOWN and KNOWN[known[0]]().model_type in OWN) else "pretrained"
+
+
+def altered(name: str) -> bool:
+    """Return whether a name is a known one with settings of its own, which no published weights fit."""
+    known, colon, _ = name.partition(":")
+    return bool(colon) and known in KNOWN
+
+
+def gguf(name: str) -> dict[str, str]:
+    """Return the further argument with which transformers reads a GGUF file; nothing for other names."""
+    return {"gguf_file": Path(name).name} if name.endswith(".gguf") else {}
+
+
+def first_line(error: Exception) -> str:
+    """Return the beginning of an error's message, to stand inside a line of ours."""
+    text = str(error).strip()
+    return text.splitlines()[0][:160] if text else type(error).__name__
+
+
+def _altered(name: str, config: Any, settings: str) -> Any:
+    values = config.to_dict()
+    for setting in settings.split(","):
+        key, equals, text = setting.partition("=")
+        if not equals or key not in values or key == "model_type":
+            numbers = [k for k, v in values.items() if isinstance(v, int | float) and not k.startswith("_")]
+            raise InputError(f"backbone {name!r}: {setting!r} is no setting; write name=value, of {', '.join(numbers)}")
+        try:
+            values[key] = json.loads(text)
+        except ValueError:
+            values[key] = text
+    try:
+        return type(config)(**values)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"backbone {name!r}: {first_line(error)}") from error
+
+
+def _from_folder(name: str) -> Any:
+    file = Path(name) / "config.json"
+    if not file.is_file():
+        raise InputError(f"backbone {name!r}: the folder has no config.json; give a transformers model folder")
+    try:
+        values = json.loads(file.read_text())
+        model_type = values["model_type"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"backbone {name!r}: its config.json is not readable ({first_line(error)})") from error
+    if model_type not in FAMILIES:
+        raise _unknown(name, model_type)
+    if model_type not in OWN:
+        return _from_transformers(name)
+    try:
+        return OWN[model_type](**values)
+    except TypeError as error:
+        raise InputError(f"backbone {name!r}: its config.json does not fit ({first_line(error)})") from error
+
+
+def _from_transformers(name: str) -> Any:
+    from transformers import AutoConfig
+
+    quiet()
+    source = str(Path(name).parent) if gguf(name) else name
+    try:
+        return AutoConfig.from_pretrained(source, **gguf(name))
+    except Exception as error:  # transformers, the hub's client and a broken configuration raise all kinds
+        there = Path(source).is_dir()
+        reason = "its configuration is not readable" if there else "no such folder, and not found on the hub"
+        raise InputError(
+            f"backbone {name!r}: {reason} ({first_line(error)}); known names: {', '.join(KNOWN)}"
+        ) from error
+
+
+def _unknown(name: str, model_type: str) -> InputError:
+    return InputError(f"backbone {name!r}: family {model_type!r} is not known; known: {', '.join(FAMILIES)}")
+
+
+def quiet() -> None:
+    """Keep transformers' progress bars and notes off stderr; what matters of them becomes an error here."""
+    from transformers.utils import logging
+
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()

@@ -1,0 +1,60 @@
+"""What recurrent reservoirs share: they are built here and not by transformers, and read one token after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Own:
+    """Builds the models of a family of ours, and loads them from a folder with ``model.safetensors``.
+
+    Parameters
+    ----------
+    module : callable
+        ``module(config) -> module``.
+    """
+
+    module: Callable[[Any], nn.Module]
+
+    def build(self, config: Any) -> nn.Module:
+        """Return a model of this configuration."""
+        return self.module(config)
+
+    def load(self, source: str, config: Any, **_more: str) -> tuple[nn.Module, dict[str, Any]]:
+        """Return the model of a folder, and which of its tensors are missing, too many or of another shape."""
+        from safetensors.torch import load_file
+
+        model = self.module(config)
+        wanted = model.state_dict()
+        found = {name: tensor.float() for name, tensor in load_file(Path(source) / "model.safetensors").items()}
+        wrong = [
+            (name, found[name].shape, wanted[name].shape)
+            for name in wanted.keys() & found.keys()
+            if found[name].shape != wanted[name].shape
+        ]
+        for name, _, _ in wrong:
+            del found[name]
+        missing, unexpected = model.load_state_dict(found, strict=False)
+        lost = {name for name, _, _ in wrong}
+        return model, {
+            "missing_keys": [name for name in missing if name not in lost],
+            "unexpected_keys": unexpected,
+            "mismatched_keys": wrong,
+        }
+
+    def count(self, config: Any) -> int:
+        """Return the number of parameters."""
+        with torch.device("meta"):
+            return sum(parameter.numel() for parameter in self.module(config).parameters())
+
+
+def run(model: nn.Module, embeds: Tensor, _mask: Tensor | None) -> Tensor:
+    """Return the hidden states of every token; padding stands behind a sequence and is never looked at."""
+    return model(embeds)

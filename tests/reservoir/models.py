@@ -1,0 +1,171 @@
+"""Tiny models of every family in folders, as transformers saves them, and each family run by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+WIDTH = 16
+
+_BERT = {"num_hidden_layers": 3, "hidden_size": WIDTH, "num_attention_heads": 2, "intermediate_size": 24}
+_BERT |= {"vocab_size": 20, "max_position_embeddings": 24, "initializer_range": 0.3}
+_LLAMA = {"num_hidden_layers": 3, "hidden_size": WIDTH, "num_attention_heads": 2, "num_key_value_heads": 1}
+_LLAMA |= {"intermediate_size": 24, "vocab_size": 20, "max_position_embeddings": 32, "initializer_range": 0.3}
+_LLAMA |= {"head_dim": 8, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 1}
+_T5 = {"num_layers": 3, "d_model": WIDTH, "num_heads": 2, "d_kv": 8, "d_ff": 24, "vocab_size": 20}
+_VIT = {"num_hidden_layers": 3, "hidden_size": WIDTH, "num_attention_heads": 2, "intermediate_size": 24}
+_GPT2 = {"n_layer": 3, "n_embd": WIDTH, "n_head": 2, "n_positions": 32, "vocab_size": 20}
+
+# Per family: transformers' class with a head, as checkpoints are published, and its settings.
+MODELS = {
+    "gpt2": ("GPT2LMHeadModel", _GPT2 | {"initializer_range": 0.3, "bos_token_id": 0, "eos_token_id": 0}),
+    "bert": ("BertForPreTraining", _BERT),
+    "roberta": ("RobertaForMaskedLM", _BERT | {"pad_token_id": 1}),
+    "xlm-roberta": ("XLMRobertaForMaskedLM", _BERT | {"pad_token_id": 1}),
+    "distilbert": ("DistilBertForMaskedLM", _BERT | {"hidden_dim": 24}),
+    "t5": ("T5ForConditionalGeneration", _T5 | {"feed_forward_proj": "gated-gelu"}),
+    "longformer": ("LongformerForMaskedLM", _BERT | {"pad_token_id": 1, "attention_window": [4, 4, 4]}),
+    "vit": ("ViTForImageClassification", _VIT | {"image_size": 8, "patch_size": 4, "initializer_range": 0.3}),
+    "llama": ("LlamaForCausalLM", _LLAMA),
+    "smollm3": ("SmolLM3ForCausalLM", _LLAMA | {"layer_types": None}),
+    "mistral": ("MistralForCausalLM", _LLAMA | {"sliding_window": 4}),
+    "qwen2": ("Qwen2ForCausalLM", _LLAMA),
+    "qwen3": ("Qwen3ForCausalLM", _LLAMA),
+    "gemma": ("GemmaForCausalLM", _LLAMA | {"pad_token_id": 0}),
+    "gemma2": ("Gemma2ForCausalLM", _LLAMA | {"pad_token_id": 0, "sliding_window": 4}),
+    "gemma3_text": ("Gemma3ForCausalLM", _LLAMA | {"pad_token_id": 0, "sliding_window": 4}),
+}
+RECURRENT = {
+    "lstm": {"model_type": "lstm", "depth": 3, "width": WIDTH},
+    "lstm-star": {"model_type": "lstm", "depth": 3, "width": WIDTH, "residual": True, "positions": 20},
+    "lstm-fused": {"model_type": "lstm", "depth": 3, "width": WIDTH, "layer_norm": False},
+    "esn": {"model_type": "esn", "units": WIDTH, "rc_connectivity": 0.5, "lr": 0.4, "sr": 1.1, "input_scaling": 2.0},
+}
+KINDS = (*MODELS, *RECURRENT)
+
+
+def save(kind: str, folder: Path) -> Path:
+    """Write a tiny model with every weight, norms and biases too, away from its initial value."""
+    generator = torch.Generator().manual_seed(1)
+    if kind in RECURRENT:
+        from safetensors.torch import save_file
+
+        from reservoir.backbones import load_backbone
+
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(RECURRENT[kind]))
+        model = load_backbone(str(folder), "random").model
+        _stir(model, generator)
+        save_file(model.state_dict(), folder / "model.safetensors")
+        return folder
+    import transformers
+
+    name, settings = MODELS[kind]
+    model_class = getattr(transformers, name)
+    torch.manual_seed(0)
+    model = model_class(model_class.config_class(**settings))
+    _stir(model, generator)
+    model.save_pretrained(folder)
+    return folder
+
+
+def _stir(model: nn.Module, generator: torch.Generator) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+
+
+def layer_names(kind: str) -> list[str]:
+    return ["embed", "block01", *(["block02", "block03"] if kind != "esn" else []), "final"]
+
+
+@torch.no_grad()
+def hand_run(kind: str, folder: Path, embeds: torch.Tensor, positions: torch.Tensor | None) -> dict[str, np.ndarray]:
+    """Return every layer's hidden states (tokens, width) of one unpadded sequence (tokens, width), without `Backbone`.
+
+    ``positions`` are those that a ViT checkpoint does not have.
+    """
+    if kind == "vit":
+        states = _vit(folder, embeds + positions[: len(embeds)])
+    elif kind == "esn":
+        states = _esn(folder, embeds)
+    elif kind in RECURRENT:
+        states = _lstm(folder, embeds)
+    else:
+        states = _transformer(kind, folder, embeds)
+    return dict(zip(layer_names(kind), [state.numpy() for state in states], strict=True))
+
+
+def _transformer(kind: str, folder: Path, embeds: torch.Tensor) -> list[torch.Tensor]:
+    from transformers import AutoModel, T5EncoderModel
+
+    model = (T5EncoderModel if kind == "t5" else AutoModel).from_pretrained(folder).eval()
+    (blocks,) = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == 3]
+    last: list[torch.Tensor] = []
+    # output_hidden_states gives some families' last block after the final norm; a hook gives it bare.
+    blocks[-1].register_forward_hook(lambda _m, _i, o: last.append(o[0] if isinstance(o, tuple) else o))
+    out = model(inputs_embeds=embeds[None], output_hidden_states=True)
+    return [*(state[0] for state in out.hidden_states[:3]), last[0][0, : len(embeds)], out.last_hidden_state[0]]
+
+
+def _vit(folder: Path, hidden: torch.Tensor) -> list[torch.Tensor]:
+    from transformers import ViTModel
+
+    model = ViTModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    states = [hidden[None]]
+    for layer in model.layers:
+        states.append(layer(states[-1], None))
+    return [state[0] for state in (*states, model.layernorm(states[-1]))]
+
+
+def _lstm(folder: Path, x: torch.Tensor) -> list[torch.Tensor]:
+    """Run each layer cell by cell: torch's own LSTMCell, or the equations of Ba et al. 2016 for one token at a time."""
+    from safetensors.torch import load_file
+
+    weights = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    if "positions" in weights:
+        x = x + weights["positions"][: len(x)]
+    states = [x]
+    for number in range(3):
+        w = {k.split(".cell.")[1]: v for k, v in weights.items() if k.startswith(f"blocks.{number}.")}
+        h = c = torch.zeros(WIDTH)
+        outputs = []
+        for token in states[-1]:
+            h, c = _normalised_cell(w, token, h, c) if config.get("layer_norm", True) else _torch_cell(w, token, h, c)
+            outputs.append(h + token if config.get("residual") else h)
+        states.append(torch.stack(outputs))
+    return [*states, states[-1]]
+
+
+def _torch_cell(w: dict, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    cell = nn.LSTMCell(WIDTH, WIDTH)
+    cell.load_state_dict({name.removeprefix("lstm.").removesuffix("_l0"): tensor for name, tensor in w.items()})
+    return cell(x, (h, c))
+
+
+def _normalised_cell(w: dict, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def norm(name: str, a: torch.Tensor) -> torch.Tensor:
+        return (a - a.mean()) / (a.var(correction=0) + 1e-5).sqrt() * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    gates = norm("hidden_norm", w["hidden.weight"] @ h) + norm("input_norm", w["input.weight"] @ x)
+    i, f, g, o = gates.reshape(4, WIDTH)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(norm("cell_norm", c)), c
+
+
+def _esn(folder: Path, x: torch.Tensor) -> list[torch.Tensor]:
+    from safetensors.torch import load_file
+
+    matrix = load_file(folder / "model.safetensors")["blocks.0.recurrent.weight"]
+    config = json.loads((folder / "config.json").read_text())
+    state, states = torch.zeros(WIDTH), []
+    for token in x:
+        new = torch.tanh(config["input_scaling"] * token + matrix @ state)
+        state = (1 - config["lr"]) * state + config["lr"] * new
+        states.append(state)
+    return [x, torch.stack(states), torch.stack(states)]
