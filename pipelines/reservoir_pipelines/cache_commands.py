@@ -150,18 +150,25 @@ def _find(name: str, cache: Any) -> Entry:
 
 
 def _summary(entry: Entry) -> dict[str, Any]:
-    from reservoir_cache import FeatureStore
+    from reservoir_cache import CacheError
 
-    store = FeatureStore(entry)
-    columns = store[store.splits[0]].columns if store.splits else []
+    try:
+        columns = {column for split in entry.splits for column in entry.manifest(split).columns}
+    except CacheError as error:  # one damaged entry must not hide the others
+        columns = {f"unreadable: {error}"}
     return {
         "entry": str(entry.path),
         "name": entry.path.name,
         "task": entry.spec.task["name"],
         "key": entry.key,
         "rows": entry.spec.rows,
-        "columns": list(columns),
+        "columns": sorted(columns, key=_depth),
         "bytes": entry.bytes(),
         "compute": entry.spec.compute,
         "store": entry.spec.store,
     }
+
+
+def _depth(column: str) -> tuple[int, str]:
+    """Sort key that puts layers in the order in which they are computed."""
+    return ({"embed": 0, "final": 2}.get(column.partition("/")[0], 1), column)

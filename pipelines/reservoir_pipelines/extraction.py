@@ -12,6 +12,7 @@ import numpy as np
 from reservoir_cache import Entry, FeatureStore, Layout, ShardWriter, Spec, check_space, required_bytes
 
 from reservoir import InputError
+from reservoir.tasks.task import Task
 from reservoir_pipelines.forward import column_shapes, forward
 from reservoir_pipelines.frozen import GAIN, FrozenModel, Reservoir, load_frozen
 from reservoir_pipelines.plan import choose_columns, draw_rows, make_spec
@@ -27,6 +28,7 @@ POOLS = "last,mean"
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
 # A block is what a kill can lose, and one file; a GPU finishes larger ones in less time than a file takes to sync.
 BLOCK_ROWS = {"cpu": 256, "cuda": 1024}
+BLOCK_BYTES = 2**28  # of float32: several blocks wait in the writer's queue
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,12 +155,7 @@ def extract(
     columns = choose_columns(model, layers, pool)
     rows = draw_rows(prepared, limit)
     spec = make_spec(prepared, rows, model, settings, store)
-    kind = "cuda" if model.device.type == "cuda" else "cpu"
-    block_rows = BLOCK_ROWS[kind]
-    layout = Layout(
-        block_rows=block_rows,
-        batch_rows=batch_rows or min(block_rows, max(1, BATCH_TOKENS[kind] // prepared.task.max_tokens)),
-    )
+    layout = choose_layout(model, prepared.task, columns, batch_rows)
     run = _Run(root, settings, prepared, model, rows, columns, spec, layout)
     entry, computed = run.execute()
     return Extraction(
@@ -169,6 +166,30 @@ def extract(
         seconds=time.monotonic() - started,
         reused=computed == 0,
         computed_rows=computed,
+    )
+
+
+def choose_layout(model: FrozenModel, task: Task, columns: Sequence[str], batch_rows: int | None) -> Layout:
+    """Return the rows of a block and of a batch for a new entry, from the device and the size of a row.
+
+    Parameters
+    ----------
+    model : FrozenModel
+        Gives the device and the width.
+    task : Task
+        Gives the longest sequence.
+    columns : sequence of str
+        What is kept of a row.
+    batch_rows : int, optional
+        Rows per batch, where the user has chosen them.
+    """
+    kind = "cuda" if model.device.type == "cuda" else "cpu"
+    shapes = column_shapes(task, model.fpt.backbone.width, columns).values()
+    row_bytes = 4 * sum(tokens * width for tokens, width in shapes)
+    block_rows = max(1, min(BLOCK_ROWS[kind], BLOCK_BYTES // row_bytes))
+    return Layout(
+        block_rows=block_rows,
+        batch_rows=min(block_rows, batch_rows or max(1, BATCH_TOKENS[kind] // task.max_tokens)),
     )
 
 
