@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks import SPLITS, TASKS, Piece, Source, Split, check_split, task_named
+from reservoir.tasks import SPLITS, TASKS, Piece, Source, Split, Task, check_split, own_name, task_named
+from reservoir_pipelines.pieces import map_pieces
 from reservoir_pipelines.prepared import (
     INDEX,
     VERSION,
@@ -80,17 +81,18 @@ def prepare(
         except InputError:
             shutil.rmtree(final)
     _remove_leftovers(settings)
-    _write(source, origin, final)
+    _write(source, origin, final, workers, scheduler)
     return Prepared.open(final, reused=False)
 
 
-def _write(source: Source, origin: list[dict[str, Any]], final: Path) -> None:
+def _write(source: Source, origin: list[dict[str, Any]], final: Path, workers: int, scheduler: str | None) -> None:
     """Write all pieces and the index into a temporary folder, and give it its name."""
     final.parent.mkdir(parents=True, exist_ok=True)
-    folder = final.parent / f".{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex}"
+    folder = final.parent.resolve() / f".{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex}"
     folder.mkdir()
     try:
-        written = [write_piece(source, piece, number, folder) for number, piece in enumerate(source.pieces())]
+        tasks = ((source, piece, number, folder) for number, piece in enumerate(source.pieces()))
+        written = map_pieces(write_piece, tasks, workers=workers, scheduler=scheduler)
         _write_index(source, origin, folder, written)
         try:
             folder.rename(final)
@@ -103,15 +105,20 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_piece(source: Source, piece: Piece, number: int, folder: Path) -> dict[str, dict[str, Any]]:
-    """Write the rows of a piece, one file per split, and return what was written, by split."""
-    written = {}
+def write_piece(source: Source, piece: Piece, number: int, folder: Path) -> list[dict[str, Any]]:
+    """Write the rows of a piece, one file per split, and return what was written.
+
+    A worker that is killed leaves nothing under a final name, so the piece can be written again by another.
+    """
+    written = []
     for name, split in source.read(piece).items():
         if len(split):
             check_split(source.task, name, split)
             file = f"{name}/{number:05d}.h5"
             _write_rows(folder / file, split)
-            written[name] = {"name": file, "rows": len(split), "bytes": (folder / file).stat().st_size}
+            size = (folder / file).stat().st_size
+            counts = {"rows": len(split), "dropped": split.dropped, "cut": split.cut}
+            written.append({"split": name, "name": file, "bytes": size, **counts})
     return written
 
 
@@ -129,13 +136,15 @@ def _write_rows(path: Path, split: Split) -> None:
 
 
 def _write_index(
-    source: Source, origin: list[dict[str, Any]], folder: Path, written: list[dict[str, dict[str, Any]]]
+    source: Source, origin: list[dict[str, Any]], folder: Path, written: list[list[dict[str, Any]]]
 ) -> None:
-    names = split_order({name for piece in written for name in piece})
+    files: dict[str, list[dict[str, Any]]] = {}
+    for file in (file for piece in written for file in piece):
+        files.setdefault(file["split"], []).append(file)
     for name in SPLITS:
-        if name not in names:
+        if name not in files:
             raise InputError(f"task {source.task.name!r}: no rows for the split {name!r}")
-    files = {name: [piece[name] for piece in written if name in piece] for name in names}
+    names = split_order(set(files))
     splits = {n: PreparedSplit(n, tuple((folder / f["name"], f["rows"]) for f in files[n])) for n in names}
     scaling = source.scaling()
     index = {
@@ -143,9 +152,9 @@ def _write_index(
         "task": source.task.to_dict(),
         "scaling": scaling_to_json(scaling),
         "digest": digest(source.task, scaling, splits),
-        "splits": {name: {"rows": len(splits[name]), "dropped": 0, "cut": 0, "files": files[name]} for name in names},
+        "splits": {name: _totals(files[name]) for name in names},
         "source": origin,
-        "warnings": [],
+        "warnings": _warnings(source.task, splits),
     }
     (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
     _sync(folder / INDEX)
@@ -154,13 +163,32 @@ def _write_index(
     sync_folder(folder)
 
 
+def _totals(files: list[dict[str, Any]]) -> dict[str, Any]:
+    totals = {count: sum(file[count] for file in files) for count in ("rows", "dropped", "cut")}
+    return {**totals, "files": [{key: file[key] for key in ("name", "rows", "bytes")} for file in files]}
+
+
+def _warnings(task: Task, splits: Mapping[str, PreparedSplit]) -> list[str]:
+    """Return what the user should know: classes of which nothing can be learnt."""
+    if not task.classes:
+        return []
+    known = set(np.unique(splits["train"].y).tolist())
+    warnings = []
+    for name in splits:
+        unseen = sorted(set(np.unique(splits[name].y).tolist()) - known)
+        if unseen:
+            classes = ", ".join(str(task.label(c)) for c in unseen[:5]) + (", ..." if len(unseen) > 5 else "")
+            warnings.append(f"{len(unseen)} classes of the split {name!r} are not in 'train': {classes}")
+    return warnings
+
+
 def _settings(source: Source) -> dict[str, Any]:
-    values = {f.name: getattr(source, f.name) for f in fields(source) if f.name not in {"data", "path"}}  # pyright: ignore
+    values = {f.name: getattr(source, f.name) for f in fields(source) if f.name not in {"data", "origin"}}  # pyright: ignore
     return {"version": VERSION, **values}
 
 
 def _name(task: str) -> str:
-    return task if task in TASKS else Path(task).name
+    return task if task in TASKS else own_name(task)
 
 
 def _origin(path: Path) -> dict[str, Any]:

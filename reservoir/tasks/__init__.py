@@ -3,7 +3,8 @@
 - bits: ``bit-memory``, ``bit-xor``
 - expressions: ``listops``
 - images: ``digits``, ``mnist``, ``fashion-mnist``, ``cifar10``, ``cifar10-lra``
-- your own data: the path of a file, see `reservoir.tasks.arrays.Arrays`
+- proteins: ``homology``
+- your own data: the path of a file or ``module:function``, see `reservoir.tasks.arrays.Arrays`
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from typing import Any, cast
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.arrays import Arrays, encode_array
+from reservoir.tasks.arrays import FUNCTION, Arrays, encode_array, own_name
 from reservoir.tasks.bits import BitMemory, BitXor
 from reservoir.tasks.cifar import Cifar10, Cifar10Lra
 from reservoir.tasks.images import Digits, FashionMnist, Mnist
 from reservoir.tasks.listops import ListOps
+from reservoir.tasks.proteins import Homology
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors, check_split
 
@@ -37,6 +39,7 @@ __all__ = [
     "Vectors",
     "check_split",
     "encode",
+    "own_name",
     "task_named",
 ]
 
@@ -49,17 +52,18 @@ TASKS: dict[str, Callable[..., Source]] = {
     "fashion-mnist": FashionMnist,
     "cifar10": Cifar10,
     "cifar10-lra": Cifar10Lra,
+    "homology": Homology,
 }
 """The named tasks: constructors that take ``data`` (the folder of the files) and the task's parameters."""
 
 
 def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Source:
-    """Return the source of a named task, or of the file at a path.
+    """Return the source of a named task, or of your own data.
 
     Parameters
     ----------
     name : str
-        A key of `TASKS`, or the path of a file.
+        A key of `TASKS`, the path of a file, or ``module:function``.
     data : Path, optional
         The folder with the publisher's files, for a named task.
     **parameters
@@ -72,13 +76,13 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
     """
     if name in TASKS:
         constructor, start = TASKS[name], {"data": data}
-    elif Path(name).suffix or "/" in name:
-        constructor, start = cast("Callable[..., Source]", Arrays), {"path": Path(name)}
+    elif Path(name).suffix or "/" in name or FUNCTION.fullmatch(name):
+        constructor, start = cast("Callable[..., Source]", Arrays), {"origin": name}
     else:
         near = difflib.get_close_matches(name, TASKS, n=1)
         meant = f"; did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"no task {name!r}: the tasks are {', '.join(TASKS)}, or the path of your own file{meant}")
-    known = [p for p in getattr(constructor, "__dataclass_fields__", {}) if p not in {"data", "path"}]
+        raise InputError(f"no task {name!r}: the tasks are {', '.join(TASKS)}, or the path of your own data{meant}")
+    known = [p for p in getattr(constructor, "__dataclass_fields__", {}) if p not in {"data", "origin"}]
     for parameter in parameters:
         if parameter not in known:
             raise InputError(f"task {name!r} has no parameter {parameter!r}; it has {', '.join(known) or 'none'}")
@@ -104,6 +108,4 @@ def encode(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tupl
     """
     if task.name in TASKS:
         return TASKS[task.name](**task.parameters).encode(x, lengths)
-    if lengths is None:
-        lengths = np.full(len(x), x.shape[1] if x.ndim > 1 else 0, np.int32)
-    return encode_array(task, x, lengths), lengths
+    return encode_array(task, x, lengths)

@@ -1,14 +1,16 @@
-"""Files of named arrays, read by stretches of rows: ``.npz`` and ``.h5``."""
+"""Arrays by name, whatever file or function they come from; ``.npz`` and ``.h5`` are read here."""
 
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from reservoir.errors import InputError
+from reservoir.tasks.tables import read_csv, read_function, read_parquet
 
 BOMB_RATIO = 1000
 """Deflate cannot shrink by more than 1,032; an array said to be larger than its bytes by this is not data."""
@@ -30,21 +32,29 @@ class Columns(Protocol):
         ...
 
 
-def open_columns(path: Path) -> Columns:
-    """Return the arrays of a file by its suffix.
+def open_columns(origin: str) -> Columns:
+    """Return the arrays of a file by its suffix, or of ``module:function``.
 
     Raises
     ------
     InputError
         If there is no such file, no such format, or the file is damaged.
     """
+    readers: dict[str, Callable[[Path], Columns]] = {
+        ".npz": Npz,
+        ".h5": Hdf5,
+        ".hdf5": Hdf5,
+        ".csv": read_csv,
+        ".parquet": read_parquet,
+    }
+    path = Path(origin)
+    if ":" in path.name and not path.exists():
+        return read_function(origin)
     if not path.is_file():
-        raise InputError(f"{path}: no such file; give the path of an .npz or .h5 file")
-    if path.suffix == ".npz":
-        return Npz(path)
-    if path.suffix in {".h5", ".hdf5"}:
-        return Hdf5(path)
-    raise InputError(f"{path}: files of type {path.suffix!r} are not read; give .npz or .h5")
+        raise InputError(f"{path}: no such file; give the path of your data")
+    if path.suffix not in readers:
+        raise InputError(f"{path}: files of type {path.suffix!r} are not read; give one of {', '.join(readers)}")
+    return readers[path.suffix](path)
 
 
 def check_size(path: Path, name: str, size: int, stored: int) -> None:

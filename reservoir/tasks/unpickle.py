@@ -77,7 +77,8 @@ def _bytes_of(text: Any, encoding: Any) -> bytes:
 def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any) -> _Array:
     """Stand for the function by which the newest pickles make arrays."""
     stand_in = _Array()
-    stand_in.__setstate__((1, shape, dtype, order == "F", bytes(data)))
+    data = bytes(data) if isinstance(data, bytearray) else data
+    stand_in.__setstate__((1, shape, dtype, order == "F", data))
     return stand_in
 
 

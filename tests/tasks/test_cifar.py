@@ -194,7 +194,6 @@ def test_fashion_is_not_mistaken_for_mnist(tmp_path):
 
 
 @pytest.mark.skipif(not (SHARED / "data" / "cifar10_webp").is_dir(), reason="no CIFAR-10 here")
-@pytest.mark.slow
 def test_the_real_cifar10(tmp_path):
     import subprocess
 

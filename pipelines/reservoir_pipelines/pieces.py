@@ -1,0 +1,69 @@
+"""Many independent pieces of work: in this process, in local processes, or on a dask cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from reservoir.errors import InputError
+
+
+def map_pieces(
+    work: Callable[..., Any], arguments: Iterable[tuple], *, workers: int = 0, scheduler: str | None = None
+) -> list[Any]:
+    """Return ``work(*a)`` for each tuple of arguments, in their order.
+
+    ``work`` must give the same whenever it is called again with the same arguments: a worker that dies has its pieces
+    done once more.
+
+    Parameters
+    ----------
+    work : callable
+        A function of a module, as it is sent to other processes by name.
+    arguments : iterable of tuple
+        Small values; paths, but no open files.
+    workers : int, default 0
+        Local processes; with 0 or 1 the work is done here, one piece after the other.
+    scheduler : str, optional
+        Address of a dask.distributed scheduler (``tcp://host:port``); goes before ``workers``.
+
+    Raises
+    ------
+    InputError
+        If no scheduler answers at the address, or its package is missing; and whatever ``work`` raises.
+    """
+    tasks = list(arguments)
+    if scheduler is not None:
+        return _on_cluster(work, tasks, scheduler)
+    if workers < 0:
+        raise InputError(f"workers is {workers}; give 0 or the number of processes")
+    if workers > 1 and len(tasks) > 1:
+        return _in_processes(work, tasks, workers)
+    return [work(*task) for task in tasks]
+
+
+def _in_processes(work: Callable[..., Any], tasks: list[tuple], workers: int) -> list[Any]:
+    import dask
+    from dask.delayed import delayed
+
+    graph = [delayed(work, pure=False)(*task) for task in tasks]
+    try:
+        return list(dask.compute(*graph, scheduler="processes", num_workers=workers))  # pyright: ignore
+    except BrokenProcessPool:
+        # A worker was killed, by the system for want of memory, say; one process needs the least of it.
+        return [work(*task) for task in tasks]
+
+
+def _on_cluster(work: Callable[..., Any], tasks: list[tuple], address: str) -> list[Any]:
+    try:
+        from distributed import Client
+    except ImportError:
+        raise InputError("a scheduler needs a package: pip install distributed; or give --workers N") from None
+    try:
+        client = Client(address, timeout=10, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise InputError(f"no dask scheduler answers at {address} ({error}); start one, or give --workers N") from None
+    with client:
+        futures = [client.submit(work, *task, pure=False) for task in tasks]
+        return client.gather(futures)  # pyright: ignore[reportReturnType]

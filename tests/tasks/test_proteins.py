@@ -1,0 +1,125 @@
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from reservoir.errors import InputError
+from reservoir.tasks import check_split, encode, task_named
+from reservoir.tasks.proteins import LETTERS, PARTS
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared"
+
+
+def proteins(rows=12, seed=0, longest=40):
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "id": f"d{seed}{row}",
+            "primary": "".join(rng.choice(list(LETTERS), rng.integers(1, longest))),
+            "fold_label": int(rng.integers(0, 1195)),
+        }
+        for row in range(rows)
+    ]
+
+
+def write(folder, form="json", **changed):
+    """Write the five parts and return them by split."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = {split: proteins(seed=i) for i, split in enumerate(PARTS)} | changed
+    for split, records in parts.items():
+        path = folder / f"remote_homology_{PARTS[split]}.{form}"
+        if form == "json":
+            path.write_text(json.dumps(records))
+            continue
+        lmdb = pytest.importorskip("lmdb")
+        with lmdb.open(str(path), map_size=2**20) as environment, environment.begin(write=True) as view:
+            view.put(b"num_examples", pickle.dumps(len(records)))
+            for row, record in enumerate(records):
+                evolution = np.zeros((4, 2), np.float32)
+                view.put(str(row).encode(), pickle.dumps(record | {"evolutionary": evolution}))
+    return parts
+
+
+def read(source):
+    splits = {}
+    for piece in source.pieces():
+        splits |= source.read(piece)
+    for name, split in splits.items():
+        check_split(source.task, name, split)
+    return splits
+
+
+def texts(split):
+    return ["".join(LETTERS[s - 1] for s in x[:n]) for x, n in zip(split.x, split.lengths, strict=True)]
+
+
+@pytest.mark.parametrize("form", ["json", "lmdb"])
+def test_both_layouts_give_the_proteins(tmp_path, form):
+    parts = write(tmp_path / "remote_homology", form)
+    source = task_named("homology", data=tmp_path)
+    assert len(source.files()) == 5 and all(file.is_file() for file in source.files())
+    for split, rows in read(source).items():
+        assert texts(rows) == [record["primary"] for record in parts[split]]
+        assert rows.y.ravel().tolist() == [record["fold_label"] for record in parts[split]]
+
+
+def test_what_is_too_long_is_dropped_and_counted(tmp_path):
+    parts = write(tmp_path)
+    lengths = [len(record["primary"]) for record in parts["train"]]
+    edge = sorted(lengths)[6]
+    ours = read(task_named("homology", data=tmp_path, max_tokens=edge))
+    assert ours["train"].dropped == sum(n > edge for n in lengths) > 0
+    assert len(ours["train"]) + ours["train"].dropped == 12
+    paper = read(task_named("homology", data=tmp_path, max_tokens=edge, protocol="paper"))
+    assert paper["train"].dropped == sum(n >= edge for n in lengths) > ours["train"].dropped
+    assert set(paper) == {"train", "valid", "test"} and np.array_equal(paper["test"].x, paper["valid"].x)
+    assert set(paper["valid"].lengths.tolist()) == {edge}
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"primary": "ACJD", "fold_label": 3}, r"row 2, letter 2: 'J' is no amino acid"),
+        ({"primary": "ACd", "fold_label": 3}, r"letter 2: 'd'"),
+        ({"primary": "ACé", "fold_label": 3}, r"letter 2: 'é'"),
+        ({"primary": "", "fold_label": 3}, "an empty sequence"),
+        ({"primary": "ACD", "fold_label": 1195}, "fold_label is 1195"),
+        ({"primary": "ACD"}, "fold_label is None"),
+        ({"primary": 5, "fold_label": 1}, "primary is int"),
+        ("ACD", "no record"),
+    ],
+)
+def test_a_bad_record_is_named(tmp_path, record, message):
+    write(tmp_path, valid=[*proteins(2), record])
+    source = task_named("homology", data=tmp_path)
+    with pytest.raises(InputError, match=message):
+        read(source)
+
+
+def test_a_database_cannot_run_code(tmp_path):
+    lmdb = pytest.importorskip("lmdb")
+    write(tmp_path, "lmdb")
+    path = tmp_path / "remote_homology_valid.lmdb"
+    with lmdb.open(str(path), map_size=2**20) as environment, environment.begin(write=True) as view:
+        view.put(b"3", b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR.")
+    source = task_named("homology", data=tmp_path)
+    with pytest.raises(InputError, match="refused"):
+        read(source)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_new_proteins_become_sequences():
+    task = task_named("homology").task
+    x, lengths = encode(task, np.array(["ACDZ", "M"]))
+    assert lengths.tolist() == [4, 1] and x[0, :5].tolist() == [1, 2, 3, 25, 0]
+    assert np.array_equal(encode(task, x)[1], lengths)
+
+
+@pytest.mark.skipif(not (SHARED / "data" / "remote_homology").is_dir(), reason="no proteins here")
+def test_the_real_files():
+    splits = read(task_named("homology", data=SHARED / "data"))
+    counts = {name: len(split) + split.dropped for name, split in splits.items()}
+    assert counts == {"train": 7986, "valid": 642, "test": 596, "test_superfamily": 1010, "test_family": 767}
+    assert splits["train"].dropped == 5

@@ -1,0 +1,196 @@
+import importlib.util
+import sys
+
+import numpy as np
+import pytest
+
+from reservoir.errors import InputError
+from reservoir.tasks import Tokens, Vectors, check_split, encode, task_named
+
+SPLITS = ["train", "valid", "test"] * 4
+
+
+def read(source):
+    """Return a task's rows by split."""
+    (piece,) = source.pieces()
+    splits = source.read(piece)
+    for name, split in splits.items():
+        check_split(source.task, name, split)
+    return splits
+
+
+def in_order(splits, array):
+    """Return the rows as the file has them, which takes the splits in turns."""
+    parts = [getattr(splits[name], array) for name in ("train", "valid", "test")]
+    return np.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:])
+
+
+def test_csv_with_a_column_per_value(tmp_path):
+    x = np.random.default_rng(0).normal(size=(12, 5)).round(3)
+    lines = ["label,split,a,b,c,d,e"]
+    for row, (values, split) in enumerate(zip(x, SPLITS, strict=True)):
+        cells = [str(v) for v in values]
+        if row == 7:
+            cells[3:] = ["", ""]
+        lines.append(f"{'left' if row % 2 else 'right'},{split},{','.join(cells)}")
+    (tmp_path / "mine.csv").write_text("\n".join(lines) + "\n\n")
+    source = task_named(str(tmp_path / "mine.csv"))
+    splits = read(source)
+    assert source.task.form == Vectors(1) and source.task.labels == ("left", "right")
+    x[7, 3:] = 0
+    assert np.array_equal(in_order(splits, "x")[:, :, 0], x.astype(np.float32))
+    assert in_order(splits, "lengths").tolist() == [5] * 7 + [3] + [5] * 4
+    assert in_order(splits, "y").ravel().tolist() == [1, 0] * 6
+
+
+def test_csv_with_a_column_of_sequences(tmp_path):
+    rows = [f"{n % 3},{' '.join(map(str, range(n % 4 + 1)))},{split}" for n, split in enumerate(SPLITS)]
+    (tmp_path / "mine.csv").write_text("\n".join(["y,sequence,split", *rows]))
+    source = task_named(str(tmp_path / "mine.csv"))
+    splits = read(source)
+    assert source.task.form == Tokens(4) and source.task.classes == 3 and source.task.labels == ()
+    assert in_order(splits, "lengths").tolist() == [1, 2, 3, 4] * 3
+    assert in_order(splits, "x")[3].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("labels", "classes"), [(["0.5", "1"], 0), (["1", "2"], 2), (["1", "b"], 2)])
+def test_csv_labels_are_numbers_where_they_can_be(tmp_path, labels, classes):
+    rows = [f"{labels[n % 2]},{n % 5}.5,{n}" for n in range(20)]
+    (tmp_path / "mine.csv").write_text("\n".join(["y,a,b", *rows]))
+    assert task_named(str(tmp_path / "mine.csv")).task.classes == classes
+
+
+def test_csv_with_several_outputs(tmp_path):
+    rows = [f"{n}.5,{n},{n},{n}" for n in range(20)]
+    (tmp_path / "mine.csv").write_text("\n".join(["y0,y1,a,b", *rows]))
+    task = task_named(str(tmp_path / "mine.csv")).task
+    assert (task.classes, task.outputs) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", "no column of labels"),
+        ("y,a\n", "1 lines"),
+        ("", "0 lines"),
+        ("y,a,b\n1,2,3\n1,2\n", "line 3: 2 cells under 3"),
+        ("y,a,b\n1,2,x\n", "row 0, column 'b': 'x' is no number"),
+        ("y,a,b\n1,,3\n1,2,3\n", "row 0, column 'a': an empty cell"),
+        ("y,x\n1,1 2\n2,1 q\n", "row 1: the sequence '1 q'"),
+        ("y,x\n1,1 2\n2,\n", "row 1: no sequence"),
+        ("y\n1\n", "no columns of values"),
+        ('y,a\n1,"2\n', "no readable table"),
+    ],
+)
+def test_csv_errors_name_the_place(tmp_path, text, message):
+    (tmp_path / "mine.csv").write_text(text)
+    with pytest.raises(InputError, match=message):
+        task_named(str(tmp_path / "mine.csv")).task  # noqa: B018
+
+
+def test_parquet(tmp_path):
+    path = tmp_path / "mine.parquet"
+    if importlib.util.find_spec("pyarrow") is None:
+        path.write_bytes(b"PAR1")
+        with pytest.raises(InputError, match="pip install pyarrow"):
+            task_named(str(path)).task  # noqa: B018
+        return
+    import pyarrow
+    import pyarrow.parquet
+
+    sequences = [[[float(n), 1.0]] * (n % 4 + 1) for n in range(12)]
+    table = pyarrow.table({"x": sequences, "y": [f"c{n % 2}" for n in range(12)], "split": SPLITS})
+    pyarrow.parquet.write_table(table, path)
+    source = task_named(str(path))
+    splits = read(source)
+    assert source.task.form == Vectors(2) and source.task.labels == ("c0", "c1")
+    assert in_order(splits, "lengths").tolist() == [1, 2, 3, 4] * 3
+    assert in_order(splits, "x")[5].tolist() == [[5, 1], [5, 1], [0, 0], [0, 0]]
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InputError, match="no readable Parquet"):
+        task_named(str(path)).task  # noqa: B018
+
+
+FUNCTION = """
+import numpy as np
+
+def rows():
+    for n in range(12):
+        yield np.full((n % 3 + 1, 2), n / 2), "even" if n % 2 == 0 else "odd", ["train", "valid", "test"][n % 3]
+
+def plain():
+    for n in range(30):
+        yield [n % 5, 3], n % 3
+
+def empty():
+    return iter(())
+
+number = 5
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "mysequences.py").write_text(FUNCTION)
+    monkeypatch.chdir(tmp_path)
+    yield "mysequences"
+    sys.modules.pop("mysequences", None)
+
+
+def test_a_function_yields_sequences(module):
+    source = task_named(f"{module}:rows")
+    splits = read(source)
+    assert source.task.name == "mysequences.rows" and source.task.labels == ("even", "odd")
+    assert source.files()[0].name == "mysequences.py"
+    assert in_order(splits, "lengths").tolist() == [1, 2, 3] * 4
+    assert in_order(splits, "x")[4].tolist() == [[2, 2], [2, 2], [0, 0]]
+    assert task_named(f"{module}:plain").task.form == Tokens(5)
+    assert str(task_named(f"{module}:plain").files()[0]) not in sys.path
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("mysequences:none", "no attribute"), ("absent:rows", "No module"), ("mysequences:number", "is no function"),
+     ("mysequences:empty", "must yield pairs")],
+)  # fmt: skip
+def test_a_function_that_is_none_is_refused(module, name, message):
+    with pytest.raises(InputError, match=message):
+        task_named(name).task  # noqa: B018
+
+
+@pytest.mark.parametrize(("patch", "stride"), [(1, 1), (4, 4), (4, 2), (5, 3), (3, 7), (17, 1)])
+def test_windows_are_slices_of_the_sequence(tmp_path, patch, stride):
+    rng = np.random.default_rng(0)
+    x = rng.normal(5, 2, size=(12, 17, 3)).astype(np.float32)
+    lengths = rng.integers(patch, 18, 12)
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(12) % 2, lengths=lengths, split=SPLITS)
+    source = task_named(str(tmp_path / "a.npz"), patch=patch, stride=stride)
+    splits = read(source)
+    assert source.task.form == Vectors(3 * patch)
+    tokens, counts = in_order(splits, "x"), in_order(splits, "lengths")
+    for row in range(12):
+        expected = [x[row, s : s + patch].ravel() for s in range(0, int(lengths[row]) - patch + 1, stride)]
+        assert counts[row] == len(expected)
+        assert np.array_equal(tokens[row, : len(expected)], expected) and not tokens[row, len(expected) :].any()
+    plain = task_named(str(tmp_path / "a.npz")).scaling()
+    assert np.array_equal(source.scaling().offset, np.tile(plain.offset, patch)), "of the values, not of the windows"
+    again, same = encode(source.task, x, lengths)
+    assert np.array_equal(again[:, : tokens.shape[1]], tokens[:, : again.shape[1]]) and np.array_equal(same, counts)
+
+
+def test_windows_that_cannot_be_are_refused(tmp_path):
+    x = np.random.default_rng(0).normal(size=(12, 6, 1))
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(12) % 2, lengths=[6, 3] * 6, split=SPLITS)
+    for patch, message in ((7, "no window of 7"), (4, "row 1 has 3 values"), (0, "above 0")):
+        with pytest.raises(InputError, match=message):
+            read(task_named(str(tmp_path / "a.npz"), patch=patch))
+    np.savez(tmp_path / "b.npz", x=np.arange(60).reshape(12, 5), y=np.arange(12) % 2)
+    with pytest.raises(InputError, match="symbols, which form no windows"):
+        task_named(str(tmp_path / "b.npz"), patch=2).task  # noqa: B018
+
+
+def test_without_standardisation_values_stay(tmp_path):
+    x = np.random.default_rng(0).normal(3, 2, size=(12, 6, 2)).astype(np.float32)
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(12) % 2, split=SPLITS)
+    source = task_named(str(tmp_path / "a.npz"), standardise=False)
+    assert np.array_equal(source.scaling()(x), x) and source.task.parameters == {"standardise": False}
