@@ -15,7 +15,7 @@ from reservoir.readouts.gather import Samples, gather, solve, training_moments
 from reservoir.readouts.kfold import cross_sweep, fold_moments
 from reservoir.readouts.linear import LinearReadout
 from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic_sweep
-from reservoir.readouts.moments import Accumulator, Moments, accumulate, leave_one_out
+from reservoir.readouts.moments import Accumulator, Block, Moments, accumulate, leave_one_out
 from reservoir.readouts.paths import LinearPath, Scorer
 from reservoir.readouts.ridge import DEFAULT_ALPHAS, kernel_path, parse_alphas, ridge_path
 from reservoir.readouts.scoring import Tally, accuracy, best_penalty
@@ -29,6 +29,7 @@ __all__ = [
     "DEFAULT_ALPHAS",
     "LOGISTIC_ALPHAS",
     "Accumulator",
+    "Block",
     "LinearPath",
     "LinearReadout",
     "Moments",

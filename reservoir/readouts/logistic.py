@@ -30,6 +30,7 @@ from reservoir.readouts.paths import LinearPath
 from reservoir.readouts.ridge import inverse, positive, standardise
 from reservoir.readouts.sweep import Sweep, score
 from reservoir.readouts.targets import Targets
+from reservoir.readouts.widen import widen
 
 LOGISTIC_ALPHAS = np.logspace(-1, 5, 10)
 
@@ -240,5 +241,4 @@ class _Problem:
             weights = self.targets.weights(y)
             for start in range(0, len(x), BLOCK_ROWS):
                 piece = slice(start, start + BLOCK_ROWS)
-                part = x[piece].astype(np.result_type(x.dtype, np.float32), copy=False)
-                yield part, y[piece], None if weights is None else weights[piece]
+                yield widen(x[piece]), y[piece], None if weights is None else weights[piece]

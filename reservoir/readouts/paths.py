@@ -9,6 +9,7 @@ import numpy as np
 
 from reservoir.readouts.linear import LinearReadout
 from reservoir.readouts.targets import Targets
+from reservoir.readouts.widen import widen
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,10 +105,10 @@ class Scorer:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return the scores (A, n, t) of features (n, w), in float64 for float64 features and else in float32."""
-        dtype = np.result_type(x.dtype, np.float32)
-        if dtype != self._weights.dtype:
-            self._lay_out(dtype)
-        scores = np.subtract(x, self._center, dtype=dtype) @ self._weights
+        x = widen(x)
+        if x.dtype != self._weights.dtype:
+            self._lay_out(x.dtype)
+        scores = (x - self._center) @ self._weights
         scores += self._offset
         penalties, _, targets = self._path.coef.shape
         return scores.reshape(len(x), penalties, targets).transpose(1, 0, 2)
