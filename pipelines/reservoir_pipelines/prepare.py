@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Split, Task, check_split, own_name, task_named
+from reservoir_pipelines.download import download
 from reservoir_pipelines.pieces import map_pieces
 from reservoir_pipelines.prepared import (
     INDEX,
@@ -37,6 +38,8 @@ def prepare(
     workers: int = 0,
     scheduler: str | None = None,
     parameters: Mapping[str, Any] | None = None,
+    fetch: bool = False,
+    mirrors: Sequence[str] = (),
 ) -> Prepared:
     """Prepare a task's data, or open it where that has been done.
 
@@ -58,22 +61,26 @@ def prepare(
         Address of a running dask.distributed scheduler whose workers share this file system.
     parameters : mapping, optional
         The task's parameters.
+    fetch : bool, default False
+        Download the publisher's files first, see `reservoir_pipelines.download.download`.
+    mirrors : sequence of str
+        Addresses to try before the publisher's.
 
     Raises
     ------
     InputError
         For an unknown task or parameter, and for files that are missing or damaged.
     """
-    folder = data_folder(data)
+    folder = download(task, cache=cache, mirrors=mirrors) if fetch else data_folder(data)
     source = task_named(task, data=folder, **(parameters or {}))
-    settings = cache_root(cache) / "prepared" / f"{_name(task)}-{_hash(_settings(source))}"
+    settings = settings_folder(task, source, cache)
     try:
         origin = [_origin(path) for path in source.files()]
     except InputError:
-        earlier = sorted(settings.glob(f"*/{INDEX}"), key=lambda index: index.stat().st_mtime)
-        if folder is not None or not earlier:
+        earlier = latest(settings)
+        if folder is not None or earlier is None:
             raise
-        return Prepared.open(earlier[-1].parent)
+        return Prepared.open(earlier)
     final = settings / _hash(origin)
     if final.exists():
         try:
@@ -83,6 +90,19 @@ def prepare(
     _remove_leftovers(settings)
     _write(source, origin, final, workers, scheduler)
     return Prepared.open(final, reused=False)
+
+
+def settings_folder(task: str, source: Source, cache: Path | None = None) -> Path:
+    """Return the folder of a task with these parameters; it has a folder for each state of the source files."""
+    values = {f.name: getattr(source, f.name) for f in fields(source) if f.name not in {"data", "origin"}}  # pyright: ignore
+    name = task if task in TASKS else own_name(task)
+    return cache_root(cache) / "prepared" / f"{name}-{_hash({'version': VERSION, **values})}"
+
+
+def latest(settings: Path) -> Path | None:
+    """Return the folder that was prepared last, if any."""
+    indices = sorted(settings.glob(f"*/{INDEX}"), key=lambda index: index.stat().st_mtime)
+    return indices[-1].parent if indices else None
 
 
 def _write(source: Source, origin: list[dict[str, Any]], final: Path, workers: int, scheduler: str | None) -> None:
@@ -180,15 +200,6 @@ def _warnings(task: Task, splits: Mapping[str, PreparedSplit]) -> list[str]:
             classes = ", ".join(str(task.label(c)) for c in unseen[:5]) + (", ..." if len(unseen) > 5 else "")
             warnings.append(f"{len(unseen)} classes of the split {name!r} are not in 'train': {classes}")
     return warnings
-
-
-def _settings(source: Source) -> dict[str, Any]:
-    values = {f.name: getattr(source, f.name) for f in fields(source) if f.name not in {"data", "origin"}}  # pyright: ignore
-    return {"version": VERSION, **values}
-
-
-def _name(task: str) -> str:
-    return task if task in TASKS else own_name(task)
 
 
 def _origin(path: Path) -> dict[str, Any]:
