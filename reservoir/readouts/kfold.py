@@ -1,7 +1,7 @@
 """Selection by K-fold cross-validation from fold moments: every fold's path for the price of one pass.
 
 The moments of all folds but one are a sum, so K refits on all data but a fold cost K small solves, not K passes. A
-second pass scores each sample by the path that has not seen it.
+second pass scores each sample by the path that has not seen it. Memory is of order K w^2.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def fold_moments(train: Iterable[FoldBlock], targets: Targets, folds: int) -> li
     return [accumulator.moments() for accumulator in accumulators]
 
 
-def _gather(train: Iterable[FoldBlock], targets: Targets, folds: int) -> tuple[Training, list[Training]]:
+def _gather(train: Iterable[FoldBlock], targets: Targets, folds: int) -> tuple[Training, Iterable[Training]]:
     """Return all training data and, for each fold, that of the others: samples where they are few, else moments."""
     head: list[FoldBlock] = []
     stream = iter(train)
@@ -111,12 +111,12 @@ def _gather(train: Iterable[FoldBlock], targets: Targets, folds: int) -> tuple[T
     x, y, fold = (np.concatenate(part) for part in zip(*head, strict=True))
     _check_folds(np.bincount(fold, minlength=folds))
     whole = Samples(x=x, y=targets.encode(y), weights=targets.weights(y))
-    return whole, [whole.rows(fold != k) for k in range(folds)]
+    return whole, (whole.rows(fold != k) for k in range(folds))
 
 
-def _join(moments: list[Moments]) -> tuple[Training, list[Training]]:
+def _join(moments: list[Moments]) -> tuple[Training, Iterable[Training]]:
     """Return the moments of all folds, and for each fold those of the others."""
-    return functools.reduce(operator.add, moments), list(leave_one_out(moments))
+    return functools.reduce(operator.add, moments), leave_one_out(moments)
 
 
 def _check_folds(counts: np.ndarray) -> None:

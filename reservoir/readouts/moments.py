@@ -13,9 +13,9 @@ cut by the row number, so the result does not depend, to the last bit, on the pi
 
 from __future__ import annotations
 
-import itertools
+import functools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -259,16 +259,14 @@ def accumulate(blocks: Iterable[tuple[np.ndarray, ...]]) -> Moments:
     return accumulator.moments()
 
 
-def leave_one_out(folds: Sequence[Moments]) -> list[Moments]:
-    """Return, for each of K >= 2 folds, the moments of all the others.
+def leave_one_out(folds: Sequence[Moments]) -> Iterator[Moments]:
+    """Yield, for each of K >= 2 folds, the moments of all the others.
 
-    The others are added up, in 3K additions, rather than the fold subtracted from the sum: a channel that varies in one
-    fold alone is then exactly constant in the rest, where a difference would leave it rounding noise.
+    The others are added up rather than the fold subtracted from the sum: a channel that varies in one fold alone is
+    then exactly constant in the rest, where a difference would leave it rounding noise.
     """
-    before = list(itertools.accumulate(folds, operator.add))
-    after = list(itertools.accumulate(reversed(folds), operator.add))[::-1]
-    inner = [a + b for a, b in zip(before[:-2], after[2:], strict=True)]
-    return [after[1], *inner, before[-2]]
+    for left_out in range(len(folds)):
+        yield functools.reduce(operator.add, (fold for k, fold in enumerate(folds) if k != left_out))
 
 
 def _check_finite(what: str, squares: np.ndarray) -> None:
