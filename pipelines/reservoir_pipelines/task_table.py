@@ -28,7 +28,7 @@ def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict
     list of dict
         ``task``, ``tokens`` (the longest sequence), ``input`` ("16 values" or "25 symbols" a token), ``classes``,
         ``labels_per_row`` (readout tokens times outputs), ``splits`` (rows by split where they are known, else None),
-        ``data`` ("generated", "here", "prepared" or "missing") and ``remedy`` (what to do where it is missing, else "").
+        ``data`` ("generated", "here", "prepared" or "missing"), and ``remedy``, what to do where it is missing, or "".
     """
     folder = data_folder(data)
     return [_row(name, task_named(name, data=folder), cache) for name in TASKS]

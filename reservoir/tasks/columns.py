@@ -127,7 +127,7 @@ class Hdf5:
                         check_size(path, name, dataset.nbytes, dataset.id.get_storage_size())
                         self.shapes[name], self.dtypes[name] = dataset.shape, np.dtype("S1") if text else dataset.dtype
         except OSError as error:
-            raise InputError(f"{path}: not a readable HDF5 file ({error})") from None
+            raise InputError(f"{path}: no readable HDF5 file ({error}); write it again") from None
 
     def read(self, name: str, lo: int, hi: int) -> np.ndarray:
         """Return the rows ``lo`` to ``hi`` of a dataset."""

@@ -91,7 +91,7 @@ def split_rows(where: str, labels: Labels, split: np.ndarray | None) -> np.ndarr
         unknown = ~np.isin(names, list(SHARES))
         if unknown.any():
             row = int(np.argmax(unknown))
-            raise InputError(f"{where}: split is {names[row]!r} in row {row}; give train, valid or test")
+            raise InputError(f"{where}: split is {str(names[row])!r} in row {row}; give train, valid or test")
         if "valid" not in names:
             train = np.flatnonzero(names == "train")
             names[train] = stratified(classes[train], {"train": 1 - HELD_OUT, "valid": HELD_OUT})

@@ -1,0 +1,342 @@
+"""Malformed files: each is answered with one line and exit code 2, and leaves no prepared data behind."""
+
+import gzip
+import io
+import json
+import os
+import pickle
+import re
+import struct
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
+import samples
+from reservoir_pipelines.cli import run
+
+IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
+
+
+class Touch:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.path),))
+
+
+# ---- idx
+
+
+def idx(change):
+    """Return a case: MNIST's files, one of them changed."""
+
+    def case(folder):
+        samples.mnist_files(folder)
+        change(folder)
+        return ["mnist", "--data", str(folder)]
+
+    return case
+
+
+def replaced(name, edit):
+    def change(folder):
+        (folder / name).write_bytes(edit((folder / name).read_bytes()))
+
+    return change
+
+
+def header(kind, *shape):
+    return struct.pack(f">HBB{len(shape)}I", 0, kind, len(shape), *shape)
+
+
+def packed_and_cut(folder):
+    data = gzip.compress((folder / IMAGES).read_bytes())
+    (folder / IMAGES).unlink()
+    (folder / f"{IMAGES}.gz").write_bytes(data[: len(data) // 2])
+
+
+def packed_and_damaged(folder):
+    data = bytearray(gzip.compress((folder / IMAGES).read_bytes()))
+    data[len(data) // 2] ^= 0xFF
+    (folder / IMAGES).unlink()
+    (folder / f"{IMAGES}.gz").write_bytes(bytes(data))
+
+
+def gzip_bomb(folder):
+    (folder / LABELS).unlink()
+    (folder / f"{LABELS}.gz").write_bytes(gzip.compress(header(8, 12) + bytes(50_000_000)))
+
+
+# ---- CIFAR
+
+
+def cifar(change, *, binary=True, packed=False):
+    """Return a case: CIFAR's files, one of them changed."""
+
+    def case(folder):
+        samples.cifar_files(folder, samples.cifar_arrays(), binary=binary, packed=packed)
+        change(folder)
+        return ["cifar10", "--data", str(folder)]
+
+    return case
+
+
+def in_batch(name, edit):
+    def change(folder):
+        path = next(folder.rglob(name))
+        path.write_bytes(edit(path.read_bytes()))
+
+    return change
+
+
+def pickled(**values):
+    images, labels = samples.cifar_arrays()[0]
+    batch = {"data": images, "labels": labels.tolist()} | values
+    return lambda _: pickle.dumps({k.encode(): v for k, v in batch.items()}, protocol=2)
+
+
+def archive_cut(folder):
+    path = next(folder.glob("*.tar.gz"))
+    path.write_bytes(path.read_bytes()[:-2000])
+
+
+def archive_without_test(folder):
+    path = next(folder.glob("*.tar.gz"))
+    members = samples.cifar_members(samples.cifar_arrays(), binary=True)
+    del members["test_batch.bin"]
+    samples.write_tar(path, members)
+
+
+def archive_bomb(folder):
+    path = next(folder.glob("*.tar.gz"))
+    with tarfile.open(path, "w:gz") as archive:
+        info = tarfile.TarInfo("data_batch_1.bin")
+        info.size = 200_000_000
+        archive.addfile(info, io.BytesIO(bytes(info.size)))
+
+
+# ---- ListOps and proteins
+
+
+def listops(train):
+    """Return a case: Long Range Arena's files, with these lines for training."""
+
+    def case(folder):
+        folder.mkdir()
+        good = "Source\tTarget\n" + "( ( ( [MAX 2 ) 3 ) ] )\t3\n" * 3
+        for name in ("val", "test"):
+            (folder / f"basic_{name}.tsv").write_text(good)
+        (folder / "basic_train.tsv").write_bytes(train if isinstance(train, bytes) else train.encode())
+        return ["listops", "--data", str(folder)]
+
+    return case
+
+
+def homology(valid):
+    """Return a case: TAPE's files, with these bytes for validation."""
+
+    def case(folder):
+        folder.mkdir()
+        for part in ("train", "test_fold_holdout", "test_superfamily_holdout", "test_family_holdout"):
+            (folder / f"remote_homology_{part}.json").write_text(json.dumps([{"primary": "ACD", "fold_label": 1}]))
+        data = valid if isinstance(valid, str) else json.dumps(valid)
+        (folder / "remote_homology_valid.json").write_text(data)
+        return ["homology", "--data", str(folder)]
+
+    return case
+
+
+# ---- your own data
+
+
+def npz(**changed):
+    """Return a case: a good file, with some arrays changed; None leaves one out."""
+
+    def case(folder):
+        folder.mkdir()
+        arrays = {"x": np.ones((30, 4, 2)), "y": np.arange(30) % 3} | changed
+        np.savez(folder / "mine.npz", **{k: v for k, v in arrays.items() if v is not None})
+        return [str(folder / "mine.npz")]
+
+    return case
+
+
+def file(name, data):
+    """Return a case: a file of these bytes."""
+
+    def case(folder):
+        folder.mkdir()
+        (folder / name).write_bytes(data if isinstance(data, bytes) else data.encode())
+        return [str(folder / name)]
+
+    return case
+
+
+def with_value(value):
+    x = np.ones((30, 4, 2))
+    x[7, 2, 1] = value
+    return x
+
+
+def zip_bomb(folder):
+    """Write an archive of a megabyte that claims and holds a gigabyte of zeros."""
+    folder.mkdir()
+    array = io.BytesIO()
+    np.lib.format.write_array_header_1_0(array, {"descr": "|u1", "fortran_order": False, "shape": (65 * 2**24, 1)})
+    with zipfile.ZipFile(folder / "mine.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("x.npy", "w", force_zip64=True) as member:
+            member.write(array.getvalue())
+            for _ in range(65):
+                member.write(bytes(2**24))
+        labels = io.BytesIO()
+        np.save(labels, np.zeros(3, np.int64))
+        archive.writestr("y.npy", labels.getvalue())
+    return [str(folder / "mine.npz")]
+
+
+def false_header(folder):
+    """Write an archive whose array claims more rows than it has bytes for."""
+    folder.mkdir()
+    array = io.BytesIO()
+    np.lib.format.write_array_header_1_0(array, {"descr": "<f4", "fortran_order": False, "shape": (10**12, 4)})
+    with zipfile.ZipFile(folder / "mine.npz", "w") as archive:
+        archive.writestr("x.npy", array.getvalue() + bytes(64))
+        archive.writestr("y.npy", array.getvalue())
+    return [str(folder / "mine.npz")]
+
+
+def npz_cut(folder):
+    arguments = npz()(folder)
+    path = Path(arguments[0])
+    path.write_bytes(path.read_bytes()[:-40])
+    return arguments
+
+
+def npz_with_code(folder):
+    folder.mkdir()
+    y = np.array([Touch(folder / "ran")] * 3, dtype=object)
+    np.savez(folder / "mine.npz", x=np.ones((3, 2, 1)), y=y)
+    return [str(folder / "mine.npz")]
+
+
+def h5_bomb(folder):
+    folder.mkdir()
+    with h5py.File(folder / "mine.h5", "w") as file:
+        file.create_dataset("x", shape=(10**9, 4), chunks=(10**4, 4), dtype="f4")
+        file["y"] = np.zeros(3)
+    return [str(folder / "mine.h5")]
+
+
+def h5_ragged(folder):
+    folder.mkdir()
+    with h5py.File(folder / "mine.h5", "w") as file:
+        x = file.create_dataset("x", (5,), dtype=h5py.vlen_dtype(np.float32))
+        x[:] = [np.ones(n + 1, np.float32) for n in range(5)]
+        file["y"] = np.arange(5) % 2
+    return [str(folder / "mine.h5")]
+
+
+def h5_cut(folder):
+    folder.mkdir()
+    with h5py.File(folder / "mine.h5", "w") as file:
+        file["x"], file["y"] = np.ones((300, 20, 2)), np.arange(300) % 2
+    data = (folder / "mine.h5").read_bytes()
+    (folder / "mine.h5").write_bytes(data[: len(data) // 2])
+    return [str(folder / "mine.h5")]
+
+
+CASES = {
+    # name: (case, what the line says)
+    "idx cut short": (idx(replaced(IMAGES, lambda d: d[:-100])), r"t10k-images-idx3-ubyte: its header promises 9408"),
+    "idx too long": (idx(replaced(IMAGES, lambda d: d + b"x")), "more follow"),
+    "idx of another type": (idx(replaced(IMAGES, lambda d: b"\0\0\x0d\3" + d[4:])), "begins with 00000d03"),
+    "idx exchanged": (idx(lambda f: (f / IMAGES).rename(f / LABELS)), "no file t10k-images|begins with"),
+    "idx empty": (idx(replaced(LABELS, lambda d: b"")), "0 bytes, too short"),
+    "idx header alone": (idx(replaced(IMAGES, lambda d: d[:9])), "9 bytes, too short"),
+    "idx of other images": (idx(replaced(IMAGES, lambda d: header(8, 12, 14, 56) + d[16:])), r"\(14, 56\) pixels"),
+    "idx fewer labels": (idx(replaced(LABELS, lambda d: header(8, 11) + d[8:-1])), "12 images and .* 11 labels"),
+    "idx label 10": (idx(replaced(LABELS, lambda d: d[:-1] + b"\n")), "row 11: label 10 is not in 0..9"),
+    "idx hostile header": (idx(replaced(IMAGES, lambda d: header(8, 2**32 - 1, 28, 28) + d[16:])), "claims the shape"),
+    "idx no rows": (idx(replaced(IMAGES, lambda d: header(8, 0, 28, 28))), "0 images and|no rows"),
+    "gzip cut short": (idx(packed_and_cut), "damaged or cut short"),
+    "gzip damaged": (idx(packed_and_damaged), "damaged or cut short|follow"),
+    "gzip bomb": (idx(gzip_bomb), "promises 12 bytes"),
+    "batch cut short": (cifar(in_batch("data_batch_2.bin", lambda d: d[:-5])), "data_batch_2.bin: .* records of 3073"),
+    "batch empty": (cifar(in_batch("test_batch.bin", lambda d: b"")), "0 bytes"),
+    "batch missing": (cifar(lambda f: next(f.rglob("data_batch_5.bin")).unlink()), "data_batch_5.bin is missing"),
+    "batch label 200": (cifar(in_batch("data_batch_1.bin", lambda d: b"\xc8" + d[1:])), "row 0: label 200"),
+    "pickle that runs code": (cifar(in_batch("data_batch_4", pickled(x=Touch("ran"))), binary=False), "refused"),
+    "pickle cut short": (cifar(in_batch("data_batch_4", lambda d: d[:-9]), binary=False), "no complete pickle"),
+    "pickle without data": (cifar(in_batch("test_batch", pickled(data=3)), binary=False), "no array 'data'"),
+    "pickle of fewer labels": (cifar(in_batch("test_batch", pickled(labels=[1])), binary=False), "as many 'labels'"),
+    "pickle of odd labels": (cifar(in_batch("test_batch", pickled(labels=[-1] * 40)), binary=False), "'labels'"),
+    "archive cut short": (cifar(archive_cut, packed=True), "damaged or cut short|holds no"),
+    "archive without a batch": (cifar(archive_without_test, packed=True), "holds no test_batch.bin"),
+    "archive bomb": (cifar(archive_bomb, packed=True), "claims 200000000 bytes"),
+    "listops other columns": (listops("Text,Label\n1,1\n"), "not Source and Target"),
+    "listops unbalanced": (listops("Source\tTarget\n[MAX 1 2\t2\n"), "line 2: the brackets"),
+    "listops unknown word": (listops("Source\tTarget\n1\t1\n[AVG 1 2 ]\t2\n"), r"line 3: '\[AVG'"),
+    "listops wrong value": (listops("Source\tTarget\n[MAX 1 2 ]\t1\n"), "line 2: Target is 1"),
+    "listops label of words": (listops("Source\tTarget\n[MAX 1 2 ]\ttwo\n"), "line 2: 2 columns, the last 'two'"),
+    "listops packed": (listops(gzip.compress(b"Source\tTarget\n")), "no text|not Source"),
+    "listops empty": (listops(""), "no rows|not Source"),
+    "json cut short": (homology('[{"primary": "AC'), "no complete JSON"),
+    "json too deep": (homology("[" * 100_000), "no complete JSON"),
+    "json no list": (homology({"primary": "ACD"}), "no list of proteins"),
+    "json unknown letter": (homology([{"primary": "AJ", "fold_label": 1}]), "row 0, letter 1: 'J'"),
+    "json fold of words": (homology([{"primary": "AC", "fold_label": "a.1"}]), "fold_label is 'a.1'"),
+    "own without y": (npz(y=None), "no array 'y'"),
+    "own without rows": (npz(x=np.ones((0, 4, 2)), y=np.ones(0)), "x has the shape"),
+    "own fewer labels": (npz(y=np.zeros(29)), r"y \(29,\); give one of y per row"),
+    "own NaN": (npz(x=with_value(np.nan)), "nan in row 7, token 2, column 1"),
+    "own infinity": (npz(x=with_value(1e300)), "1e.300 in row 7, token 2, column 1"),
+    "own NaN target": (npz(y=np.r_[np.ones(29), np.nan]), "y is not finite in row 29"),
+    "own objects": (npz(x=np.array([[1, 2], [3]], dtype=object)), "Python objects"),
+    "own flat": (npz(x=np.ones(30)), r"shape \(30,\)"),
+    "own texts": (npz(x=np.full((30, 4), "a")), "x holds <U1"),
+    "own negative symbols": (npz(x=np.full((30, 4), -1)), "-1 in row 0, token 0 is no symbol"),
+    "own huge symbols": (npz(x=np.full((30, 4), 10**7)), "if these are values, give them as floats"),
+    "own bad lengths": (npz(lengths=np.full(30, 5)), "length 5 in row 0 is not between 1 and 4"),
+    "own odd split": (npz(split=np.array(["train", "dev"] * 15)), "split is 'dev' in row 1"),
+    "own no test": (npz(split=np.array(["train", "valid"] * 15)), "the split 'test'"),
+    "own few rows": (npz(x=np.ones((2, 4, 2)), y=np.zeros(2)), "give more rows"),
+    "own short for the labels": (npz(y=np.zeros((30, 3, 1), int), lengths=np.full(30, 2)), "length 2 is not between 3"),
+    "npz that runs code": (npz_with_code, "Python objects"),
+    "npz cut short": (npz_cut, "no readable .npz"),
+    "npz of other bytes": (file("mine.npz", "hello"), "no readable .npz"),
+    "npz bomb": (zip_bomb, "claims 1090519"),
+    "npz false header": (false_header, "claims|needs"),
+    "h5 bomb": (h5_bomb, "claims 16000000000 bytes"),
+    "h5 ragged": (h5_ragged, "ragged"),
+    "h5 cut short": (h5_cut, "no readable HDF5"),
+    "h5 of other bytes": (file("mine.h5", "hello"), "no readable HDF5"),
+    "csv ragged": (file("mine.csv", "y,a,b\n1,2,3\n1,2\n"), "line 3: 2 cells"),
+    "csv empty": (file("mine.csv", ""), "0 lines"),
+    "csv of bytes": (file("mine.csv", b"y,a\n\xff\xfe,1\n"), "no readable table"),
+    "a file of another kind": (file("mine.docx", "hello"), "files of type '.docx' are not read"),
+    "no such file": (lambda folder: [str(folder / "none.npz")], "no such file"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_line_exit_2_and_nothing_left(name, tmp_path, cache, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    case, expected = CASES[name]
+    arguments = case(tmp_path / "data")
+    code = run(["prepare", *arguments])
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert out == ""
+    (line,) = err.splitlines()
+    assert re.search(expected, line), line
+    assert not [p for p in cache.rglob("*") if p.is_file()], "nothing prepared, nothing half-written"
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "data" / "ran").exists(), "no payload ran"
