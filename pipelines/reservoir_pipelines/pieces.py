@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from reservoir.errors import InputError
+
+PAYS_OFF = 5.0
+"""Seconds of work below which starting processes costs more than they save (``benchmarks/prepare.py``)."""
 
 
 def map_pieces(
@@ -24,7 +28,8 @@ def map_pieces(
     arguments : iterable of tuple
         Small values; paths, but no open files.
     workers : int, default 0
-        Local processes; with 0 or 1 the work is done here, one piece after the other.
+        Local processes; with 0 or 1 the work is done here, one piece after the other, and also where the time of the
+        first piece says that processes would not pay off.
     scheduler : str, optional
         Address of a dask.distributed scheduler (``tcp://host:port``); goes before ``workers``.
 
@@ -47,12 +52,17 @@ def _in_processes(work: Callable[..., Any], tasks: list[tuple], workers: int) ->
     import dask
     from dask.delayed import delayed
 
-    graph = [delayed(work, pure=False)(*task) for task in tasks]
+    started = time.perf_counter()
+    first = work(*tasks[0])
+    rest = tasks[1:]
+    if (time.perf_counter() - started) * len(rest) < PAYS_OFF:
+        return [first, *(work(*task) for task in rest)]
+    graph = [delayed(work, pure=False)(*task) for task in rest]
     try:
-        return list(dask.compute(*graph, scheduler="processes", num_workers=workers))  # pyright: ignore
+        return [first, *dask.compute(*graph, scheduler="processes", num_workers=workers)]  # pyright: ignore
     except BrokenProcessPool:
         # A worker was killed, by the system for want of memory, say; one process needs the least of it.
-        return [work(*task) for task in tasks]
+        return [first, *(work(*task) for task in rest)]
 
 
 def _on_cluster(work: Callable[..., Any], tasks: list[tuple], address: str) -> list[Any]:

@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
 import samples
+from reservoir_pipelines import pieces
 from reservoir_pipelines.pieces import map_pieces
 from reservoir_pipelines.prepare import prepare
 
@@ -47,7 +48,13 @@ def work_or_die(number, folder):
     return number**2
 
 
-def test_local_workers_write_the_same_bytes(data, serial, tmp_path):
+@pytest.fixture
+def processes(monkeypatch):
+    """Let even the least work go to processes."""
+    monkeypatch.setattr(pieces, "PAYS_OFF", 0)
+
+
+def test_local_workers_write_the_same_bytes(data, serial, tmp_path, processes):
     for (task, parameters), expected in zip(TASKS, serial, strict=True):
         prepared = prepare(task, data=data, cache=tmp_path, parameters=parameters, workers=2)
         assert contents(prepared.path) == expected
@@ -65,14 +72,26 @@ def test_a_cluster_writes_the_same_bytes_even_if_a_worker_is_killed(data, serial
         assert map_pieces(work_or_die, tasks, scheduler=cluster.scheduler_address) == [n**2 for n in range(6)]
 
 
-def test_a_killed_local_worker_changes_nothing(tmp_path):
+def test_a_killed_local_worker_changes_nothing(tmp_path, processes):
     tasks = [(number, str(tmp_path)) for number in range(6)]
     assert map_pieces(work_or_die, tasks, workers=2) == [n**2 for n in range(6)]
     assert (tmp_path / "visited").exists()
 
 
+def where_it_runs(number):
+    return os.getpid()
+
+
+def test_little_work_stays_in_this_process():
+    assert set(map_pieces(where_it_runs, [(n,) for n in range(5)], workers=2)) == {os.getpid()}
+
+
+def test_much_work_does_not(processes):
+    assert len(set(map_pieces(where_it_runs, [(n,) for n in range(5)], workers=2)) - {os.getpid()}) >= 1
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_of_a_piece_leaves_nothing(data, tmp_path, workers):
+def test_an_error_of_a_piece_leaves_nothing(data, tmp_path, workers, processes):
     folder = tmp_path / "data"
     samples.cifar_files(folder, samples.cifar_arrays())
     batch = folder / "cifar-10-batches-bin" / "data_batch_4.bin"
