@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reservoir import InputError
+from reservoir.tasks.task import Task, Vectors
 
 if TYPE_CHECKING:
     import torch
 
     from reservoir.fpt import FPT
-    from reservoir.tasks.task import Task
 
 DEFAULT_BACKBONE = "gpt2"
 GAIN = 1.41
@@ -26,53 +26,104 @@ class Reservoir:
     ----------
     backbone : str
         A known size, a folder or a hub name.
-    init : {"pretrained", "random"}
+    init : {"pretrained", "random", "statistics"}
         Where the weights come from.
     seed : int
-        Seed of the random weights and of the input layer.
+        Seed of what is drawn of the weights, and of the input layer.
     gain : float
         Scale of the input layer.
+    depth : int, optional
+        Keep only the first so many blocks.
+    patch, stride : int, default 1
+        A token is a window of ``patch`` values every ``stride``, with all its channels.
     """
 
     backbone: str
     init: str
     seed: int = 0
     gain: float = GAIN
+    depth: int | None = None
+    patch: int = 1
+    stride: int = 1
 
     @classmethod
     def choose(
-        cls, backbone: str | None = None, init: str | None = None, seed: int = 0, gain: float = GAIN
+        cls,
+        backbone: str | None = None,
+        init: str | None = None,
+        seed: int = 0,
+        gain: float = GAIN,
+        depth: int | None = None,
+        patch: int = 1,
+        stride: int | None = None,
     ) -> Reservoir:
         """Fill in what was not said.
 
-        A backbone that is named is meant with its pretrained weights. With none named it is an untrained GPT-2 small,
-        which needs neither a network nor weights.
+        A backbone that is named is meant with its pretrained weights, unless nobody publishes any of its kind. With
+        none named it is an untrained GPT-2 small, which needs neither a network nor weights. An ``init`` that is a
+        folder is a whole backbone with its weights. A stride that was not said is the patch: windows do not overlap.
 
         Raises
         ------
         InputError
-            If the seed is negative or the gain is not a positive number.
+            If the seed is negative, the gain is not a positive number, or two backbones are named.
         """
         if seed < 0:
             raise InputError(f"--seed {seed}: give a whole number from 0")
         if not 0 < gain < float("inf"):
             raise InputError(f"--gain {gain}: give a positive number")
-        if init is None:
-            init = "random" if backbone is None else "pretrained"
+        if patch < 1 or (stride is not None and stride < 1):
+            raise InputError(f"--patch {patch} --stride {stride}: give whole numbers from 1")
+        if init is not None and Path(init).is_dir():
+            if backbone is not None:
+                raise InputError(f"--init {init}: the folder holds a whole backbone; leave out --backbone {backbone}")
+            backbone, init = init, "pretrained"
         name = backbone or DEFAULT_BACKBONE
-        if Path(name).is_dir():
+        if Path(name).is_dir() or (name.endswith(".gguf") and Path(name).is_file()):
             name = str(Path(name).resolve())
-        return cls(backbone=name, init=init, seed=seed, gain=gain)
+        if init is None:
+            from reservoir.backbones import default_init
+
+            init = "random" if backbone is None else default_init(name)
+        return cls(backbone=name, init=init, seed=seed, gain=gain, depth=depth, patch=patch, stride=stride or patch)
 
     @property
     def title(self) -> str:
-        """Short name for folders and tables, such as ``gpt2-random``."""
+        """Short name for folders and tables, such as ``gpt2-random`` or ``gpt2-depth6-random``."""
         name = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(self.backbone).name).strip("-.")
-        return f"{name or 'backbone'}-{self.init}"
+        depth = f"-depth{self.depth}" if self.depth else ""
+        return f"{name or 'backbone'}{depth}-{self.init}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain JSON values."""
-        return {"backbone": self.backbone, "init": self.init, "seed": self.seed, "gain": self.gain}
+        return {
+            "backbone": self.backbone,
+            "init": self.init,
+            "seed": self.seed,
+            "gain": self.gain,
+            "depth": self.depth,
+            "patch": self.patch,
+            "stride": self.stride,
+        }
+
+    def windowed(self, task: Task) -> Task:
+        """Return the task as the model sees it: with windows as tokens.
+
+        Raises
+        ------
+        InputError
+            If its tokens are symbols, or its longest sequence is shorter than a window.
+        """
+        if (self.patch, self.stride) == (1, 1):
+            return task
+        if not isinstance(task.form, Vectors):
+            raise InputError(
+                f"--patch {self.patch}: the tokens of task {task.name!r} are symbols, which have no windows"
+            )
+        tokens = (task.max_tokens - self.patch) // self.stride + 1
+        if tokens < task.readout_tokens:
+            raise InputError(f"--patch {self.patch}: the sequences of task {task.name!r} have {task.max_tokens} values")
+        return replace(task, form=Vectors(self.patch * task.form.dim), max_tokens=tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +134,8 @@ class FrozenModel:
     ----------
     fpt : FPT
         The model on its device.
+    settings : Reservoir
+        What it was made from.
     family : str
         Family of the backbone.
     digest : str
@@ -94,6 +147,7 @@ class FrozenModel:
     """
 
     fpt: FPT
+    settings: Reservoir
     family: str
     digest: str
     device: torch.device
@@ -124,13 +178,21 @@ def load_frozen(task: Task, settings: Reservoir, device: str = "auto", compute: 
 
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
-    backbone = load_backbone(settings.backbone, settings.init, settings.seed)
-    fpt = FPT(task, backbone, settings.seed, settings.gain).eval()
+    backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
+    fpt = FPT(settings.windowed(task), backbone, settings.seed, settings.gain).eval()
     digest = weights_digest(backbone)
     import torch
 
     backbone.set_compute(getattr(torch, dtype_name))
-    return FrozenModel(fpt=fpt.to(place), family=backbone.family.name, digest=digest, device=place, compute=dtype_name)
+    return FrozenModel(
+        fpt=fpt.to(place),
+        family=backbone.family.name,
+        settings=settings,
+        digest=digest,
+        device=place,
+        # A recurrent backbone does not follow into bfloat16.
+        compute=str(backbone.compute).removeprefix("torch."),
+    )
 
 
 def choose_device(name: str) -> torch.device:

