@@ -198,7 +198,7 @@ def _warnings(task: Task, splits: Mapping[str, PreparedSplit]) -> list[str]:
         unseen = sorted(set(np.unique(splits[name].y).tolist()) - known)
         if unseen:
             classes = ", ".join(str(task.label(c)) for c in unseen[:5]) + (", ..." if len(unseen) > 5 else "")
-            warnings.append(f"{len(unseen)} classes of the split {name!r} are not in 'train': {classes}")
+            warnings.append(f"classes of the split {name!r} that no row of 'train' has ({len(unseen)}): {classes}")
     return warnings
 
 
@@ -214,9 +214,18 @@ def _hash(value: Any) -> str:
 def _remove_leftovers(folder: Path) -> None:
     """Remove temporary folders of processes of this host that are no more."""
     for leftover in folder.glob(f".{os.uname().nodename}-*"):
-        pid = leftover.name.split("-")[-2]
-        if not Path("/proc", pid).exists() and Path("/proc/self").exists():
+        if not _runs(int(leftover.name.split("-")[-2])):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _sync(path: Path) -> None:

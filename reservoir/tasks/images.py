@@ -89,7 +89,7 @@ class Digits:
         """Return the three splits."""
         from sklearn.datasets import load_digits
 
-        images, labels = load_digits(return_X_y=True)
+        images, labels = (np.asarray(array) for array in load_digits(return_X_y=True))
         x, _ = self.encode(images.reshape(-1, 8, 8)[piece.lo : piece.hi].astype(np.uint8))
         split = stratified(labels, SHARES)
         return {name: image_split(x[split == name], labels[split == name]) for name in SHARES}

@@ -121,4 +121,4 @@ def test_counts_and_warnings_are_kept(tmp_path, cache):
         prepared = prepare("homology", data=tmp_path, parameters={"max_tokens": 6})
         assert prepared.dropped == dict.fromkeys(prepared.rows, 1)
         assert prepared.rows == dict.fromkeys(["train", "valid", "test", "test_family", "test_superfamily"], 2)
-        assert prepared.warnings == ("1 classes of the split 'test' are not in 'train': 2",)
+        assert prepared.warnings == ("classes of the split 'test' that no row of 'train' has (1): 2",)
