@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from reservoir_pipelines import pieces
-from reservoir_pipelines.prepare import prepare
+from reservoir_pipelines.preparation import prepare
 
 
 def plain_cifar(data: Path, rows: int) -> None:

@@ -13,14 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reservoir_pipelines.extraction import Extraction, extract
-    from reservoir_pipelines.fitting import Fit, Result, fit
+    from reservoir_pipelines.fitting import fit
     from reservoir_pipelines.prediction import Prediction, predict
+    from reservoir_pipelines.preparation import prepare
+    from reservoir_pipelines.prepared import Prepared
+    from reservoir_pipelines.results import Fit, Result
 
-__all__ = ["Extraction", "Fit", "Prediction", "Result", "extract", "fit", "predict"]
+__all__ = ["Extraction", "Fit", "Prediction", "Prepared", "Result", "extract", "fit", "predict", "prepare"]
 
 _HOME = {
     **dict.fromkeys(("Extraction", "extract"), "extraction"),
-    **dict.fromkeys(("Fit", "Result", "fit"), "fitting"),
+    "fit": "fitting",
+    **dict.fromkeys(("Fit", "Result"), "results"),
+    "Prepared": "prepared",
+    "prepare": "preparation",
     **dict.fromkeys(("Prediction", "predict"), "prediction"),
 }
 

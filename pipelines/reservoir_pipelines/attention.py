@@ -12,9 +12,9 @@ import numpy as np
 from reservoir import InputError
 from reservoir.tasks.task import Task, Tokens
 from reservoir_pipelines.bundle import replace_file
-from reservoir_pipelines.forward import batches, to_input
+from reservoir_pipelines.forward import batches, to_tokens
 from reservoir_pipelines.frozen import GAIN, FrozenModel, Reservoir, load_frozen
-from reservoir_pipelines.prepare import prepare
+from reservoir_pipelines.preparation import prepare
 from reservoir_pipelines.root import cache_root
 
 if TYPE_CHECKING:
@@ -171,7 +171,8 @@ def average_maps(
     for batch in batches(lengths, max(1, BATCH_PAIRS // longest**2)):
         tokens = int(lengths[batch].max())
         with torch.inference_mode():
-            embeds = model.fpt.inputs(to_input(model.fpt.task, scaling, x[batch, :tokens]).to(model.device))
+            shown, _ = to_tokens(model, scaling, x[batch, :tokens], lengths[batch])
+            embeds = model.fpt.inputs(torch.from_numpy(shown).to(model.device))
             real = torch.from_numpy(lengths[batch].astype(np.int64)).to(model.device)
             maps = attention_maps(model.fpt.backbone, embeds, real, layer).cpu().numpy()
         if total is None:

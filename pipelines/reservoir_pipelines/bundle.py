@@ -1,10 +1,10 @@
-"""A readout on disk: its weights as safetensors, and everything needed to run it on new sequences as JSON."""
+"""A readout on disk: its weights, and everything needed to run it on new sequences as JSON."""
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,23 +12,46 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reservoir import InputError
-from reservoir.readouts import LinearReadout
+from reservoir.readouts import LinearReadout, Targets
 from reservoir.tasks.task import Scaling, Task
 from reservoir_pipelines.frozen import Reservoir
-from reservoir_pipelines.prepare import Prepared
+from reservoir_pipelines.preparation import Prepared
 
 if TYPE_CHECKING:
-    from reservoir_cache import Entry
+    from reservoir_cache import FeatureStore
 
-    from reservoir_pipelines.fitting import Result
+    from reservoir_pipelines.engines import Readout
+    from reservoir_pipelines.results import Result
 
 FORMAT = 1
-WEIGHTS, CARD = "readout.safetensors", "readout.json"
+WEIGHTS, ESTIMATOR, CARD = "readout.safetensors", "readout.skops", "readout.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A frozen map and the columns that are read of it.
+
+    Parameters
+    ----------
+    reservoir : Reservoir
+        The map's settings.
+    digest : str
+        SHA-256 of the frozen weights, so that another model is never taken for it.
+    compute : str
+        Precision of the forward pass.
+    columns : tuple of str
+        What is read, in this order.
+    """
+
+    reservoir: Reservoir
+    digest: str
+    compute: str
+    columns: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """A fitted readout with the frozen map in front of it.
+    """A fitted readout with the frozen maps in front of it.
 
     Parameters
     ----------
@@ -36,40 +59,41 @@ class Bundle:
         The task it was fitted on.
     scaling : Scaling, optional
         From stored values to what the model sees.
-    reservoir : Reservoir
-        The frozen map's settings.
-    digest : str
-        SHA-256 of the frozen weights, so that another model is never taken for it.
-    compute : str
-        Precision of the forward pass.
-    columns : tuple of str
-        What the readout reads.
-    readout : LinearReadout
-        The linear model.
+    parts : tuple of Part
+        The columns that it reads side by side, in this order.
+    readout : LinearReadout or EstimatorReadout
+        The model.
     scores : dict
-        How it did: alpha, valid and test accuracy.
+        How it did: kind, alpha, valid and test accuracy.
     """
 
     task: Task
     scaling: Scaling | None
-    reservoir: Reservoir
-    digest: str
-    compute: str
-    columns: tuple[str, ...]
-    readout: LinearReadout
+    parts: tuple[Part, ...]
+    readout: Readout
     scores: dict[str, Any]
 
     @classmethod
-    def of(cls, entry: Entry, readout: LinearReadout, result: Result) -> Bundle:
-        """Gather a bundle from a cache entry and the readout chosen on it."""
+    def of(cls, stores: Sequence[FeatureStore], readout: Readout, result: Result) -> Bundle:
+        """Gather a bundle from cache entries and the readout chosen on them."""
+        entry = stores[0].entry
         place = Path(entry.made_with["prepared"])
+        parts = []
+        for name in result.columns:
+            number, colon, column = name.partition(":")
+            made = stores[int(number) - 1 if colon else 0].entry
+            parts.append(
+                Part(
+                    reservoir=Reservoir(**made.made_with["reservoir"]),
+                    digest=made.spec.backbone["digest"],
+                    compute=made.spec.compute,
+                    columns=(column if colon else name,),
+                )
+            )
         return cls(
             task=Task.from_dict(entry.spec.task),
             scaling=Prepared.open(place).scaling if place.is_dir() else None,
-            reservoir=Reservoir(**entry.made_with["reservoir"]),
-            digest=entry.spec.backbone["digest"],
-            compute=entry.spec.compute,
-            columns=result.columns,
+            parts=_merged(parts),
             readout=readout,
             scores=result.to_dict(),
         )
@@ -78,20 +102,25 @@ class Bundle:
         """Write the bundle into a folder and return the path of its JSON file; each file is replaced whole."""
         from safetensors.numpy import save_file
 
-        arrays, numbers = self.readout.to_arrays()
+        card: dict[str, Any] = {
+            "format": FORMAT,
+            "task": self.task.to_dict(),
+            "parts": [asdict(part) for part in self.parts],
+            "scores": self.scores,
+        }
+        arrays: dict[str, np.ndarray] = {}
+        if isinstance(self.readout, LinearReadout):
+            arrays, card["readout"] = self.readout.to_arrays()
+        else:
+            from reservoir_pipelines.estimators import save_estimator
+
+            data = save_estimator(self.readout)
+            replace_file(folder / ESTIMATOR, lambda part: part.write_bytes(data))
+            targets = self.readout.targets
+            card["estimator"] = {"outputs": targets.outputs, "classes": targets.classes}
         if self.scaling:
             arrays = arrays | {"offset": self.scaling.offset, "scale": self.scaling.scale}
         arrays = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
-        card = {
-            "format": FORMAT,
-            "task": self.task.to_dict(),
-            "reservoir": asdict(self.reservoir),
-            "digest": self.digest,
-            "compute": self.compute,
-            "columns": list(self.columns),
-            "readout": numbers,
-            "scores": self.scores,
-        }
         replace_file(folder / WEIGHTS, lambda part: save_file(arrays, part))
         replace_file(folder / CARD, lambda part: part.write_text(json.dumps(card, indent=1)))
         return folder / CARD
@@ -106,33 +135,55 @@ class Bundle:
             If it is not one, or is of another format.
         """
         from safetensors import SafetensorError
-        from safetensors.numpy import load_file
 
         folder = path if path.is_dir() else path.parent
         try:
             card = json.loads((folder / CARD).read_text())
             if card["format"] != FORMAT:
                 raise InputError(f"readout {folder}: format {card['format']}, not {FORMAT}; fit it again")
-            arrays = load_file(folder / WEIGHTS)
-            scaling = Scaling(offset=arrays["offset"], scale=arrays["scale"]) if "scale" in arrays else None
-            return cls(
-                task=Task.from_dict(card["task"]),
-                scaling=scaling,
-                reservoir=Reservoir(**card["reservoir"]),
-                digest=card["digest"],
-                compute=card["compute"],
-                columns=tuple(card["columns"]),
-                readout=LinearReadout.from_arrays(arrays, card["readout"]),
-                scores=card["scores"],
-            )
+            return cls._read(folder, card)
         except FileNotFoundError as error:
-            raise InputError(
-                f"readout {path}: no {Path(error.filename).name} there; give a folder that fit wrote"
-            ) from error
-        except (OSError, SafetensorError, json.JSONDecodeError, KeyError, TypeError) as error:
+            name = Path(error.filename or CARD).name
+            raise InputError(f"readout {path}: no {name} there; give a folder that fit wrote") from error
+        except (OSError, SafetensorError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"readout {folder}: not readable ({type(error).__name__}: {error}); fit it again"
             ) from error
+
+    @classmethod
+    def _read(cls, folder: Path, card: dict[str, Any]) -> Bundle:
+        from safetensors.numpy import load_file
+
+        arrays = load_file(folder / WEIGHTS)
+        if "readout" in card:
+            readout: Readout = LinearReadout.from_arrays(arrays, card["readout"])
+        else:
+            from reservoir_pipelines.estimators import EstimatorReadout, load_estimator
+
+            model = load_estimator((folder / ESTIMATOR).read_bytes())
+            readout = EstimatorReadout(model=model, targets=Targets(**card["estimator"]))
+        return cls(
+            task=Task.from_dict(card["task"]),
+            scaling=Scaling(offset=arrays["offset"], scale=arrays["scale"]) if "scale" in arrays else None,
+            parts=tuple(
+                Part(**{**part, "reservoir": Reservoir(**part["reservoir"]), "columns": tuple(part["columns"])})
+                for part in card["parts"]
+            ),
+            readout=readout,
+            scores=card["scores"],
+        )
+
+
+def _merged(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Join neighbours of one reservoir, so that one forward pass serves them; the order of columns stays."""
+    merged: list[Part] = []
+    for part in parts:
+        same = merged and (merged[-1].digest, merged[-1].reservoir) == (part.digest, part.reservoir)
+        if same:
+            last = merged.pop()
+            part = Part(**{**vars(last), "columns": last.columns + part.columns})  # noqa: PLW2901
+        merged.append(part)
+    return tuple(merged)
 
 
 def replace_file(path: Path, write: Callable[[Path], Any]) -> None:

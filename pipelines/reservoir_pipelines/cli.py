@@ -8,8 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from reservoir_pipelines import cache_commands
-from reservoir_pipelines.options import Cache, Config, Data, Device, Json
+from reservoir_pipelines import cache_commands, model_commands
+from reservoir_pipelines.model_commands import Depth, Init, Seed
+from reservoir_pipelines.options import (
+    Cache,
+    Config,
+    Data,
+    Device,
+    Json,
+    Param,
+    Protocol,
+    Views,
+    task_parameters,
+)
 
 # Typer carries its own copy of click since 0.20 and used the package before; this is the one it raises.
 UsageError: Any = typer.BadParameter.__base__
@@ -22,29 +33,65 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(cache_commands.app, name="cache")
+model_commands.register(app)
 
 
 @app.command()
 def tasks(data: Data = None, cache: Cache = None, json: Json = False, config: Config = None) -> None:
     """List the tasks, their shapes, and whether their data is here."""
     from reservoir_pipelines.output import print_json, print_table
-    from reservoir_pipelines.tasktable import task_table
+    from reservoir_pipelines.task_table import task_table
 
     rows = task_table(data=data, cache=cache)
     if json:
         print_json(rows)
         return
-    headings = ("task", "input", "#tokens", "#classes", "rows", "data")
-    print_table(headings, [(r["task"], r["input"], r["tokens"], r["classes"], r["rows"], r["data"]) for r in rows])
+    headings = ("task", "a token", "#tokens", "#labels", "#classes", "splits", "data")
+    print_table(
+        headings,
+        [
+            (r["task"], r["input"], f"{r['tokens']:,}", r["labels_per_row"], f"{r['classes']:,}", _splits(r), r["data"])
+            for r in rows
+        ],
+    )
+    missing = [(r["task"], r["remedy"]) for r in rows if r["remedy"]]
+    if missing:
+        print_table(("missing", "what to do"), missing)
+
+
+def _splits(row: dict[str, Any]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in row["splits"].items()) if row["splits"] else "-"
 
 
 @app.command()
-def prepare(task: str, data: Data = None, cache: Cache = None, json: Json = False, config: Config = None) -> None:
+def prepare(
+    task: Annotated[str, typer.Argument(help="A task's name, the path of your own data, or module:function.")],
+    data: Data = None,
+    download: Annotated[bool, typer.Option("--download", help="Fetch the publisher's files where missing.")] = False,
+    mirror: Annotated[list[str] | None, typer.Option(help="Other places of the files; tried first.")] = None,
+    param: Param = None,
+    views: Views = None,
+    protocol: Protocol = None,
+    workers: Annotated[int, typer.Option(help="Local processes; 0 for none.")] = 0,
+    scheduler: Annotated[str | None, typer.Option(help="A dask.distributed scheduler, tcp://host:port.")] = None,
+    cache: Cache = None,
+    json: Json = False,
+    config: Config = None,
+) -> None:
     """Read a task's files into typed arrays, split once and for all; extract does it by itself where needed."""
     from reservoir_pipelines.output import print_json, print_table
-    from reservoir_pipelines.prepare import prepare as stage
+    from reservoir_pipelines.preparation import prepare as stage
 
-    prepared = stage(task, data=data, cache=cache)
+    prepared = stage(
+        task,
+        data=data,
+        cache=cache,
+        workers=workers,
+        scheduler=scheduler,
+        parameters=task_parameters(param, views, protocol),
+        fetch=download,
+        mirrors=mirror or (),
+    )
     if json:
         print_json({"prepared": str(prepared.path), "rows": prepared.rows, "digest": prepared.digest})
     else:
@@ -59,14 +106,18 @@ def extract(
     backbone: Annotated[
         str | None, typer.Option(help="gpt2, gpt2-medium, gpt2-large, gpt2-xl, a model folder or a hub name.")
     ] = None,
-    init: Annotated[
-        str | None, typer.Option(help="pretrained or random [default: pretrained for a backbone that is named]")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of random weights and of the input layer.")] = 0,
+    init: Init = None,
+    seed: Seed = 0,
     gain: Annotated[float, typer.Option(help="Scale of the input layer.")] = 1.41,
+    depth: Depth = None,
+    patch: Annotated[int, typer.Option(help="Values per token: windows of a float sequence.")] = 1,
+    stride: Annotated[int | None, typer.Option(help="Values from one window to the next [default: the patch]")] = None,
     layers: Annotated[str, typer.Option(help="embed, block01 ..., final, comma-separated, or all.")] = "all",
     pool: Annotated[str, typer.Option(help="last, mean, max, first, segments8, all; comma-separated.")] = "last,mean",
     limit: Annotated[int | None, typer.Option(help="At most so many rows of each split, a fixed draw.")] = None,
+    param: Param = None,
+    views: Views = None,
+    protocol: Protocol = None,
     data: Data = None,
     cache: Cache = None,
     device: Device = "auto",
@@ -87,9 +138,13 @@ def extract(
         init=init,
         seed=seed,
         gain=gain,
+        depth=depth,
+        patch=patch,
+        stride=stride,
         layers=layers,
         pool=pool,
         limit=limit,
+        parameters=task_parameters(param, views, protocol),
         data=data,
         cache=cache,
         device=device,
@@ -117,42 +172,46 @@ def extract(
 
 @app.command()
 def fit(
-    entry: Annotated[
-        str, typer.Argument(metavar="TASK|ENTRY", help="A task (its last extraction), a key or a folder.")
+    entries: Annotated[
+        list[str],
+        typer.Argument(metavar="TASK|ENTRY...", help="A task (its last extraction), or keys or folders of entries."),
     ],
-    columns: Annotated[str, typer.Option(help="Columns to try, comma-separated, or all.")] = "all",
-    alphas: Annotated[str, typer.Option(help="Penalties LO:HI:N on standardised features.")] = "1e-2:1e6:25",
+    columns: Annotated[
+        str, typer.Option(help="Columns to try, comma-separated; a+b for two side by side; all; best:4 greedily.")
+    ] = "all",
+    readout: Annotated[
+        str, typer.Option(help="ridge, logistic, or an import path such as sklearn.svm.LinearSVC:C=0.1,1")
+    ] = "ridge",
+    alphas: Annotated[str | None, typer.Option(help="Penalties LO:HI:N on standardised features.")] = None,
+    select: Annotated[str, typer.Option(help="valid, or cvK: K-fold cross-validation over train and valid.")] = "valid",
+    class_weight: Annotated[str | None, typer.Option(help="balanced: all classes count the same.")] = None,
+    curve: Annotated[str | None, typer.Option(help="Training rows of a learning curve, such as 100,1000.")] = None,
+    seeds: Annotated[int, typer.Option(help="So many reservoirs, from seed 0; extracted where they are not.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder of the results.")] = None,
     cache: Cache = None,
     json: Json = False,
     config: Config = None,
 ) -> None:
     """Fit a linear readout to every cached column under every penalty; choose on valid, score test once."""
+    from reservoir_pipelines import report_fit
     from reservoir_pipelines.entries import find_entry
     from reservoir_pipelines.fitting import fit as stage
-    from reservoir_pipelines.output import percent, print_json, print_table
     from reservoir_pipelines.root import cache_root
+    from reservoir_pipelines.seeds import fit_seeds
 
-    found = find_entry(cache_root(cache), entry)
-    done = stage(found.path, columns=columns, alphas=alphas, out=out)
-    if json:
-        print_json(done.to_dict())
-        return
-    rows: list[tuple[Any, ...]] = []
-    for name, result in (("best", done.best), ("raw", done.raw)):
-        if result:
-            numbers = (f"{result.alpha:.3g}", percent(result.valid_accuracy), percent(result.test_accuracy))
-            rows.append((name, "+".join(result.columns), result.readout, *numbers))
-    headings = ("", "columns", "readout", "#penalty", "#valid", "#test")
-    print_table(headings, rows, f"{found.spec.task['name']}, {found.path.name}")
-    print_table(
-        ("", ""),
-        [
-            ("tried", f"{len(done.table):,} readouts in {done.seconds:.1f} s, all in {done.results}"),
-            ("plot", done.plot),
-            ("readout", done.saved),
-        ],
-    )
+    found = [find_entry(cache_root(cache), entry) for entry in entries]
+    settings = {
+        "columns": columns,
+        "readout": readout,
+        "alphas": alphas,
+        "select": select,
+        "class_weight": class_weight,
+        "curve": curve,
+    }
+    if seeds:
+        report_fit.show_seeds(fit_seeds(found, seeds, out=out, **settings), json=json)
+    else:
+        report_fit.show(stage([entry.path for entry in found], out=out, **settings), json=json)
 
 
 @app.command()

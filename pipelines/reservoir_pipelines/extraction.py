@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,10 @@ import numpy as np
 from reservoir_cache import Entry, FeatureStore, Layout, ShardWriter, Spec, check_space, required_bytes
 
 from reservoir import InputError
-from reservoir.tasks.task import Task
 from reservoir_pipelines.forward import column_shapes, forward
 from reservoir_pipelines.frozen import GAIN, FrozenModel, Reservoir, load_frozen
-from reservoir_pipelines.plan import choose_columns, draw_rows, make_spec
-from reservoir_pipelines.prepare import Prepared, prepare
+from reservoir_pipelines.plan import choose_columns, choose_layout, draw_rows, make_spec
+from reservoir_pipelines.preparation import Prepared, prepare
 from reservoir_pipelines.progress import Meter, meter, say, size_text
 from reservoir_pipelines.root import cache_root
 
@@ -24,11 +23,6 @@ if TYPE_CHECKING:
     from reservoir_cache import SplitFeatures
 
 POOLS = "last,mean"
-# One batch holds about this many tokens: enough to keep the device busy, little enough to stay in its caches.
-BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
-# A block is what a kill can lose, and one file; a GPU finishes larger ones in less time than a file takes to sync.
-BLOCK_ROWS = {"cpu": 256, "cuda": 1024}
-BLOCK_BYTES = 2**28  # of float32: several blocks wait in the writer's queue
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +83,13 @@ def extract(
     init: str | None = None,
     seed: int = 0,
     gain: float = GAIN,
+    depth: int | None = None,
+    patch: int = 1,
+    stride: int | None = None,
     layers: str | Sequence[str] = "all",
     pool: str | Sequence[str] = POOLS,
     limit: int | None = None,
+    parameters: Mapping[str, Any] | None = None,
     data: Path | None = None,
     cache: Path | None = None,
     device: str = "auto",
@@ -116,12 +114,20 @@ def extract(
         Seed of random weights and of the input layer.
     gain : float, default 1.41
         Scale of the input layer.
+    depth : int, optional
+        Keep only the first so many blocks of the backbone.
+    patch : int, default 1
+        Values per token: windows of a float sequence.
+    stride : int, optional
+        Values from one window to the next; by default the patch.
     layers : str or sequence of str, default "all"
         Layers to keep: ``embed``, ``block01`` …, ``final``, comma-separated, or ``all``.
     pool : str or sequence of str, default "last,mean"
         Poolings to keep of each layer.
     limit : int, optional
         At most so many rows of each split, a fixed draw; a larger limit contains the rows of a smaller one.
+    parameters : mapping, optional
+        The task's own parameters, such as ``{"n": 5}`` for bit-xor.
     data : Path, optional
         Folder of the publisher's files; else the environment's ``RESERVOIR_DATA``.
     cache : Path, optional
@@ -148,15 +154,32 @@ def extract(
         raise InputError(f"--limit {limit}: give at least 1 row")
     if batch_rows is not None and batch_rows < 1:
         raise InputError(f"--batch-rows {batch_rows}: give at least 1 row")
-    settings = Reservoir.choose(backbone, init, seed, gain)
+    settings = Reservoir.choose(backbone, init, seed, gain, depth, patch, stride)
     root = cache_root(cache)
-    prepared = prepare(task, data=data, cache=root)
+    prepared = prepare(task, data=data, cache=root, parameters=parameters)
     model = load_frozen(prepared.task, settings, device, compute)
     columns = choose_columns(model, layers, pool)
     rows = draw_rows(prepared, limit)
     spec = make_spec(prepared, rows, model, settings, store)
-    layout = choose_layout(model, prepared.task, columns, batch_rows)
-    run = _Run(root, settings, prepared, model, rows, columns, spec, layout)
+    layout = choose_layout(model, columns, batch_rows)
+    call = {
+        "task": str(Path(task).resolve()) if Path(task).is_file() else task,
+        "settings": {
+            "backbone": settings.backbone,
+            "init": settings.init,
+            "gain": gain,
+            "depth": depth,
+            "patch": patch,
+            "stride": stride,
+            "layers": list(dict.fromkeys(column.partition("/")[0] for column in columns)),
+            "pool": list(dict.fromkeys(column.partition("/")[2] for column in columns)),
+            "limit": limit,
+            "parameters": dict(parameters or {}),
+            "compute": compute,
+            "store": store,
+        },
+    }
+    run = _Run(root, settings, prepared, model, rows, columns, spec, layout, call)
     entry, computed = run.execute()
     return Extraction(
         entry=entry.path,
@@ -166,30 +189,6 @@ def extract(
         seconds=time.monotonic() - started,
         reused=computed == 0,
         computed_rows=computed,
-    )
-
-
-def choose_layout(model: FrozenModel, task: Task, columns: Sequence[str], batch_rows: int | None) -> Layout:
-    """Return the rows of a block and of a batch for a new entry, from the device and the size of a row.
-
-    Parameters
-    ----------
-    model : FrozenModel
-        Gives the device and the width.
-    task : Task
-        Gives the longest sequence.
-    columns : sequence of str
-        What is kept of a row.
-    batch_rows : int, optional
-        Rows per batch, where the user has chosen them.
-    """
-    kind = "cuda" if model.device.type == "cuda" else "cpu"
-    shapes = column_shapes(task, model.fpt.backbone.width, columns).values()
-    row_bytes = 4 * sum(tokens * width for tokens, width in shapes)
-    block_rows = max(1, min(BLOCK_ROWS[kind], BLOCK_BYTES // row_bytes))
-    return Layout(
-        block_rows=block_rows,
-        batch_rows=min(block_rows, batch_rows or max(1, BATCH_TOKENS[kind] // task.max_tokens)),
     )
 
 
@@ -205,11 +204,12 @@ class _Run:
     columns: tuple[str, ...]
     spec: Spec
     layout: Layout
+    call: dict[str, Any]
 
     def execute(self) -> tuple[Entry, int]:
         """Compute what is missing; return the entry and the number of rows computed."""
         name = f"{self.spec.task['name']} x {self.settings.title}"
-        shapes = column_shapes(self.prepared.task, self.model.fpt.backbone.width, self.columns)
+        shapes = column_shapes(self.model.fpt.task, self.model.fpt.backbone.width, self.columns)
         space = required_bytes(self.spec, self.layout, self.spec.rows, shapes)
         exists = (self.root / "features" / self.spec.task["name"] / self._folder()).is_dir()
         if not exists:
@@ -280,6 +280,7 @@ class _Run:
         import transformers
 
         return {
+            "call": self.call,
             "reservoir": self.settings.to_dict(),
             "prepared": str(self.prepared.path),
             "device": str(self.model.device),

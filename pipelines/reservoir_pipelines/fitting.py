@@ -1,130 +1,68 @@
-"""The stage ``fit``: every cached column under every penalty, chosen on valid, test scored once."""
+"""The stage ``fit``: every cached column under every setting of a readout, chosen by validation, test scored once."""
 
 from __future__ import annotations
 
-import csv
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 from reservoir_cache import Entry, FeatureStore
 
 from reservoir import InputError
-from reservoir.readouts import Moments, Tally, Targets, parse_alphas, sweep
-from reservoir_pipelines.bundle import Bundle, replace_file
+from reservoir.readouts import LinearReadout, forward_selection
+from reservoir_pipelines.bundle import Bundle
+from reservoir_pipelines.curve import learning_curve, parse_sizes
+from reservoir_pipelines.engines import Engine, RidgeEngine, Trial, make_engine, make_targets, score_test, trial_of
 from reservoir_pipelines.extraction import Extraction
-from reservoir_pipelines.prepare import Prepared
+from reservoir_pipelines.plots import plot_curve, plot_sweep
+from reservoir_pipelines.preparation import Prepared
 from reservoir_pipelines.progress import meter, say
-from reservoir_pipelines.sources import ColumnSource, RawSource, Source
+from reservoir_pipelines.raw import RawSource
+from reservoir_pipelines.results import Fit, Result, merit, wilson, write_table
+from reservoir_pipelines.sources import ColumnSource, JoinedSource, Source, SplitBlocks
 
 if TYPE_CHECKING:
-    from reservoir.readouts import LinearReadout, Sweep
+    from reservoir_pipelines.engines import Readout
 
-ALPHAS = "1e-2:1e6:25"
-FIELDS = ("columns", "readout", "alpha", "valid_accuracy", "chosen", "test_accuracy")
+# Greedy selection holds the moments of all candidates side by side, of order the square of their joint width.
+SHORTLIST_WIDTH = 6144
 
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """One readout: a column under one penalty.
-
-    Parameters
-    ----------
-    columns : tuple of str
-        The cached columns it reads.
-    readout : str
-        Kind of the readout.
-    alpha : float
-        Its penalty.
-    valid_accuracy : float
-        Share of right labels on the validation split (R^2 for regression).
-    test_accuracy : float, optional
-        The same on the test split; only for a readout that was chosen.
-    """
-
-    columns: tuple[str, ...]
-    readout: str
-    alpha: float
-    valid_accuracy: float
-    test_accuracy: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return {
-            "columns": list(self.columns),
-            "readout": self.readout,
-            "alpha": self.alpha,
-            "valid_accuracy": self.valid_accuracy,
-            "test_accuracy": self.test_accuracy,
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fit:
-    """What `fit` found.
-
-    Parameters
-    ----------
-    entry : Path
-        The cache entry.
-    best : Result
-        The readout chosen on valid.
-    raw : Result, optional
-        The same sweep on the input itself; None where the prepared data is gone.
-    table : tuple of Result
-        Every tried readout of the reservoir.
-    readout : LinearReadout
-        The chosen readout, calibrated on valid.
-    results, plot, saved : Path
-        Table of every readout, picture of it, and the chosen readout for `predict`.
-    seconds : float
-        Wall time.
-    """
-
-    entry: Path
-    best: Result
-    raw: Result | None
-    table: tuple[Result, ...]
-    readout: LinearReadout = field(repr=False)
-    results: Path
-    plot: Path
-    saved: Path
-    seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the summary as JSON values."""
-        return {
-            "entry": str(self.entry),
-            "best": self.best.to_dict(),
-            "raw": self.raw.to_dict() if self.raw else None,
-            "tried": len(self.table),
-            "results": str(self.results),
-            "plot": str(self.plot),
-            "readout": str(self.saved),
-            "seconds": round(self.seconds, 3),
-        }
+Features = Extraction | FeatureStore | Path
 
 
 def fit(
-    features: Extraction | FeatureStore | Path,
+    features: Features | Sequence[Features],
     *,
     columns: str | Sequence[str] = "all",
-    alphas: str = ALPHAS,
+    readout: str = "ridge",
+    alphas: str | None = None,
+    select: str = "valid",
+    class_weight: str | None = None,
+    curve: str | None = None,
     out: Path | None = None,
 ) -> Fit:
-    """Fit a ridge readout to every column under every penalty and choose one by validation.
+    """Fit a readout to every column under every setting and choose one by validation.
 
     Parameters
     ----------
-    features : Extraction, FeatureStore or Path
-        What `extract` returned, or the folder of an entry.
+    features : Extraction, FeatureStore or Path, or a sequence of these
+        What `extract` returned, or the folder of an entry; several entries of the same rows are fitted together, their
+        columns named ``1:block06/mean``, ``2:block06/mean`` and so on.
     columns : str or sequence of str, default "all"
-        Columns to try, comma-separated, or ``all`` that are cached.
-    alphas : str, default "1e-2:1e6:25"
+        Columns to try, comma-separated; ``a+b`` reads two side by side; ``all`` that are cached, each alone; ``best:4``
+        adds up to four of them greedily by validation.
+    readout : str, default "ridge"
+        ``ridge``, ``logistic``, or an estimator's import path; see `make_engine`.
+    alphas : str, optional
         Penalties on standardised features, LO:HI:N in equal ratios.
+    select : str, default "valid"
+        ``valid``, or ``cvK``: K-fold cross-validation over train and valid.
+    class_weight : {"balanced"}, optional
+        Count all classes the same in fitting.
+    curve : str, optional
+        Numbers of training rows, such as ``100,1000,10000``, for a learning curve of the chosen columns.
     out : Path, optional
         Folder of the results; by default under the cache's ``readouts``.
 
@@ -135,145 +73,195 @@ def fit(
     Raises
     ------
     InputError, CacheError
-        Where a column is not cached, or the entry is not whole.
+        Where a column is not cached, an entry is not whole, or settings do not go together.
     """
     started = time.monotonic()
-    if isinstance(features, Extraction):
-        features = features.store
-    store = features if isinstance(features, FeatureStore) else FeatureStore(features)
-    entry = store.entry
-    penalties = parse_alphas(alphas)
-    names = choose_cached(store, columns)
-    classes = int(entry.spec.task["classes"])
-    say(
-        f"fit {entry.spec.task['name']}: {len(names)} columns x {len(penalties)} penalties on {store['train'].rows:,} "
-        f"rows, chosen on {store['valid'].rows:,}"
-    )
-    results: list[Result] = []
-    best: tuple[Result, Sweep, Source] | None = None
+    if class_weight not in (None, "balanced"):
+        raise InputError(f"--class-weight {class_weight}: choose balanced, or leave it out")
+    pool = Pool.of(features)
+    classes = int(pool.entry.spec.task["classes"])
+    engine = make_engine(readout, classes, alphas, select, balanced=class_weight == "balanced")
+    if curve and not isinstance(engine, RidgeEngine):
+        raise InputError(f"--curve: a learning curve comes from the moments of ridge readouts, not of {readout}")
+    names, most = choose_columns(pool, columns)
+    rows = {split: pool.store[split].rows for split in ("train", "valid", "test")}
+    say(f"fit {pool.entry.spec.task['name']}: {len(names)} columns on {rows['train']:,} rows, chosen by {select}")
+    trials: list[Trial] = []
     with meter("fit", len(names), unit="columns") as bar:
         for name in names:
-            source = ColumnSource(store, name)
-            swept = sweep_source(source, classes, penalties, entry)
-            rows = _rows((name,), swept)
-            results += rows
-            if best is None or _merit(rows[swept.best]) > _merit(best[0]):
-                best = rows[swept.best], swept, source
+            trials.append(engine.run(pool.source(name), pool.entry_of(name)))
             bar.advance(1)
-    assert best is not None
-    chosen = _test(best[0], best[1], best[2])
-    raw = _raw(entry, store, penalties, classes)
-    readout = best[1].readout()
-    if classes:
-        readout = readout.calibrate(best[2].blocks("valid"))
-    folder = out or entry.path.parents[2] / "readouts" / entry.spec.task["name"] / entry.path.name
+    if most:
+        trials += _greedy(pool, trials, engine, most)
+    best = max(trials, key=lambda trial: merit(trial.result))
+    source = pool.source("+".join(best.result.columns))
+    model = best.readout
+    if classes and isinstance(model, LinearReadout) and select == "valid":
+        model = model.calibrate(source.blocks("valid"))
+    chosen = _tested(best.result, model, source, classes, rows["test"])
+    raw = _raw(pool, engine, classes, rows["test"])
+    points = ()
+    if curve and isinstance(engine, RidgeEngine):
+        points = learning_curve(source, engine, parse_sizes(curve, rows["train"]))
+    folder = out or pool.entry.path.parents[2] / "readouts" / pool.entry.spec.task["name"] / pool.title
     folder.mkdir(parents=True, exist_ok=True)
-    _write_table(folder / "results.csv", results, chosen, raw)
-    from reservoir_pipelines.plots import plot_sweep
-
-    plot_sweep(folder / "sweep.png", results, chosen, raw, title=f"{entry.spec.task['name']}, {entry.path.name}")
-    saved = Bundle.of(entry, readout, chosen).save(folder)
+    table = tuple(result for trial in trials for result in trial.results)
+    write_table(folder / "results.csv", table, chosen, raw)
+    plot_sweep(folder / "sweep.png", table, chosen, raw, title=f"{pool.entry.spec.task['name']}, {pool.title}")
+    if points:
+        plot_curve(folder / "curve.png", points, title=f"{pool.entry.spec.task['name']}, {'+'.join(chosen.columns)}")
     return Fit(
-        entry=entry.path,
+        entry=pool.entry.path,
         best=chosen,
         raw=raw,
-        table=tuple(results),
-        readout=readout,
+        table=table,
+        curve=points,
+        readout=model,
         results=folder / "results.csv",
         plot=folder / "sweep.png",
-        saved=saved,
+        saved=Bundle.of(pool.stores, model, chosen).save(folder),
         seconds=time.monotonic() - started,
     )
 
 
-def choose_cached(store: FeatureStore, columns: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the wanted columns among those that every split holds.
+@dataclass(frozen=True)
+class Pool:
+    """The columns to choose from: those of one entry, or of several under numbered names.
+
+    Parameters
+    ----------
+    stores : tuple of FeatureStore
+        The entries.
+    """
+
+    stores: tuple[FeatureStore, ...]
+
+    @classmethod
+    def of(cls, features: Features | Sequence[Features]) -> Pool:
+        """Open what `fit` was given.
+
+        Raises
+        ------
+        InputError
+            If the entries are not of one task and the same rows.
+        """
+        given = features if isinstance(features, Sequence) else [features]
+        stores = tuple(_open(one) for one in given)
+        first = stores[0].entry.spec
+        for store in stores[1:]:
+            if store.entry.spec.task != first.task or store.entry.spec.data != first.data:
+                names = f"{store.entry.path.name} and {stores[0].entry.path.name}"
+                raise InputError(f"{names} hold different rows; extract both from the same data with the same limit")
+        return cls(stores)
+
+    @property
+    def store(self) -> FeatureStore:
+        """The first entry's features."""
+        return self.stores[0]
+
+    @property
+    def entry(self) -> Entry:
+        """The first entry."""
+        return self.stores[0].entry
+
+    @property
+    def title(self) -> str:
+        """Name of the results' folder."""
+        return "+".join(store.entry.path.name for store in self.stores)
+
+    def columns(self) -> list[str]:
+        """Return the names of all columns that every split of their entry holds."""
+        if len(self.stores) == 1:
+            return _cached(self.store)
+        return [f"{n}:{column}" for n, store in enumerate(self.stores, start=1) for column in _cached(store)]
+
+    def source(self, name: str) -> Source:
+        """Return the samples of a column, or of several joined by a plus."""
+        parts = tuple(self.column(part) for part in name.split("+"))
+        return parts[0] if len(parts) == 1 else JoinedSource(parts)
+
+    def entry_of(self, name: str) -> Entry | None:
+        """Return the entry that keeps the moments of a single column."""
+        return None if "+" in name else self.column(name).store.entry
+
+    def column(self, name: str) -> ColumnSource:
+        """Return the samples of a single column."""
+        number, colon, column = name.partition(":")
+        if not colon:
+            return ColumnSource(self.store, name)
+        return ColumnSource(self.stores[int(number) - 1], column, name)
+
+
+def choose_columns(pool: Pool, columns: str | Sequence[str]) -> tuple[tuple[str, ...], int]:
+    """Return the columns to try, and how many may be joined greedily (0: none).
 
     Raises
     ------
     InputError
         If one is not cached.
     """
-    cached = [c for c in store["train"].columns if all(c in store[split].columns for split in store.splits)]
+    cached = pool.columns()
     wanted = [c.strip() for c in columns.split(",")] if isinstance(columns, str) else list(columns)
+    most = 0
+    if len(wanted) == 1 and wanted[0].startswith("best:"):
+        number = wanted[0].removeprefix("best:")
+        if not number.isdigit() or int(number) < 1:
+            raise InputError(f"--columns {wanted[0]}: write best:K with K of at least 1, such as best:4")
+        wanted, most = ["all"], int(number)
     if wanted == ["all"]:
         wanted = [c for c in cached if not c.endswith("/all")] or cached
     for column in wanted:
-        if column not in cached:
-            raise InputError(f"column {column!r}: not cached here; cached are {', '.join(cached) or 'none'}")
+        for part in column.split("+"):
+            if part not in cached:
+                raise InputError(f"column {part!r}: not cached here; cached are {', '.join(cached) or 'none'}")
     if not wanted:
         raise InputError("the entry holds no columns yet; run reservoir extract again to finish it")
-    return tuple(dict.fromkeys(wanted))
+    return tuple(dict.fromkeys(wanted)), most
 
 
-def sweep_source(source: Source, classes: int, alphas: np.ndarray, entry: Entry | None = None) -> Sweep:
-    """Sweep one source, from stored moments where there are.
-
-    Parameters
-    ----------
-    source : Source
-        Where the samples come from.
-    classes : int
-        Classes per output; 0 for regression.
-    alphas : ndarray, (A,)
-        Penalties.
-    entry : Entry, optional
-        Where moments are kept for the next sweep.
-    """
-    targets = Targets(source.outputs(), classes)
-    name = f"train-{source.name.replace('/', '-')}"
-    stored = entry.load_arrays(name) if entry else None
-    if stored:
-        return sweep((), source.blocks("valid"), targets, alphas, moments=Moments.from_arrays(stored[0]))
-    swept = sweep(source.blocks("train"), source.blocks("valid"), targets, alphas)
-    # Below this many samples the float64 moments are larger than the float16 features they would spare reading.
-    if entry and swept.moments and swept.moments.count > 4 * swept.moments.width:
-        entry.save_arrays(name, swept.moments.to_arrays(), {"column": source.name})
-    return swept
+def _greedy(pool: Pool, trials: Sequence[Trial], engine: Engine, most: int) -> list[Trial]:
+    """Add columns to the best one as long as validation gains; return the trial of each number of columns."""
+    if not isinstance(engine, RidgeEngine) or engine.folds:
+        raise InputError("--columns best:K goes with ridge readouts chosen on valid; name the columns as a+b instead")
+    ranked = sorted(trials, key=lambda trial: merit(trial.result), reverse=True)
+    parts: list[ColumnSource] = []
+    places: dict[str, slice] = {}
+    for trial in ranked:
+        source = pool.column(trial.result.columns[0])
+        start = max((place.stop for place in places.values()), default=0)
+        width = next(source.blocks("valid"))[0].shape[1]
+        if not parts or (source.tokens() == parts[0].tokens() and start + width <= SHORTLIST_WIDTH):
+            parts.append(source)
+            places[source.name] = slice(start, start + width)
+    joined = JoinedSource(tuple(parts))
+    targets = make_targets(joined, engine.classes, engine.balanced)
+    train, valid = SplitBlocks(joined, "train"), SplitBlocks(joined, "valid")
+    steps = forward_selection(train, valid, places, targets, engine.alphas, limit=most)
+    return [trial_of("ridge", pool.source("+".join(step.columns)), step.sweep) for step in steps[1:]]
 
 
-def _merit(result: Result) -> tuple[float, float]:
-    """Rank by validation; of equal ones the larger penalty is preferred, as within a column."""
-    return result.valid_accuracy, result.alpha
+def _tested(result: Result, model: Readout, source: Source, classes: int, rows: int) -> Result:
+    """Return the result with the model's test accuracy: the one time that test is looked at for it."""
+    accuracy = score_test(model, source)
+    return replace(result, test_accuracy=accuracy, test_interval=wilson(accuracy, rows) if classes else None)
 
 
-def _rows(columns: tuple[str, ...], swept: Sweep) -> list[Result]:
-    return [
-        Result(columns=columns, readout="ridge", alpha=float(alpha), valid_accuracy=float(accuracy))
-        for alpha, accuracy in zip(swept.path.alphas, swept.accuracy, strict=True)
-    ]
-
-
-def _test(result: Result, swept: Sweep, source: Source) -> Result:
-    """Score the chosen penalty, and it alone, on the test split."""
-    readout, tally = swept.readout(), Tally(swept.targets)
-    for x, y in source.blocks("test"):
-        tally.update(readout.scores(x)[None], y)
-    return replace(result, test_accuracy=float(tally.accuracy()[0]))
-
-
-def _raw(entry: Entry, store: FeatureStore, alphas: np.ndarray, classes: int) -> Result | None:
-    place = Path(entry.made_with.get("prepared", ""))
+def _raw(pool: Pool, engine: Engine, classes: int, rows: int) -> Result | None:
+    place = Path(pool.entry.made_with.get("prepared", ""))
     if not place.is_dir():
         say("raw input: the prepared data is gone, so it is left out; reservoir prepare brings it back")
         return None
-    source = RawSource(Prepared.open(place), store)
-    swept = sweep_source(source, classes, alphas)
-    return _test(_rows((source.name,), swept)[swept.best], swept, source)
+    source = RawSource(Prepared.open(place), pool.store)
+    trial = engine.run(source)
+    return _tested(trial.result, trial.readout, source, classes, rows)
 
 
-def _write_table(path: Path, results: list[Result], chosen: Result, raw: Result | None) -> None:
-    def write(part: Path) -> None:
-        with part.open("x", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(FIELDS)
-            for result in [*results, *([raw] if raw else [])]:
-                same = (result.columns, result.alpha) == (chosen.columns, chosen.alpha)
-                test = chosen.test_accuracy if same else result.test_accuracy
-                name = "+".join(result.columns)
-                accuracy = "" if test is None else f"{test:.6f}"
-                writer.writerow(
-                    [name, result.readout, f"{result.alpha:.6g}", f"{result.valid_accuracy:.6f}", int(same), accuracy]
-                )
+def _open(features: Features) -> FeatureStore:
+    if isinstance(features, FeatureStore):
+        return features
+    return features.store if isinstance(features, Extraction) else FeatureStore(features)
 
-    replace_file(path, write)
+
+def _cached(store: FeatureStore) -> list[str]:
+    columns: Mapping[str, Sequence[str]] = {split: store[split].columns for split in store.splits}
+    return [c for c in columns["train"] if all(c in others for others in columns.values())]

@@ -9,6 +9,7 @@ import torch
 
 from reservoir.pooling import parse_column, pooled_shape
 from reservoir.tasks.task import Scaling, Task, Tokens
+from reservoir.tasks.windows import windows
 from reservoir_pipelines.frozen import FrozenModel
 
 
@@ -60,11 +61,12 @@ def forward(
     dict of str to ndarray of float32, (rows, kept tokens, kept width)
     """
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
+    x, lengths = to_tokens(model, scaling, x, lengths)
     out = {column: torch.zeros((len(x), *shapes[column]), device=model.device) for column in columns}
     for batch in batches(lengths, batch_rows):
         longest = int(lengths[batch].max())
         pooled = model.fpt.features(
-            to_input(model.fpt.task, scaling, x[batch, :longest]).to(model.device),
+            torch.from_numpy(np.ascontiguousarray(x[batch, :longest])).to(model.device),
             torch.from_numpy(lengths[batch].astype(np.int64)).to(model.device),
             list(columns),
         )
@@ -81,12 +83,34 @@ def batches(lengths: np.ndarray, batch_rows: int) -> Iterator[np.ndarray]:
         yield order[start : start + batch_rows]
 
 
-def to_input(task: Task, scaling: Scaling | None, x: np.ndarray) -> torch.Tensor:
-    """Return stored sequences as what the input layer takes: scaled float32 vectors, or int64 symbols."""
-    if isinstance(task.form, Tokens):
-        return torch.from_numpy(x.astype(np.int64))
+def to_tokens(
+    model: FrozenModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return stored sequences as what the input layer takes, and their lengths in tokens.
+
+    Parameters
+    ----------
+    model : FrozenModel
+        Gives the form of a token and the windows.
+    scaling : Scaling, optional
+        From stored values to what the model sees.
+    x : ndarray, (rows, values, dim) or (rows, tokens)
+        Stored sequences.
+    lengths : ndarray of int, (rows,)
+        Real values of each.
+
+    Returns
+    -------
+    ndarray, (rows, tokens, patch * dim) of float32 or (rows, tokens) of int64
+        The tokens.
+    ndarray of int, (rows,)
+        Real tokens of each row.
+    """
+    if isinstance(model.fpt.task.form, Tokens):
+        return x.astype(np.int64), lengths
     scaled = scaling(x) if scaling else x.astype(np.float32)
-    return torch.from_numpy(np.ascontiguousarray(scaled))
+    patch, stride = model.settings.patch, model.settings.stride
+    return (scaled, lengths) if (patch, stride) == (1, 1) else windows(scaled, lengths, patch, stride)
 
 
 def _on_host(values: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,6 +39,32 @@ def read_config(context: typer.Context, file: Path | None) -> Path | None:
     return file
 
 
+def task_parameters(param: list[str] | None, views: int | None, protocol: str | None) -> dict[str, Any]:
+    """Return a task's own parameters from the flags that give them.
+
+    Raises
+    ------
+    InputError
+        If one is not of the form NAME=VALUE.
+    """
+    given: dict[str, Any] = {}
+    for text in param or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InputError(f"--param {text}: write NAME=VALUE, such as n=5")
+        try:
+            given[name.strip().replace("-", "_")] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            given[name.strip().replace("-", "_")] = value
+    flags = {"views": views, "protocol": protocol}
+    return given | {name: value for name, value in flags.items() if value is not None}
+
+
+Param = Annotated[
+    list[str] | None, typer.Option(help="A parameter of the task, NAME=VALUE; repeat for more.", metavar="NAME=VALUE")
+]
+Views = Annotated[int | None, typer.Option(help="Augmented copies of each training row (cifar10).")]
+Protocol = Annotated[str | None, typer.Option(help="paper: as the authors' code did it (listops, homology).")]
 Data = Annotated[Path | None, typer.Option(help="Folder of the publisher's files [default: RESERVOIR_DATA]")]
 Cache = Annotated[Path | None, typer.Option(help="Root of the cache [default: RESERVOIR_CACHE, else the user's cache]")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")]

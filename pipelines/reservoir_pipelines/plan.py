@@ -7,16 +7,22 @@ import json
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from reservoir_cache import Spec
+from reservoir_cache import Layout, Spec
 
 from reservoir import InputError
 from reservoir.pooling import check_poolings
 from reservoir.tasks.task import Tokens
+from reservoir_pipelines.forward import column_shapes
 from reservoir_pipelines.frozen import FrozenModel, Reservoir
-from reservoir_pipelines.prepare import Prepared
+from reservoir_pipelines.preparation import Prepared
 
 PADDING = "right, masked"
 LIMIT_SEED = 0
+# One batch holds about this many tokens: enough to keep the device busy, little enough to stay in its caches.
+BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
+# A block is what a kill can lose, and one file; a GPU finishes larger ones in less time than a file takes to sync.
+BLOCK_ROWS = {"cpu": 256, "cuda": 1024}
+BLOCK_BYTES = 2**28  # of float32: several blocks wait in the writer's queue
 
 
 def choose_columns(model: FrozenModel, layers: str | Sequence[str], pool: str | Sequence[str]) -> tuple[str, ...]:
@@ -63,11 +69,40 @@ def make_spec(
         task=prepared.task.to_dict(),
         data={"digest": digest.hexdigest(), "rows": {split: len(index) for split, index in rows.items()}},
         backbone={"family": model.family, "digest": model.digest},
-        init={"kind": settings.init, "seed": settings.seed if settings.init == "random" else 0},
-        input={"kind": kind, "seed": settings.seed, "gain": settings.gain, "patch": 1, "stride": 1},
+        init={"kind": settings.init, "seed": 0 if settings.init == "pretrained" else settings.seed},
+        input={
+            "kind": kind,
+            "seed": settings.seed,
+            "gain": settings.gain,
+            "patch": settings.patch,
+            "stride": settings.stride,
+        },
         padding=PADDING,
         compute=model.compute,
         store=store,
+    )
+
+
+def choose_layout(model: FrozenModel, columns: Sequence[str], batch_rows: int | None) -> Layout:
+    """Return the rows of a block and of a batch for a new entry, from the device and the size of a row.
+
+    Parameters
+    ----------
+    model : FrozenModel
+        Gives the device, the width and the longest sequence.
+    columns : sequence of str
+        What is kept of a row.
+    batch_rows : int, optional
+        Rows per batch, where the user has chosen them.
+    """
+    kind = "cuda" if model.device.type == "cuda" else "cpu"
+    task = model.fpt.task
+    shapes = column_shapes(task, model.fpt.backbone.width, columns).values()
+    row_bytes = 4 * sum(tokens * width for tokens, width in shapes)
+    block_rows = max(1, min(BLOCK_ROWS[kind], BLOCK_BYTES // row_bytes))
+    return Layout(
+        block_rows=block_rows,
+        batch_rows=min(block_rows, batch_rows or max(1, BATCH_TOKENS[kind] // task.max_tokens)),
     )
 
 

@@ -21,17 +21,17 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 
 def plot_sweep(path: Path, results: Sequence[Result], best: Result, raw: Result | None, title: str) -> None:
-    """Draw validation accuracy over layers and penalties.
+    """Draw validation accuracy over layers and settings of the readout.
 
     Left: for each pooling, the best accuracy of every layer, with the raw input's as a dashed line. Right: every layer
-    under every penalty for the pooling of the best readout, which is ringed.
+    under every setting, for the pooling of the best readout, which is ringed. Joined columns are a line of their own.
 
     Parameters
     ----------
     path : Path
         The PNG to write.
     results : sequence of Result
-        Every readout of single columns.
+        Every readout.
     best : Result
         The chosen one.
     raw : Result, optional
@@ -41,60 +41,105 @@ def plot_sweep(path: Path, results: Sequence[Result], best: Result, raw: Result 
     """
     from matplotlib.figure import Figure
 
-    table: dict[str, dict[str, dict[float, float]]] = {}
+    table: dict[str, dict[str, dict[str, float]]] = {}
     for result in results:
-        layer, _, pooling = result.columns[0].partition("/")
-        table.setdefault(pooling, {}).setdefault(layer, {})[result.alpha] = result.valid_accuracy
+        if len(result.columns) == 1:
+            layer, _, pooling = result.columns[0].partition("/")
+            table.setdefault(pooling, {}).setdefault(layer, {})[_setting(result)] = result.valid_accuracy
     figure = Figure(figsize=(11, 4.6), layout="constrained")
-    lines, heat = figure.subplots(1, 2, width_ratios=(1.15, 1))
-    _draw_layers(lines, table, raw)
-    _draw_penalties(heat, table[best.columns[0].partition("/")[2]], best)
+    if table:
+        lines, heat = figure.subplots(1, 2, width_ratios=(1.15, 1))
+        _draw_layers(lines, table, best, raw)
+        pooling = best.columns[0].partition("/")[2]
+        _draw_settings(heat, pooling, table.get(pooling) or next(iter(table.values())), best)
     figure.suptitle(title, fontsize=11, color=INK)
     replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
 
 
-def _draw_layers(axes: Axes, table: dict[str, dict[str, dict[float, float]]], raw: Result | None) -> None:
+def plot_curve(path: Path, points: Sequence[tuple[int, float, float]], title: str) -> None:
+    """Draw a learning curve: accuracy on valid and test over the number of training rows.
+
+    Parameters
+    ----------
+    path : Path
+        The PNG to write.
+    points : sequence of (int, float, float)
+        Rows, validation accuracy, test accuracy.
+    title : str
+        Heading of the picture.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4.2), layout="constrained")
+    axes = figure.subplots()
+    rows = [point[0] for point in points]
+    for number, name in ((1, "valid"), (2, "test")):
+        values = [100 * point[number] for point in points]
+        axes.plot(rows, values, "o-", color=COLOURS[number - 1], label=name, markersize=4)
+    axes.set_xscale("log")
+    axes.set_xticks(rows, [f"{count:,}" for count in rows], fontsize=8, minor=False)
+    axes.minorticks_off()
+    axes.set_xlabel("training rows")
+    axes.set_ylabel("accuracy (%)")
+    _plain(axes)
+    axes.legend(frameon=False, fontsize=9)
+    figure.suptitle(title, fontsize=11, color=INK)
+    replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
+
+
+def _draw_layers(axes: Axes, table: dict[str, dict[str, dict[str, float]]], best: Result, raw: Result | None) -> None:
     names = sorted({layer for layers in table.values() for layer in layers}, key=_depth)
     for colour, (pooling, layers) in zip(COLOURS, table.items(), strict=False):
         values = [100 * max(layers[name].values()) if name in layers else np.nan for name in names]
         axes.plot(range(len(names)), values, "o-", color=colour, label=pooling, markersize=4, linewidth=1.5)
+    if len(best.columns) > 1:
+        label = f"{len(best.columns)} columns joined"
+        axes.axhline(100 * best.valid_accuracy, color=INK, linewidth=1, label=label)
     if raw:
         axes.axhline(100 * raw.valid_accuracy, color=INK, linestyle="--", linewidth=1, label="raw input")
-    axes.set_xticks(range(len(names)), [name.removeprefix("block") for name in names], fontsize=8)
+    axes.set_xticks(range(len(names)), [name.replace("block", "") for name in names], fontsize=8)
     axes.set_xlabel("layer")
-    axes.set_ylabel("validation accuracy (%), best penalty")
-    axes.grid(color=GRID, linewidth=0.6)
+    axes.set_ylabel("validation accuracy (%), best setting")
+    _plain(axes)
     axes.legend(frameon=False, fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_penalties(axes: Axes, layers: dict[str, dict[float, float]], best: Result) -> None:
+def _draw_settings(axes: Axes, pooling: str, layers: dict[str, dict[str, float]], best: Result) -> None:
     names = sorted(layers, key=_depth)
-    alphas = sorted(layers[names[0]])
-    values = 100 * np.array([[layers[name][alpha] for alpha in alphas] for name in names])
-    # The worst penalties would swallow the colours: show what lies within the upper part of the range.
-    low = max(values.min(), values.max() - 2 * (values.max() - np.median(values)) - 1)
-    image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", vmin=low, vmax=values.max())
-    layer, _, pooling = best.columns[0].partition("/")
-    axes.plot(
-        alphas.index(best.alpha),
-        names.index(layer),
-        "o",
-        markersize=11,
-        fillstyle="none",
-        color="white",
-        markeredgewidth=2,
-    )
-    step = max(1, (len(alphas) - 1) // 4)
-    ticks = range(0, len(alphas), step)
-    axes.set_xticks(ticks, [f"$10^{{{np.log10(alphas[i]):.3g}}}$" for i in ticks], fontsize=8)
+    settings = list(layers[names[0]])
+    values = 100 * np.array([[layers[name].get(setting, np.nan) for setting in settings] for name in names])
+    # The worst settings would swallow the colours: show what lies within the upper part of the range.
+    top, middle = np.nanmax(values), np.nanmedian(values)
+    low = max(np.nanmin(values), top - 2 * (top - middle) - 1)
+    image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", vmin=low, vmax=top)
+    layer = best.columns[0].partition("/")[0]
+    ringed = len(best.columns) == 1 and layer in names
+    if ringed:
+        place = settings.index(_setting(best)), names.index(layer)
+        axes.plot(*place, "o", markersize=11, fillstyle="none", color="white", markeredgewidth=2)
+    ticks = range(0, len(settings), max(1, (len(settings) - 1) // 4))
+    axes.set_xticks(ticks, [settings[i] for i in ticks], fontsize=8)
     axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set_xlabel("penalty")
-    axes.set_title(f"{pooling}: validation accuracy (%), chosen readout ringed", fontsize=9, color=INK)
+    axes.set_xlabel("penalty" if best.alpha is not None else "setting")
+    note = ", chosen readout ringed" if ringed else ""
+    axes.set_title(f"{pooling}: validation accuracy (%){note}", fontsize=9, color=INK)
     figure = axes.get_figure()
     assert figure is not None
     figure.colorbar(image, ax=axes, shrink=0.9)
 
 
-def _depth(layer: str) -> tuple[int, str]:
-    return ({"embed": 0, "final": 2}.get(layer, 1), layer)
+def _setting(result: Result) -> str:
+    """Return what tells a readout from others of its column: the penalty as a power of ten, or its parameters."""
+    if result.alpha is not None:
+        return f"$10^{{{np.log10(result.alpha):.3g}}}$"
+    return result.readout.partition("(")[2].rstrip(")") or result.readout.rpartition(".")[2]
+
+
+def _depth(layer: str) -> tuple[str, int, str]:
+    entry, _, name = layer.rpartition(":")
+    return entry, {"embed": 0, "final": 2}.get(name, 1), name
+
+
+def _plain(axes: Axes) -> None:
+    axes.grid(color=GRID, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)

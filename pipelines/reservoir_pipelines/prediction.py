@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from reservoir.readouts import samples, unsample
 from reservoir.tasks import encode
 from reservoir.tasks.columns import open_columns
 from reservoir.tasks.idx import read_idx
-from reservoir_pipelines.bundle import Bundle
+from reservoir_pipelines.bundle import Bundle, Part
 from reservoir_pipelines.forward import forward
 from reservoir_pipelines.frozen import FrozenModel, load_frozen
 
@@ -70,23 +70,32 @@ def predict(readout: Path, file: Path, *, device: str = "auto") -> Iterator[Pred
     bundle = Bundle.load(readout)
     x, lengths = read_inputs(file)
     x, lengths = encode(bundle.task, x, lengths)
-    model = load_frozen(bundle.task, bundle.reservoir, device, bundle.compute)
-    if model.digest != bundle.digest:
-        raise InputError(
-            f"readout {readout}: the weights of {bundle.reservoir.backbone!r} are no longer those it was fitted on; "
-            "bring them back, or fit again"
-        )
+    models = [_load(bundle, part, device, readout) for part in bundle.parts]
     for start in range(0, len(x), BLOCK_ROWS):
         rows = slice(start, start + BLOCK_ROWS)
-        yield from _predict_rows(bundle, model, x[rows], lengths[rows])
+        yield from _predict_rows(bundle, models, x[rows], lengths[rows])
 
 
-def _predict_rows(bundle: Bundle, model: FrozenModel, x: np.ndarray, lengths: np.ndarray) -> Iterator[Prediction]:
+def _load(bundle: Bundle, part: Part, device: str, readout: Path) -> FrozenModel:
+    model = load_frozen(bundle.task, part.reservoir, device, part.compute)
+    if model.digest != part.digest:
+        raise InputError(
+            f"readout {readout}: the weights of {part.reservoir.backbone!r} are no longer those it was fitted on; "
+            "bring them back, or fit again"
+        )
+    return model
+
+
+def _predict_rows(
+    bundle: Bundle, models: Sequence[FrozenModel], x: np.ndarray, lengths: np.ndarray
+) -> Iterator[Prediction]:
     task = bundle.task
-    features = forward(model, bundle.scaling, x, lengths, bundle.columns, BATCH_ROWS)
     empty = np.zeros((len(x), task.readout_tokens, task.outputs))
-    parts = [samples(features[column], empty)[0] for column in bundle.columns]
-    joined = np.concatenate(parts, axis=1)
+    read = []
+    for part, model in zip(bundle.parts, models, strict=True):
+        features = forward(model, bundle.scaling, x, lengths, part.columns, BATCH_ROWS)
+        read += [samples(features[column], empty)[0] for column in part.columns]
+    joined = np.concatenate(read, axis=1)
     labels = unsample(bundle.readout.predict(joined), task.readout_tokens, task.outputs)
     chances = None
     if task.classes:
@@ -115,7 +124,7 @@ def read_inputs(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
     """
     if file.suffix not in COLUMN_FILES and file.is_file():
         return read_idx(file, dimensions=3), None
-    columns = open_columns(file)
+    columns = open_columns(str(file))
     if "x" not in columns.shapes:
         raise InputError(f"{file}: it has no array 'x'; put the sequences there")
     rows = columns.shapes["x"][0]

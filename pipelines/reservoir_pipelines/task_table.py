@@ -8,7 +8,7 @@ from typing import Any
 from reservoir.errors import InputError
 from reservoir.tasks import TASKS, Source, Tokens, task_named
 from reservoir_pipelines.download import FILES
-from reservoir_pipelines.prepare import latest, settings_folder
+from reservoir_pipelines.preparation import latest, settings_folder
 from reservoir_pipelines.prepared import Prepared
 from reservoir_pipelines.root import data_folder
 

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
 import samples
 from reservoir_pipelines import download as module
 from reservoir_pipelines.download import FILES, Remote, download
-from reservoir_pipelines.prepare import prepare
+from reservoir_pipelines.preparation import prepare
 
 from reservoir.errors import InputError
 

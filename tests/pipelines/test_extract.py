@@ -8,7 +8,7 @@ from reservoir_pipelines import extract
 from reservoir_pipelines.forward import batches, forward
 from reservoir_pipelines.frozen import Reservoir, load_frozen
 from reservoir_pipelines.plan import draw_rows
-from reservoir_pipelines.prepare import prepare
+from reservoir_pipelines.preparation import prepare
 
 from reservoir import InputError
 

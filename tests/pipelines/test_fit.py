@@ -8,7 +8,7 @@ import pytest
 from reservoir_cache import FeatureStore
 from reservoir_pipelines import extract, fit, predict
 from reservoir_pipelines.bundle import Bundle
-from reservoir_pipelines.prepare import prepare
+from reservoir_pipelines.preparation import prepare
 
 from reservoir import InputError
 
@@ -138,7 +138,7 @@ def test_a_saved_readout_is_read_back_whole(fitted):
     np.testing.assert_array_equal(bundle.readout.coef, fitted.readout.coef)
     np.testing.assert_array_equal(bundle.readout.intercept, fitted.readout.intercept)
     assert bundle.readout.temperature == fitted.readout.temperature
-    assert bundle.columns == fitted.best.columns
+    assert bundle.parts[0].columns == fitted.best.columns
     assert bundle.scores["test_accuracy"] == fitted.best.test_accuracy
 
 
@@ -161,7 +161,7 @@ def test_a_readout_refuses_other_weights(fitted, tmp_path, tiny_gpt2):
     for name in ("readout.json", "readout.safetensors"):
         shutil.copy(fitted.saved.parent / name, tmp_path / name)
     card = json.loads((tmp_path / "readout.json").read_text())
-    card["digest"] = "0" * 64
+    card["parts"][0]["digest"] = "0" * 64
     (tmp_path / "readout.json").write_text(json.dumps(card))
     np.savez(tmp_path / "new.npz", x=np.zeros((1, 16, 4), np.uint8))
     with pytest.raises(InputError, match="no longer those"):
@@ -184,3 +184,98 @@ def test_the_store_of_an_extraction_is_the_store_of_its_folder(extracted):
     np.testing.assert_array_equal(
         FeatureStore(extracted.entry)["test"]["final/mean"], extracted.store["test"]["final/mean"]
     )
+
+
+def test_columns_side_by_side_equal_scikit_learn_on_their_concatenation(extracted):
+    from sklearn.linear_model import RidgeClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    done = fit(extracted, columns="block01/last+final/mean", alphas="1e0:1e2:3")
+    train, valid = (
+        np.concatenate([extracted[s]["block01/last"], extracted[s]["final/mean"]], axis=1) for s in ("train", "valid")
+    )
+    for result in done.table:
+        peer = make_pipeline(StandardScaler(), RidgeClassifier(alpha=result.alpha))
+        peer.fit(train.astype(np.float64), extracted["train"].y.ravel())
+        expected = peer.score(valid.astype(np.float64), extracted["valid"].y.ravel())
+        assert abs(expected - result.valid_accuracy) <= 1 / 300
+
+
+def test_greedy_columns_are_no_worse_than_the_best_alone(extracted, fitted, tmp_path):
+    done = fit(extracted, columns="best:3", alphas="1e-1:1e4:6", out=tmp_path)
+    assert done.best.valid_accuracy >= fitted.best.valid_accuracy
+    assert len(done.best.columns) > 1
+    again = fit(extracted, columns="+".join(done.best.columns), alphas="1e-1:1e4:6", out=tmp_path / "again")
+    assert again.best.valid_accuracy == done.best.valid_accuracy
+    assert again.best.test_accuracy == done.best.test_accuracy
+
+
+def test_several_entries_are_fitted_together_and_predict_through_both(extracted, tiny_gpt2, tmp_path):
+    root = extracted.entry.parents[2]
+    other = extract("digits", backbone=str(tiny_gpt2), limit=300, cache=root, layers="final", seed=5)
+    done = fit([extracted, other], columns="1:final/mean+2:final/mean", alphas="1e0:1e2:3", out=tmp_path)
+    whole = prepare("digits", cache=root).split("test")
+    x = whole.read(0, len(whole)).x[extracted["test"].index]
+    np.savez(tmp_path / "new.npz", x=x)
+    labels = np.array([p.label for p in predict(done.saved, tmp_path / "new.npz")])
+    joined = np.concatenate([extracted["test"]["final/mean"], other["test"]["final/mean"]], axis=1)
+    assert (labels == done.readout.predict(joined).ravel()).mean() >= 0.99
+    assert len(Bundle.load(done.saved).parts) == 2
+    fewer = extract("digits", backbone=str(tiny_gpt2), limit=100, cache=root, layers="final")
+    with pytest.raises(InputError, match="different rows"):
+        fit([extracted, fewer])
+
+
+def test_cross_validation_uses_every_row_that_is_not_test(extracted, tmp_path):
+    first = fit(extracted, select="cv5", columns="final/mean", alphas="1e0:1e2:3", out=tmp_path)
+    counts = [round(r.valid_accuracy * 600, 6) for r in first.table]
+    assert all(count == int(count) for count in counts)
+    assert fit(extracted, select="cv5", columns="final/mean", alphas="1e0:1e2:3", out=tmp_path).table == first.table
+
+
+def test_a_learning_curve_ends_where_the_fit_on_all_rows_is(extracted, tmp_path):
+    done = fit(extracted, columns="final/mean", alphas="1e-1:1e4:6", curve="30,100,300,9999", out=tmp_path)
+    assert [n for n, _, _ in done.curve] == [30, 100, 300]
+    assert done.curve[-1][1] == done.best.valid_accuracy
+    assert done.curve[-1][2] == done.best.test_accuracy
+    assert done.curve[0][1] < done.curve[-1][1]
+    assert (tmp_path / "curve.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    "readout", ["logistic", "sklearn.svm.LinearSVC:C=0.01,0.1", "sklearn.linear_model.SGDClassifier"]
+)
+def test_other_readouts_choose_save_and_predict(extracted, readout, tmp_path):
+    settings = {"alphas": "1e0:1e2:3"} if readout == "logistic" else {}
+    done = fit(extracted, columns="final/mean", readout=readout, out=tmp_path, **settings)
+    assert done.best.test_accuracy > 0.5
+    assert done.raw is not None
+    loaded = Bundle.load(done.saved).readout
+    test = extracted["test"]["final/mean"]
+    np.testing.assert_array_equal(loaded.predict(test), done.readout.predict(test))
+    np.testing.assert_allclose(loaded.probabilities(test).sum(axis=-1), 1, atol=1e-6)
+
+
+def test_balanced_classes_and_wrong_settings(extracted, tmp_path):
+    assert fit(extracted, columns="final/mean", class_weight="balanced", out=tmp_path).best.test_accuracy > 0.5
+    for settings, words in [
+        ({"readout": "nothing.Here"}, "nothing.Here"),
+        ({"readout": "os.path.join"}, "no scikit-learn"),
+        ({"readout": "sklearn.svm.LinearSVC:D=1"}, "'D'"),
+        ({"select": "cv1"}, "cv1"),
+        ({"select": "cv5", "readout": "logistic"}, "cross-validation"),
+        ({"columns": "best:0"}, "best:0"),
+        ({"curve": "none"}, "--curve"),
+        ({"class_weight": "heavy"}, "heavy"),
+    ]:
+        with pytest.raises(InputError, match=words):
+            fit(extracted, out=tmp_path, **settings)
+
+
+def test_intervals_are_wilsons():
+    from reservoir_pipelines.results import wilson
+
+    # Wilson's interval of 8 in 10, 95%, as tabled in introductory texts: 0.490 to 0.943.
+    assert wilson(0.8, 10) == pytest.approx((0.490, 0.943), abs=5e-4)
+    assert wilson(1.0, 10)[1] == 1.0

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
 import samples
 from reservoir_pipelines import pieces
 from reservoir_pipelines.pieces import map_pieces
-from reservoir_pipelines.prepare import prepare
+from reservoir_pipelines.preparation import prepare
 
 from reservoir.errors import InputError
 
