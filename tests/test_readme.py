@@ -16,10 +16,12 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, flags=re.M | re.S)
 @pytest.fixture
 def small_gpt2(monkeypatch):
     """Let every name of a GPT-2 stand for one of 6 blocks and width 24, so that the README runs in seconds."""
-    from reservoir.backbones import gpt2
+    from transformers import GPT2Config
 
-    for name in gpt2.SIZES:
-        monkeypatch.setitem(gpt2.SIZES, name, (6, 24, 2))
+    from reservoir.backbones.names import KNOWN
+
+    for name in [name for name in KNOWN if name.startswith("gpt2")]:
+        monkeypatch.setitem(KNOWN, name, lambda: GPT2Config(n_layer=6, n_embd=24, n_head=2))
 
 
 def commands(text):

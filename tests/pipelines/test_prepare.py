@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
 import samples
-from reservoir_pipelines import prepare as stage
+from reservoir_pipelines import preparation as stage
 from reservoir_pipelines.preparation import prepare
 from reservoir_pipelines.prepared import Prepared
 
