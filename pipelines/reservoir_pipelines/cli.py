@@ -18,6 +18,7 @@ from reservoir_pipelines.options import (
     Json,
     Param,
     Protocol,
+    Standardise,
     Views,
     task_parameters,
 )
@@ -72,6 +73,7 @@ def prepare(
     param: Param = None,
     views: Views = None,
     protocol: Protocol = None,
+    standardise: Standardise = True,
     workers: Annotated[int, typer.Option(help="Local processes; 0 for none.")] = 0,
     scheduler: Annotated[str | None, typer.Option(help="A dask.distributed scheduler, tcp://host:port.")] = None,
     cache: Cache = None,
@@ -81,6 +83,7 @@ def prepare(
     """Read a task's files into typed arrays, split once and for all; extract does it by itself where needed."""
     from reservoir_pipelines.output import print_json, print_table
     from reservoir_pipelines.preparation import prepare as stage
+    from reservoir_pipelines.progress import say
 
     prepared = stage(
         task,
@@ -88,10 +91,12 @@ def prepare(
         cache=cache,
         workers=workers,
         scheduler=scheduler,
-        parameters=task_parameters(param, views, protocol),
+        parameters=task_parameters(param, views, protocol, standardise),
         fetch=download,
         mirrors=mirror or (),
     )
+    for note in prepared.notes():
+        say(note)
     if json:
         print_json({"prepared": str(prepared.path), "rows": prepared.rows, "digest": prepared.digest})
     else:
@@ -118,6 +123,7 @@ def extract(
     param: Param = None,
     views: Views = None,
     protocol: Protocol = None,
+    standardise: Standardise = True,
     data: Data = None,
     cache: Cache = None,
     device: Device = "auto",
@@ -144,7 +150,7 @@ def extract(
         layers=layers,
         pool=pool,
         limit=limit,
-        parameters=task_parameters(param, views, protocol),
+        parameters=task_parameters(param, views, protocol, standardise),
         data=data,
         cache=cache,
         device=device,

@@ -14,7 +14,7 @@ from reservoir_cache import Entry, FeatureStore, Layout, ShardWriter, Spec, chec
 from reservoir import InputError
 from reservoir_pipelines.forward import column_shapes, forward
 from reservoir_pipelines.frozen import GAIN, FrozenModel, Reservoir, load_frozen
-from reservoir_pipelines.plan import choose_columns, choose_layout, draw_rows, make_spec
+from reservoir_pipelines.plan import check_windows, choose_columns, choose_layout, draw_rows, make_spec
 from reservoir_pipelines.preparation import Prepared, prepare
 from reservoir_pipelines.progress import Meter, meter, say, size_text
 from reservoir_pipelines.root import cache_root
@@ -157,9 +157,12 @@ def extract(
     settings = Reservoir.choose(backbone, init, seed, gain, depth, patch, stride)
     root = cache_root(cache)
     prepared = prepare(task, data=data, cache=root, parameters=parameters)
+    for note in prepared.notes():
+        say(note)
     model = load_frozen(prepared.task, settings, device, compute)
     columns = choose_columns(model, layers, pool)
     rows = draw_rows(prepared, limit)
+    check_windows(prepared, rows, patch)
     spec = make_spec(prepared, rows, model, settings, store)
     layout = choose_layout(model, columns, batch_rows)
     call = {

@@ -120,8 +120,12 @@ class Reservoir:
             raise InputError(
                 f"--patch {self.patch}: the tokens of task {task.name!r} are symbols, which have no windows"
             )
+        if task.readout_tokens > 1:
+            raise InputError(
+                f"--patch {self.patch}: task {task.name!r} labels single tokens, which windows do not keep"
+            )
         tokens = (task.max_tokens - self.patch) // self.stride + 1
-        if tokens < task.readout_tokens:
+        if tokens < 1:
             raise InputError(f"--patch {self.patch}: the sequences of task {task.name!r} have {task.max_tokens} values")
         return replace(task, form=Vectors(self.patch * task.form.dim), max_tokens=tokens)
 

@@ -39,7 +39,9 @@ def read_config(context: typer.Context, file: Path | None) -> Path | None:
     return file
 
 
-def task_parameters(param: list[str] | None, views: int | None, protocol: str | None) -> dict[str, Any]:
+def task_parameters(
+    param: list[str] | None, views: int | None, protocol: str | None, standardise: bool
+) -> dict[str, Any]:
     """Return a task's own parameters from the flags that give them.
 
     Raises
@@ -56,7 +58,7 @@ def task_parameters(param: list[str] | None, views: int | None, protocol: str | 
             given[name.strip().replace("-", "_")] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             given[name.strip().replace("-", "_")] = value
-    flags = {"views": views, "protocol": protocol}
+    flags = {"views": views, "protocol": protocol, "standardise": None if standardise else False}
     return given | {name: value for name, value in flags.items() if value is not None}
 
 
@@ -64,6 +66,12 @@ Param = Annotated[
     list[str] | None, typer.Option(help="A parameter of the task, NAME=VALUE; repeat for more.", metavar="NAME=VALUE")
 ]
 Views = Annotated[int | None, typer.Option(help="Augmented copies of each training row (cifar10).")]
+Standardise = Annotated[
+    bool,
+    typer.Option(
+        "--standardise/--no-standardise", help="Your own floats: mean 0 and deviation 1 per channel in training."
+    ),
+]
 Protocol = Annotated[str | None, typer.Option(help="paper: as the authors' code did it (listops, homology).")]
 Data = Annotated[Path | None, typer.Option(help="Folder of the publisher's files [default: RESERVOIR_DATA]")]
 Cache = Annotated[Path | None, typer.Option(help="Root of the cache [default: RESERVOIR_CACHE, else the user's cache]")]

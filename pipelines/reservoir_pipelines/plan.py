@@ -56,6 +56,15 @@ def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:
     return drawn
 
 
+def check_windows(prepared: Prepared, rows: Mapping[str, np.ndarray], patch: int) -> None:
+    """Raise `InputError` naming the first row that is shorter than a window, before anything is computed."""
+    for split, index in rows.items():
+        lengths = prepared.split(split).lengths[index]
+        if patch > 1 and lengths.min() < patch:
+            row = int(index[lengths.argmin()])
+            raise InputError(f"--patch {patch}: row {row} of {split} has {lengths.min()} values; take a smaller patch")
+
+
 def make_spec(
     prepared: Prepared, rows: Mapping[str, np.ndarray], model: FrozenModel, settings: Reservoir, store: str
 ) -> Spec:

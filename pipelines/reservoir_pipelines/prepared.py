@@ -127,6 +127,14 @@ class Prepared:
         """Rows of each split."""
         return {name: len(split) for name, split in self.splits.items()}
 
+    def notes(self) -> list[str]:
+        """Return what a person should know of the data, a line each: warnings, and rows dropped or cut."""
+        lines = list(self.warnings)
+        for counts, what in ((self.dropped, "left out, too long"), (self.cut, "cut to the longest that fits")):
+            found = ", ".join(f"{count:,} of {name}" for name, count in counts.items() if count)
+            lines += [f"task {self.task.name!r}: {found} {what}"] if found else []
+        return lines
+
     def split(self, name: str) -> PreparedSplit:
         """Return a split.
 

@@ -17,7 +17,6 @@ from reservoir.tasks.source import Piece
 from reservoir.tasks.tables import function_file
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
 from reservoir.tasks.values import clean_symbols, clean_values, standardisation
-from reservoir.tasks.windows import window_counts, windows
 
 MOST_SYMBOLS = 1_000_000
 """Larger integers are values, not symbols: no embedding has a row for each."""
@@ -47,20 +46,10 @@ class Arrays:
     standardise : bool, default True
         Subtract from each channel its mean over the real tokens of the training split, and divide by its standard
         deviation.
-    patch : int, default 1
-        Values of a float sequence that form one token, see `reservoir.tasks.windows.windows`.
-    stride : int, optional
-        From the beginning of one token to that of the next; ``patch`` by default.
     """
 
     origin: str
     standardise: bool = True
-    patch: int = 1
-    stride: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.patch < 1 or self._stride < 1:
-            raise InputError(f"patch {self.patch} and stride {self._stride}: give whole numbers above 0")
 
     def __reduce__(self) -> tuple[type, tuple]:
         """Leave the arrays behind when another process is to read the file."""
@@ -70,15 +59,10 @@ class Arrays:
     def task(self) -> Task:
         """The description, with the shapes found in the data."""
         parameters = {} if self._symbols or self.standardise else {"standardise": False}
-        if self._windowed:
-            parameters |= {"patch": self.patch, "stride": self._stride}
-        tokens = int(window_counts(np.array(self._shape[1]), self.patch, self._stride))
-        if not tokens:
-            raise InputError(f"{self.origin}: rows of {self._shape[1]} values have no window of {self.patch}")
         return Task(
             name=own_name(self.origin),
-            form=Tokens(self._largest_symbol() + 1) if self._symbols else Vectors(self.patch * self._channels),
-            max_tokens=tokens,
+            form=Tokens(self._largest_symbol() + 1) if self._symbols else Vectors(self._channels),
+            max_tokens=self._shape[1],
             classes=self._labels.classes,
             readout_tokens=self._labels.y.shape[1],
             outputs=self._labels.y.shape[2],
@@ -102,8 +86,6 @@ class Arrays:
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return a stretch of rows, divided into its splits."""
         x, lengths = self._values(piece)
-        if self._windowed:
-            x, lengths = windows(x, lengths, self.patch, self._stride, piece.lo)
         y, split = self._labels.y[piece.lo : piece.hi], self._split[piece.lo : piece.hi]
         names = sorted(set(split.tolist()))
         return {n: Split(x=x[split == n], y=y[split == n], lengths=lengths[split == n]) for n in names}
@@ -112,24 +94,15 @@ class Arrays:
         """Return the standardisation by the training split, or None for symbols."""
         if self._symbols:
             return None
-        channels = Scaling(offset=np.zeros(self._channels, np.float32), scale=np.ones(self._channels, np.float32))
         if self.standardise:
-            channels = standardisation(self._training_values())
-        return Scaling(offset=np.tile(channels.offset, self.patch), scale=np.tile(channels.scale, self.patch))
+            return standardisation(self._training_values())
+        return Scaling(offset=np.zeros(self._channels, np.float32), scale=np.ones(self._channels, np.float32))
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return new inputs in the form of this task, and their lengths."""
         return encode_array(self.task, x, lengths)
 
     # ---- what the data holds
-
-    @property
-    def _stride(self) -> int:
-        return self.patch if self.stride is None else self.stride
-
-    @property
-    def _windowed(self) -> bool:
-        return self.patch > 1 or self._stride > 1
 
     @cached_property
     def _columns(self) -> Columns:
@@ -157,10 +130,7 @@ class Arrays:
 
     @property
     def _symbols(self) -> bool:
-        symbols = len(self._shape) == 2 and self._columns.dtypes["x"].kind in "ui"
-        if symbols and self._windowed:
-            raise InputError(f"{self.origin}: x holds symbols, which form no windows; leave out patch and stride")
-        return symbols
+        return len(self._shape) == 2 and self._columns.dtypes["x"].kind in "ui"
 
     @property
     def _channels(self) -> int:
@@ -168,10 +138,7 @@ class Arrays:
 
     @cached_property
     def _labels(self) -> Labels:
-        labels = encode_labels(self.origin, self._column("y"))
-        if self._windowed and labels.y.shape[1] > 1:
-            raise InputError(f"{self.origin}: y labels single tokens, which windows do not keep; leave out patch")
-        return labels
+        return encode_labels(self.origin, self._column("y"))
 
     @cached_property
     def _split(self) -> np.ndarray:
@@ -198,7 +165,7 @@ class Arrays:
         return self._columns.read(name, 0, self._shape[0])
 
     def _values(self, piece: Piece) -> tuple[np.ndarray, np.ndarray]:
-        """Return a stretch of rows as stored but for windows, and their lengths."""
+        """Return a stretch of rows as stored, and their lengths."""
         lengths = self._lengths[piece.lo : piece.hi]
         x = self._columns.read("x", piece.lo, piece.hi)
         vocabulary = self.task.form.vocabulary if isinstance(self.task.form, Tokens) else 0
@@ -237,7 +204,7 @@ def encode_array(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -
     task : Task
         The task of the data.
     x : ndarray, (rows, tokens, dim) or (rows, tokens)
-        As in the file that the task was made from; windows are cut here.
+        As in the file that the task was made from.
     lengths : ndarray of int, (rows,), optional
         Real tokens of each row; all of them by default.
 
@@ -247,11 +214,10 @@ def encode_array(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -
         Naming the row and the token of a value that is not finite, or of an unknown symbol.
     """
     where = f"task {task.name!r}"
-    patch, stride = task.parameters.get("patch", 1), task.parameters.get("stride", 1)
     symbols = isinstance(task.form, Tokens)
     if not symbols and x.ndim == 2:
         x = x[:, :, None]
-    dim = 0 if isinstance(task.form, Tokens) else task.form.dim // patch
+    dim = 0 if isinstance(task.form, Tokens) else task.form.dim
     shape_fits = x.ndim == 2 if symbols else x.ndim == 3 and x.shape[2] == dim
     if not shape_fits or x.dtype.kind not in ("ui" if symbols else "uif") or not x.size:
         want = "integers (rows, tokens)" if symbols else f"numbers (rows, tokens, {dim})"
@@ -263,8 +229,6 @@ def encode_array(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -
         x = clean_symbols(where, x, lengths, task.form.vocabulary)
     else:
         x = clean_values(where, x, lengths)
-        if patch > 1 or stride > 1:
-            x, lengths = windows(x, lengths, patch, stride)
     if x.shape[1] > task.max_tokens:
         raise InputError(f"{where}: sequences of {x.shape[1]} tokens; the task has at most {task.max_tokens}")
     return x, lengths

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from reservoir.errors import InputError
-from reservoir.tasks import Tokens, Vectors, check_split, encode, task_named
+from reservoir.tasks import Tokens, Vectors, check_split, task_named
+from reservoir.tasks.windows import windows
 
 SPLITS = ["train", "valid", "test"] * 4
 
@@ -159,34 +160,17 @@ def test_a_function_that_is_none_is_refused(module, name, message):
 
 
 @pytest.mark.parametrize(("patch", "stride"), [(1, 1), (4, 4), (4, 2), (5, 3), (3, 7), (17, 1)])
-def test_windows_are_slices_of_the_sequence(tmp_path, patch, stride):
+def test_windows_are_slices_of_the_sequence(patch, stride):
     rng = np.random.default_rng(0)
     x = rng.normal(5, 2, size=(12, 17, 3)).astype(np.float32)
     lengths = rng.integers(patch, 18, 12)
-    np.savez(tmp_path / "a.npz", x=x, y=np.arange(12) % 2, lengths=lengths, split=SPLITS)
-    source = task_named(str(tmp_path / "a.npz"), patch=patch, stride=stride)
-    splits = read(source)
-    assert source.task.form == Vectors(3 * patch)
-    tokens, counts = in_order(splits, "x"), in_order(splits, "lengths")
+    tokens, counts = windows(x, lengths, patch, stride)
     for row in range(12):
         expected = [x[row, s : s + patch].ravel() for s in range(0, int(lengths[row]) - patch + 1, stride)]
         assert counts[row] == len(expected)
         assert np.array_equal(tokens[row, : len(expected)], expected) and not tokens[row, len(expected) :].any()
-    plain = task_named(str(tmp_path / "a.npz")).scaling()
-    assert np.array_equal(source.scaling().offset, np.tile(plain.offset, patch)), "of the values, not of the windows"
-    again, same = encode(source.task, x, lengths)
-    assert np.array_equal(again[:, : tokens.shape[1]], tokens[:, : again.shape[1]]) and np.array_equal(same, counts)
-
-
-def test_windows_that_cannot_be_are_refused(tmp_path):
-    x = np.random.default_rng(0).normal(size=(12, 6, 1))
-    np.savez(tmp_path / "a.npz", x=x, y=np.arange(12) % 2, lengths=[6, 3] * 6, split=SPLITS)
-    for patch, message in ((7, "no window of 7"), (4, "row 1 has 3 values"), (0, "above 0")):
-        with pytest.raises(InputError, match=message):
-            read(task_named(str(tmp_path / "a.npz"), patch=patch))
-    np.savez(tmp_path / "b.npz", x=np.arange(60).reshape(12, 5), y=np.arange(12) % 2)
-    with pytest.raises(InputError, match="symbols, which form no windows"):
-        task_named(str(tmp_path / "b.npz"), patch=2).task  # noqa: B018
+    with pytest.raises(InputError, match="row 3 has 2 values"):
+        windows(x, np.where(np.arange(12) == 3, 2, 17), 4, 1)
 
 
 def test_without_standardisation_values_stay(tmp_path):
