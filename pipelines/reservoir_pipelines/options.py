@@ -68,9 +68,7 @@ Param = Annotated[
 Views = Annotated[int | None, typer.Option(help="Augmented copies of each training row (cifar10).")]
 Standardise = Annotated[
     bool,
-    typer.Option(
-        "--standardise/--no-standardise", help="Your own floats: mean 0 and deviation 1 per channel in training."
-    ),
+    typer.Option("--standardise/--no-standardise", help="Your own floats: mean 0, deviation 1 per channel."),
 ]
 Protocol = Annotated[str | None, typer.Option(help="paper: as the authors' code did it (listops, homology).")]
 Data = Annotated[Path | None, typer.Option(help="Folder of the publisher's files [default: RESERVOIR_DATA]")]
