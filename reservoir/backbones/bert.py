@@ -29,7 +29,9 @@ def _config(model_type: str, **settings: Any) -> Any:
 
 KNOWN: dict[str, Callable[[], Any]] = {
     "bert-base-uncased": partial(_config, "bert"),
-    "roberta-base": partial(_config, "roberta", max_position_embeddings=514, vocab_size=50265, type_vocab_size=1),
+    "roberta-base": partial(
+        _config, "roberta", max_position_embeddings=514, vocab_size=50265, type_vocab_size=1, layer_norm_eps=1e-5
+    ),
     "distilbert-base-uncased": partial(_config, "distilbert"),
 }
 

@@ -42,8 +42,8 @@ class ESNConfig:
 
     units: int = 768
     sr: float = 0.9
-    lr: float = 0.3
-    input_scaling: float = 1.0
+    lr: float = 1.0
+    input_scaling: float = 3.0
     rc_connectivity: float = 0.1
     model_type: str = "esn"
 

@@ -8,7 +8,7 @@ r"""Stacked LSTMs (Hochreiter & Schmidhuber 1997), layer-normalised as in Ba et 
 
 The norms' biases are the biases. The paper's LSTM has 3 such layers; its LSTM* has 12, with a residual connection
 around each and learned positions. The norm inside the recurrence leaves no fused kernel to use, so the tokens are
-scanned: with the input's product taken once for all tokens, 1.3 times the time of torch's fused LSTM on a CPU
+scanned: with the input's product taken once for all tokens, 1.3 to 1.5 times torch's fused LSTM on one CPU core
 (``benchmarks/recurrent.py``). Without the norms the fused LSTM runs.
 """
 

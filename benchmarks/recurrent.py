@@ -1,0 +1,54 @@
+"""How much a layer-normalised LSTM layer, scanned token by token, costs beside torch's fused LSTM.
+
+    python benchmarks/recurrent.py
+
+Seconds of one forward pass of one layer of 768 units, best of five, and the same for an echo state network's layer.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+
+from reservoir.backbones.esn import ESNConfig, LeakyUnits
+from reservoir.backbones.lstm import FusedLSTM, NormalisedLSTM
+
+WIDTH = 768
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Return the shortest of five runs after one to warm up."""
+    times = []
+    for _ in range(6):
+        started = time.perf_counter()
+        run()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    return min(times[1:])
+
+
+def main() -> None:
+    """Print one row per batch size and length."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    layers: dict[str, nn.Module] = {
+        "fused": FusedLSTM(WIDTH),
+        "normalised": NormalisedLSTM(WIDTH),
+        "esn": LeakyUnits(ESNConfig(units=WIDTH)),
+    }
+    for layer in layers.values():
+        layer.to(device)
+    print(f"{device}, {torch.get_num_threads()} threads; seconds of one layer of {WIDTH}")
+    print("rows tokens  fused  normalised  ratio  esn")
+    for rows, tokens in ((8, 64), (32, 64), (32, 256), (128, 64)):
+        x = torch.randn(rows, tokens, WIDTH, device=device)
+        with torch.inference_mode():
+            took = {name: seconds(partial(layer, x)) for name, layer in layers.items()}
+        ratio = took["normalised"] / took["fused"]
+        print(f"{rows:4} {tokens:6}  {took['fused']:.3f}  {took['normalised']:10.3f}  {ratio:5.2f}  {took['esn']:.3f}")
+
+
+if __name__ == "__main__":
+    main()
