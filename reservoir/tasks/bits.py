@@ -9,11 +9,15 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.images import pixels, sequences
+from reservoir.tasks.rows import row_hash
 from reservoir.tasks.source import Piece, full_lengths, generated_pieces
 from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Vectors
 
 PIECE_ROWS = 1024
 """Rows drawn from one generator; part of the tasks' definition, as another number would give other rows."""
+
+MOST_HELD_OUT = (6, 20)
+"""Bits of inputs that are few enough to list and enough for each split to have some."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +110,7 @@ class BitXor:
     ``patterns`` strings of ``n`` bits of 0 and 1 are shown, ``token_bits`` of them a token; the tokens of the last
     string are to give the sums. The default is the paper's: 10 tokens of one bit, the last 5 read out. There are only
     ``2 ** (n * patterns)`` inputs (1,024), so the splits share inputs: what is tested is whether the function fits at
-    all.
+    all. With ``held_out`` a hash of the input decides its split, and what is tested is whether it generalises.
 
     Parameters
     ----------
@@ -122,6 +126,8 @@ class BitXor:
         Rows of each split; fewer rows are the first of more.
     seed : int, default 0
         Chooses the rows.
+    held_out : bool, default False
+        Keep the inputs of valid and test (a tenth each) out of train; for up to 20 bits in all.
     """
 
     data: Path | None = None
@@ -132,15 +138,19 @@ class BitXor:
     valid_rows: int = 1000
     test_rows: int = 1000
     seed: int = 0
+    held_out: bool = False
 
     def __post_init__(self) -> None:
         _check_positive(self, "n", "patterns", "token_bits", "train_rows", "valid_rows", "test_rows")
         _check_tokens(self.n, self.token_bits)
+        if self.held_out and not MOST_HELD_OUT[0] <= self.n * self.patterns <= MOST_HELD_OUT[1]:
+            raise InputError(f"held_out goes with {MOST_HELD_OUT[0]} to {MOST_HELD_OUT[1]} bits in all; leave it out")
 
     @property
     def task(self) -> Task:
         """The description."""
         per_string = self.n // self.token_bits
+        ignored = {"data"} if self.held_out else {"data", "held_out"}
         return Task(
             name="bit-xor",
             form=Vectors(self.token_bits),
@@ -148,7 +158,7 @@ class BitXor:
             classes=2,
             readout_tokens=per_string,
             outputs=self.token_bits,
-            parameters={f: getattr(self, f) for f in self.__dataclass_fields__ if f != "data"},
+            parameters={f: getattr(self, f) for f in self.__dataclass_fields__ if f not in ignored},
         )
 
     def files(self) -> list[Path]:
@@ -161,7 +171,13 @@ class BitXor:
 
     def read(self, piece: Piece) -> dict[str, Split]:
         """Draw the rows of one piece."""
-        strings = _generator(self.seed, piece).integers(0, 2, (PIECE_ROWS, self.patterns, self.n), dtype=np.int8)
+        shape = (PIECE_ROWS, self.patterns, self.n)
+        draw = _generator(self.seed, piece)
+        if self.held_out:
+            inputs = draw.choice(_inputs_of(piece.part, self.n * self.patterns), PIECE_ROWS)
+            strings = (inputs[:, None] >> np.arange(self.n * self.patterns) & 1).astype(np.int8).reshape(shape)
+        else:
+            strings = draw.integers(0, 2, shape, dtype=np.int8)
         y = (strings.sum(axis=1, dtype=np.int64) % 2).reshape(PIECE_ROWS, -1, self.token_bits)
         return _first_rows(piece, strings.reshape(PIECE_ROWS, -1, self.token_bits), y)
 
@@ -172,6 +188,14 @@ class BitXor:
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return sequences (rows, tokens, token_bits) as they are."""
         return sequences(self.task, x), full_lengths(x)
+
+
+def _inputs_of(split: str, bits: int) -> np.ndarray:
+    """Return the inputs, as numbers of so many bits, that belong to a split: eight, one and one tenth by their hash."""
+    inputs = np.arange(2**bits)
+    share = row_hash(inputs) / 2.0**64
+    low, high = {"train": (0.0, 0.8), "valid": (0.8, 0.9), "test": (0.9, 1.0)}[split]
+    return inputs[(share >= low) & (share < high)]
 
 
 def _generator(seed: int, piece: Piece) -> np.random.Generator:

@@ -57,3 +57,22 @@ def test_fewer_rows_are_the_first_of_more(name):
 def test_impossible_settings(parameters, message):
     with pytest.raises(InputError, match=message):
         task_named("bit-memory", **parameters)
+
+
+def test_held_out_inputs_are_in_one_split_only():
+    settings = {"held_out": True, "train_rows": 3000, "valid_rows": 300, "test_rows": 300}
+    seen = {}
+    for split in ("train", "valid", "test"):
+        x, y = rows_of("bit-xor", split, **settings)
+        bits = x.reshape(len(x), 2, 5)
+        assert np.array_equal(y[:, :, 0], bits[:, 0] ^ bits[:, 1])
+        seen[split] = {row.tobytes() for row in x}
+    assert not seen["train"] & (seen["valid"] | seen["test"])
+    assert not seen["valid"] & seen["test"]
+    assert sum(map(len, seen.values())) > 900
+    with pytest.raises(InputError, match="held_out"):
+        rows_of("bit-xor", held_out=True, n=50)
+
+
+def test_the_papers_bit_xor_keeps_its_key():
+    assert "held_out" not in task_named("bit-xor").task.parameters
