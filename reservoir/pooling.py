@@ -89,7 +89,7 @@ def pool(hidden: Tensor, lengths: Tensor, pooling: str, readout_tokens: int = 1)
         return hidden
     stretches = 1 if pooling == "mean" else SEGMENTS
     means = torch.bmm(stretch_weights(lengths, hidden.shape[1], stretches), hidden)
-    return means.reshape(len(hidden), 1, -1)
+    return means.flatten(1)[:, None]
 
 
 def stretch_weights(lengths: Tensor, tokens: int, stretches: int) -> Tensor:

@@ -1,0 +1,259 @@
+"""The stage ``export``: a saved readout with the frozen map before it as one file that runs without this package."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram
+
+from reservoir import InputError
+from reservoir.readouts import LinearReadout
+from reservoir.tasks.task import Task, Vectors
+from reservoir_pipelines.bundle import Bundle, replace_file
+from reservoir_pipelines.frozen import load_frozen
+from reservoir_pipelines.progress import say
+from reservoir_pipelines.sequence_model import Branch, SequenceModel
+
+FORMAT = 1
+SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
+CALLS = {
+    "torch": "model = torch.export.load({name!r}).module(); logits = model(x, lengths)",
+    "onnx": "session = onnxruntime.InferenceSession({name!r}); "
+    "(logits,) = session.run(None, {{'x': x, 'lengths': lengths}})",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """What `export` wrote.
+
+    Parameters
+    ----------
+    model : Path
+        The model.
+    card : Path
+        JSON beside it: what goes in, what comes out, the classes, and how to call it.
+    bytes : int
+        Size of the model.
+    tokens : tuple of int
+        The fewest and the most tokens that sequences may be padded to; the same twice where the length is fixed.
+    """
+
+    model: Path
+    card: Path
+    bytes: int
+    tokens: tuple[int, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return {
+            "model": str(self.model),
+            "card": str(self.card),
+            "bytes": self.bytes,
+            "tokens": list(self.tokens),
+        }
+
+
+def export(readout: Path, *, to: str = "torch", out: Path | None = None) -> Export:
+    """Write a saved readout and its frozen maps as one model, from stored sequences to logits.
+
+    Parameters
+    ----------
+    readout : Path
+        Folder or JSON file that `fit` wrote.
+    to : {"torch", "onnx"}, default "torch"
+        ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that
+        it gives what `predict` gives. ``onnx`` writes a float32 graph: runtimes have few bfloat16 operators.
+    out : Path, optional
+        The file; by default ``model.pt2`` or ``model.onnx`` beside the readout.
+
+    Returns
+    -------
+    Export
+
+    Raises
+    ------
+    InputError
+        If the readout is not readable or not linear, its frozen weights are no longer there, the backbone's family
+        cannot be traced, or the packages for ONNX are missing.
+    """
+    if to not in SUFFIXES:
+        raise InputError(f"--to {to}: choose torch or onnx")
+    if to == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
+        raise InputError("--to onnx needs two packages: pip install 'reservoir-features[onnx]', or choose --to torch")
+    bundle = Bundle.load(readout)
+    module = build(bundle, readout, compute="float32" if to == "onnx" else None)
+    program, tokens = trace(module, bundle.task)
+    path = out or (readout if readout.is_dir() else readout.parent) / f"model{SUFFIXES[to]}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, lambda part: _write(program, to, part))
+        card = path.with_name(f"{path.name}.json")
+        values = describe(bundle, path.name, to, tokens)
+        replace_file(card, lambda part: part.write_text(json.dumps(values, indent=1)))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another file with --out") from error
+    return Export(model=path, card=card, bytes=path.stat().st_size, tokens=tokens)
+
+
+def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceModel:
+    """Return the module of a bundle, on the CPU.
+
+    Parameters
+    ----------
+    bundle : Bundle
+        The saved readout.
+    where : Path
+        Its path, for messages.
+    compute : str, optional
+        Precision of the frozen maps; by default the one that the readout was fitted in.
+
+    Raises
+    ------
+    InputError
+        If the readout is not linear, or the frozen weights are not those that it was fitted on.
+    """
+    if not isinstance(bundle.readout, LinearReadout):
+        raise InputError(f"readout {where}: only linear readouts can be exported; fit with --readout ridge or logistic")
+    branches = []
+    for part in bundle.parts:
+        model = load_frozen(bundle.task, part.reservoir, "cpu", compute or part.compute)
+        if model.digest != part.digest:
+            raise InputError(
+                f"readout {where}: the weights of {part.reservoir.backbone!r} are no longer those it was fitted on; "
+                "bring them back, or fit again"
+            )
+        if model.compute != part.compute:
+            say(f"the readout was fitted in {part.compute}; the float32 model differs from predict by its rounding")
+        branches.append(Branch(model, part.columns))
+    return SequenceModel(bundle.scaling, branches, bundle.readout)
+
+
+def trace(module: SequenceModel, task: Task) -> tuple[ExportedProgram, tuple[int, int]]:
+    """Return the program of a module for any batch, and the fewest and most tokens that it takes.
+
+    Any length up to the task's longest will do, unless the backbone walks over its tokens one by one, as recurrent
+    ones do, or reads windows, whose number the tracer cannot bound: then every sequence is padded to the longest.
+
+    Raises
+    ------
+    InputError
+        If the backbone's operations depend on values, which no program can hold.
+    """
+    # torch.export takes sizes 0 and 1 for constants, so a variable length begins at two.
+    fewest, longest = max(task.readout_tokens, 2), task.max_tokens
+    batch = Dim("batch")
+    shapes = [{0: batch}]
+    if fewest < longest and not any(branch.windowed for branch in _branches(module)):
+        shapes.insert(0, {0: batch, 1: Dim("tokens", min=fewest, max=longest)})
+    failure: Exception | None = None
+    for shape in shapes:
+        try:
+            with _quiet(), module.cut():
+                program = torch.export.export(
+                    module, _example(task), dynamic_shapes={"x": shape, "lengths": {0: batch}}, strict=False
+                )
+        except Exception as error:  # the tracer raises a dozen kinds, private ones among them
+            failure = error
+            continue
+        _strip(program)
+        return program, (fewest if 1 in shape else longest, longest)
+    families = "+".join(sorted({b.fpt.backbone.family.name for b in _branches(module)}))
+    reason = str(failure).strip().split("\n", 1)[0][:160]
+    raise InputError(f"family {families} cannot be exported: torch.export cannot trace it ({reason})") from failure
+
+
+def describe(bundle: Bundle, name: str, to: str, tokens: tuple[int, int]) -> dict[str, Any]:
+    """Return what a user of the model has to know, as JSON values."""
+    task = bundle.task
+    vectors = isinstance(task.form, Vectors)
+    fixed = str(tokens[0]) if tokens[0] == tokens[1] else "tokens"
+    batch = ["batch", fixed, *([str(task.form.dim)] if isinstance(task.form, Vectors) else [])]
+    out = ["batch", str(task.readout_tokens), str(task.outputs), *([str(task.classes)] if task.classes else [])]
+    scaling = bundle.scaling
+    return {
+        "format": FORMAT,
+        "model": name,
+        "call": CALLS[to].format(name=name),
+        "inputs": {
+            "x": {"type": "float32" if vectors else "int64", "shape": batch, "tokens": list(tokens)},
+            "lengths": {"type": "int64", "shape": ["batch"], "minimum": task.readout_tokens},
+        },
+        "padding": "on the right, with anything; lengths say where each sequence ends",
+        "output": {
+            "logits": {"type": "float32", "shape": out},
+            "meaning": "softmax over the last axis gives probabilities" if task.classes else "predicted values",
+        },
+        "classes": [task.label(index) for index in range(task.classes)],
+        "scaling": {"offset": scaling.offset.tolist(), "scale": scaling.scale.tolist(), "applied": "inside the model"}
+        if scaling
+        else None,
+        "task": task.to_dict(),
+        "parts": [
+            {"reservoir": part.reservoir.to_dict(), "digest": part.digest, "columns": list(part.columns)}
+            | {"fitted_in": part.compute, "runs_in": "float32" if to == "onnx" else part.compute}
+            for part in bundle.parts
+        ],
+        "scores": bundle.scores,
+    }
+
+
+def _branches(module: SequenceModel) -> list[Branch]:
+    return [branch for branch in module.branches if isinstance(branch, Branch)]
+
+
+def _example(task: Task) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return two sequences of the longest length."""
+    lengths = torch.tensor([task.max_tokens, task.readout_tokens])
+    if isinstance(task.form, Vectors):
+        return torch.zeros(2, task.max_tokens, task.form.dim), lengths
+    return torch.zeros(2, task.max_tokens, dtype=torch.int64), lengths
+
+
+def _strip(program: ExportedProgram) -> None:
+    """Take out what would be written and is nobody's business: a pickle of the example, and this machine's paths."""
+    program.example_inputs = None
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)
+
+
+def _write(program: ExportedProgram, to: str, path: Path) -> None:
+    if to == "torch":
+        with path.open("wb") as file:
+            torch.export.save(program, file)
+        return
+    with _quiet():
+        graph = torch.onnx.export(
+            program,
+            dynamo=True,
+            input_names=["x", "lengths"],
+            output_names=["logits"],
+            dynamic_shapes={"x": {0: "batch", 1: "tokens"}, "lengths": {0: "batch"}},
+            verbose=False,
+        )
+        assert graph is not None
+        graph.save(str(path))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the tracers' notes on their own workings off stderr."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,244 @@
+"""export: one module from sequence to logits gives what predict gives, also without this package."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from reservoir_pipelines import extract, fit, predict
+from reservoir_pipelines.bundle import Bundle
+from reservoir_pipelines.export import build, export
+from reservoir_pipelines.forward import forward
+from reservoir_pipelines.frozen import load_frozen
+
+from reservoir import InputError
+
+ROWS, LONGEST, DIM = 60, 24, 2
+CASES = {
+    "three": {"layers": "embed", "pool": "mean,segments8"},
+    "rounded": {"layers": "block02", "pool": "max", "compute": "bfloat16"},
+    "two": {"layers": "final", "pool": "last"},
+    "regression": {"layers": "block01", "pool": "all"},
+    "tokens": {"layers": "block01", "pool": "last"},
+    "symbols": {"layers": "block03", "pool": "first"},
+    "windows": {"layers": "block02", "pool": "mean", "patch": 4, "stride": 2},
+}
+
+
+def sequences():
+    """Rows of several lengths; what lies behind each length must not matter."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(2.0, 3.0, size=(ROWS, LONGEST, DIM)).astype(np.float32)
+    lengths = draw.integers(9, LONGEST + 1, ROWS)
+    lengths[0] = LONGEST
+    return x, lengths
+
+
+def labels(case, x):
+    first, second = x.mean(axis=1).T
+    if case == "two":
+        return np.where(first > 2, "up", "down")
+    if case == "regression":
+        return np.stack([first, first - second], axis=1)
+    if case == "tokens":
+        return (x[:, -4:, :1] > 2).astype(int)
+    return (first > 2).astype(int) + (second > 2.2)
+
+
+@pytest.fixture(scope="module")
+def readouts(tmp_path_factory, tiny_gpt2):
+    """Return a function that fits a readout once per setting: (its folder, the file of its sequences)."""
+    root, made = tmp_path_factory.mktemp("export"), {}
+
+    def make(case):
+        if case not in made:
+            x, lengths = sequences()
+            if case == "symbols":
+                x = np.random.default_rng(0).integers(0, 7, (ROWS, LONGEST))
+                y = (x[:, :9] == 3).sum(axis=1) > 0
+            else:
+                y = labels(case, x)
+            file = root / f"{case}.npz"
+            np.savez(file, x=x, y=y, lengths=lengths)
+            settings = {"compute": "float32", "cache": root / "cache"} | CASES[case]
+            features = extract(str(file), backbone=str(tiny_gpt2), init="random", **settings)
+            made[case] = fit(features, alphas="1e0:1e3:4").saved, file
+        return made[case]
+
+    return make
+
+
+def expected(saved, file):
+    """Return what predict says of a file: probabilities, or predicted values."""
+    said = list(predict(saved, file))
+    return np.array([p.probabilities or p.label for p in said], np.float64).reshape(len(said), -1)
+
+
+def read(logits, saved):
+    classes = Bundle.load(saved).task.classes
+    values = torch.from_numpy(logits).softmax(-1).numpy() if classes else logits
+    return values.reshape(len(values), -1)
+
+
+def inputs(file):
+    with np.load(file) as arrays:
+        x = arrays["x"]
+        return (x if x.dtype.kind == "f" else x.astype(np.int64)), arrays["lengths"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_module_gives_what_predict_gives(readouts, case):
+    saved, file = readouts(case)
+    bundle = Bundle.load(saved)
+    module = build(bundle, saved)
+    x, lengths = inputs(file)
+    with torch.no_grad():
+        got = module(torch.from_numpy(x), torch.from_numpy(lengths)).numpy()
+    np.testing.assert_allclose(read(got, saved), expected(saved, file), atol=1e-5)
+    assert got.shape == (ROWS, *module.shape)
+
+
+def test_logits_are_the_scores_of_the_readout_over_its_temperature(readouts):
+    saved, file = readouts("three")
+    bundle = Bundle.load(saved)
+    (part,) = bundle.parts
+    x, lengths = inputs(file)
+    model = load_frozen(bundle.task, part.reservoir, "cpu", part.compute)
+    (column,) = part.columns
+    features = forward(model, bundle.scaling, x, lengths, [column], 7)[column][:, 0]
+    with torch.no_grad():
+        got = build(bundle, saved)(torch.from_numpy(x), torch.from_numpy(lengths)).numpy()
+    scores = got[:, 0, 0] * bundle.readout.temperature
+    np.testing.assert_allclose(scores, bundle.readout.scores(features), atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["three", "tokens", "rounded"])
+def test_the_program_gives_what_the_module_gives(readouts, tmp_path, case):
+    saved, file = readouts(case)
+    x, lengths = inputs(file)
+    done = export(saved, out=tmp_path / "new" / "m.pt2")
+    assert done.tokens == (4 if case == "tokens" else 2, LONGEST)
+    run = torch.export.load(done.model).module()
+    whole = run(torch.from_numpy(x), torch.from_numpy(lengths)).numpy()
+    np.testing.assert_allclose(read(whole, saved), expected(saved, file), atol=1e-5)
+    # Another batch of another length, with something else behind the ends.
+    few = lengths < 16
+    padded = np.where(np.arange(16)[:, None] < lengths[few, None, None], x[few, :16], np.float32(5))
+    other = run(torch.from_numpy(padded), torch.from_numpy(lengths[few])).numpy()
+    np.testing.assert_allclose(other, whole[few], atol=0.1 if case == "rounded" else 1e-4)
+
+
+def test_windows_are_cut_inside_and_leave_one_length(readouts, tmp_path):
+    saved, file = readouts("windows")
+    x, lengths = inputs(file)
+    done = export(saved, out=tmp_path / "m.pt2")
+    assert done.tokens == (LONGEST, LONGEST)
+    got = torch.export.load(done.model).module()(torch.from_numpy(x[:3]), torch.from_numpy(lengths[:3]))
+    np.testing.assert_allclose(read(got.numpy(), saved), expected(saved, file)[:3], atol=1e-5)
+
+
+def test_several_reservoirs_become_one_module(tiny_gpt2, tmp_path):
+    x, lengths = sequences()
+    np.savez(tmp_path / "d.npz", x=x, y=labels("three", x), lengths=lengths)
+    settings = {"init": "random", "layers": "block01", "pool": "mean", "cache": tmp_path, "compute": "float32"}
+    made = [extract(str(tmp_path / "d.npz"), backbone=str(tiny_gpt2), seed=seed, **settings) for seed in (0, 1)]
+    saved = fit(made, columns="1:block01/mean+2:block01/mean", alphas="1e0:1e2:3").saved
+    bundle = Bundle.load(saved)
+    assert len(bundle.parts) == 2
+    with torch.no_grad():
+        got = build(bundle, saved)(torch.from_numpy(x), torch.from_numpy(lengths)).numpy()
+    np.testing.assert_allclose(read(got, saved), expected(saved, tmp_path / "d.npz"), atol=1e-5)
+
+
+def test_a_recurrent_backbone_takes_one_length(tmp_path):
+    x, lengths = sequences()
+    x, lengths = x[:, :9], np.minimum(lengths, 9)
+    np.savez(tmp_path / "d.npz", x=x, y=labels("three", x), lengths=lengths)
+    features = extract(str(tmp_path / "d.npz"), backbone="esn:units=20", layers="final", pool="last", cache=tmp_path)
+    saved = fit(features, alphas="1e0:1e2:3").saved
+    done = export(saved)
+    assert done.tokens == (9, 9)
+    got = torch.export.load(done.model).module()(torch.from_numpy(x), torch.from_numpy(lengths))
+    np.testing.assert_allclose(read(got.numpy(), saved), expected(saved, tmp_path / "d.npz"), atol=1e-5)
+
+
+def test_it_runs_where_this_package_is_not_and_tells_nothing_of_this_machine(readouts, tmp_path):
+    saved, file = readouts("two")
+    done = export(saved, out=tmp_path / "m.pt2")
+    places = (Path(torch.__file__).parents[1], Path(__file__).parents[2])
+    with zipfile.ZipFile(done.model) as archive:
+        for name in archive.namelist():
+            data = archive.read(name)
+            assert "weights/" in name or not data.startswith((b"\x80", b"PK")), f"{name} is a pickle"
+            assert all(str(place).encode() not in data for place in places), name
+    card = json.loads(done.card.read_text())
+    assert card["classes"] == ["down", "up"]
+    x, lengths = inputs(file)
+    np.savez(tmp_path / "in.npz", x=x, lengths=lengths)
+    code = (
+        "import sys, torch, numpy as np\n"
+        "sys.modules['reservoir'] = sys.modules['reservoir_pipelines'] = sys.modules['transformers'] = None\n"
+        "a = np.load('in.npz'); x, lengths = torch.from_numpy(a['x']), torch.from_numpy(a['lengths'])\n"
+        f"{card['call']}\n"
+        "np.save('out.npy', logits.numpy())"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True)
+    np.testing.assert_allclose(read(np.load(tmp_path / "out.npy"), saved), expected(saved, file), atol=1e-5)
+
+
+def test_onnx_gives_what_predict_gives(readouts, tmp_path, capfd):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    saved, file = readouts("three")
+    x, lengths = inputs(file)
+    want = expected(saved, file)
+    capfd.readouterr()
+    done = export(saved, to="onnx", out=tmp_path / "m.onnx")
+    assert capfd.readouterr() == ("", "")
+    session = runtime.InferenceSession(done.model)
+    assert session.get_inputs()[0].shape == ["batch", "tokens", DIM]
+    (got,) = session.run(None, {"x": x, "lengths": lengths})
+    np.testing.assert_allclose(read(got, saved), want, atol=1e-5)
+    short = lengths < 16
+    (got,) = session.run(None, {"x": x[short, :16], "lengths": lengths[short]})
+    np.testing.assert_allclose(read(got, saved), want[short], atol=1e-5)
+
+
+def test_what_cannot_be_exported_is_refused(readouts, tmp_path, monkeypatch):
+    saved, _ = readouts("two")
+    with pytest.raises(InputError, match="choose torch or onnx"):
+        export(saved, to="tflite")
+    with pytest.raises(InputError, match="no readout"):
+        export(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("reservoir_pipelines.export.find_spec", lambda name: None)
+        with pytest.raises(InputError, match="pip install"):
+            export(saved, to="onnx")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        export(saved, out=tmp_path / "file" / "m.pt2")
+    for name in ("readout.json", "readout.safetensors"):
+        (tmp_path / name).write_bytes((saved.parent / name).read_bytes())
+    card = json.loads((tmp_path / "readout.json").read_text())
+    card["parts"][0]["digest"] = "0" * 64
+    (tmp_path / "readout.json").write_text(json.dumps(card))
+    with pytest.raises(InputError, match="no longer those"):
+        export(tmp_path)
+
+
+def test_the_command_prints_one_json_object(readouts, tmp_path, capsys):
+    import typer
+    from reservoir_pipelines.export_commands import export as command
+
+    saved, _ = readouts("three")
+    app = typer.Typer()
+    app.command()(command)
+    app([str(saved), "--out", str(tmp_path / "m.pt2"), "--json"], standalone_mode=False)
+    said = json.loads(capsys.readouterr().out)
+    assert said["tokens"] == [2, LONGEST]
+    assert (tmp_path / "m.pt2").stat().st_size == said["bytes"]
+    assert json.loads((tmp_path / "m.pt2.json").read_text())["inputs"]["x"]["shape"] == ["batch", "tokens", "2"]
