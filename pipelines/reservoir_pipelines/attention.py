@@ -11,7 +11,7 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.tasks.task import Task, Tokens
-from reservoir_pipelines.bundle import replace_file
+from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.forward import batches, to_tokens
 from reservoir_pipelines.frozen import GAIN, FrozenModel, Reservoir, load_frozen
 from reservoir_pipelines.preparation import prepare

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,14 +13,14 @@ import numpy as np
 from reservoir import InputError
 from reservoir.readouts import LinearReadout, Targets
 from reservoir.tasks.task import Scaling, Task
+from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.frozen import Reservoir
 from reservoir_pipelines.preparation import Prepared
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
 
-    from reservoir_pipelines.engines import Readout
-    from reservoir_pipelines.results import Result
+    from reservoir_pipelines.results import Readout, Result
 
 FORMAT = 1
 WEIGHTS, ESTIMATOR, CARD = "readout.safetensors", "readout.skops", "readout.json"
@@ -112,8 +111,10 @@ class Bundle:
         if isinstance(self.readout, LinearReadout):
             arrays, card["readout"] = self.readout.to_arrays()
         else:
-            from reservoir_pipelines.estimators import save_estimator
+            from reservoir_pipelines.estimators import EstimatorReadout, save_estimator
 
+            if not isinstance(self.readout, EstimatorReadout):
+                raise TypeError(f"no way to save a readout of type {type(self.readout).__name__}")
             data = save_estimator(self.readout)
             replace_file(folder / ESTIMATOR, lambda part: part.write_bytes(data))
             targets = self.readout.targets
@@ -184,13 +185,3 @@ def _merged(parts: Sequence[Part]) -> tuple[Part, ...]:
             part = Part(**{**vars(last), "columns": last.columns + part.columns})  # noqa: PLW2901
         merged.append(part)
     return tuple(merged)
-
-
-def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write a file under a temporary name and move it into place, so that it is whole or as it was."""
-    part = path.with_name(f".{path.name}-{uuid.uuid4().hex}.part")
-    try:
-        write(part)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

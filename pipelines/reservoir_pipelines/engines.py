@@ -10,53 +10,23 @@ import numpy as np
 from reservoir import InputError
 from reservoir.readouts import (
     LOGISTIC_ALPHAS,
-    LinearReadout,
     Moments,
-    Tally,
     Targets,
-    balanced_weights,
     cross_sweep,
     fold_moments,
     logistic_sweep,
     parse_alphas,
     sweep,
 )
-from reservoir_pipelines.results import Result
 from reservoir_pipelines.sources import Source, SplitBlocks, fold_blocks
+from reservoir_pipelines.trials import Trial, make_targets, trial_of
 
 if TYPE_CHECKING:
     from reservoir_cache import Entry
 
     from reservoir.readouts import Sweep
-    from reservoir_pipelines.estimators import EstimatorReadout
-
-    Readout = LinearReadout | EstimatorReadout
 
 RIDGE_ALPHAS = "1e-2:1e6:25"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """Every setting of one readout on one source, and the model of the best.
-
-    Parameters
-    ----------
-    results : tuple of Result
-        One per setting.
-    best : int
-        Index of the most accurate; of equal ones the one with the largest penalty.
-    readout : LinearReadout or EstimatorReadout
-        Its model.
-    """
-
-    results: tuple[Result, ...]
-    best: int
-    readout: Readout
-
-    @property
-    def result(self) -> Result:
-        """The best setting."""
-        return self.results[self.best]
 
 
 class Engine(Protocol):
@@ -185,39 +155,6 @@ def make_engine(
     if alphas:
         raise InputError(f"--alphas: {readout} takes its parameters after a colon, as in sklearn.svm.LinearSVC:C=0.1,1")
     return EstimatorEngine.parse(readout, classes, balanced=balanced)
-
-
-def trial_of(name: str, source: Source, swept: Sweep) -> Trial:
-    """Return the trial of a sweep over penalties."""
-    results = tuple(
-        Result(
-            columns=source.columns,
-            readout=name,
-            alpha=float(alpha),
-            valid_accuracy=float(accuracy),
-            converged=bool(converged),
-        )
-        for alpha, accuracy, converged in zip(swept.path.alphas, swept.accuracy, swept.path.converged, strict=True)
-    )
-    return Trial(results=results, best=swept.best, readout=swept.readout())
-
-
-def make_targets(source: Source, classes: int, balanced: bool = False) -> Targets:
-    """Return the coding of a source's labels, weighted by class where asked."""
-    if not balanced:
-        return Targets(source.outputs(), classes)
-    counts = np.zeros(classes)
-    for _, y in source.blocks("train"):
-        counts += np.bincount(y.ravel().astype(int), minlength=classes)
-    return Targets(source.outputs(), classes, balanced_weights(counts))
-
-
-def score_test(readout: Readout, source: Source) -> float:
-    """Return the accuracy of one readout on the test split."""
-    tally = Tally(readout.targets)
-    for x, y in source.blocks("test"):
-        tally.update(readout.scores(x)[None], y)
-    return float(tally.accuracy()[0])
 
 
 @dataclass(frozen=True)

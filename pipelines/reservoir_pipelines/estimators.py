@@ -16,11 +16,10 @@ from reservoir import InputError
 from reservoir.readouts import Tally, Targets
 from reservoir_pipelines.results import Result
 from reservoir_pipelines.sources import Source
+from reservoir_pipelines.trials import Trial, make_targets
 
 if TYPE_CHECKING:
     from reservoir_cache import Entry
-
-    from reservoir_pipelines.engines import Trial
 
 MEMORY = 2 * 10**9  # bytes of float32 features that are fitted at once; beyond, an estimator has to take them in pieces
 PASSES = 5  # over the features, for an estimator that takes them in pieces
@@ -109,8 +108,6 @@ class EstimatorEngine:
 
     def run(self, source: Source, entry: Entry | None = None) -> Trial:
         """Fit every combination on one source and score it on valid."""
-        from reservoir_pipelines.engines import Trial, make_targets
-
         targets = make_targets(source, self.classes)
         found: list[tuple[Result, EstimatorReadout]] = []
         for settings in self.grid:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from reservoir_cache import Entry, FeatureStore
 
@@ -14,17 +13,15 @@ from reservoir import InputError
 from reservoir.readouts import LinearReadout, forward_selection
 from reservoir_pipelines.bundle import Bundle
 from reservoir_pipelines.curve import learning_curve, parse_sizes
-from reservoir_pipelines.engines import Engine, RidgeEngine, Trial, make_engine, make_targets, score_test, trial_of
+from reservoir_pipelines.engines import Engine, RidgeEngine, make_engine
 from reservoir_pipelines.extraction import Extraction
 from reservoir_pipelines.plots import plot_curve, plot_sweep
 from reservoir_pipelines.preparation import Prepared
 from reservoir_pipelines.progress import meter, say
 from reservoir_pipelines.raw import RawSource
-from reservoir_pipelines.results import Fit, Result, merit, wilson, write_table
+from reservoir_pipelines.results import Fit, Readout, Result, merit, wilson, write_table
 from reservoir_pipelines.sources import ColumnSource, JoinedSource, Source, SplitBlocks
-
-if TYPE_CHECKING:
-    from reservoir_pipelines.engines import Readout
+from reservoir_pipelines.trials import Trial, make_targets, score_test, trial_of
 
 # Greedy selection holds the moments of all candidates side by side, of order the square of their joint width.
 SHORTLIST_WIDTH = 6144

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reservoir_pipelines.bundle import replace_file
+from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.plots import COLOURS, GRID, INK
 
 if TYPE_CHECKING:

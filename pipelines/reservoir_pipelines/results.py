@@ -7,14 +7,35 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from reservoir_pipelines.bundle import replace_file
+import numpy as np
 
-if TYPE_CHECKING:
-    from reservoir_pipelines.engines import Readout
+from reservoir.readouts import Targets
+from reservoir_pipelines.files import replace_file
 
 FIELDS = ("columns", "readout", "alpha", "valid_accuracy", "converged", "chosen", "test_accuracy")
+
+
+class Readout(Protocol):
+    """A fitted readout of any kind."""
+
+    @property
+    def targets(self) -> Targets:
+        """The form of the labels."""
+        ...
+
+    def scores(self, x: np.ndarray) -> np.ndarray:
+        """Return the scores (n, T) of features (n, w)."""
+        ...
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Return the labels (n, outputs) of features (n, w)."""
+        ...
+
+    def probabilities(self, x: np.ndarray) -> np.ndarray:
+        """Return the probability of each class, (n, outputs, classes)."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
