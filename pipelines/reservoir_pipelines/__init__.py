@@ -12,16 +12,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from reservoir_pipelines.classifier import ReservoirClassifier
     from reservoir_pipelines.extraction import Extraction, extract
     from reservoir_pipelines.fitting import fit
     from reservoir_pipelines.prediction import Prediction, predict
     from reservoir_pipelines.preparation import prepare
     from reservoir_pipelines.prepared import Prepared
+    from reservoir_pipelines.regressor import ReservoirRegressor
     from reservoir_pipelines.results import Fit, Result
 
-__all__ = ["Extraction", "Fit", "Prediction", "Prepared", "Result", "extract", "fit", "predict", "prepare"]
+__all__ = [
+    "Extraction",
+    "Fit",
+    "Prediction",
+    "Prepared",
+    "ReservoirClassifier",
+    "ReservoirRegressor",
+    "Result",
+    "extract",
+    "fit",
+    "predict",
+    "prepare",
+]
 
 _HOME = {
+    "ReservoirClassifier": "classifier",
+    "ReservoirRegressor": "regressor",
     **dict.fromkeys(("Extraction", "extract"), "extraction"),
     "fit": "fitting",
     **dict.fromkeys(("Fit", "Result"), "results"),

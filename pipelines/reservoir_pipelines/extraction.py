@@ -163,7 +163,7 @@ def extract(
     columns = choose_columns(model, layers, pool)
     rows = draw_rows(prepared, limit)
     check_windows(prepared, rows, patch)
-    spec = make_spec(prepared, rows, model, settings, store)
+    spec = make_spec(prepared, rows, model, store)
     layout = choose_layout(model, columns, batch_rows)
     call = {
         "task": str(Path(task).resolve()) if Path(task).is_file() else task,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from reservoir_cache import Layout, Spec
@@ -13,7 +14,7 @@ from reservoir import InputError
 from reservoir.pooling import check_poolings
 from reservoir.tasks.task import Tokens
 from reservoir_pipelines.forward import column_shapes
-from reservoir_pipelines.frozen import FrozenModel, Reservoir
+from reservoir_pipelines.frozen import FrozenModel
 from reservoir_pipelines.preparation import Prepared
 
 PADDING = "right, masked"
@@ -65,31 +66,36 @@ def check_windows(prepared: Prepared, rows: Mapping[str, np.ndarray], patch: int
             raise InputError(f"--patch {patch}: row {row} of {split} has {lengths.min()} values; take a smaller patch")
 
 
-def make_spec(
-    prepared: Prepared, rows: Mapping[str, np.ndarray], model: FrozenModel, settings: Reservoir, store: str
-) -> Spec:
+def make_spec(prepared: Prepared, rows: Mapping[str, np.ndarray], model: FrozenModel, store: str) -> Spec:
     """Return everything that changes a number of the entry, and nothing else."""
     digest = hashlib.sha256(prepared.digest.encode())
     for split, index in sorted(rows.items()):
         digest.update(json.dumps([split, len(index)]).encode())
         digest.update(index.astype("<i8").tobytes())
-    kind = "gaussian" if isinstance(prepared.task.form, Tokens) else "orthogonal"
     return Spec(
         task=prepared.task.to_dict(),
         data={"digest": digest.hexdigest(), "rows": {split: len(index) for split, index in rows.items()}},
-        backbone={"family": model.family, "digest": model.digest},
-        init={"kind": settings.init, "seed": 0 if settings.init == "pretrained" else settings.seed},
-        input={
-            "kind": kind,
+        **frozen_fields(model),
+        store=store,
+    )
+
+
+def frozen_fields(model: FrozenModel) -> dict[str, Any]:
+    """Return the fields of a specification that name a frozen map, whatever it is applied to."""
+    settings = model.settings
+    return {
+        "backbone": {"family": model.family, "digest": model.digest},
+        "init": {"kind": settings.init, "seed": 0 if settings.init == "pretrained" else settings.seed},
+        "input": {
+            "kind": "gaussian" if isinstance(model.fpt.task.form, Tokens) else "orthogonal",
             "seed": settings.seed,
             "gain": settings.gain,
             "patch": settings.patch,
             "stride": settings.stride,
         },
-        padding=PADDING,
-        compute=model.compute,
-        store=store,
-    )
+        "padding": PADDING,
+        "compute": model.compute,
+    }
 
 
 def choose_layout(model: FrozenModel, columns: Sequence[str], batch_rows: int | None) -> Layout:

