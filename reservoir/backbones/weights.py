@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import Family
@@ -84,23 +86,22 @@ def draw_random(backbone: Backbone, seed: int, prefixes: tuple[str, ...] = ("",)
     prefixes : tuple of str, default all
         Beginnings of the names of the parameters that are drawn.
     """
-    with torch.no_grad():
-        for name, parameter in backbone.model.named_parameters():
-            if name.startswith(prefixes):
-                draw = backbone.family.draw(name, tuple(parameter.shape), backbone.config, _generator(seed, name))
-                if draw is not None:
-                    parameter.copy_(torch.from_numpy(draw))
+
+    def draw(name: str, values: np.ndarray) -> np.ndarray | None:
+        return backbone.family.draw(name, values.shape, backbone.config, _generator(seed, name))
+
+    _redraw(backbone, draw, prefixes)
 
 
 def draw_statistics(backbone: Backbone, seed: int) -> None:
     """Redraw every parameter in place, normal with its own mean and standard deviation (keyed as `draw_random`)."""
-    with torch.no_grad():
-        for name, parameter in backbone.model.named_parameters():
-            values = parameter.numpy()
-            # In double precision, so that the order of the sum does not reach the digits of a float32.
-            mean, std = np.float32(values.mean(dtype=np.float64)), np.float32(values.std(dtype=np.float64))
-            draw = _generator(seed, name).standard_normal(values.shape, dtype=np.float32)
-            parameter.copy_(torch.from_numpy(draw * std + mean))
+
+    def draw(name: str, values: np.ndarray) -> np.ndarray:
+        # In double precision, so that the order of the sum does not reach the digits of a float32.
+        mean, std = np.float32(values.mean(dtype=np.float64)), np.float32(values.std(dtype=np.float64))
+        return _generator(seed, name).standard_normal(values.shape, dtype=np.float32) * std + mean
+
+    _redraw(backbone, draw)
 
 
 def weights_digest(backbone: Backbone) -> str:
@@ -120,14 +121,41 @@ def weights_digest(backbone: Backbone) -> str:
     return digest.hexdigest()
 
 
+def _redraw(
+    backbone: Backbone, draw: Callable[[str, np.ndarray], np.ndarray | None], prefixes: tuple[str, ...] = ("",)
+) -> None:
+    """Set every parameter whose name begins so to what ``draw(name, values)`` returns, unless that is None."""
+
+    def redraw(named: tuple[str, nn.Parameter]) -> None:
+        name, parameter = named
+        drawn = draw(name, parameter.detach().numpy())
+        if drawn is not None:
+            parameter.data.copy_(torch.from_numpy(drawn))
+
+    wanted = [named for named in backbone.model.named_parameters() if named[0].startswith(prefixes)]
+    # NumPy draws without holding Python's lock, and each tensor has a generator of its own.
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        list(threads.map(redraw, wanted))
+
+
 def _generator(seed: int, name: str) -> np.random.Generator:
     key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16])
     return np.random.Generator(np.random.Philox(key=key))
 
 
+class _Undrawn(TorchFunctionMode):
+    """Leaves out the draws of a model under construction: ours replace them, and they take as long."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
 def _build(name: str, family: Family, config: Any) -> nn.Module:
     try:
-        return family.maker.build(config)
+        with _Undrawn():
+            return family.maker.build(config)
     except (ValueError, TypeError, AssertionError, RuntimeError, ZeroDivisionError) as error:
         raise InputError(f"backbone {name!r}: its configuration does not work ({first_line(error)})") from error
 
