@@ -1,6 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+DEVELOPS := .venv/.develops
 export RESERVOIR_CACHE ?= $(CURDIR)/demo
 
 .PHONY: demo test lint clean
@@ -9,10 +10,10 @@ demo: $(INSTALLED)  ## the main job on embedded defaults: digits through an untr
 	$(BIN)/reservoir extract digits --backbone gpt2 --init random
 	$(BIN)/reservoir fit digits
 
-test: $(INSTALLED)  ## every test, two at a time
+test: $(DEVELOPS)  ## every test, two at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-lint: $(INSTALLED)  ## style and types
+lint: $(DEVELOPS)  ## style and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
@@ -20,6 +21,10 @@ lint: $(INSTALLED)  ## style and types
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(DEVELOPS): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
