@@ -144,6 +144,10 @@ class Pool:
         """
         given = features if isinstance(features, Sequence) else [features]
         stores = tuple(_open(one) for one in given)
+        for store in stores:
+            if lacking := [split for split in ("train", "valid", "test") if split not in store.splits]:
+                name = store.entry.path.name
+                raise InputError(f"{name}: it has no split {lacking[0]!r} to fit on; give an entry that extract made")
         first = stores[0].entry.spec
         for store in stores[1:]:
             if store.entry.spec.task != first.task or store.entry.spec.data != first.data:
