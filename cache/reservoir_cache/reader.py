@@ -110,12 +110,17 @@ class SplitFeatures:
             out[low:high] = x
         return out[:, 0] if tokens == 1 else out
 
-    def blocks(self, column: str) -> Iterator[NDArray[np.float32]]:
-        """Yield a column block by block in row order, each (rows of the block, tokens, width) float32."""
-        for arrays in self.blocks_of([column]):
+    def blocks(self, column: str, start: int = 0, stop: int | None = None) -> Iterator[NDArray[np.float32]]:
+        """Yield a column block by block in row order, each (rows of the block, tokens, width) float32.
+
+        The blocks numbered from ``start`` up to ``stop``, all by default; their rows are ``entry.blocks(split)``.
+        """
+        for arrays in self.blocks_of([column], start, stop):
             yield arrays[column]
 
-    def blocks_of(self, columns: Iterable[str]) -> Iterator[dict[str, NDArray[np.float32]]]:
+    def blocks_of(
+        self, columns: Iterable[str], start: int = 0, stop: int | None = None
+    ) -> Iterator[dict[str, NDArray[np.float32]]]:
         """Yield several columns block by block in row order, holding one block at a time.
 
         Raises
@@ -125,7 +130,7 @@ class SplitFeatures:
         """
         names = list(dict.fromkeys(columns))
         self._require(names)
-        return (self._block(block, names) for block in range(len(self._ranges)))
+        return (self._block(block, names) for block in range(len(self._ranges))[start:stop])
 
     @cached_property
     def _targets(self) -> dict[str, NDArray]:

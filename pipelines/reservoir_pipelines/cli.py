@@ -18,8 +18,10 @@ from reservoir_pipelines.options import (
     Json,
     Param,
     Protocol,
+    Scheduler,
     Standardise,
     Views,
+    Workers,
     task_parameters,
 )
 
@@ -75,8 +77,8 @@ def prepare(
     views: Views = None,
     protocol: Protocol = None,
     standardise: Standardise = True,
-    workers: Annotated[int, typer.Option(help="Local processes; 0 for none.")] = 0,
-    scheduler: Annotated[str | None, typer.Option(help="A dask.distributed scheduler, tcp://host:port.")] = None,
+    workers: Workers = 0,
+    scheduler: Scheduler = None,
     cache: Cache = None,
     json: Json = False,
     config: Config = None,
@@ -194,6 +196,9 @@ def fit(
     class_weight: Annotated[str | None, typer.Option(help="balanced: all classes count the same.")] = None,
     curve: Annotated[str | None, typer.Option(help="Training rows of a learning curve, such as 100,1000.")] = None,
     seeds: Annotated[int, typer.Option(help="So many reservoirs, from seed 0; extracted where they are not.")] = 0,
+    device: Device = "auto",
+    workers: Workers = 0,
+    scheduler: Scheduler = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the results.")] = None,
     cache: Cache = None,
     json: Json = False,
@@ -214,6 +219,9 @@ def fit(
         "select": select,
         "class_weight": class_weight,
         "curve": curve,
+        "device": device,
+        "workers": workers,
+        "scheduler": scheduler,
     }
     if seeds:
         report_fit.show_seeds(fit_seeds(found, seeds, out=out, **settings), json=json)

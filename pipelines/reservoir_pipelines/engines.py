@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from reservoir import InputError
-from reservoir.readouts import (
-    LOGISTIC_ALPHAS,
-    Moments,
-    Targets,
-    cross_sweep,
-    fold_moments,
-    logistic_sweep,
-    parse_alphas,
-    sweep,
-)
+from reservoir.readouts import LOGISTIC_ALPHAS, Moments, cross_sweep, logistic_sweep, parse_alphas, sweep
+from reservoir_pipelines.column_moments import ColumnMoments, column_moments, compute_moments
 from reservoir_pipelines.sources import Source, SplitBlocks, fold_blocks
 from reservoir_pipelines.trials import Trial, make_targets, trial_of
-
-if TYPE_CHECKING:
-    from reservoir_cache import Entry
-
-    from reservoir.readouts import Sweep
 
 RIDGE_ALPHAS = "1e-2:1e6:25"
 
@@ -32,8 +19,12 @@ RIDGE_ALPHAS = "1e-2:1e6:25"
 class Engine(Protocol):
     """Something that fits one kind of readout under all its settings."""
 
-    def run(self, source: Source, entry: Entry | None = None) -> Trial:
-        """Fit and choose; what can be kept for the next sweep is kept in the entry."""
+    def moments(self, source: Source) -> ColumnMoments | None:
+        """Return which moments of a source it takes and keeps; None where it reads the source itself."""
+        ...
+
+    def run(self, source: Source) -> Trial:
+        """Fit and choose."""
         ...
 
 
@@ -58,35 +49,20 @@ class RidgeEngine:
     folds: int = 0
     balanced: bool = False
 
-    def run(self, source: Source, entry: Entry | None = None) -> Trial:
-        """Sweep one source, from stored moments where there are."""
+    def moments(self, source: Source) -> ColumnMoments | None:
+        """Return the moments of the training samples, or of the folds."""
+        return column_moments(source, make_targets(source, self.classes, self.balanced), self.folds)
+
+    def run(self, source: Source) -> Trial:
+        """Sweep one source, from kept moments where there are."""
         targets = make_targets(source, self.classes, self.balanced)
-        keep = entry if not self.balanced else None
-        swept = self._by_folds(source, targets, keep) if self.folds else self._by_valid(source, targets, keep)
+        moments = _kept(self.moments(source))
+        if self.folds:
+            swept = cross_sweep(_Again(source, self.folds), targets, self.alphas, folds=self.folds, moments=moments)
+        else:
+            train, valid = source.blocks("train"), source.blocks("valid")
+            swept = sweep(train, valid, targets, self.alphas, moments=moments[0] if moments else None)
         return trial_of("ridge", source, swept)
-
-    def _by_valid(self, source: Source, targets: Targets, entry: Entry | None) -> Sweep:
-        name = f"train-{_file_name(source)}"
-        stored = _stored(entry, name, source)
-        if stored:
-            return sweep((), source.blocks("valid"), targets, self.alphas, moments=stored)
-        swept = sweep(source.blocks("train"), source.blocks("valid"), targets, self.alphas)
-        _keep(entry, name, source, swept.moments)
-        return swept
-
-    def _by_folds(self, source: Source, targets: Targets, entry: Entry | None) -> Sweep:
-        blocks = _Again(source, self.folds)
-        names = [f"cv{self.folds}-{k}-{_file_name(source)}" for k in range(self.folds)]
-        moments = [_stored(entry, name, source) for name in names]
-        if not all(moments):
-            width = next(iter(blocks))[0].shape[1]
-            count = sum(len(x) for x, _, _ in blocks)
-            if count < 4 * width:  # few samples: the kernel form, or moments larger than what they would spare
-                return cross_sweep(blocks, targets, self.alphas, folds=self.folds)
-            moments = fold_moments(blocks, targets, self.folds)
-            for name, part in zip(names, moments, strict=True):
-                _keep(entry, name, source, part)
-        return cross_sweep(blocks, targets, self.alphas, folds=self.folds, moments=[m for m in moments if m])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +83,16 @@ class LogisticEngine:
     alphas: np.ndarray
     balanced: bool = False
 
-    def run(self, source: Source, entry: Entry | None = None) -> Trial:
+    def moments(self, source: Source) -> ColumnMoments | None:
+        """Return the moments of the training samples: their principal axes make the solver fast."""
+        return column_moments(source, make_targets(source, self.classes, self.balanced))
+
+    def run(self, source: Source) -> Trial:
         """Sweep one source."""
         targets = make_targets(source, self.classes, self.balanced)
-        swept = logistic_sweep(SplitBlocks(source, "train"), SplitBlocks(source, "valid"), targets, self.alphas)
+        train, valid = SplitBlocks(source, "train"), SplitBlocks(source, "valid")
+        moments = _kept(self.moments(source))
+        swept = logistic_sweep(train, valid, targets, self.alphas, moments=moments[0] if moments else None)
         return trial_of("logistic", source, swept)
 
 
@@ -177,16 +159,8 @@ def _folds(select: str) -> int:
     return int(number)
 
 
-def _file_name(source: Source) -> str:
-    return source.name.replace("/", "-")
-
-
-def _stored(entry: Entry | None, name: str, source: Source) -> Moments | None:
-    found = entry.load_arrays(name) if entry and len(source.columns) == 1 else None
-    return Moments.from_arrays(found[0]) if found else None
-
-
-def _keep(entry: Entry | None, name: str, source: Source, moments: Moments | None) -> None:
-    # Below this many samples the float64 moments are larger than the float16 features they would spare reading.
-    if entry and moments and len(source.columns) == 1 and moments.count > 4 * moments.width:
-        entry.save_arrays(name, moments.to_arrays(), {"columns": list(source.columns)})
+def _kept(wanted: ColumnMoments | None) -> list[Moments] | None:
+    """Return the moments of a column, computed only where they are not kept."""
+    if wanted is None:
+        return None
+    return wanted.load() or next(compute_moments([wanted]))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from reservoir.readouts import Tally, Targets
 from reservoir_pipelines.results import Result
 from reservoir_pipelines.sources import Source
 from reservoir_pipelines.trials import Trial, make_targets
-
-if TYPE_CHECKING:
-    from reservoir_cache import Entry
 
 MEMORY = 2 * 10**9  # bytes of float32 features that are fitted at once; beyond, an estimator has to take them in pieces
 PASSES = 5  # over the features, for an estimator that takes them in pieces
@@ -106,7 +103,10 @@ class EstimatorEngine:
         grid = tuple(dict(zip(values, choice, strict=True)) for choice in product(*values.values()))
         return cls(path=path, grid=grid, classes=classes)
 
-    def run(self, source: Source, entry: Entry | None = None) -> Trial:
+    def moments(self, source: Source) -> None:
+        """Return None: an estimator sees the features themselves."""
+
+    def run(self, source: Source) -> Trial:
         """Fit every combination on one source and score it on valid."""
         targets = make_targets(source, self.classes)
         found: list[tuple[Result, EstimatorReadout]] = []

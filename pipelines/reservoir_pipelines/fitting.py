@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reservoir_cache import Entry, FeatureStore
 
 from reservoir import InputError
-from reservoir.readouts import LinearReadout, forward_selection
+from reservoir.readouts import LinearReadout, NumpyArithmetic, TorchArithmetic, forward_selection, products_on
 from reservoir_pipelines.bundle import Bundle
+from reservoir_pipelines.column_moments import compute_moments
 from reservoir_pipelines.curve import learning_curve, parse_sizes
 from reservoir_pipelines.engines import Engine, RidgeEngine, make_engine
 from reservoir_pipelines.extraction import Extraction
+from reservoir_pipelines.frozen import choose_device
 from reservoir_pipelines.plots import plot_curve, plot_sweep
 from reservoir_pipelines.preparation import Prepared
 from reservoir_pipelines.progress import meter, say
@@ -38,6 +41,9 @@ def fit(
     select: str = "valid",
     class_weight: str | None = None,
     curve: str | None = None,
+    device: str = "auto",
+    workers: int = 0,
+    scheduler: str | None = None,
     out: Path | None = None,
 ) -> Fit:
     """Fit a readout to every column under every setting and choose one by validation.
@@ -60,6 +66,12 @@ def fit(
         Count all classes the same in fitting.
     curve : str, optional
         Numbers of training rows, such as ``100,1000,10000``, for a learning curve of the chosen columns.
+    device : str, default "auto"
+        Where the products of ridge readouts run: ``auto`` is a GPU where there is one.
+    workers : int, default 0
+        Local processes that read the training features; 0 for none.
+    scheduler : str, optional
+        Address of a running dask.distributed scheduler whose workers share this file system.
     out : Path, optional
         Folder of the results; by default under the cache's ``readouts``.
 
@@ -83,23 +95,22 @@ def fit(
     names, most = choose_columns(pool, columns)
     rows = {split: pool.store[split].rows for split in ("train", "valid", "test")}
     say(f"fit {pool.entry.spec.task['name']}: {len(names)} columns on {rows['train']:,} rows, chosen by {select}")
-    trials: list[Trial] = []
-    with meter("fit", len(names), unit="columns") as bar:
-        for name in names:
-            trials.append(engine.run(pool.source(name), pool.entry_of(name)))
-            bar.advance(1)
-    if most:
-        trials += _greedy(pool, trials, engine, most)
-    best = max(trials, key=lambda trial: merit(trial.result))
-    source = pool.source("+".join(best.result.columns))
+    with _products(device):
+        if workers or scheduler:
+            _share_out(pool, names, engine, workers, scheduler)
+        trials = _sweep(pool, names, engine)
+        if most:
+            trials += _greedy(pool, trials, engine, most)
+        best = max(trials, key=lambda trial: merit(trial.result))
+        source = pool.source("+".join(best.result.columns))
+        raw = _raw(pool, engine, classes, rows["test"])
+        points = ()
+        if curve and isinstance(engine, RidgeEngine):
+            points = learning_curve(source, engine, parse_sizes(curve, rows["train"]))
     model = best.readout
     if classes and isinstance(model, LinearReadout) and select == "valid":
         model = model.calibrate(source.blocks("valid"))
     chosen = _tested(best.result, model, source, classes, rows["test"])
-    raw = _raw(pool, engine, classes, rows["test"])
-    points = ()
-    if curve and isinstance(engine, RidgeEngine):
-        points = learning_curve(source, engine, parse_sizes(curve, rows["train"]))
     folder = out or pool.entry.path.parents[2] / "readouts" / pool.entry.spec.task["name"] / pool.title
     folder.mkdir(parents=True, exist_ok=True)
     table = tuple(result for trial in trials for result in trial.results)
@@ -181,10 +192,6 @@ class Pool:
         parts = tuple(self.column(part) for part in name.split("+"))
         return parts[0] if len(parts) == 1 else JoinedSource(parts)
 
-    def entry_of(self, name: str) -> Entry | None:
-        """Return the entry that keeps the moments of a single column."""
-        return None if "+" in name else self.column(name).store.entry
-
     def column(self, name: str) -> ColumnSource:
         """Return the samples of a single column."""
         number, colon, column = name.partition(":")
@@ -218,6 +225,31 @@ def choose_columns(pool: Pool, columns: str | Sequence[str]) -> tuple[tuple[str,
     if not wanted:
         raise InputError("the entry holds no columns yet; run reservoir extract again to finish it")
     return tuple(dict.fromkeys(wanted)), most
+
+
+def _products(device: str) -> AbstractContextManager[None]:
+    """Return the context in which products run on a device."""
+    place = choose_device(device)
+    if place.type not in ("cpu", "cuda"):
+        raise InputError(f"--device {device}: readouts are fitted on cpu or cuda")
+    return products_on(NumpyArithmetic() if place.type == "cpu" else TorchArithmetic(str(place)))
+
+
+def _share_out(pool: Pool, names: Sequence[str], engine: Engine, workers: int, scheduler: str | None) -> None:
+    """Have other processes compute what moments of the columns are not kept yet; they are kept from then on."""
+    wanted = [moments for name in names if (moments := engine.moments(pool.source(name))) and not moments.load()]
+    with meter("read", len(wanted), unit="columns") as bar:
+        for _ in compute_moments(wanted, workers=workers, scheduler=scheduler):
+            bar.advance(1)
+
+
+def _sweep(pool: Pool, names: Sequence[str], engine: Engine) -> list[Trial]:
+    trials: list[Trial] = []
+    with meter("fit", len(names), unit="columns") as bar:
+        for name in names:
+            trials.append(engine.run(pool.source(name)))
+            bar.advance(1)
+    return trials
 
 
 def _greedy(pool: Pool, trials: Sequence[Trial], engine: Engine, most: int) -> list[Trial]:

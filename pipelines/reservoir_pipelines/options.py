@@ -74,6 +74,8 @@ Protocol = Annotated[str | None, typer.Option(help="paper: as the authors' code 
 Data = Annotated[Path | None, typer.Option(help="Folder of the publisher's files [default: RESERVOIR_DATA]")]
 Cache = Annotated[Path | None, typer.Option(help="Root of the cache [default: RESERVOIR_CACHE, else the user's cache]")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")]
+Workers = Annotated[int, typer.Option(help="Local processes; 0 for none.")]
+Scheduler = Annotated[str | None, typer.Option(help="A dask.distributed scheduler, tcp://host:port.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
 Config = Annotated[
     Path | None,

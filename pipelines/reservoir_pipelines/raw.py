@@ -59,6 +59,10 @@ class RawSource:
             x = self.encode(read.x[index - index[0]], read.lengths[index - index[0]])
             yield samples(x[:, None], part.y[start : start + RAW_ROWS])
 
+    def labels(self, split: str) -> np.ndarray:
+        """Return the labels (rows, outputs) of all rows."""
+        return self.store[split].y.reshape(self.store[split].rows, -1)
+
     def outputs(self) -> int:
         """Return the number of labels of a row."""
         return int(np.prod(self.store["train"].y.shape[1:]))

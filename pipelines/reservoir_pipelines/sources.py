@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -30,6 +30,10 @@ class Source(Protocol):
 
     def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield features (m, width) of float32 and labels (m, outputs)."""
+        ...
+
+    def labels(self, split: str) -> np.ndarray:
+        """Return the labels (n, outputs) of all samples, without reading a feature."""
         ...
 
     def outputs(self) -> int:
@@ -69,12 +73,22 @@ class ColumnSource:
         """The column itself."""
         return (self.name,)
 
-    def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the samples of one shard at a time."""
-        part, start = self.store[split], 0
-        for values in part.blocks(self.column):
-            yield samples(values, part.y[start : start + len(values)])
-            start += len(values)
+    def blocks(self, split: str, start: int = 0, stop: int | None = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the samples of one shard at a time, of those numbered from ``start`` up to ``stop``."""
+        part = self.store[split]
+        ranges = self.store.entry.blocks(split)[start:stop]
+        for (low, high), values in zip(ranges, part.blocks(self.column, start, stop), strict=True):
+            yield samples(values, part.y[low:high])
+
+    def labels(self, split: str) -> np.ndarray:
+        """Return the labels (n, outputs) of all samples."""
+        y = self.store[split].y
+        return y.reshape(len(y) * self.tokens(), -1)
+
+    def width(self) -> int:
+        """Return the number of features of a sample."""
+        tokens, width = self.store["train"].shape(self.column)
+        return tokens * width // self.tokens()
 
     def outputs(self) -> int:
         """Return the number of labels of a sample."""
@@ -146,6 +160,10 @@ class JoinedSource:
             if ended:
                 raise InputError(f"columns {self.name}: the entries differ in rows; use the same limit")
 
+    def labels(self, split: str) -> np.ndarray:
+        """Return the labels (n, outputs) of all samples."""
+        return self.parts[0].labels(split)
+
     def outputs(self) -> int:
         """Return the number of labels of a sample."""
         return self.parts[0].outputs()
@@ -190,8 +208,15 @@ def fold_blocks(source: Source, folds: int) -> Iterator[tuple[np.ndarray, np.nda
     ------
     tuple of (ndarray (m, width), ndarray (m, outputs), ndarray of int (m,))
     """
-    for number, split in enumerate(("train", "valid")):
-        yield from _dealt(source.blocks(split), source.tokens(), folds, np.random.default_rng(number))
+    for split in ("train", "valid"):
+        yield from numbered(source.blocks(split), deal(source, split, folds))
+
+
+def deal(source: Source, split: str, folds: int) -> np.ndarray:
+    """Return the fold of every sample of a split, (n,): even over rows, in an order that the number of rows fixes."""
+    rows = len(source.labels(split)) // source.tokens()
+    seed = ("train", "valid").index(split)
+    return np.repeat(np.random.default_rng(seed).permutation(rows) % folds, source.tokens())
 
 
 def strata_blocks(source: Source, bounds: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -205,22 +230,18 @@ def strata_blocks(source: Source, bounds: np.ndarray) -> Iterator[tuple[np.ndarr
         Ascending numbers of rows; stretch i holds the rows whose rank in a fixed shuffle is below bounds[i] and not
         below bounds[i - 1]. Rows beyond the last are left out.
     """
-    total = sum(len(y) for _, y in source.blocks("train")) // source.tokens()
-    rank = np.random.default_rng(0).permutation(total)
+    rank = np.random.default_rng(0).permutation(len(source.labels("train")) // source.tokens())
     stratum = np.repeat(np.searchsorted(bounds, rank, side="right"), source.tokens())
-    start = 0
-    for x, y in source.blocks("train"):
-        part = stratum[start : start + len(x)]
-        start += len(x)
+    for x, y, part in numbered(source.blocks("train"), stratum):
         kept = part < len(bounds)
         yield x[kept], y[kept], part[kept]
 
 
-def _dealt(
-    blocks: Iterator[tuple[np.ndarray, np.ndarray]], tokens: int, folds: int, draw: np.random.Generator
+def numbered(
+    blocks: Iterable[tuple[np.ndarray, np.ndarray]], numbers: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Deal the rows of each block out evenly, in a new random order of the folds each time."""
+    """Yield blocks of samples with the number of each sample, from the numbers (n,) of all of them in order."""
+    start = 0
     for x, y in blocks:
-        rows = len(x) // tokens
-        fold = draw.permutation(rows) % folds
-        yield x, y, np.repeat(fold, tokens)
+        yield x, y, numbers[start : start + len(x)]
+        start += len(x)

@@ -58,9 +58,7 @@ def make_targets(source: Source, classes: int, balanced: bool = False) -> Target
     """Return the coding of a source's labels, weighted by class where asked."""
     if not balanced:
         return Targets(source.outputs(), classes)
-    counts = np.zeros(classes)
-    for _, y in source.blocks("train"):
-        counts += np.bincount(y.ravel().astype(int), minlength=classes)
+    counts = np.bincount(source.labels("train").ravel().astype(int), minlength=classes)
     return Targets(source.outputs(), classes, balanced_weights(counts))
 
 

@@ -5,14 +5,16 @@
 *Logistic*: `logistic_sweep` solves every penalty of multinomial logistic regression in the same passes.
 *Selection*: `sweep` by a validation split, `cross_sweep` by K folds, `forward_selection` over columns.
 *Estimators*: `RidgeSweepClassifier` and `RidgeSweepRegressor`, for arrays in memory and in scikit-learn's sense.
+*Devices*: inside ``with products_on(TorchArithmetic("cuda"))`` the matrix products of all these run on a GPU.
 *Results*: `Sweep` holds every penalty's `LinearPath`; `LinearReadout` predicts; `Tally` counts accuracy.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from reservoir.readouts.device import NumpyArithmetic, TorchArithmetic, products_on
 from reservoir.readouts.forward import Step, forward_selection
 from reservoir.readouts.gather import Samples, gather, solve, training_moments
-from reservoir.readouts.kfold import cross_sweep, fold_moments
+from reservoir.readouts.kfold import add_folds, cross_sweep, fold_moments, partial_moments
 from reservoir.readouts.linear import LinearReadout
 from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic_sweep
 from reservoir.readouts.moments import Accumulator, Block, Moments, accumulate, leave_one_out
@@ -33,6 +35,7 @@ __all__ = [
     "LinearPath",
     "LinearReadout",
     "Moments",
+    "NumpyArithmetic",
     "RidgeSweepClassifier",
     "RidgeSweepRegressor",
     "Samples",
@@ -41,8 +44,10 @@ __all__ = [
     "Sweep",
     "Tally",
     "Targets",
+    "TorchArithmetic",
     "accumulate",
     "accuracy",
+    "add_folds",
     "balanced_weights",
     "best_penalty",
     "cross_sweep",
@@ -54,6 +59,8 @@ __all__ = [
     "logistic_path",
     "logistic_sweep",
     "parse_alphas",
+    "partial_moments",
+    "products_on",
     "ridge_path",
     "samples",
     "score",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -83,19 +83,42 @@ def fold_moments(train: Iterable[FoldBlock], targets: Targets, folds: int) -> li
     InputError
         Where a fold is empty, or a feature not finite.
     """
-    accumulators: list[Accumulator] = []
-    seen = np.zeros(folds, np.int64)
+    return add_folds([partial_moments(train, targets)], folds)
+
+
+def partial_moments(train: Iterable[FoldBlock], targets: Targets) -> dict[int, Moments]:
+    """Return the moments of every fold that occurs in some blocks: `add_folds` sums those of all parts of the data.
+
+    Raises
+    ------
+    InputError
+        Where a feature is not finite.
+    """
+    accumulators: dict[int, Accumulator] = {}
     for x, y, fold in train:
-        if not accumulators:
-            dtype = np.result_type(x.dtype, np.float32)
-            accumulators = [Accumulator(x.shape[1], targets.columns, dtype) for _ in range(folds)]
         coded, weights = targets.encode(y), targets.weights(y)
-        for k in np.unique(fold):
+        for k in np.unique(fold).tolist():
+            if k not in accumulators:
+                accumulators[k] = Accumulator(x.shape[1], targets.columns, np.result_type(x.dtype, np.float32))
             chosen = fold == k
             accumulators[k].update(x[chosen], coded[chosen], None if weights is None else weights[chosen])
-        seen += np.bincount(fold, minlength=folds)
-    _check_folds(seen)
-    return [accumulator.moments() for accumulator in accumulators]
+    return {k: accumulator.moments() for k, accumulator in accumulators.items()}
+
+
+def add_folds(parts: Iterable[Mapping[int, Moments]], folds: int) -> list[Moments]:
+    """Return the moments of each fold over all parts of the data, added in the order of the parts, one held at a time.
+
+    Raises
+    ------
+    InputError
+        Where a fold is empty.
+    """
+    sums: dict[int, Moments] = {}
+    for part in parts:
+        for k, moments in part.items():
+            sums[k] = sums[k] + moments if k in sums else moments
+    _check_folds(np.array([k in sums for k in range(folds)]))
+    return [sums[k] for k in range(folds)]
 
 
 def _gather(train: Iterable[FoldBlock], targets: Targets, folds: int) -> tuple[Training, Iterable[Training]]:

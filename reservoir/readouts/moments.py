@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reservoir.errors import InputError
-from reservoir.readouts.widen import widen
+from reservoir.readouts.device import arithmetic
 
 BLOCK_ROWS = 2048  # the product runs at 93% of its speed on all rows at once; 1,024 rows give 78%
 
@@ -141,17 +141,20 @@ class Accumulator:
     """
 
     def __init__(self, width: int, targets: int, dtype: npt.DTypeLike = np.float32) -> None:
+        self._on = on = arithmetic()
         self._dtype: np.dtype[Any] = np.dtype(dtype)
+        self._precision: np.dtype[Any] = np.dtype(np.float64)  # of the block that is being gathered
         self._blocks = 0
-        self._x = np.empty((BLOCK_ROWS, width))
-        self._z = np.empty((BLOCK_ROWS, targets + 1))  # targets and a 1, whose products are the sums
-        self._roots = np.ones(BLOCK_ROWS)  # square roots of the weights
+        self._x = on.zeros((BLOCK_ROWS, width))
+        self._z = on.zeros((BLOCK_ROWS, targets + 1))  # targets and a 1, whose products are the sums
+        self._roots = on.zeros((BLOCK_ROWS,))  # square roots of the weights
+        self._weighted = False
         self._filled = 0
-        self._shift: tuple[np.ndarray, np.ndarray] | None = None
-        self._product = np.empty((width, width))
-        self._xx = np.zeros((width, width))
-        self._xz = np.zeros((width, targets + 1))
-        self._zz = np.zeros((targets + 1, targets + 1))
+        self._shift: tuple[Any, Any] | None = None
+        self._product = on.zeros((width, width))
+        self._xx = on.zeros((width, width))
+        self._xz = on.zeros((width, targets + 1))
+        self._zz = on.zeros((targets + 1, targets + 1))
 
     def update(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Accumulator:
         """Take in samples.
@@ -173,21 +176,20 @@ class Accumulator:
         w, t = self._xz.shape[0], self._xz.shape[1] - 1
         if x.shape != (len(x), w) or y.shape != (len(x), t):
             raise InputError(f"moments: features {x.shape} and targets {y.shape}, not (m, {w}) and (m, {t})")
+        shift = self._shift or (None, None)
         start = 0
         while start < len(x):
             stop = min(start + BLOCK_ROWS - self._filled, len(x))
             rows = slice(self._filled, self._filled + stop - start)
-            self._z[rows, :t], self._z[rows, t] = y[start:stop], 1
-            self._roots[rows] = 1 if weights is None else np.sqrt(weights[start:stop])
-            if self._shift is None:
-                self._x[rows] = x[start:stop]
-            else:
-                part = widen(x[start:stop], self._x[rows]) if self._x.dtype == np.float32 else x[start:stop]
-                np.subtract(part, self._shift[0], out=self._x[rows])
-                self._z[rows, :t] -= self._shift[1]
+            self._on.fill(self._x[rows], x[start:stop], shift[0])
+            self._on.fill(self._z[rows, :t], y[start:stop], shift[1])
+            self._z[rows, t] = self._roots[rows] = 1
+            if weights is not None:
+                self._weighted = True
+                self._on.fill(self._roots[rows], np.sqrt(weights[start:stop]))
             self._filled = rows.stop
             if self._filled == BLOCK_ROWS:
-                self._multiply()
+                shift = self._multiply()
             start = stop
         return self
 
@@ -205,40 +207,43 @@ class Accumulator:
         count = float(self._zz[t, t])
         if self._shift is None or count <= 0:
             raise InputError("moments: no sample has a weight above 0; give at least one")
-        apart, y_apart = self._xz[:, t] / count, self._zz[:t, t] / count
+        xz, zz, shift, y_shift = (self._on.fetch(part) for part in (self._xz, self._zz, *self._shift))
+        apart, y_apart = xz[:, t] / count, zz[:t, t] / count
         xx = np.multiply.outer(-count * apart, apart)
-        xx += self._xx
-        yy = np.diagonal(self._zz)[:t] - count * np.square(y_apart)
+        xx += self._on.fetch(self._xx)
+        yy = np.diagonal(zz)[:t] - count * np.square(y_apart)
         _check_finite("feature", np.diagonal(xx))
         _check_finite("target", yy)
         return Moments(
             count=count,
-            mean=self._shift[0] + apart,
+            mean=shift + apart,
             xx=xx,
-            xy=self._xz[:, :t] - np.multiply.outer(count * apart, y_apart),
-            y_mean=self._shift[1] + y_apart,
+            xy=xz[:, :t] - np.multiply.outer(count * apart, y_apart),
+            y_mean=y_shift + y_apart,
             yy=np.maximum(yy, 0.0),
         )
 
-    def _multiply(self) -> None:
-        """Add the products of the gathered rows to the sums and start a new block."""
+    def _multiply(self) -> tuple[Any, Any]:
+        """Add the products of the gathered rows to the sums, start a new block and return its shift."""
+        on = self._on
         x, z, roots = (part[: self._filled] for part in (self._x, self._z, self._roots))
         if self._shift is None:
-            self._shift = x.mean(axis=0).astype(self._dtype).astype(x.dtype), z[:, :-1].mean(axis=0)
+            self._shift = on.cast(on.cast(x.mean(0), self._dtype), np.float64), z[:, :-1].mean(0)
             x -= self._shift[0]
             z[:, :-1] -= self._shift[1]
-        if np.any(roots != 1):
-            x *= roots[:, None].astype(x.dtype)
+        if self._weighted:
+            x *= on.cast(roots[:, None], self._precision)
             z *= roots[:, None]
-        np.matmul(x.T, x, out=self._product)  # numpy sees the symmetry and computes one triangle
-        self._xx += self._product
-        self._xz += x.T @ z.astype(x.dtype)
-        self._zz += z.T @ z
+        self._xx += on.product(x.T, x, self._product)
+        self._xz += on.product(x.T, on.cast(z, self._precision))
+        self._zz += on.product(z.T, z)
         self._filled = 0
         self._blocks += 1
         if self._blocks == EXACT_BLOCKS:
-            self._x, self._product = self._x.astype(self._dtype), self._product.astype(self._dtype)
-            self._shift = self._shift[0].astype(self._dtype), self._shift[1]
+            self._precision = self._dtype
+            self._x, self._product = (on.cast(part, self._dtype) for part in (self._x, self._product))
+            self._shift = on.cast(self._shift[0], self._dtype), self._shift[1]
+        return self._shift
 
 
 def accumulate(blocks: Iterable[tuple[np.ndarray, ...]]) -> Moments:

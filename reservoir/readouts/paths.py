@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from reservoir.readouts.device import arithmetic
 from reservoir.readouts.linear import LinearReadout
 from reservoir.readouts.targets import Targets
-from reservoir.readouts.widen import widen
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,22 +93,26 @@ class Scorer:
 
     def __init__(self, path: LinearPath) -> None:
         self._path = path
+        self._on = arithmetic()
         self._lay_out(np.dtype(np.float32))
 
     def _lay_out(self, dtype: np.dtype[Any]) -> None:
         """Lay the path out for products of a precision."""
-        coef = self._path.coef
-        self._weights = coef.transpose(1, 0, 2).reshape(coef.shape[1], -1).astype(dtype)
-        self._center = self._path.center.astype(dtype)
+        coef, center = self._path.coef, self._path.center.astype(dtype)
         # The center rounded to float32 is another center: the offset has to belong to the one that is subtracted.
-        self._offset = (self._path.intercept + self._center @ coef).ravel().astype(dtype)
+        offset = (self._path.intercept + center @ coef).ravel().astype(dtype)
+        weights = coef.transpose(1, 0, 2).reshape(coef.shape[1], -1).astype(dtype)
+        self._dtype = dtype
+        self._weights, self._center, self._offset = (self._on.put(part) for part in (weights, center, offset))
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return the scores (A, n, t) of features (n, w), in float64 for float64 features and else in float32."""
-        x = widen(x)
-        if x.dtype != self._weights.dtype:
-            self._lay_out(x.dtype)
-        scores = (x - self._center) @ self._weights
+        dtype = np.result_type(x.dtype, np.float32)
+        if dtype != self._dtype:
+            self._lay_out(dtype)
+        centred = self._on.zeros(x.shape, dtype)
+        self._on.fill(centred, x, self._center)
+        scores = self._on.product(centred, self._weights)
         scores += self._offset
         penalties, _, targets = self._path.coef.shape
-        return scores.reshape(len(x), penalties, targets).transpose(1, 0, 2)
+        return self._on.fetch(scores).reshape(len(x), penalties, targets).transpose(1, 0, 2)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from reservoir.errors import InputError
+from reservoir.readouts.device import arithmetic
 from reservoir.readouts.moments import Moments
 from reservoir.readouts.paths import LinearPath
 from reservoir.readouts.tridiagonal import Tridiagonal
@@ -69,8 +70,11 @@ def kernel_path(x: np.ndarray, y: np.ndarray, alphas: np.ndarray, weights: np.nd
     """
     z, mean, scale, roots = standardise(x, weights)
     y_mean = np.average(y, axis=0, weights=weights).astype(np.float64)
-    dual = Tridiagonal.of(z @ z.T).solve(positive(alphas), (y - y_mean) * roots)
-    return LinearPath.from_standardised(alphas, z.T @ dual, y_mean, mean, scale)
+    on = arithmetic()
+    rows = on.put(z)
+    dual = Tridiagonal.of(on.fetch(on.product(rows, rows.T))).solve(positive(alphas), (y - y_mean) * roots)
+    coef = on.fetch(on.product(rows.T, on.put(dual)))
+    return LinearPath.from_standardised(alphas, coef, y_mean, mean, scale)
 
 
 def standardise(

@@ -32,6 +32,10 @@ def test_columns_come_back_in_row_order(tmp_path, toy, store):
             assert np.abs(found.reshape(meant.shape) - toy.expected(entry, split, column)).max() < 0.02
             assert [len(x) for x in features[split].blocks(column)] == [hi - lo for lo, hi in entry.blocks(split)]
             np.testing.assert_array_equal(np.concatenate(list(features[split].blocks(column))), meant)
+            cut = entry.blocks(split)[0][1]
+            np.testing.assert_array_equal(np.concatenate(list(features[split].blocks(column, 0, 1))), meant[:cut])
+            if cut < rows:
+                np.testing.assert_array_equal(np.concatenate(list(features[split].blocks(column, 1))), meant[cut:])
 
 
 def test_columns_of_several_shards_in_one_pass(tmp_path, toy):

@@ -1,0 +1,159 @@
+"""Where the products of readouts run: numpy on the processor, or torch on a device such as a GPU.
+
+    with products_on(TorchArithmetic("cuda")):
+        found = sweep(train, valid, targets)
+
+Moments, scores and kernel matrices are written once, against the few operations of `Arithmetic`; data goes to the
+device block by block, and what comes back is numpy's. Products are in the same precisions on both: float32 in blocks
+(never TF32, whose 10 bits of mantissa would cost three digits), float64 for sums over blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from reservoir.readouts.widen import widen
+
+
+class Arithmetic(Protocol):
+    """Arrays of one library on one device; they also have operators, slices and ``mean``, alike in both libraries."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> Any:
+        """Return an array of zeros."""
+        ...
+
+    def put(self, x: np.ndarray) -> Any:
+        """Return the array of a numpy array."""
+        ...
+
+    def fill(self, out: Any, x: np.ndarray, shift: Any = None) -> None:
+        """Write a numpy array of any real dtype, less a shift if any, subtracted in the precision of ``out``."""
+        ...
+
+    def cast(self, array: Any, dtype: npt.DTypeLike) -> Any:
+        """Return the array in another precision; itself where nothing changes."""
+        ...
+
+    def product(self, a: Any, b: Any, out: Any = None) -> Any:
+        """Return the matrix product, in the full precision of its factors."""
+        ...
+
+    def fetch(self, array: Any) -> np.ndarray:
+        """Return the array as numpy's."""
+        ...
+
+
+@dataclass(frozen=True)
+class NumpyArithmetic:
+    """numpy on the processor."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> np.ndarray:
+        """Return an array of zeros."""
+        return np.zeros(shape, dtype)
+
+    def put(self, x: np.ndarray) -> np.ndarray:
+        """Return the array itself."""
+        return x
+
+    def fill(self, out: np.ndarray, x: np.ndarray, shift: np.ndarray | None = None) -> None:
+        """Write an array, less a shift, in one pass over it where its dtype allows."""
+        if shift is None:
+            out[...] = x
+            return
+        narrow = x.dtype == np.float16 and out.dtype == np.float32
+        np.subtract(widen(x, out) if narrow else x, shift, out=out)
+
+    def cast(self, array: np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:
+        """Return the array in another precision."""
+        return array.astype(dtype, copy=False)
+
+    def product(self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Return the matrix product; numpy sees that x'x is symmetric and computes one triangle."""
+        return np.matmul(a, b, out=out)
+
+    def fetch(self, array: np.ndarray) -> np.ndarray:
+        """Return the array itself."""
+        return array
+
+
+@dataclass(frozen=True)
+class TorchArithmetic:
+    """torch on a device.
+
+    Parameters
+    ----------
+    device : str
+        Its name in torch, such as ``cuda`` or ``cuda:1``; it must have float64.
+    """
+
+    device: str
+
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> Any:
+        """Return a tensor of zeros."""
+        import torch
+
+        return torch.zeros(shape, dtype=getattr(torch, np.dtype(dtype).name), device=self.device)
+
+    def put(self, x: np.ndarray) -> Any:
+        """Return a tensor on the device; the values travel in the dtype that they have."""
+        import torch
+
+        return torch.tensor(np.ascontiguousarray(x), device=self.device)
+
+    def fill(self, out: Any, x: np.ndarray, shift: Any = None) -> None:
+        """Write an array, widened on the device, less a shift."""
+        out.copy_(self.put(x))
+        if shift is not None:
+            out -= shift
+
+    def cast(self, array: Any, dtype: npt.DTypeLike) -> Any:
+        """Return the tensor in another precision."""
+        import torch
+
+        return array.to(getattr(torch, np.dtype(dtype).name))
+
+    def product(self, a: Any, b: Any, out: Any = None) -> Any:
+        """Return the matrix product, without TF32 whatever the process has set."""
+        import torch
+
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            return torch.matmul(a, b, out=out)
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    def fetch(self, array: Any) -> np.ndarray:
+        """Return the tensor as a numpy array."""
+        return array.cpu().numpy()
+
+
+_current: ContextVar[Arithmetic] = ContextVar("arithmetic", default=NumpyArithmetic())  # noqa: B039, it is frozen
+
+
+def arithmetic() -> Arithmetic:
+    """Return the arithmetic of the innermost `products_on`; numpy's outside of any."""
+    return _current.get()
+
+
+@contextmanager
+def products_on(place: Arithmetic) -> Iterator[None]:
+    """Run the products of all readouts that are fitted inside the ``with`` block on one device.
+
+    Parameters
+    ----------
+    place : Arithmetic
+        `NumpyArithmetic` or `TorchArithmetic`.
+    """
+    token = _current.set(place)
+    try:
+        yield
+    finally:
+        _current.reset(token)
