@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -21,6 +22,10 @@ from reservoir.backbones.names import altered, find, first_line, gguf, quiet
 from reservoir.errors import InputError
 
 INITS = ("pretrained", "random", "statistics")
+
+# Transformers replaces functions of the whole process while it builds a model (initialisers, the tying of weights), and
+# two threads that do so at once can leave them replaced for good.
+_LOADING = threading.Lock()
 
 
 def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | None = None) -> Backbone:
@@ -53,6 +58,11 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
     """
     if init not in INITS:
         raise InputError(f"init {init!r}: choose one of {', '.join(INITS)}, or a folder with weights")
+    with _LOADING:
+        return _make(name, init, seed, depth)
+
+
+def _make(name: str, init: str, seed: int, depth: int | None) -> Backbone:
     quiet()
     family, config = find(name)
     blocks = family.shape(config).depth

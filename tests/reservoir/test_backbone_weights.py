@@ -227,3 +227,16 @@ def test_sequences_beyond_the_positions_are_refused(llama):
     task = Task(name="long", form=Vectors(5), max_tokens=33, classes=3)
     with pytest.raises(InputError, match="task 'long': sequences of 33 tokens"):
         FPT(task, backbone)
+
+
+def test_loading_in_threads_leaves_transformers_as_it_was(tiny_gpt2):
+    """Transformers replaces its own functions while it loads; threads must not leave them so."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from transformers import T5Config, T5EncoderModel
+
+    with ThreadPoolExecutor(4) as pool:
+        digests = set(pool.map(lambda _: weights_digest(load_backbone(str(tiny_gpt2), "pretrained")), range(12)))
+    assert len(digests) == 1
+    model = T5EncoderModel(T5Config(d_model=8, d_ff=8, d_kv=4, num_heads=2, num_layers=1, vocab_size=10))
+    assert model.shared.weight is model.encoder.embed_tokens.weight
