@@ -44,15 +44,17 @@ class InputLayer(nn.Module):
         if isinstance(form, Tokens):
             table = normal.reshape(size, width) * (gain / DEFAULT_GAIN)
             self.map: nn.Module = nn.Embedding.from_pretrained(torch.from_numpy(table).float(), freeze=False)
+            self.dropout: nn.Module = nn.Identity()
         else:
             self.map = nn.Linear(size, width)
             with torch.no_grad():
                 self.map.weight.copy_(torch.from_numpy(gain * _orthogonal(normal, size, width)))
                 self.map.bias.zero_()
+            self.dropout = nn.Dropout(0.0)  # as the authors' code has it: behind vectors, not behind symbols
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, tokens, dim) floats or (batch, tokens) integers to (batch, tokens, width)."""
-        return self.map(x)
+        return self.dropout(self.map(x))
 
 
 def _orthogonal(normal: np.ndarray, size: int, width: int) -> np.ndarray:
@@ -107,9 +109,15 @@ class FPT(nn.Module):
         -------
         Tensor of float32, (batch, readout_tokens, outputs, max(classes, 1))
         """
-        hidden = self.backbone(self.inputs(x), lengths)
-        logits = self.output(pool(hidden, lengths, "last", self.task.readout_tokens))
-        return logits.unflatten(-1, (self.task.outputs, max(self.task.classes, 1)))
+        return self.read(self.backbone(self.inputs(x), lengths), lengths)
+
+    def read(self, hidden: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logits that `forward` returns, from the hidden states (batch, tokens, width) of ``final``."""
+        return self.logits(pool(hidden, lengths, "last", self.task.readout_tokens))
+
+    def logits(self, pooled: Tensor) -> Tensor:
+        """Return the logits that `forward` returns, from hidden states (batch, readout_tokens, width)."""
+        return self.output(pooled).unflatten(-1, (self.task.outputs, max(self.task.classes, 1)))
 
     @torch.inference_mode()
     def features(self, x: Tensor, lengths: Tensor, columns: list[str]) -> dict[str, Tensor]:

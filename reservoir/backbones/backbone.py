@@ -90,15 +90,15 @@ class Backbone(nn.Module):
     def set_compute(self, dtype: torch.dtype) -> None:
         """Run the matrix products in ``dtype`` (float32 or bfloat16); recurrent models stay in float32.
 
-        Only the weights of the projections are rounded. With the residual stream kept in float32, the hidden states
-        of an untrained GPT-2 small come seven times closer to float32's than with everything in bfloat16, at the same
-        speed.
+        Only the weights of the frozen projections are rounded; trained ones keep their digits and are cast at use. With
+        the residual stream kept in float32, the hidden states of an untrained GPT-2 small come seven times closer to
+        float32's than with everything in bfloat16, at the same speed.
         """
         if not self.family.rounds:
             return
         self.compute = dtype
         for module in self.blocks.modules():
-            if _is_projection(module):
+            if _is_projection(module) and not any(p.requires_grad for p in module.parameters()):
                 module.to(dtype)
 
     @property

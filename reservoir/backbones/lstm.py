@@ -124,11 +124,13 @@ class Layer(nn.Module):
     def __init__(self, config: LSTMConfig) -> None:
         super().__init__()
         self.cell = NormalisedLSTM(config.width) if config.layer_norm else FusedLSTM(config.width)
+        self.dropout = nn.Dropout(0.0)
         self.residual = config.residual
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, tokens, width) to (batch, tokens, width)."""
-        return x + self.cell(x) if self.residual else self.cell(x)
+        states = self.dropout(self.cell(x))
+        return x + states if self.residual else states
 
 
 class StackedLSTM(nn.Module):

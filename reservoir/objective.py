@@ -1,0 +1,52 @@
+"""What training minimises, and how right an output is."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor, nn
+
+
+def row_losses(logits: Tensor, y: Tensor, classes: int) -> Tensor:
+    r"""Return the loss of each row, the mean over its readout tokens and outputs.
+
+    Cross-entropy :math:`-\log \mathrm{softmax}(z)_y`, or for regression the squared error :math:`(z - y)^2`.
+
+    Parameters
+    ----------
+    logits : Tensor, (batch, readout_tokens, outputs, max(classes, 1))
+        What `reservoir.fpt.FPT` returns.
+    y : Tensor of int64 or float32, (batch, readout_tokens, outputs)
+        Class numbers or real targets.
+    classes : int
+        0 for regression.
+
+    Returns
+    -------
+    Tensor of float32, (batch,)
+    """
+    if classes:
+        each = nn.functional.cross_entropy(logits.flatten(0, 2).float(), y.flatten(), reduction="none")
+    else:
+        each = (logits[..., 0].float() - y).square()
+    return each.view(len(y), -1).mean(dim=1)
+
+
+def row_hits(logits: Tensor, y: Tensor) -> Tensor:
+    """Return for each row the number of its labels whose class has the highest logit, (batch,) of int64."""
+    return (logits.argmax(dim=-1) == y).flatten(1).sum(dim=1)
+
+
+def r_squared(predicted: np.ndarray, y: np.ndarray) -> float:
+    r"""Return :math:`1 - \sum (y - z)^2 / \sum (y - \bar y)^2`, the mean over outputs.
+
+    A constant output counts 1 where it is met exactly and 0 elsewhere, as for readouts.
+
+    Parameters
+    ----------
+    predicted, y : ndarray, (rows, ...)
+    """
+    z, y = (array.reshape(len(array), -1).astype(np.float64) for array in (predicted, y))
+    error, spread = ((y - z) ** 2).sum(axis=0), ((y - y.mean(axis=0)) ** 2).sum(axis=0)
+    constant = spread == 0
+    ratio = error / np.where(constant, 1.0, spread)
+    return float(np.where(constant, (error == 0).astype(float), 1 - ratio).mean())

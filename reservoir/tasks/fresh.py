@@ -1,0 +1,95 @@
+"""Rows without end for tasks that are generated, and views without end for images that are augmented."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from reservoir.tasks.augment import augmented
+from reservoir.tasks.bits import BitMemory, BitXor
+from reservoir.tasks.cifar import Cifar10, Cifar10Lra
+from reservoir.tasks.images import patches
+from reservoir.tasks.listops import NEVER_TWICE, ListOps
+from reservoir.tasks.source import Piece, Source
+from reservoir.tasks.task import Split
+
+FRESH_ROWS = 1024
+"""Rows generated at a time."""
+
+SIDE = 32
+"""Pixels of a side of the images that are augmented."""
+
+
+def is_generated(source: Source) -> bool:
+    """Return whether a source can generate more training rows than it was asked to prepare."""
+    if isinstance(source, ListOps):
+        # Short expressions are drawn in one piece, so that none of them is in two splits.
+        return not source.files() and source.protocol == "ours" and (source.min_length or NEVER_TWICE) >= NEVER_TWICE
+    return isinstance(source, BitMemory | BitXor)
+
+
+class FreshRows:
+    """The endless training rows of a generated task: row n is the same whenever it is asked for.
+
+    Parameters
+    ----------
+    source : Source
+        One of which `is_generated` is true.
+    seed : int
+        Another seed gives other rows, none of them those of the prepared splits.
+    """
+
+    def __init__(self, source: Source, seed: int) -> None:
+        # The generator of a piece is keyed by where it begins: these begin far behind every piece that is prepared.
+        self._first = (seed + 1) << 48
+        self._source = source
+        self._piece = lru_cache(maxsize=8)(self._generate)
+
+    def __call__(self, numbers: np.ndarray) -> Split:
+        """Return the rows of these numbers, in their order."""
+        blocks, which = np.unique(numbers // FRESH_ROWS, return_inverse=True)
+        parts = [self._piece(int(block)) for block in blocks]
+        rows = which * FRESH_ROWS + numbers % FRESH_ROWS
+        x, y, lengths = (
+            np.concatenate([getattr(part, name) for part in parts])[rows] for name in ("x", "y", "lengths")
+        )
+        return Split(x=x, y=y, lengths=lengths)
+
+    def _generate(self, block: int) -> Split:
+        low = self._first + block * FRESH_ROWS
+        return self._source.read(Piece("train", low, low + FRESH_ROWS))["train"]
+
+
+def is_augmented(source: Source) -> bool:
+    """Return whether the paper's recipe augments the images of a source at every step."""
+    return isinstance(source, Cifar10)
+
+
+def augment_sequences(source: Source, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
+    """Return one augmented view of images that are cut into patches; see `reservoir.tasks.augment`.
+
+    Parameters
+    ----------
+    source : Source
+        One of which `is_augmented` is true.
+    x : ndarray of uint8, (rows, tokens, dim)
+        Images as stored.
+    rows : ndarray of int, (rows,)
+        Row numbers.
+    view : int
+        Number of the view.
+    """
+    # Grey is linear in the colours and black is 0 in both, so that turning grey pixels is turning coloured ones.
+    size, channels = (1, 1) if isinstance(source, Cifar10Lra) else (4, 3)
+    return patches(augmented(_images(x, size, channels), rows, view), size)
+
+
+def _images(x: np.ndarray, size: int, channels: int) -> np.ndarray:
+    """Return (rows, SIDE, SIDE, channels) images; the inverse of `reservoir.tasks.images.patches`."""
+    grid = SIDE // size
+    return (
+        x.reshape(len(x), grid, grid, size, size, channels)
+        .transpose(0, 1, 3, 2, 4, 5)
+        .reshape(len(x), SIDE, SIDE, channels)
+    )

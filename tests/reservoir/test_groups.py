@@ -1,0 +1,153 @@
+"""Which parameters are trained: against lists written by hand for every family."""
+
+import pytest
+import torch
+
+from reservoir.backbones import load_backbone
+from reservoir.dropout import set_dropout
+from reservoir.errors import InputError
+from reservoir.fpt import FPT
+from reservoir.groups import default_groups, frozen_digest, parse_groups, trained_layer, unfreeze
+from reservoir.objective import row_losses
+from reservoir.tasks.task import Task, Vectors
+from tests.reservoir.models import KINDS, save
+
+TASK = Task(name="t", form=Vectors(3), max_tokens=8, classes=4)
+ENDS = ["inputs.map.weight", "inputs.map.bias", "output.weight", "output.bias"]
+# Of block 0 (and, for the second entry, outside of the blocks): norms and positions, by the family's own names.
+BLOCK = {
+    "gpt2": ("h.{}.", ["ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias"]),
+    "bert": (
+        "encoder.layer.{}.",
+        [f"{part}.LayerNorm.{end}" for part in ("attention.output", "output") for end in ("weight", "bias")],
+    ),
+    "distilbert": (
+        "transformer.layer.{}.",
+        [f"{part}.{end}" for part in ("sa_layer_norm", "output_layer_norm") for end in ("weight", "bias")],
+    ),
+    "t5": ("encoder.block.{}.", ["layer.0.layer_norm.weight", "layer.1.layer_norm.weight"]),
+    "vit": (
+        "layers.{}.",
+        [f"{part}.{end}" for part in ("layernorm_before", "layernorm_after") for end in ("weight", "bias")],
+    ),
+    "llama": ("layers.{}.", ["input_layernorm.weight", "post_attention_layernorm.weight"]),
+    "lstm": (
+        "blocks.{}.cell.",
+        [f"{part}_norm.{end}" for part in ("input", "hidden", "cell") for end in ("weight", "bias")],
+    ),
+    "esn": ("blocks.{}.", []),
+    "lstm-fused": ("blocks.{}.", []),
+}
+for same in ("roberta", "xlm-roberta", "longformer"):
+    BLOCK[same] = BLOCK["bert"]
+for same in ("smollm3", "mistral", "qwen2", "gemma"):
+    BLOCK[same] = BLOCK["llama"]
+_QK = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
+_AROUND = ["pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"]
+BLOCK["qwen3"] = ("layers.{}.", BLOCK["llama"][1] + _QK)
+BLOCK["gemma2"] = ("layers.{}.", BLOCK["llama"][1] + _AROUND)
+BLOCK["gemma3_text"] = ("layers.{}.", BLOCK["llama"][1] + _AROUND + _QK)
+BLOCK["lstm-star"] = BLOCK["lstm"]
+_BERT_OUTSIDE = [
+    f"embeddings.{name}"
+    for name in ("position_embeddings.weight", "token_type_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias")
+]
+OUTSIDE = {
+    "gpt2": ["wpe.weight", "ln_f.weight", "ln_f.bias"],
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "longformer"), _BERT_OUTSIDE),
+    "distilbert": [name for name in _BERT_OUTSIDE if "token_type" not in name],
+    "t5": ["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight", "encoder.final_layer_norm.weight"],
+    "vit": ["embeddings.position_embeddings", "layernorm.weight", "layernorm.bias"],
+    "lstm-star": ["positions"],
+}
+for same in ("llama", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"):
+    OUTSIDE[same] = ["norm.weight"]
+
+
+def model(kind, folder):
+    return FPT(TASK, load_backbone(str(save(kind, folder / kind)), "random"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_fpt_trains_what_the_hand_written_list_says(kind, tmp_path):
+    fpt = model(kind, tmp_path)
+    pattern, names = BLOCK[kind]
+    inside = [pattern.format(i) + name for i in range(fpt.backbone.depth) for name in names]
+    expected = ENDS + [f"backbone.model.{name}" for name in inside + OUTSIDE.get(kind, [])]
+    trained = unfreeze(fpt, default_groups(fpt.backbone))
+    assert sorted(trained) == sorted(expected)
+    assert sorted(n for n, p in fpt.named_parameters() if p.requires_grad) == sorted(expected)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "t5", "llama", "lstm-star", "esn"])
+def test_exactly_the_trained_parameters_get_gradients_and_move(kind, tmp_path):
+    fpt = model(kind, tmp_path)
+    groups = [name for name in ("attention", "recurrent", "output") if name in (*fpt.backbone.groups, "output")]
+    trained = unfreeze(fpt, groups)
+    before, kept = {n: p.clone() for n, p in fpt.named_parameters()}, frozen_digest(fpt)
+    optimizer = torch.optim.Adam([p for p in fpt.parameters() if p.requires_grad], lr=0.01)
+    logits = fpt.train()(torch.randn(3, 8, 3), torch.tensor([8, 5, 3]))
+    row_losses(logits, torch.zeros(3, 1, 1, dtype=torch.int64), 4).mean().backward()
+    assert {n for n, p in fpt.named_parameters() if p.grad is not None} <= set(trained)
+    optimizer.step()
+    moved = {n for n, p in fpt.named_parameters() if not torch.equal(p, before[n])}
+    assert "output.weight" in moved and len(moved) > 2 and moved <= set(trained)
+    assert frozen_digest(fpt) == kept
+    with torch.no_grad():
+        next(p for p in fpt.parameters() if not p.requires_grad).view(-1)[0] += 1e-3
+    assert frozen_digest(fpt) != kept
+
+
+def test_groups_of_gpt2(tmp_path):
+    fpt = model("gpt2", tmp_path)
+    assert unfreeze(fpt, ["output"]) == ("output.weight", "output.bias")
+    assert set(unfreeze(fpt, ["last-attention"])) == {
+        f"backbone.model.h.2.attn.{part}.{end}" for part in ("c_attn", "c_proj") for end in ("weight", "bias")
+    }
+    assert len(unfreeze(fpt, ["all"])) == len(list(fpt.parameters()))
+    assert {n.split(".")[4] for n in unfreeze(fpt, ["feedforward"])} == {"mlp"}
+
+
+@pytest.mark.parametrize(
+    ("groups", "layer"),
+    [
+        (["output"], "final"),
+        (["last-attention", "output"], "block02"),
+        (["layernorm"], "embed"),
+        (["attention"], "embed"),
+        (["positions"], None),
+        (["input", "output"], None),
+    ],
+)
+def test_the_layer_below_which_nothing_is_trained(groups, layer, tmp_path):
+    fpt = model("gpt2", tmp_path)
+    unfreeze(fpt, groups)
+    assert trained_layer(fpt) == layer
+    set_dropout(fpt, 0.25)
+    rates = {n: m.p for n, m in fpt.named_modules() if isinstance(m, torch.nn.Dropout)}
+    dropped = {name for name, rate in rates.items() if rate}
+    above = {None: set(rates), "final": set(), "block02": {n for n in rates if ".h.2." in n}}
+    assert dropped == above.get(layer, {n for n in rates if ".h." in n})
+    assert set(rates.values()) <= {0.0, 0.25}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_changes_the_output_of_every_family_and_none_does_not(kind, tmp_path):
+    fpt = model(kind, tmp_path)
+    unfreeze(fpt, ["all"])
+    x, lengths = torch.randn(2, 8, 3), torch.tensor([8, 6])
+    still = fpt.eval()(x, lengths)
+    set_dropout(fpt, 0.0)
+    torch.testing.assert_close(fpt.train()(x, lengths), still)
+    set_dropout(fpt, 0.5)
+    assert not torch.allclose(fpt.train()(x, lengths), still, atol=1e-3)
+
+
+def test_groups_that_are_not_there_are_refused(tmp_path):
+    with pytest.raises(InputError, match="--train norms: no such group; choose among input, output"):
+        parse_groups("input, norms")
+    with pytest.raises(InputError, match="name at least one"):
+        parse_groups(" ,")
+    with pytest.raises(InputError, match="--train layernorm: this esn has no such parameters; it has input, output"):
+        unfreeze(model("esn", tmp_path), ["layernorm"])
+    assert parse_groups("input,output,input") == ("input", "output")
