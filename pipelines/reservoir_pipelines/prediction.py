@@ -14,6 +14,7 @@ from reservoir.readouts import samples, unsample
 from reservoir.tasks import encode
 from reservoir.tasks.columns import open_columns
 from reservoir.tasks.idx import read_idx
+from reservoir.tasks.task import Task
 from reservoir_pipelines.bundle import Bundle, Part
 from reservoir_pipelines.forward import forward
 from reservoir_pipelines.frozen import FrozenModel, load_frozen
@@ -100,6 +101,20 @@ def _predict_rows(
     chances = None
     if task.classes:
         chances = bundle.readout.probabilities(joined).reshape(*labels.shape, task.classes)
+    yield from predictions(task, labels, chances)
+
+
+def predictions(task: Task, labels: np.ndarray, chances: np.ndarray | None) -> Iterator[Prediction]:
+    """Yield what was found of each row in the task's words.
+
+    Parameters
+    ----------
+    task : Task
+    labels : ndarray, (rows, readout_tokens, outputs)
+        Class numbers or real values.
+    chances : ndarray, (rows, readout_tokens, outputs, classes), optional
+        Probabilities; None for regression.
+    """
     for row, values in enumerate(labels):
         named = np.vectorize(task.label, otypes=[object])(values) if task.classes else values.astype(float)
         yield Prediction(

@@ -1,0 +1,104 @@
+"""One or several processes that train one model: what they share, and who writes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from reservoir import InputError
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The group of processes that this one belongs to, as ``accelerate launch`` or ``torchrun`` started it.
+
+    Parameters
+    ----------
+    rank : int, default 0
+        Number of this process; 0 prepares, logs and writes.
+    count : int, default 1
+        How many there are.
+    local : int, default 0
+        Number of this process on its machine, which chooses its GPU.
+    """
+
+    rank: int = 0
+    count: int = 1
+    local: int = 0
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.rank == 0
+
+    def device(self, name: str) -> str:
+        """Return the device of this process: with several, each has a GPU of its own."""
+        several = self.count > 1 and name in ("auto", "cuda") and torch.cuda.is_available()
+        return f"cuda:{self.local}" if several else name
+
+    def wait(self) -> None:
+        """Wait until all processes are here."""
+        if self.count > 1:
+            dist.barrier()
+
+    @contextmanager
+    def first_alone(self) -> Iterator[None]:
+        """Let the first process do something before the others, who will find it done."""
+        if not self.first:
+            self.wait()
+        yield
+        if self.first:
+            self.wait()
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """Add a tensor up over all processes, in place, and return it."""
+        if self.count > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Replace gradients by their means over all processes.
+
+        Only trained parameters have any, which are few; so they travel in one piece after the last backward pass.
+        """
+        if self.count == 1:
+            return
+        held = [p for p in parameters if p.grad is not None]
+        flat = self.add(torch.cat([p.grad.flatten() for p in held if p.grad is not None])) / self.count
+        for parameter, gradient in zip(held, flat.split([p.numel() for p in held]), strict=True):
+            parameter.grad = gradient.view_as(parameter)
+
+
+@contextmanager
+def processes() -> Iterator[Processes]:
+    """Join the processes that were launched together, for the time of the context; without a launcher there is one.
+
+    Raises
+    ------
+    InputError
+        If the launcher's settings are not complete.
+    """
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count <= 1:
+        yield Processes()
+        return
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise InputError(f"WORLD_SIZE is {count} but {missing[0]} is not set; start with accelerate launch")
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    mine = not dist.is_initialized()
+    if mine:
+        if torch.cuda.is_available():
+            torch.cuda.set_device(local)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield Processes(rank=int(os.environ["RANK"]), count=count, local=local)
+    finally:
+        if mine:
+            dist.destroy_process_group()

@@ -1,0 +1,205 @@
+"""The folder of a training: what was asked, what happened step by step, checkpoints, and the result."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import math
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reservoir import InputError
+from reservoir_pipelines.checkpoint import last_checkpoint, read_state
+from reservoir_pipelines.files import replace_file
+from reservoir_pipelines.prepared import scaling_to_json
+
+if TYPE_CHECKING:
+    from reservoir.tasks.task import Scaling
+    from reservoir_pipelines.frozen import FrozenModel
+
+FORMAT = 1
+CONFIG, METRICS, RESULT, CURVE, CHECKPOINTS = "config.json", "metrics.jsonl", "run.json", "curve.png", "checkpoints"
+
+
+def make_config(
+    *,
+    spec: Mapping[str, Any],
+    train: Sequence[str],
+    recipe: Mapping[str, Any],
+    processes: int,
+    rows: str,
+    model: FrozenModel,
+    scaling: Scaling | None,
+) -> dict[str, Any]:
+    """Return what a run keeps of how it was asked for.
+
+    ``settings`` holds everything that changes a number of the run, and ``key`` is their SHA-256; the rest says where
+    the model comes from and what the run was made with.
+    """
+    import numpy
+    import torch
+    import transformers
+
+    settings = {"spec": spec, "train": sorted(train), "recipe": recipe, "processes": processes, "rows": rows}
+    return {
+        "format": FORMAT,
+        "key": hashlib.sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()).hexdigest(),
+        "settings": settings,
+        "reservoir": model.settings.to_dict(),
+        "scaling": scaling_to_json(scaling),
+        "made_with": {
+            "device": str(model.device),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "numpy": numpy.__version__,
+        },
+    }
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a folder is that of a training."""
+    return (path / CONFIG).is_file() and (path / METRICS).is_file()
+
+
+class Run:
+    """The folder of one training.
+
+    Parameters
+    ----------
+    path : Path
+        The folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What was asked, resolved.
+
+        Raises
+        ------
+        InputError
+            If the folder is not that of a training, or is of another format.
+        """
+        try:
+            config = json.loads((self.path / CONFIG).read_text())
+            if config["format"] != FORMAT:
+                raise InputError(f"{self.path}: run of format {config['format']}, not {FORMAT}; train again")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{self.path}: no run of reservoir train there ({type(error).__name__})") from error
+        return config
+
+    @property
+    def last(self) -> Path | None:
+        """The latest checkpoint."""
+        return last_checkpoint(self.path / CHECKPOINTS)
+
+    @property
+    def best(self) -> Path:
+        """The checkpoint that did best on the validation split.
+
+        Raises
+        ------
+        InputError
+            If there is none yet.
+        """
+        last = self.last
+        if last is None:
+            raise InputError(f"{self.path}: the run has no checkpoint yet; go on with reservoir train ... --resume")
+        return last.with_name(f"step-{read_state(last).best_step:08d}")
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What the run came to, if it has ended."""
+        path = self.path / RESULT
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Write the configuration, or check that it is the folder's.
+
+        Raises
+        ------
+        InputError
+            If the folder holds another run; the first setting that differs is named.
+        """
+        if not (self.path / CONFIG).exists():
+            if self.path.exists() and any(p.name != "lock" for p in self.path.iterdir()):
+                raise InputError(f"--run {self.path}: the folder has other things in it; name an empty or a new one")
+            replace_file(self.path / CONFIG, lambda part: part.write_text(json.dumps(config, indent=1) + "\n"))
+            return
+        there = self.config["settings"]
+        if different := _difference(there, json.loads(json.dumps(config["settings"]))):
+            name, old, new = different
+            raise InputError(f"--run {self.path}: a run with {name} = {old} is there, not {new}; name another folder")
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write the result."""
+        replace_file(self.path / RESULT, lambda part: part.write_text(json.dumps(result, indent=1) + "\n"))
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder for the time of the context.
+
+        Raises
+        ------
+        InputError
+            If another process trains there.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InputError(f"{self.path}: another process trains this run; wait for it, or stop it") from None
+            yield
+
+
+class Journal:
+    """The lines of ``metrics.jsonl``: one per step (``loss``, ``accuracy``, ``norm``) and one per validation.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    step : int
+        Steps that the run goes on from; lines of later ones are taken out.
+    """
+
+    def __init__(self, path: Path, step: int) -> None:
+        self._path = path
+        kept = [line for line in read_journal(path) if line["step"] <= step] if path.exists() else []
+        replace_file(path, lambda part: part.write_text("".join(json.dumps(line) + "\n" for line in kept)))
+
+    def add(self, lines: list[dict[str, Any]]) -> None:
+        """Append lines; what is not finite becomes null, which JSON has."""
+        finite = [{name: value if math.isfinite(value) else None for name, value in line.items()} for line in lines]
+        with self._path.open("a") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in finite))
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a journal; a last line that was cut by a kill is left out."""
+    lines = []
+    for text in path.read_text().splitlines():
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            break
+    return lines
+
+
+def _difference(old: Any, new: Any, name: str = "") -> tuple[str, Any, Any] | None:
+    """Return the name and the two values of the first setting that differs."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            found = _difference(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+            if found:
+                return found
+        return None
+    return None if old == new else (name, old, new)

@@ -1,0 +1,317 @@
+"""Training: it learns what a readout cannot, takes the steps of a plain loop, and goes on to the same bits."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from reservoir_pipelines.checkpoint import last_checkpoint
+from reservoir_pipelines.course import DivergedError, converged_step
+from reservoir_pipelines.run import Run
+from reservoir_pipelines.training import train
+from reservoir_pipelines.training_result import Training
+from safetensors.torch import load_file
+
+from reservoir.errors import InputError
+
+SMALL = "gpt2:n_layer=2,n_embd=32,n_head=4,n_positions=16,initializer_range=0.1"
+TINY = "gpt2:n_layer=3,n_embd=16,n_head=2,n_positions=70,initializer_range=0.3"
+PLAIN = {"init": "random", "device": "cpu", "compute": "float32"}
+QUICK = {**PLAIN, "backbone": TINY, "parameters": {"train_rows": 64, "valid_rows": 40, "test_rows": 30}}
+
+
+def weights(done):
+    """Tensors of the last checkpoint."""
+    return load_file(last_checkpoint(done.path / "checkpoints") / "trained.safetensors")
+
+
+def assert_same_bits(first, second):
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+
+
+# ---- what it learns
+
+
+def linear_accuracy(run):
+    """Return the accuracy of a logistic regression on the hidden states of every input of bit-xor."""
+    from reservoir_pipelines.trained import load_run
+    from sklearn.linear_model import LogisticRegression
+
+    bits = (np.arange(1024)[:, None] >> np.arange(10)) & 1
+    model = load_run(run, "cpu").model.fpt
+    lengths = torch.full((1024,), 10)
+    hidden = model.features(torch.from_numpy(bits[:, :, None]).float(), lengths, ["final/last"])["final/last"].numpy()
+    x, y = hidden.reshape(5 * 1024, -1), (bits[:, :5] ^ bits[:, 5:]).ravel()
+    return LogisticRegression(C=1e4, max_iter=2000).fit(x, y).score(x, y)
+
+
+def test_bit_xor_is_learnt_by_an_fpt_and_not_by_its_output_alone(cache):
+    settings = {**PLAIN, "backbone": SMALL, "steps": 400, "eval_every": 50, "batch": 32, "learning_rate": 1e-2}
+    done = train("bit-xor", dropout=0.0, **settings)
+    assert done.test_accuracy == 1.0 and done.valid_accuracy == 1.0
+    assert done.converged_step <= 300 and done.frozen_tensors > 10
+    alone = train("bit-xor", train="output", dropout=0.0, **settings)
+    # No linear readout of these hidden states does better: here is a converged solver's, on all 1,024 inputs.
+    assert alone.trained == 2 * 33 and 0.5 < alone.test_accuracy < linear_accuracy(alone.path) + 0.02 < 0.75
+
+
+def test_the_rows_of_generated_tasks_are_fresh_at_every_step(cache):
+    from reservoir.tasks.bits import BitMemory
+    from reservoir.tasks.fresh import FreshRows
+
+    source = BitMemory(n=20, patterns=2, token_bits=10, train_rows=50, valid_rows=10, test_rows=10)
+    fresh = FreshRows(source, seed=0)
+    first, again = fresh(np.arange(4000)), FreshRows(source, seed=0)(np.array([3999, 7, 1500]))
+    assert len(np.unique(first.x.reshape(4000, -1), axis=0)) == 4000
+    np.testing.assert_array_equal(again.x, first.x[[3999, 7, 1500]])
+    np.testing.assert_array_equal(again.y, first.y[[3999, 7, 1500]])
+    assert not np.array_equal(FreshRows(source, seed=1)(np.arange(10)).x, first.x[:10])
+
+
+# ---- the loop
+
+
+def plain_losses(steps, rows):
+    """Train the same model with transformers and torch alone, and return the loss of each step."""
+    from reservoir_pipelines.stream import StoredRows, read_split
+    from transformers import GPT2Model
+
+    from reservoir.backbones import load_backbone
+    from reservoir.fpt import FPT
+
+    prepared, count = rows
+    settled = FPT(prepared.task, load_backbone(TINY, "random"))
+    state = settled.state_dict()
+    config = settled.backbone.config
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+    model = GPT2Model(config).train()
+    model.load_state_dict(
+        {k.removeprefix("backbone.model."): v for k, v in state.items() if ".model." in k}, strict=False
+    )
+    first, last = torch.nn.Linear(1, 16), torch.nn.Linear(16, 2)
+    first.load_state_dict({"weight": state["inputs.map.weight"], "bias": state["inputs.map.bias"]})
+    last.load_state_dict({"weight": state["output.weight"], "bias": state["output.bias"]})
+    trained = [*first.parameters(), *last.parameters()]
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("ln_" in name or "wpe" in name)
+        trained += [parameter] if parameter.requires_grad else []
+    optimizer = torch.optim.Adam(trained, lr=1e-3)
+    order = StoredRows(read_split(prepared, "train", np.arange(64)), seed=0)
+    losses = []
+    for step in range(steps):
+        split = order(np.arange(step * count, (step + 1) * count))
+        hidden = model(inputs_embeds=first(torch.from_numpy(split.x).float())).last_hidden_state[:, -5:]
+        loss = torch.nn.functional.cross_entropy(last(hidden).reshape(-1, 2), torch.from_numpy(split.y).flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_twenty_losses_are_those_of_a_plain_loop(cache):
+    from reservoir_pipelines.preparation import prepare
+
+    done = train("bit-xor", rows="stored", steps=20, batch=6, dropout=0.0, **QUICK)
+    prepared = prepare("bit-xor", parameters=QUICK["parameters"])
+    np.testing.assert_allclose(done.losses, plain_losses(20, (prepared, 6)), atol=1e-5)
+
+
+def test_accumulated_gradients_are_those_of_one_pass(cache):
+    settings = {"rows": "fresh", "steps": 6, "dropout": 0.0, **QUICK}
+    whole = train("bit-xor", batch=8, **settings)
+    parts = train("bit-xor", batch=4, accumulate=2, **settings)
+    np.testing.assert_allclose(parts.losses, whole.losses, atol=1e-6)
+    for name, tensor in weights(whole).items():
+        torch.testing.assert_close(weights(parts)[name], tensor, atol=2e-5, rtol=0)
+
+
+def test_recomputing_blocks_changes_no_bit(cache):
+    settings = {"steps": 4, "dropout": 0.3, **QUICK}
+    kept = train("bit-xor", **settings)
+    again = train("bit-xor", recompute=True, run=cache / "again", **settings)
+    assert_same_bits(weights(kept), weights(again))
+
+
+def test_bfloat16_stays_close_and_rounds_no_trained_weight(cache):
+    settings = {"steps": 5, "dropout": 0.0, "train": "input,attention,output"}
+    exact = train("bit-xor", **settings, **QUICK)
+    rounded = train("bit-xor", **settings, **{**QUICK, "compute": "bfloat16"})
+    assert 0 < np.abs(np.array(rounded.losses) - exact.losses).max() < 0.1
+    assert all(tensor.dtype == torch.float32 for tensor in weights(rounded).values())
+
+
+LAUNCH = """
+import json, sys, torch
+from pathlib import Path
+from reservoir_pipelines.training import train
+torch.set_num_threads(1)
+train("bit-xor", run=Path(sys.argv[1]), **json.loads(sys.argv[2]))
+"""
+
+
+def launch(folder, settings, environment):
+    command = [sys.executable, "-c", LAUNCH, str(folder), json.dumps(settings)]
+    return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}, stderr=subprocess.PIPE)
+
+
+def test_two_processes_are_one_with_the_double_batch(cache):
+    settings = {"rows": "fresh", "steps": 6, "eval_every": 3, "dropout": 0.2, **QUICK}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    pair = [launch(cache / "two", {**settings, "batch": 4}, {**environment, "RANK": str(rank)}) for rank in range(2)]
+    # Forward passes are numbered over processes, so even what is dropped is the same as with accumulation.
+    one = train("bit-xor", batch=4, accumulate=2, **settings)
+    for process in pair:
+        _, error = process.communicate(timeout=100)
+        assert process.returncode == 0, error.decode()
+    two = Training.from_dict(Run(cache / "two").result)
+    np.testing.assert_allclose(two.losses, one.losses, atol=1e-6)
+    assert two.valid_accuracy == one.valid_accuracy and two.test_loss == pytest.approx(one.test_loss, abs=1e-6)
+
+
+# ---- runs
+
+
+def test_a_run_that_was_killed_goes_on_to_the_same_bits(cache, tmp_path):
+    settings = {"steps": 60, "eval_every": 7, "batch": 4, "dropout": 0.2, **QUICK}
+    whole = train("bit-xor", **settings, run=tmp_path / "whole")
+    draw = random.Random(3)
+    folder = tmp_path / "killed"
+    killed = 0
+    for _ in range(2):
+        process = launch(folder, {**settings, "resume": True}, {})
+        before = last_checkpoint(folder / "checkpoints")
+        deadline = time.monotonic() + 60
+        while process.poll() is None and last_checkpoint(folder / "checkpoints") == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        time.sleep(draw.uniform(0, 0.05))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        killed += process.returncode == -signal.SIGKILL
+    assert killed >= 1
+    with pytest.raises(InputError, match="add --resume to go on"):
+        train("bit-xor", **{**settings, "steps": 61}, run=folder)
+    done = train("bit-xor", **settings, run=folder, resume=True)
+    assert_same_bits(weights(whole), weights(done))
+    assert done.losses == whole.losses
+    assert (done.best_step, done.test_loss) == (whole.best_step, whole.test_loss)
+    kept = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert kept == sorted({f"step-{done.best_step:08d}", "step-00000060"})
+
+
+def test_a_finished_run_is_returned_and_more_steps_go_on(cache):
+    settings = {"eval_every": 5, "dropout": 0.1, **QUICK}
+    short = train("bit-xor", steps=10, **settings)
+    losses = short.losses
+    assert train("bit-xor", steps=10, **settings) == short
+    more = train("bit-xor", steps=15, resume=True, **settings)
+    assert more.run == short.run and more.losses[:10] == losses and len(more.losses) == 15
+    straight = train("bit-xor", steps=15, **settings, run=cache / "straight")
+    assert_same_bits(weights(more), weights(straight))
+
+
+def test_a_run_keeps_what_it_was_asked_and_what_happened(cache):
+    done = train("bit-xor", steps=4, eval_every=2, train="output,layernorm", **QUICK)
+    assert done.path.parent == cache / "runs" / "bit-xor"
+    config = json.loads((done.path / "config.json").read_text())
+    assert config["settings"]["train"] == ["layernorm", "output"] and config["settings"]["recipe"]["batch"] == 8
+    assert config["made_with"]["torch"] == torch.__version__
+    assert [line["step"] for line in done.history] == [1, 2, 2, 3, 4, 4]
+    assert (done.path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((done.path / "run.json").read_text()) == done.to_dict()
+
+
+def test_a_diverging_loss_stops_and_names_the_last_good_checkpoint(cache):
+    settings = {"steps": 40, "eval_every": 2, "learning_rate": 30.0, "train": "all", "bound": 3.0, **QUICK}
+    with pytest.raises(DivergedError, match=r"the loss is .* at step \d+.*(step-0|no checkpoint).*--learning-rate"):
+        train("bit-xor", **settings)
+    settings["on_divergence"] = "report"
+    done = train("bit-xor", resume=True, **settings)
+    assert done.diverged_step == done.steps < 40
+    assert done.history[-1]["step"] == done.diverged_step
+
+
+@pytest.mark.parametrize(
+    ("history", "step"),
+    [
+        ([(1, 0.5), (2, 0.7), (3, 0.995), (4, 1.0)], 3),
+        ([(1, 0.995), (2, 0.7), (3, 1.0)], 3),
+        ([(1, 1.0), (2, 1.0)], 1),
+        ([], None),
+    ],
+)
+def test_convergence_is_the_first_step_from_which_accuracy_stays(history, step):
+    assert converged_step(history) == step
+
+
+# ---- the cache
+
+
+@pytest.mark.parametrize("groups", ["output", "last-attention,output", "layernorm,output"])
+def test_training_from_the_cache_takes_the_same_steps(groups, cache):
+    settings = {"train": groups, "steps": 12, "eval_every": 6, "dropout": 0.2, "rows": "stored", **QUICK}
+    whole = train("bit-xor", **settings)
+    cached = train("bit-xor", from_cache=True, store="float32", **settings)
+    np.testing.assert_allclose(cached.losses, whole.losses, atol=2e-6)
+    assert cached.run != whole.run and cached.test_accuracy == whole.test_accuracy
+
+
+# ---- mistakes
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"train": "norms"}, "--train norms: no such group"),
+        ({"train": "recurrent"}, "--train recurrent: this gpt2 has no such parameters"),
+        ({"batch": 0}, "--batch 0: give a whole number"),
+        ({"steps": 0}, "--steps 0"),
+        ({"learning_rate": -1.0}, "--learning-rate -1.0: give a positive"),
+        ({"dropout": 1.0}, "--dropout 1.0"),
+        ({"rows": "augmented"}, "--rows augmented: task 'bit-xor' has no such rows"),
+        ({"rows": "new"}, "--rows new: choose among"),
+        ({"rows": "fresh", "from_cache": True}, "leave out one of the two"),
+        ({"from_cache": True}, "--from-cache --train input,.*: what is trained lies in front of the first block"),
+        ({"on_divergence": "go"}, "--on-divergence go"),
+        ({"track": "paper"}, "--track paper: choose among tensorboard"),
+        ({"compiled": True}, "--compile: for GPUs"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(settings, message, cache):
+    with pytest.raises(InputError, match=message) as caught:
+        train("bit-xor", **{**QUICK, "steps": 2, **settings})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_with_another_run_is_refused(cache):
+    train("bit-xor", steps=1, run=cache / "mine", **QUICK)
+    with pytest.raises(InputError, match=r"a run with recipe.batch = 8 is there, not 4"):
+        train("bit-xor", steps=1, batch=4, run=cache / "mine", **QUICK)
+    (cache / "other").mkdir()
+    (cache / "other" / "thing").touch()
+    with pytest.raises(InputError, match="other things in it"):
+        train("bit-xor", steps=1, run=cache / "other", **QUICK)
+    damaged = last_checkpoint(cache / "mine" / "checkpoints") / "trained.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-5])
+    with pytest.raises(InputError, match=r"trained\.safetensors: not readable"):
+        train("bit-xor", steps=2, resume=True, run=cache / "mine", **QUICK)
+
+
+def test_a_run_in_progress_is_left_alone(cache):
+    folder = cache / "busy"
+    with Run(folder).lock(), pytest.raises(InputError, match="another process trains this run"):
+        train("bit-xor", steps=1, run=folder, **QUICK)
