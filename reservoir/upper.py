@@ -35,8 +35,11 @@ class UpperPart(nn.Module):
         super().__init__()
         self.model, self.layer = model, layer
         self._hidden: Tensor | None = None
-        if layer != "final":
-            self._pass_by(model.backbone.layers.index(layer))
+        below = model.backbone.layers.index(layer)
+        # Nothing follows the last block where the family has no norm there.
+        self._ends = below >= model.backbone.depth + bool(model.backbone.family.final_norm)
+        if not self._ends:
+            self._pass_by(below)
 
     @property
     def pooling(self) -> str:
@@ -59,6 +62,8 @@ class UpperPart(nn.Module):
         """
         if self.layer == "final":
             return self.model.logits(hidden)
+        if self._ends:
+            return self.model.read(hidden, lengths)
         self._hidden = hidden
         return self.model.read(self.model.backbone(hidden, lengths), lengths)
 

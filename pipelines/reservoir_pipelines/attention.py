@@ -16,6 +16,7 @@ from reservoir_pipelines.forward import batches, to_tokens
 from reservoir_pipelines.frozen import GAIN, FrozenModel, Reservoir, load_frozen
 from reservoir_pipelines.preparation import prepare
 from reservoir_pipelines.root import cache_root
+from reservoir_pipelines.trained import load_run
 
 if TYPE_CHECKING:
     from reservoir.tasks.task import Scaling
@@ -80,6 +81,7 @@ def attention(
     cache: Path | None = None,
     device: str = "auto",
     out: Path | None = None,
+    run: Path | None = None,
 ) -> Attention:
     """Draw and save the attention maps of one block over a task's sequences.
 
@@ -101,6 +103,8 @@ def attention(
         Where the forward pass runs, in float32.
     out : Path, optional
         The PNG to write; the arrays stand beside it as ``.h5``.
+    run : Path, optional
+        Folder of a run of `train`, whose model is taken instead of a frozen one.
 
     Raises
     ------
@@ -112,13 +116,17 @@ def attention(
     settings = Reservoir.choose(backbone, init, seed, gain, depth)
     root = cache_root(cache)
     prepared = prepare(task, data=data, cache=root)
-    model = load_frozen(prepared.task, settings, device, "float32")
+    model = load_run(run, device, "float32") if run else load_frozen(prepared.task, settings, device, "float32")
+    settings = model.settings
+    if run and prepared.task.form != model.fpt.task.form:
+        raise InputError(f"--run {run}: its tokens are {model.fpt.task.form}, those of {task!r} {prepared.task.form}")
     whole = prepared.split(split)
     part = whole.read(0, min(rows, len(whole)))
     one, mean = average_maps(model, prepared.scaling, part.x, part.lengths, layer)
     labels = token_labels(prepared.task, part.x[0], int(part.lengths[0]))
     diagonals = bit_diagonals(prepared.task)
-    plot = out or root / "attention" / prepared.task.name / f"{settings.title}-block{layer:02d}.png"
+    folder = run or root / "attention" / prepared.task.name
+    plot = out or folder / f"{settings.title}-block{layer:02d}.png"
     plot.parent.mkdir(parents=True, exist_ok=True)
     done = Attention(
         task=prepared.task.name,

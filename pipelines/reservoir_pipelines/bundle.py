@@ -40,12 +40,15 @@ class Part:
         Precision of the forward pass.
     columns : tuple of str
         What is read, in this order.
+    run : str, default ""
+        Folder of the run whose trained weights take the place of frozen ones; none by default.
     """
 
     reservoir: Reservoir
     digest: str
     compute: str
     columns: tuple[str, ...]
+    run: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,9 @@ from reservoir import InputError
 from reservoir.readouts import LinearReadout
 from reservoir.tasks.task import Task, Vectors
 from reservoir_pipelines.bundle import Bundle, replace_file
-from reservoir_pipelines.frozen import load_frozen
 from reservoir_pipelines.progress import say
 from reservoir_pipelines.sequence_model import Branch, SequenceModel
+from reservoir_pipelines.trained import load_part, open_readout
 
 FORMAT = 1
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
@@ -69,7 +69,7 @@ def export(readout: Path, *, to: str = "torch", out: Path | None = None) -> Expo
     Parameters
     ----------
     readout : Path
-        Folder or JSON file that `fit` wrote.
+        Folder or JSON file that `fit` wrote, or the folder of a run of `train`.
     to : {"torch", "onnx"}, default "torch"
         ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that
         it gives what `predict` gives. ``onnx`` writes a float32 graph: runtimes have few bfloat16 operators.
@@ -90,7 +90,7 @@ def export(readout: Path, *, to: str = "torch", out: Path | None = None) -> Expo
         raise InputError(f"--to {to}: choose torch or onnx")
     if to == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
         raise InputError("--to onnx needs two packages: pip install 'reservoir-features[onnx]', or choose --to torch")
-    bundle = Bundle.load(readout)
+    bundle = open_readout(readout)
     module = build(bundle, readout, compute="float32" if to == "onnx" else None)
     program, tokens = trace(module, bundle.task)
     path = out or (readout if readout.is_dir() else readout.parent) / f"model{SUFFIXES[to]}"
@@ -126,12 +126,7 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
         raise InputError(f"readout {where}: only linear readouts can be exported; fit with --readout ridge or logistic")
     branches = []
     for part in bundle.parts:
-        model = load_frozen(bundle.task, part.reservoir, "cpu", compute or part.compute)
-        if model.digest != part.digest:
-            raise InputError(
-                f"readout {where}: the weights of {part.reservoir.backbone!r} are no longer those it was fitted on; "
-                "bring them back, or fit again"
-            )
+        model = load_part(bundle.task, part, "cpu", where, compute)
         if model.compute != part.compute:
             say(f"the readout was fitted in {part.compute}; the float32 model differs from predict by its rounding")
         branches.append(Branch(model, part.columns))

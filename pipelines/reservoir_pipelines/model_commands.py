@@ -84,6 +84,7 @@ def attention(
     layer: Annotated[int, typer.Option(help="The block whose attention is drawn, from 1.")] = 1,
     rows: Annotated[int, typer.Option(help="Rows of the mean; the first is drawn alone too.")] = 64,
     split: Annotated[str, typer.Option(help="Split of the rows.")] = "test",
+    run: Annotated[Path | None, typer.Option(help="Folder of a run of train, instead of a frozen model.")] = None,
     out: Annotated[Path | None, typer.Option(help="The PNG to write, arrays beside it [default: in the cache]")] = None,
     data: Data = None,
     cache: Cache = None,
@@ -109,6 +110,7 @@ def attention(
         cache=cache,
         device=device,
         out=out,
+        run=run,
     )
     if json:
         print_json(done.to_dict())

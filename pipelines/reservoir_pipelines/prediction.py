@@ -14,10 +14,10 @@ from reservoir.readouts import samples, unsample
 from reservoir.tasks import encode
 from reservoir.tasks.columns import open_columns
 from reservoir.tasks.idx import read_idx
-from reservoir.tasks.task import Task
-from reservoir_pipelines.bundle import Bundle, Part
+from reservoir_pipelines.bundle import Bundle
 from reservoir_pipelines.forward import forward
-from reservoir_pipelines.frozen import FrozenModel, load_frozen
+from reservoir_pipelines.frozen import FrozenModel
+from reservoir_pipelines.trained import load_part, open_readout
 
 COLUMN_FILES = (".npz", ".h5", ".hdf5")
 BATCH_ROWS = 32
@@ -50,7 +50,7 @@ def predict(readout: Path, file: Path, *, device: str = "auto") -> Iterator[Pred
     Parameters
     ----------
     readout : Path
-        Folder or JSON file that `fit` wrote.
+        Folder or JSON file that `fit` wrote, or the folder of a run of `train`.
     file : Path
         ``.npz`` or ``.h5`` with ``x`` (and ``lengths``), or an idx file of images; sequences, or raw inputs as the task
         takes them.
@@ -68,23 +68,13 @@ def predict(readout: Path, file: Path, *, device: str = "auto") -> Iterator[Pred
         If the readout or the file is not readable, the sequences are not the task's, or the frozen weights are not
         those that the readout was fitted on.
     """
-    bundle = Bundle.load(readout)
+    bundle = open_readout(readout)
     x, lengths = read_inputs(file)
     x, lengths = encode(bundle.task, x, lengths)
-    models = [_load(bundle, part, device, readout) for part in bundle.parts]
+    models = [load_part(bundle.task, part, device, readout) for part in bundle.parts]
     for start in range(0, len(x), BLOCK_ROWS):
         rows = slice(start, start + BLOCK_ROWS)
         yield from _predict_rows(bundle, models, x[rows], lengths[rows])
-
-
-def _load(bundle: Bundle, part: Part, device: str, readout: Path) -> FrozenModel:
-    model = load_frozen(bundle.task, part.reservoir, device, part.compute)
-    if model.digest != part.digest:
-        raise InputError(
-            f"readout {readout}: the weights of {part.reservoir.backbone!r} are no longer those it was fitted on; "
-            "bring them back, or fit again"
-        )
-    return model
 
 
 def _predict_rows(
@@ -101,20 +91,6 @@ def _predict_rows(
     chances = None
     if task.classes:
         chances = bundle.readout.probabilities(joined).reshape(*labels.shape, task.classes)
-    yield from predictions(task, labels, chances)
-
-
-def predictions(task: Task, labels: np.ndarray, chances: np.ndarray | None) -> Iterator[Prediction]:
-    """Yield what was found of each row in the task's words.
-
-    Parameters
-    ----------
-    task : Task
-    labels : ndarray, (rows, readout_tokens, outputs)
-        Class numbers or real values.
-    chances : ndarray, (rows, readout_tokens, outputs, classes), optional
-        Probabilities; None for regression.
-    """
     for row, values in enumerate(labels):
         named = np.vectorize(task.label, otypes=[object])(values) if task.classes else values.astype(float)
         yield Prediction(

@@ -8,7 +8,18 @@ from typing import Annotated, Any
 import typer
 
 from reservoir_pipelines.model_commands import Depth, Init, Seed
-from reservoir_pipelines.options import Cache, Config, Data, Device, Json, Param, Protocol, Views, task_parameters
+from reservoir_pipelines.options import (
+    Cache,
+    Config,
+    Data,
+    Device,
+    Json,
+    Param,
+    Protocol,
+    Standardise,
+    Views,
+    task_parameters,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -62,6 +73,7 @@ def train(
     param: Param = None,
     views: Views = None,
     protocol: Protocol = None,
+    standardise: Standardise = True,
     data: Data = None,
     cache: Cache = None,
     device: Device = "auto",
@@ -104,7 +116,7 @@ def train(
             track=track,
             run=run,
             resume=resume,
-            parameters=task_parameters(param, views, protocol),
+            parameters=task_parameters(param, views, protocol, standardise),
             data=data,
             cache=cache,
             device=device,

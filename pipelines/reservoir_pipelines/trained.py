@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import nn
 
 from reservoir import InputError
 from reservoir.groups import default_groups, unfreeze
-from reservoir.tasks import encode
-from reservoir.tasks.task import Scaling, Split, Task
+from reservoir.readouts import LinearReadout, Targets
+from reservoir.tasks.task import Task
+from reservoir_pipelines.bundle import Bundle, Part
 from reservoir_pipelines.checkpoint import load_trained
 from reservoir_pipelines.frozen import FrozenModel, Reservoir, choose_compute, load_frozen
 from reservoir_pipelines.prepared import scaling_from_json
-from reservoir_pipelines.run import Run
-from reservoir_pipelines.scoring import run_batches
-from reservoir_pipelines.stream import raw_rows
-
-if TYPE_CHECKING:
-    from reservoir_pipelines.prediction import Prediction
-
-BATCH_ROWS = 32
+from reservoir_pipelines.run import CONFIG, Run, is_run
 
 
 def load_trainable(
@@ -57,30 +51,8 @@ def load_trainable(
     return replace(model, compute=str(backbone.compute).removeprefix("torch.")), chosen
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainedModel:
-    """The model of a run, with the weights that did best on the validation split.
-
-    Parameters
-    ----------
-    model : FrozenModel
-        In evaluation mode, on its device.
-    task : Task
-        The task as prepared.
-    scaling : Scaling, optional
-        From stored values to what the model sees.
-    checkpoint : Path
-        Where the trained weights come from.
-    """
-
-    model: FrozenModel
-    task: Task
-    scaling: Scaling | None
-    checkpoint: Path
-
-
-def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> TrainedModel:
-    """Load the model of a run.
+def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> FrozenModel:
+    """Load the model of a run with the weights that did best on the validation split.
 
     Parameters
     ----------
@@ -91,40 +63,97 @@ def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> 
     compute : str, optional
         Precision, if not the run's own.
 
+    Returns
+    -------
+    FrozenModel
+        In evaluation mode, with no gradients.
+
     Raises
     ------
     InputError
         If the folder holds no run, no checkpoint, or the backbone's weights are no longer those it was trained on.
     """
     run = Run(folder)
-    config = run.config
-    checkpoint = run.best
+    config, checkpoint = run.config, run.best
     spec = config["settings"]["spec"]
-    settings, task = Reservoir(**config["reservoir"]), Task.from_dict(spec["task"])
+    settings = Reservoir(**config["reservoir"])
+    task = Task.from_dict(spec["task"])
     model, _ = load_trainable(task, settings, config["settings"]["train"], device, compute or spec["compute"])
-    if model.digest != spec["backbone"]["digest"]:
-        raise InputError(
-            f"run {folder}: the weights of {settings.backbone!r} are no longer those it was trained on; bring them "
-            "back, or train again"
-        )
+    _check_digest(model, spec["backbone"]["digest"], f"run {folder}")
     load_trained(checkpoint, model.fpt)
     model.fpt.eval().requires_grad_(False)
-    return TrainedModel(model=model, task=task, scaling=scaling_from_json(config["scaling"]), checkpoint=checkpoint)
+    return model
 
 
-def predict_run(folder: Path, file: Path, *, device: str = "auto") -> Iterator[Prediction]:
-    """Apply the model of a run to the sequences of a file; see `reservoir_pipelines.prediction.predict`."""
-    from reservoir_pipelines.prediction import predictions, read_inputs
+def open_readout(path: Path) -> Bundle:
+    """Open what `fit` saved, or a run of `train`, which is the readout of the last layer of a trained map.
 
-    trained = load_run(folder, device)
-    x, lengths = encode(trained.task, *read_inputs(file))
-    task = trained.task
-    unknown = np.zeros((len(x), task.readout_tokens, task.outputs), np.int64 if task.classes else np.float32)
-    split = Split(x=x, y=unknown, lengths=lengths)
-    convert = raw_rows(trained.model, trained.scaling)
-    found = torch.empty(len(x), task.readout_tokens, task.outputs, max(task.classes, 1))
-    for rows, logits, _ in run_batches(trained.model.fpt, convert, split, BATCH_ROWS):
-        found[torch.from_numpy(rows)] = logits.float().cpu()
-    labels = found.argmax(dim=-1) if task.classes else found[..., 0]
-    chances = found.softmax(dim=-1).numpy() if task.classes else None
-    yield from predictions(task, labels.numpy(), chances)
+    Raises
+    ------
+    InputError
+        If there is neither.
+    """
+    folder = path.parent if path.name == CONFIG else path
+    if not is_run(folder):
+        return Bundle.load(path)
+    config = Run(folder).config
+    spec = config["settings"]["spec"]
+    task = Task.from_dict(spec["task"])
+    part = Part(
+        reservoir=Reservoir(**config["reservoir"]),
+        digest=spec["backbone"]["digest"],
+        compute=spec["compute"],
+        columns=("final/last",),
+        run=str(folder),
+    )
+    trained = load_run(folder, "cpu").fpt.output
+    return Bundle(
+        task=task,
+        scaling=scaling_from_json(config["scaling"]),
+        parts=(part,),
+        readout=linear_readout(task, trained),
+        scores=Run(folder).result or {},
+    )
+
+
+def linear_readout(task: Task, output: nn.Linear) -> LinearReadout:
+    """Return a trained output layer as a readout: the same labels and probabilities."""
+    targets = Targets(task.outputs, task.classes)
+    coef, intercept = (p.detach().cpu().double().numpy() for p in (output.weight.T, output.bias))
+    if task.classes == 2:  # the readout's score s stands for the logits -s and +s
+        coef, intercept = ((values[..., 1::2] - values[..., ::2]) / 2 for values in (coef, intercept))
+    return LinearReadout(coef=np.ascontiguousarray(coef), intercept=intercept, targets=targets)
+
+
+def load_part(task: Task, part: Part, device: str, where: Path, compute: str | None = None) -> FrozenModel:
+    """Load the map that a readout reads, frozen or trained.
+
+    Parameters
+    ----------
+    task : Task
+    part : Part
+        The map.
+    device : str
+    where : Path
+        The readout, for messages.
+    compute : str, optional
+        Precision, if not the one that the readout was fitted in.
+
+    Raises
+    ------
+    InputError
+        If the weights are not those that the readout was fitted on.
+    """
+    if part.run:
+        return load_run(Path(part.run), device, compute)
+    model = load_frozen(task, part.reservoir, device, compute or part.compute)
+    _check_digest(model, part.digest, f"readout {where}")
+    return model
+
+
+def _check_digest(model: FrozenModel, digest: str, where: str) -> None:
+    if model.digest != digest:
+        raise InputError(
+            f"{where}: the weights of {model.settings.backbone!r} are no longer those it was fitted on; bring them "
+            "back, or fit again"
+        )

@@ -1,0 +1,188 @@
+"""What is done with a trained run: predictions, export, attention maps, baselines, trackers, and the command."""
+
+import json
+import sys
+import types
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import typer
+from reservoir_pipelines.attention import attention
+from reservoir_pipelines.export import export
+from reservoir_pipelines.prediction import predict
+from reservoir_pipelines.train_commands import register
+from reservoir_pipelines.trained import load_run
+from reservoir_pipelines.training import train
+from typer.testing import CliRunner
+
+from reservoir.errors import InputError
+
+TINY = "gpt2:n_layer=2,n_embd=16,n_head=2,n_positions=70,initializer_range=0.3"
+QUICK = {"init": "random", "device": "cpu", "compute": "float32", "backbone": TINY, "steps": 6, "eval_every": 3}
+FEW = {"train_rows": 64, "valid_rows": 40, "test_rows": 30}
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Return files with sequences of different lengths: of three classes, and with two real targets."""
+    draw = np.random.default_rng(0)
+    x, lengths = draw.normal(size=(90, 12, 2)).astype(np.float32), draw.integers(4, 13, 90)
+    np.savez(tmp_path / "classes.npz", x=x, y=np.arange(90) % 3, lengths=lengths)
+    np.savez(tmp_path / "values.npz", x=x, y=draw.normal(size=(90, 2)).astype(np.float32), lengths=lengths)
+    np.savez(tmp_path / "new.npz", x=x[:20], lengths=lengths[:20])
+    return tmp_path
+
+
+def direct(run, x, lengths, scaling=None):
+    """Return the logits of a run's model, of one row at a time and without padding."""
+    model = load_run(run, "cpu").fpt
+    with torch.no_grad():
+        rows = [model(torch.from_numpy(x[i : i + 1, :n]), torch.tensor([n])) for i, n in enumerate(lengths)]
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("settings", [{}, {"patch": 3, "stride": 2, "train": "all"}])
+def test_predictions_of_a_run_are_those_of_its_model(own, cache, settings):
+    done = train(str(own / "classes.npz"), **QUICK, **settings)
+    found = list(predict(done.path, own / "new.npz", device="cpu"))
+    with np.load(own / "new.npz") as file:
+        x, lengths = file["x"], file["lengths"]
+    config = json.loads((done.path / "config.json").read_text())
+    x = (x - np.float32(config["scaling"]["offset"])) * np.float32(config["scaling"]["scale"])
+    if settings:
+        lengths = (lengths - 3) // 2 + 1
+        x = np.stack([x[:, 2 * i : 2 * i + 3].reshape(20, -1) for i in range(5)], axis=1)
+    expected = direct(done.path, x.astype(np.float32), lengths).softmax(-1)[:, 0, 0].numpy()
+    np.testing.assert_allclose([p.probabilities for p in found], expected, atol=2e-6)
+    assert [p.label for p in found] == expected.argmax(-1).tolist()
+
+
+def test_predictions_of_two_classes_and_of_values(own, cache):
+    done = train("bit-xor", parameters=FEW, **QUICK)
+    bits = np.random.default_rng(1).integers(0, 2, (9, 10, 1)).astype(np.int8)
+    np.savez(own / "bits.npz", x=bits)
+    found = list(predict(done.path, own / "bits.npz", device="cpu"))
+    expected = direct(done.path, bits.astype(np.float32), [10] * 9).softmax(-1)[:, :, 0].numpy()
+    np.testing.assert_allclose([p.probabilities for p in found], expected, atol=2e-6)
+    values = train(str(own / "values.npz"), **QUICK)
+    assert values.valid_accuracy < 1 and np.isfinite(values.test_loss)
+    predicted = [p.label for p in predict(values.path, own / "new.npz", device="cpu")]
+    assert np.shape(predicted) == (20, 2) and np.isfinite(predicted).all()
+
+
+def test_an_exported_run_gives_the_same(cache, tmp_path):
+    done = train("bit-xor", parameters=FEW, **QUICK)
+    written = export(done.path, out=tmp_path / "model.pt2")
+    bits = np.random.default_rng(1).integers(0, 2, (5, 10, 1)).astype(np.float32)
+    logits = torch.export.load(str(written.model)).module()(torch.from_numpy(bits), torch.full((5,), 10))
+    torch.testing.assert_close(logits.softmax(-1), direct(done.path, bits, [10] * 5).softmax(-1), atol=2e-6, rtol=0)
+    card = json.loads(written.card.read_text())
+    assert card["scores"]["test_accuracy"] == done.test_accuracy
+
+
+def test_attention_of_a_run_is_that_of_the_trained_model(cache):
+    settings = {**QUICK, "learning_rate": 0.05, "parameters": FEW}
+    done = train("bit-xor", **settings)
+    trained = attention("bit-xor", run=done.path, rows=4, device="cpu")
+    frozen = attention("bit-xor", backbone=TINY, init="random", rows=4, device="cpu")
+    with h5py.File(trained.arrays) as one, h5py.File(frozen.arrays) as other:
+        assert trained.arrays.parent == done.path
+        np.testing.assert_allclose(one["one"][:].sum(-1), 1, rtol=1e-5)
+        assert np.abs(one["one"][:] - other["one"][:]).max() > 1e-3
+    with pytest.raises(InputError, match=r"its tokens are Vectors\(dim=1\), those of 'digits' Vectors\(dim=4\)"):
+        attention("digits", run=done.path)
+
+
+def test_a_run_whose_backbone_has_changed_is_refused(cache, tiny_gpt2, tmp_path):
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_gpt2, folder)
+    done = train("bit-xor", **{**QUICK, "backbone": str(folder), "init": "pretrained"}, parameters=FEW)
+    weights = load_file(folder / "model.safetensors")
+    weights["transformer.h.0.mlp.c_fc.bias"] += 1
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match="are no longer those it was fitted on"):
+        load_run(done.path)
+    with pytest.raises(InputError, match="no run of reservoir train there"):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "groups"),
+    [
+        ("Full", {"train": "all", "depth": 1}, ("all",)),
+        ("LSTM, trained", {"train": "all", "backbone": "lstm:width=16"}, ("all",)),
+        ("LSTM, frozen", {"backbone": "lstm:width=16"}, ("input", "layernorm", "output")),
+        (
+            "LSTM*",
+            {"backbone": "lstm-star:width=16,depth=2,positions=12"},
+            ("input", "layernorm", "positions", "output"),
+        ),
+        ("norms frozen", {"train": "input,positions,output"}, ("input", "positions", "output")),
+    ],
+)
+def test_the_papers_baselines(name, settings, groups, cache):
+    done = train("bit-xor", parameters=FEW, **{**QUICK, **settings})
+    assert done.groups == groups and len(done.losses) == 6, name
+    config = json.loads((done.path / "config.json").read_text())
+    rate = 3e-4 if "lstm" in config["reservoir"]["backbone"] else 1e-3
+    assert config["settings"]["recipe"]["learning_rate"] == rate
+    if name == "Full":
+        assert done.frozen_tensors == 0
+
+
+class _Recorder:
+    """Stands for a tracker's package: keeps every call."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        def call(*arguments, **named):
+            self.calls.append((name, arguments, named))
+            return self
+
+        return call
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "tensorboard"])
+def test_trackers_take_every_number(name, cache, monkeypatch):
+    recorder = _Recorder()
+    package = types.ModuleType(name)
+    package.__getattr__ = lambda attribute: getattr(recorder, attribute)
+    module = "torch.utils.tensorboard" if name == "tensorboard" else name
+    monkeypatch.setitem(sys.modules, module, package)
+    done = train("bit-xor", track=name, parameters=FEW, **QUICK)
+    logged = [c for c in recorder.calls if c[0] in ("log", "log_metrics", "add_scalar")]
+    numbers = sum(len(line) - 1 for line in done.history)
+    assert (len(logged) if name == "tensorboard" else sum(len(c[1][0]) for c in logged)) == numbers
+    assert recorder.calls[-1][0] in ("finish", "end_run", "close")
+
+
+def test_a_tracker_that_is_not_installed_is_refused(cache, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(InputError, match="--track wandb: not installed; pip install wandb"):
+        train("bit-xor", track="wandb", parameters=FEW, **QUICK)
+
+
+def test_the_command(cache, tmp_path):
+    app = typer.Typer()
+    register(app)
+    app.command()(lambda: None)
+
+    def run(*arguments):
+        settings = ["--backbone", TINY, "--init", "random", "--param", "train_rows=64", "--eval-every", "2"]
+        return CliRunner().invoke(app, ["train", "bit-xor", *settings, *arguments])
+
+    out = run("--steps", "4", "--train", "output,layernorm", "--json")
+    done = json.loads(out.stdout)
+    assert done["steps"] == 4 and done["groups"] == ["output", "layernorm"]
+    assert "bit for bit as before" in run("--steps", "4", "--train", "output,layernorm").stdout
+    stopped = run("--steps", "40", "--train", "all", "--learning-rate", "50", "--bound", "3")
+    assert stopped.exit_code == 1 and "checkpoint" in stopped.stderr
+    assert isinstance(run("--steps", "5", "--train", "output,layernorm").exception, InputError)
