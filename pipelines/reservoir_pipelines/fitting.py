@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-
-from reservoir_cache import Entry, FeatureStore
 
 from reservoir import InputError
 from reservoir.readouts import LinearReadout, NumpyArithmetic, TorchArithmetic, forward_selection, products_on
@@ -16,9 +14,9 @@ from reservoir_pipelines.bundle import Bundle
 from reservoir_pipelines.column_moments import compute_moments
 from reservoir_pipelines.curve import learning_curve, parse_sizes
 from reservoir_pipelines.engines import Engine, RidgeEngine, make_engine
-from reservoir_pipelines.extraction import Extraction
 from reservoir_pipelines.frozen import choose_device
 from reservoir_pipelines.plots import plot_curve, plot_sweep
+from reservoir_pipelines.pool import Features, Pool, choose_columns
 from reservoir_pipelines.preparation import Prepared
 from reservoir_pipelines.progress import meter, say
 from reservoir_pipelines.raw import RawSource
@@ -28,8 +26,6 @@ from reservoir_pipelines.trials import Trial, make_targets, score_test, trial_of
 
 # Greedy selection holds the moments of all candidates side by side, of order the square of their joint width.
 SHORTLIST_WIDTH = 6144
-
-Features = Extraction | FeatureStore | Path
 
 
 def fit(
@@ -111,13 +107,9 @@ def fit(
     if classes and isinstance(model, LinearReadout) and select == "valid":
         model = model.calibrate(source.blocks("valid"))
     chosen = _tested(best.result, model, source, classes, rows["test"])
-    folder = out or pool.entry.path.parents[2] / "readouts" / pool.entry.spec.task["name"] / pool.title
-    folder.mkdir(parents=True, exist_ok=True)
     table = tuple(result for trial in trials for result in trial.results)
-    write_table(folder / "results.csv", table, chosen, raw)
-    plot_sweep(folder / "sweep.png", table, chosen, raw, title=f"{pool.entry.spec.task['name']}, {pool.title}")
-    if points:
-        plot_curve(folder / "curve.png", points, title=f"{pool.entry.spec.task['name']}, {'+'.join(chosen.columns)}")
+    folder = _folder(pool, out)
+    _draw(folder, pool, table, chosen, raw, points)
     return Fit(
         entry=pool.entry.path,
         best=chosen,
@@ -130,101 +122,6 @@ def fit(
         saved=Bundle.of(pool.stores, model, chosen).save(folder),
         seconds=time.monotonic() - started,
     )
-
-
-@dataclass(frozen=True)
-class Pool:
-    """The columns to choose from: those of one entry, or of several under numbered names.
-
-    Parameters
-    ----------
-    stores : tuple of FeatureStore
-        The entries.
-    """
-
-    stores: tuple[FeatureStore, ...]
-
-    @classmethod
-    def of(cls, features: Features | Sequence[Features]) -> Pool:
-        """Open what `fit` was given.
-
-        Raises
-        ------
-        InputError
-            If the entries are not of one task and the same rows.
-        """
-        given = features if isinstance(features, Sequence) else [features]
-        stores = tuple(_open(one) for one in given)
-        for store in stores:
-            if lacking := [split for split in ("train", "valid", "test") if split not in store.splits]:
-                name = store.entry.path.name
-                raise InputError(f"{name}: it has no split {lacking[0]!r} to fit on; give an entry that extract made")
-        first = stores[0].entry.spec
-        for store in stores[1:]:
-            if store.entry.spec.task != first.task or store.entry.spec.data != first.data:
-                names = f"{store.entry.path.name} and {stores[0].entry.path.name}"
-                raise InputError(f"{names} hold different rows; extract both from the same data with the same limit")
-        return cls(stores)
-
-    @property
-    def store(self) -> FeatureStore:
-        """The first entry's features."""
-        return self.stores[0]
-
-    @property
-    def entry(self) -> Entry:
-        """The first entry."""
-        return self.stores[0].entry
-
-    @property
-    def title(self) -> str:
-        """Name of the results' folder."""
-        return "+".join(store.entry.path.name for store in self.stores)
-
-    def columns(self) -> list[str]:
-        """Return the names of all columns that every split of their entry holds."""
-        if len(self.stores) == 1:
-            return _cached(self.store)
-        return [f"{n}:{column}" for n, store in enumerate(self.stores, start=1) for column in _cached(store)]
-
-    def source(self, name: str) -> Source:
-        """Return the samples of a column, or of several joined by a plus."""
-        parts = tuple(self.column(part) for part in name.split("+"))
-        return parts[0] if len(parts) == 1 else JoinedSource(parts)
-
-    def column(self, name: str) -> ColumnSource:
-        """Return the samples of a single column."""
-        number, colon, column = name.partition(":")
-        if not colon:
-            return ColumnSource(self.store, name)
-        return ColumnSource(self.stores[int(number) - 1], column, name)
-
-
-def choose_columns(pool: Pool, columns: str | Sequence[str]) -> tuple[tuple[str, ...], int]:
-    """Return the columns to try, and how many may be joined greedily (0: none).
-
-    Raises
-    ------
-    InputError
-        If one is not cached.
-    """
-    cached = pool.columns()
-    wanted = [c.strip() for c in columns.split(",")] if isinstance(columns, str) else list(columns)
-    most = 0
-    if len(wanted) == 1 and wanted[0].startswith("best:"):
-        number = wanted[0].removeprefix("best:")
-        if not number.isdigit() or int(number) < 1:
-            raise InputError(f"--columns {wanted[0]}: write best:K with K of at least 1, such as best:4")
-        wanted, most = ["all"], int(number)
-    if wanted == ["all"]:
-        wanted = [c for c in cached if not c.endswith("/all")] or cached
-    for column in wanted:
-        for part in column.split("+"):
-            if part not in cached:
-                raise InputError(f"column {part!r}: not cached here; cached are {', '.join(cached) or 'none'}")
-    if not wanted:
-        raise InputError("the entry holds no columns yet; run reservoir extract again to finish it")
-    return tuple(dict.fromkeys(wanted)), most
 
 
 def _products(device: str) -> AbstractContextManager[None]:
@@ -289,12 +186,23 @@ def _raw(pool: Pool, engine: Engine, classes: int, rows: int) -> Result | None:
     return _tested(trial.result, trial.readout, source, classes, rows)
 
 
-def _open(features: Features) -> FeatureStore:
-    if isinstance(features, FeatureStore):
-        return features
-    return features.store if isinstance(features, Extraction) else FeatureStore(features)
+def _folder(pool: Pool, out: Path | None) -> Path:
+    folder = out or pool.entry.path.parents[2] / "readouts" / pool.entry.spec.task["name"] / pool.title
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
-def _cached(store: FeatureStore) -> list[str]:
-    columns: Mapping[str, Sequence[str]] = {split: store[split].columns for split in store.splits}
-    return [c for c in columns["train"] if all(c in others for others in columns.values())]
+def _draw(
+    folder: Path,
+    pool: Pool,
+    table: Sequence[Result],
+    chosen: Result,
+    raw: Result | None,
+    points: Sequence[tuple[int, float, float]],
+) -> None:
+    """Write the table of every readout and the pictures."""
+    task = pool.entry.spec.task["name"]
+    write_table(folder / "results.csv", table, chosen, raw)
+    plot_sweep(folder / "sweep.png", table, chosen, raw, title=f"{task}, {pool.title}")
+    if points:
+        plot_curve(folder / "curve.png", points, title=f"{task}, {'+'.join(chosen.columns)}")
