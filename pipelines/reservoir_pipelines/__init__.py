@@ -1,4 +1,4 @@
-"""How stages run: prepare, extract, fit, predict; one function each, and the command line.
+"""How stages run: prepare, extract, fit, train, predict; one function each, and the command line.
 
 >>> from reservoir_pipelines import extract, fit          # doctest: +SKIP
 >>> features = extract("mnist", backbone="gpt2")           # doctest: +SKIP
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from reservoir_pipelines.prepared import Prepared
     from reservoir_pipelines.regressor import ReservoirRegressor
     from reservoir_pipelines.results import Fit, Result
+    from reservoir_pipelines.training import train
+    from reservoir_pipelines.training_result import Training
 
 __all__ = [
     "Extraction",
@@ -29,10 +31,12 @@ __all__ = [
     "ReservoirClassifier",
     "ReservoirRegressor",
     "Result",
+    "Training",
     "extract",
     "fit",
     "predict",
     "prepare",
+    "train",
 ]
 
 _HOME = {
@@ -44,6 +48,8 @@ _HOME = {
     "Prepared": "prepared",
     "prepare": "preparation",
     **dict.fromkeys(("Prediction", "predict"), "prediction"),
+    "train": "training",
+    "Training": "training_result",
 }
 
 

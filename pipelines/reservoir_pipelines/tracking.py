@@ -48,7 +48,7 @@ def tracking(name: str | None, run: Path, config: Mapping[str, Any]) -> Iterator
     try:
         package = import_module(TRACKERS[name])
     except ImportError as error:
-        raise InputError(f"--track {name}: not installed; pip install {name}") from error
+        raise InputError(f"--track {name}: not installed; pip install 'reservoir-features[{name}]'") from error
     tracker = {"tensorboard": _TensorBoard, "wandb": _WandB, "mlflow": _MLflow}[name](package, run, config)
     try:
         yield tracker

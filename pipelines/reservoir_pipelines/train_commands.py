@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,6 +87,7 @@ def train(
     from reservoir_pipelines.progress import say
     from reservoir_pipelines.training import train as stage
 
+    first = os.environ.get("RANK", "0") == "0"  # of several processes, one speaks
     try:
         done = stage(
             task,
@@ -122,8 +124,11 @@ def train(
             device=device,
         )
     except DivergedError as error:
-        say(f"reservoir: {error}")
+        if first:
+            say(f"reservoir: {error}")
         raise typer.Exit(1) from None
+    if not first:
+        return
     if json:
         print_json(done.to_dict())
     else:

@@ -166,7 +166,7 @@ def test_trackers_take_every_number(name, cache, monkeypatch):
 
 def test_a_tracker_that_is_not_installed_is_refused(cache, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(InputError, match="--track wandb: not installed; pip install wandb"):
+    with pytest.raises(InputError, match=r"--track wandb: not installed; pip install 'reservoir-features\[wandb\]'"):
         train("bit-xor", track="wandb", parameters=FEW, **QUICK)
 
 
