@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from reservoir_cache.encoding import STORED_DTYPE
@@ -28,9 +28,9 @@ def broken_entries(root: Path) -> list[Problem]:
     return [found for found in _scan(root) if isinstance(found, Problem)]
 
 
-def last_entry(root: Path, task: str) -> Entry | None:
-    """Return the entry that an extract of this task last created or opened, or None."""
-    entries = [entry for entry in list_entries(root) if entry.spec.task["name"] == task]
+def last_entry(root: Path, task: str, accept: Callable[[Entry], bool] = lambda _entry: True) -> Entry | None:
+    """Return the entry that an extract of this task last created or opened among those accepted, or None."""
+    entries = [entry for entry in list_entries(root) if entry.spec.task["name"] == task and accept(entry)]
     return max(entries, key=lambda entry: (entry.path / LOCK_FILE).stat().st_mtime_ns, default=None)
 
 

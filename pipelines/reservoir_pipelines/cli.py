@@ -196,6 +196,11 @@ def fit(
     class_weight: Annotated[str | None, typer.Option(help="balanced: all classes count the same.")] = None,
     curve: Annotated[str | None, typer.Option(help="Training rows of a learning curve, such as 100,1000.")] = None,
     seeds: Annotated[int, typer.Option(help="So many reservoirs, from seed 0; extracted where they are not.")] = 0,
+    backbone: Annotated[str | None, typer.Option(help="Among a task's entries, the last with this backbone.")] = None,
+    init: Annotated[str | None, typer.Option(help="The last with these weights.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The last with this seed.")] = None,
+    gain: Annotated[float | None, typer.Option(help="The last with this gain.")] = None,
+    limit: Annotated[int | None, typer.Option(help="The last with this limit.")] = None,
     device: Device = "auto",
     workers: Workers = 0,
     scheduler: Scheduler = None,
@@ -211,7 +216,8 @@ def fit(
     from reservoir_pipelines.root import cache_root
     from reservoir_pipelines.seeds import fit_seeds
 
-    found = [find_entry(cache_root(cache), entry) for entry in entries]
+    flags = {"backbone": backbone, "init": init, "seed": seed, "gain": gain, "limit": limit}
+    found = [find_entry(cache_root(cache), entry, **flags) for entry in entries]
     settings = {
         "columns": columns,
         "readout": readout,

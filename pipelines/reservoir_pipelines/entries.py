@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from reservoir_cache import Entry, last_entry, list_entries
 
 from reservoir import InputError
+from reservoir.tasks import own_name
 
 
-def find_entry(root: Path, name: str) -> Entry:
+def find_entry(root: Path, name: str, **flags: Any) -> Entry:
     """Return the entry that a name stands for.
 
     Parameters
@@ -19,6 +21,9 @@ def find_entry(root: Path, name: str) -> Entry:
     name : str
         The folder of an entry, the beginning of its key (at least 6 digits), its folder's name, or a task: then the
         entry last extracted for it.
+    **flags
+        Settings of `extract` (``backbone``, ``init``, ``seed``, ``limit`` …) that choose among a task's entries; None
+        leaves one open.
 
     Raises
     ------
@@ -33,10 +38,25 @@ def find_entry(root: Path, name: str) -> Entry:
         raise InputError(f"{name!r} fits {len(named)} entries; give more digits of the key (reservoir cache list)")
     if named:
         return named[0]
-    task = Path(name).name if Path(name).is_file() else name
-    found = last_entry(root, task)
+    task = own_name(name) if Path(name).is_file() or ":" in name else name
+    wanted = {flag: _resolved(value) for flag, value in flags.items() if value is not None}
+    found = last_entry(root, task, lambda entry: wanted.items() <= _settings(entry).items())
+    if found is None and wanted and last_entry(root, task):
+        said = ", ".join(f"{flag} {value}" for flag, value in wanted.items())
+        raise InputError(f"nothing extracted for {name!r} with {said}; run reservoir extract {name} with these first")
     if found is None:
         tasks = sorted({entry.spec.task["name"] for entry in entries})
         have = f"the cache in {root} has {', '.join(tasks)}" if tasks else f"the cache in {root} is empty"
         raise InputError(f"nothing extracted for {name!r}: {have}; run reservoir extract {name} first")
     return found
+
+
+def _settings(entry: Entry) -> dict[str, Any]:
+    """Return what an entry was extracted with, as the flags give it."""
+    made = entry.made_with
+    return {"limit": made.get("call", {}).get("settings", {}).get("limit")} | dict(made.get("reservoir", {}))
+
+
+def _resolved(value: Any) -> Any:
+    """Return a folder by its full path, as entries record it, and anything else as it is."""
+    return str(Path(value).resolve()) if isinstance(value, str) and Path(value).is_dir() else value

@@ -181,3 +181,18 @@ def test_a_python_process_answers_help_for_every_command():
         )
         assert done.returncode == 0, done.stderr
         assert "Usage: reservoir" in done.stdout
+
+
+def test_flags_of_extract_choose_among_the_entries_of_a_task(call, tiny_gpt2):
+    entries = {}
+    for seed in (1, 0):
+        _, out, _ = call(
+            "extract", "digits", "--backbone", tiny_gpt2, "--seed", seed, "--limit", 50, "--layers", "final", "--json"
+        )
+        entries[seed] = json.loads(out)["entry"]
+    assert json.loads(call("fit", "digits", "--json")[1])["entry"] == entries[0], "the last one"
+    assert json.loads(call("fit", "digits", "--seed", 1, "--json")[1])["entry"] == entries[1]
+    assert json.loads(call("fit", "digits", "--backbone", tiny_gpt2, "--json")[1])["entry"] == entries[0]
+    code, _, err = call("fit", "digits", "--gain", 9)
+    assert code == 2
+    assert "gain 9" in err
