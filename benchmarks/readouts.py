@@ -23,7 +23,6 @@ import json
 import resource
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,20 +142,29 @@ def measure_logistic(pair: tuple[Column, Column], columns: int, rows: int, targe
     from sklearn.linear_model import LogisticRegression
 
     x, y = in_memory(pair[0], rows)
-    held, labels = in_memory(pair[1], pair[1].stop)
+    held, labels = in_memory(pair[1], pair[1].stop)  # with statistics of its own, for both sides alike
     data = [(x, y[:, None])]
     ours, path = timed(lambda: logistic_path(data, targets, LOGISTIC_PENALTIES, gather(data, targets)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some cold fits stop at their limit of iterations
-        theirs, models = timed(
-            lambda: [LogisticRegression(C=1 / a, max_iter=1000).fit(x, y) for a in LOGISTIC_PENALTIES]
-        )
-    difference = score(path, [(held, labels[:, None])], targets) - [model.score(held, labels) for model in models]
+
+    def cold(tolerance: float) -> list[Any]:
+        return [
+            LogisticRegression(C=1 / a, max_iter=10_000, tol=tolerance).fit(x, y).score(held, labels)
+            for a in LOGISTIC_PENALTIES
+        ]
+
+    # At its default tolerance scikit-learn stops short of the optimum where the penalty is weak, by points of accuracy:
+    # the time is compared with the default, the accuracy with fits that go on to the optimum.
+    theirs, stopped = timed(lambda: cold(1e-4))
+    optimal, exact = timed(lambda: cold(1e-8))
+    accuracy = score(path, [(held, labels[:, None])], targets)
     return {
         "path": ours * columns,
         "cold_fits": theirs * columns,
+        "cold_fits_to_the_optimum": optimal * columns,
         "ratio": theirs / ours,
-        "largest_difference_of_accuracy": float(np.abs(difference).max()),
+        "ratio_to_the_optimum": optimal / ours,
+        "largest_difference_of_accuracy": float(np.abs(accuracy - stopped).max()),
+        "largest_difference_at_the_optimum": float(np.abs(accuracy - exact).max()),
         "converged": path.converged.tolist(),
     }
 
