@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from reservoir import InputError
+from reservoir.fast import speed_up
 from reservoir.groups import default_groups, unfreeze
 from reservoir.readouts import LinearReadout, Targets
 from reservoir.tasks.task import Task
@@ -46,6 +47,8 @@ def load_trainable(
     model = load_frozen(task, settings, device, "float32")
     chosen = tuple(groups or default_groups(model.fpt.backbone))
     unfreeze(model.fpt, chosen)
+    if model.device.type == "cpu":
+        speed_up(model.fpt)
     backbone = model.fpt.backbone
     backbone.set_compute(getattr(torch, choose_compute(compute, model.device)))
     return replace(model, compute=str(backbone.compute).removeprefix("torch.")), chosen
