@@ -127,6 +127,10 @@ def train(
         if first:
             say(f"reservoir: {error}")
         raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        if first:
+            say("reservoir: interrupted; run the same command with --resume to go on from the last checkpoint")
+        raise typer.Exit(130) from None
     if not first:
         return
     if json:

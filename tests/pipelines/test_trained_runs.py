@@ -186,3 +186,16 @@ def test_the_command(cache, tmp_path):
     stopped = run("--steps", "40", "--train", "all", "--learning-rate", "50", "--bound", "3")
     assert stopped.exit_code == 1 and "checkpoint" in stopped.stderr
     assert isinstance(run("--steps", "5", "--train", "output,layernorm").exception, InputError)
+
+
+def test_an_interrupted_command_says_how_to_go_on(cache, monkeypatch):
+    app = typer.Typer()
+    register(app)
+    app.command()(lambda: None)
+
+    def interrupted(*_arguments, **_settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("reservoir_pipelines.training.train", interrupted)
+    done = CliRunner().invoke(app, ["train", "bit-xor"])
+    assert done.exit_code == 130 and "--resume" in done.stderr
