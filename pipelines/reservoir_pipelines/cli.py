@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from reservoir_pipelines import cache_commands, export_commands, model_commands
+from reservoir_pipelines import cache_commands, export_commands, model_commands, train_commands
 from reservoir_pipelines.model_commands import Depth, Init, Seed
 from reservoir_pipelines.options import (
     Cache,
@@ -38,6 +38,7 @@ app = typer.Typer(
 app.add_typer(cache_commands.app, name="cache")
 model_commands.register(app)
 app.command()(export_commands.export)
+train_commands.register(app)
 
 
 @app.command()
