@@ -111,7 +111,8 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, ra
     Parameters
     ----------
     query, key, value : Tensor of float32 or bfloat16, (batch, heads, tokens, width)
-        Scores and probabilities are float32 in any case.
+        Scores and probabilities are float32 in any case. The values' type may be another than that of the others, as
+        rotary positions leave queries and keys in float32.
     scale : float
         Factor on the scores.
     rate : float
@@ -130,7 +131,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, rate: float, seed: int) -> Tensor:
         q, k, v = (t.detach().flatten(0, 1) for t in (query, key, value))
-        out = torch.empty_like(q)
+        out = torch.empty_like(v)
         with torch.autocast("cpu", enabled=False):  # which would round the scores
             for block, (heads, rows, seen) in enumerate(_blocks(q)):
                 p = _probabilities(q[heads, rows], k[heads, :seen], scale)
@@ -153,11 +154,11 @@ class _Attention(torch.autograd.Function):
             d = grad[heads, rows]
             dv[heads, :seen] += torch.bmm(torch.where(keep, p.to(d.dtype), 0.0).transpose(1, 2), d)
             dp = torch.where(keep, torch.bmm(d, v[heads, :seen].transpose(1, 2)), 0.0).float()
-            ds = torch.ops.aten._softmax_backward_data(dp, p, -1, torch.float32).to(q.dtype)
+            ds = torch.ops.aten._softmax_backward_data(dp, p, -1, torch.float32).to(k.dtype)
             dq[heads, rows] = torch.bmm(ds, k[heads, :seen]).mul_(scale)
             dk[heads, :seen] += torch.bmm(ds.transpose(1, 2), q[heads, rows])
-        shaped = (t.to(q.dtype).view(gradient.shape) for t in (dq, dk.mul_(scale), dv))
-        return (*shaped, None, None, None)
+        pairs = ((dq, q), (dk.mul_(scale), k), (dv, v))
+        return (*(t.to(of.dtype).view(gradient.shape) for t, of in pairs), None, None, None)
 
 
 class _Dropped(torch.autograd.Function):

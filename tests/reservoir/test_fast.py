@@ -55,6 +55,20 @@ def test_scores_are_not_rounded_in_bfloat16():
     torch.testing.assert_close(found.float(), exact, atol=0.02, rtol=0.02)
 
 
+def test_values_may_be_rounded_where_queries_and_keys_are_not():
+    """Rotary positions leave queries and keys in float32 under autocast, and the values in bfloat16."""
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 70, 16, generator=draw).requires_grad_() for _ in range(3))
+    exact = torch.autograd.grad(fast.causal_attention(q, k, v, 0.3, 0.1, 3).square().sum(), (q, k, v))
+    low = v.detach().bfloat16().requires_grad_()
+    out = fast.causal_attention(q, k, low, 0.3, 0.1, 3)
+    assert out.dtype == torch.bfloat16
+    found = torch.autograd.grad(out.float().square().sum(), (q, k, low))
+    assert [g.dtype for g in found] == [torch.float32, torch.float32, torch.bfloat16]
+    for one, other in zip(found, exact, strict=True):
+        assert (one.float() - other).norm() < 0.02 * other.norm()
+
+
 @pytest.mark.parametrize("rate", [0.1, 0.25, 0.5])
 def test_dropout_drops_its_share_and_keeps_the_mean(rate):
     torch.manual_seed(0)
