@@ -279,3 +279,40 @@ def test_intervals_are_wilsons():
     # Wilson's interval of 8 in 10, 95%, as tabled in introductory texts: 0.490 to 0.943.
     assert wilson(0.8, 10) == pytest.approx((0.490, 0.943), abs=5e-4)
     assert wilson(1.0, 10)[1] == 1.0
+
+
+def test_several_seeds_draw_reservoirs_of_their_own(extracted, tmp_path):
+    from statistics import fmean, stdev
+
+    from reservoir_pipelines.seeds import fit_seeds
+
+    done = fit_seeds([extracted.store.entry], 3, out=tmp_path, columns="final/mean", alphas="1e0:1e2:3")
+    assert len({one.entry for one in done.fits}) == 3
+    assert done.fits[0].entry == extracted.entry
+    tests = [one.best.test_accuracy for one in done.fits]
+    assert len(set(tests)) > 1
+    assert done.mean == pytest.approx(fmean(tests))
+    assert done.deviation == pytest.approx(stdev(tests))
+    assert len(done.to_dict()["seeds"]) == 3
+    with pytest.raises(InputError, match="--seeds"):
+        fit_seeds([extracted.store.entry] * 2, 3)
+
+
+def test_real_targets_are_fitted_scored_by_r2_and_predicted(tiny_gpt2, tmp_path):
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(400, 8, 2)).astype(np.float32)
+    y = np.stack([x[:, :, 0].mean(axis=1), 3 + x[:, -1, 1]], axis=1)
+    np.savez(tmp_path / "own.npz", x=x, y=y)
+    np.savez(tmp_path / "new.npz", x=x[:5])
+    settings = {
+        "backbone": str(tiny_gpt2),
+        "layers": "embed,block01",
+        "pool": "last,segments8",
+        "cache": tmp_path / "c",
+    }
+    done = fit(extract(str(tmp_path / "own.npz"), **settings))
+    assert 0.9 < done.best.test_accuracy <= 1
+    assert done.best.test_interval is None
+    predictions = list(predict(done.saved, tmp_path / "new.npz"))
+    assert [p.probabilities for p in predictions] == [[]] * 5
+    assert np.abs(np.array([p.label for p in predictions]) - y[:5]).max() < 0.5
