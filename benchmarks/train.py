@@ -25,10 +25,10 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from reservoir_pipelines.frozen import FrozenModel, Reservoir
-from reservoir_pipelines.loop import Loop, Recipe
-from reservoir_pipelines.processes import Processes
-from reservoir_pipelines.stream import StoredRows, raw_rows
-from reservoir_pipelines.trained import load_trainable
+from reservoir_pipelines.runs.loop import Loop, Recipe
+from reservoir_pipelines.runs.processes import Processes
+from reservoir_pipelines.runs.stream import StoredRows, raw_rows
+from reservoir_pipelines.runs.trained import load_trainable
 from torch import Tensor, nn
 
 from reservoir.dropout import set_dropout

@@ -12,16 +12,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from reservoir_pipelines.classifier import ReservoirClassifier
     from reservoir_pipelines.extraction import Extraction, extract
+    from reservoir_pipelines.fits.results import Fit, Result
     from reservoir_pipelines.fitting import fit
     from reservoir_pipelines.prediction import Prediction, predict
     from reservoir_pipelines.preparation import prepare
     from reservoir_pipelines.prepared import Prepared
-    from reservoir_pipelines.regressor import ReservoirRegressor
-    from reservoir_pipelines.results import Fit, Result
+    from reservoir_pipelines.runs.training_result import Training
+    from reservoir_pipelines.scikit.classifier import ReservoirClassifier
+    from reservoir_pipelines.scikit.regressor import ReservoirRegressor
     from reservoir_pipelines.training import train
-    from reservoir_pipelines.training_result import Training
 
 __all__ = [
     "Extraction",
@@ -40,16 +40,16 @@ __all__ = [
 ]
 
 _HOME = {
-    "ReservoirClassifier": "classifier",
-    "ReservoirRegressor": "regressor",
+    "ReservoirClassifier": "scikit.classifier",
+    "ReservoirRegressor": "scikit.regressor",
     **dict.fromkeys(("Extraction", "extract"), "extraction"),
     "fit": "fitting",
-    **dict.fromkeys(("Fit", "Result"), "results"),
+    **dict.fromkeys(("Fit", "Result"), "fits.results"),
     "Prepared": "prepared",
     "prepare": "preparation",
     **dict.fromkeys(("Prediction", "predict"), "prediction"),
     "train": "training",
-    "Training": "training_result",
+    "Training": "runs.training_result",
 }
 
 

@@ -16,7 +16,7 @@ from reservoir_pipelines.forward import batches, to_tokens
 from reservoir_pipelines.frozen import GAIN, FrozenModel, Reservoir, load_frozen
 from reservoir_pipelines.preparation import prepare
 from reservoir_pipelines.root import cache_root
-from reservoir_pipelines.trained import load_run
+from reservoir_pipelines.runs.trained import load_run
 
 if TYPE_CHECKING:
     from reservoir.tasks.task import Scaling

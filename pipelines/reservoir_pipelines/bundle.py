@@ -20,7 +20,7 @@ from reservoir_pipelines.preparation import Prepared
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
 
-    from reservoir_pipelines.results import Readout, Result
+    from reservoir_pipelines.fits.results import Readout, Result
 
 FORMAT = 1
 WEIGHTS, ESTIMATOR, CARD = "readout.safetensors", "readout.skops", "readout.json"
@@ -114,7 +114,7 @@ class Bundle:
         if isinstance(self.readout, LinearReadout):
             arrays, card["readout"] = self.readout.to_arrays()
         else:
-            from reservoir_pipelines.estimators import EstimatorReadout, save_estimator
+            from reservoir_pipelines.fits.estimators import EstimatorReadout, save_estimator
 
             if not isinstance(self.readout, EstimatorReadout):
                 raise TypeError(f"no way to save a readout of type {type(self.readout).__name__}")
@@ -162,7 +162,7 @@ class Bundle:
         if "readout" in card:
             readout: Readout = LinearReadout.from_arrays(arrays, card["readout"])
         else:
-            from reservoir_pipelines.estimators import EstimatorReadout, load_estimator
+            from reservoir_pipelines.fits.estimators import EstimatorReadout, load_estimator
 
             model = load_estimator((folder / ESTIMATOR).read_bytes())
             readout = EstimatorReadout(model=model, targets=Targets(**card["estimator"]))

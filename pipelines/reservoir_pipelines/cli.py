@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from reservoir_pipelines import cache_commands, export_commands, model_commands, train_commands
-from reservoir_pipelines.model_commands import Depth, Init, Seed
-from reservoir_pipelines.options import (
+from reservoir_pipelines.commands import cache_commands, export_commands, model_commands, train_commands
+from reservoir_pipelines.commands.model_commands import Depth, Init, Seed
+from reservoir_pipelines.commands.options import (
     Cache,
     Config,
     Data,
@@ -44,7 +44,7 @@ train_commands.register(app)
 @app.command()
 def tasks(data: Data = None, cache: Cache = None, json: Json = False, config: Config = None) -> None:
     """List the tasks, their shapes, and whether their data is here."""
-    from reservoir_pipelines.output import print_json, print_table
+    from reservoir_pipelines.commands.output import print_json, print_table
     from reservoir_pipelines.task_table import task_table
 
     rows = task_table(data=data, cache=cache)
@@ -85,7 +85,7 @@ def prepare(
     config: Config = None,
 ) -> None:
     """Read a task's files into typed arrays, split once and for all; extract does it by itself where needed."""
-    from reservoir_pipelines.output import print_json, print_table
+    from reservoir_pipelines.commands.output import print_json, print_table
     from reservoir_pipelines.preparation import prepare as stage
     from reservoir_pipelines.progress import say
 
@@ -138,8 +138,8 @@ def extract(
     config: Config = None,
 ) -> None:
     """Run a frozen transformer over a task once and cache its hidden states."""
+    from reservoir_pipelines.commands.output import print_json, print_table
     from reservoir_pipelines.extraction import extract as stage
-    from reservoir_pipelines.output import print_json, print_table
     from reservoir_pipelines.progress import size_text
 
     done = stage(
@@ -211,11 +211,11 @@ def fit(
     config: Config = None,
 ) -> None:
     """Fit a linear readout to every cached column under every penalty; choose on valid, score test once."""
-    from reservoir_pipelines import report_fit
-    from reservoir_pipelines.entries import find_entry
+    from reservoir_pipelines.commands import report_fit
+    from reservoir_pipelines.commands.entries import find_entry
+    from reservoir_pipelines.fits.seeds import fit_seeds
     from reservoir_pipelines.fitting import fit as stage
     from reservoir_pipelines.root import cache_root
-    from reservoir_pipelines.seeds import fit_seeds
 
     flags = {"backbone": backbone, "init": init, "seed": seed, "gain": gain, "limit": limit}
     found = [find_entry(cache_root(cache), entry, **flags) for entry in entries]
@@ -245,7 +245,7 @@ def predict(
     config: Config = None,
 ) -> None:
     """Print one JSON line per sequence with its label and the probabilities of the classes."""
-    from reservoir_pipelines.output import print_json
+    from reservoir_pipelines.commands.output import print_json
     from reservoir_pipelines.prediction import predict as stage
 
     for prediction in stage(readout, file, device=device):

@@ -20,8 +20,8 @@ from reservoir.readouts import LinearReadout
 from reservoir.tasks.task import Task, Vectors
 from reservoir_pipelines.bundle import Bundle, replace_file
 from reservoir_pipelines.progress import say
+from reservoir_pipelines.runs.trained import load_part, open_readout
 from reservoir_pipelines.sequence_model import Branch, SequenceModel
-from reservoir_pipelines.trained import load_part, open_readout
 
 FORMAT = 1
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}

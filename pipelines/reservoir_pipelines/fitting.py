@@ -11,18 +11,18 @@ from pathlib import Path
 from reservoir import InputError
 from reservoir.readouts import LinearReadout, NumpyArithmetic, TorchArithmetic, forward_selection, products_on
 from reservoir_pipelines.bundle import Bundle
-from reservoir_pipelines.column_moments import compute_moments
-from reservoir_pipelines.curve import learning_curve, parse_sizes
-from reservoir_pipelines.engines import Engine, RidgeEngine, make_engine
+from reservoir_pipelines.fits.column_moments import compute_moments
+from reservoir_pipelines.fits.curve import learning_curve, parse_sizes
+from reservoir_pipelines.fits.engines import Engine, RidgeEngine, make_engine
+from reservoir_pipelines.fits.pool import Features, Pool, choose_columns
+from reservoir_pipelines.fits.raw import RawSource
+from reservoir_pipelines.fits.results import Fit, Readout, Result, merit, wilson, write_table
+from reservoir_pipelines.fits.sources import ColumnSource, JoinedSource, Source, SplitBlocks
+from reservoir_pipelines.fits.trials import Trial, make_targets, score_test, trial_of
 from reservoir_pipelines.frozen import choose_device
 from reservoir_pipelines.plots import plot_curve, plot_sweep
-from reservoir_pipelines.pool import Features, Pool, choose_columns
 from reservoir_pipelines.preparation import Prepared
 from reservoir_pipelines.progress import meter, say
-from reservoir_pipelines.raw import RawSource
-from reservoir_pipelines.results import Fit, Readout, Result, merit, wilson, write_table
-from reservoir_pipelines.sources import ColumnSource, JoinedSource, Source, SplitBlocks
-from reservoir_pipelines.trials import Trial, make_targets, score_test, trial_of
 
 # Greedy selection holds the moments of all candidates side by side, of order the square of their joint width.
 SHORTLIST_WIDTH = 6144

@@ -13,7 +13,7 @@ from reservoir_pipelines.files import replace_file
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from reservoir_pipelines.results import Result
+    from reservoir_pipelines.fits.results import Result
 
 INK, GRID = "#222222", "#dddddd"
 # Okabe and Ito's palette, which colour-blind readers can tell apart.

@@ -17,7 +17,7 @@ from reservoir.tasks.idx import read_idx
 from reservoir_pipelines.bundle import Bundle
 from reservoir_pipelines.forward import forward
 from reservoir_pipelines.frozen import FrozenModel
-from reservoir_pipelines.trained import load_part, open_readout
+from reservoir_pipelines.runs.trained import load_part, open_readout
 
 COLUMN_FILES = (".npz", ".h5", ".hdf5")
 BATCH_ROWS = 32

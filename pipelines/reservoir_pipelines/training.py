@@ -11,18 +11,18 @@ import torch
 from reservoir import InputError
 from reservoir.groups import parse_groups
 from reservoir.tasks import task_named
-from reservoir_pipelines.attempt import Attempt
 from reservoir_pipelines.frozen import GAIN, Reservoir
-from reservoir_pipelines.loop import Recipe
-from reservoir_pipelines.material import choose_kind
 from reservoir_pipelines.plan import check_windows, draw_rows, make_spec
 from reservoir_pipelines.preparation import prepare
-from reservoir_pipelines.processes import processes
 from reservoir_pipelines.progress import say
 from reservoir_pipelines.root import cache_root, data_folder
-from reservoir_pipelines.run import Run, make_config
-from reservoir_pipelines.trained import load_trainable
-from reservoir_pipelines.training_result import Training
+from reservoir_pipelines.runs.attempt import Attempt
+from reservoir_pipelines.runs.loop import Recipe
+from reservoir_pipelines.runs.material import choose_kind
+from reservoir_pipelines.runs.processes import processes
+from reservoir_pipelines.runs.run import Run, make_config
+from reservoir_pipelines.runs.trained import load_trainable
+from reservoir_pipelines.runs.training_result import Training
 
 LEARNING_RATE = 1e-3
 LEARNING_RATES = {"lstm": 3e-4, "homology": 1e-4}
@@ -87,11 +87,12 @@ def train(
     steps : int, default 5000
         Steps in all, those of an earlier part of the run included.
     batch, accumulate, learning_rate, dropout, clip
-        See `reservoir_pipelines.loop.Recipe`. The learning rate is 1e-3 by default, 3e-4 for LSTMs, 1e-4 for homology.
+        See `reservoir_pipelines.runs.loop.Recipe`. By default the learning rate is 1e-3, 3e-4 for LSTMs, 1e-4 for
+        homology.
     eval_every : int, default 500
         Steps between two validations, each followed by a checkpoint.
     rows : {"auto", "fresh", "augmented", "stored"}
-        What a step trains on; see `reservoir_pipelines.material.choose_kind`.
+        What a step trains on; see `reservoir_pipelines.runs.material.choose_kind`.
     limit : int, optional
         At most so many rows of each split, a fixed draw, the same as for `extract`.
     from_cache : bool, default False

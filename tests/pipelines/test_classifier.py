@@ -8,8 +8,9 @@ import joblib
 import numpy as np
 import pytest
 from reservoir_cache import CacheError, Entry, list_entries, remove
-from reservoir_pipelines import ReservoirClassifier, ReservoirRegressor, rowcache
+from reservoir_pipelines import ReservoirClassifier, ReservoirRegressor
 from reservoir_pipelines.forward import forward
+from reservoir_pipelines.scikit import rowcache
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.model_selection import GridSearchCV, LeaveOneOut, cross_val_score, train_test_split

@@ -232,7 +232,7 @@ def test_what_cannot_be_exported_is_refused(readouts, tmp_path, monkeypatch):
 
 def test_the_command_prints_one_json_object(readouts, tmp_path, capsys):
     import typer
-    from reservoir_pipelines.export_commands import export as command
+    from reservoir_pipelines.commands.export_commands import export as command
 
     saved, _ = readouts("three")
     app = typer.Typer()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import typer
 from reservoir_pipelines.attention import attention, average_maps, bit_diagonals, token_labels
+from reservoir_pipelines.commands.model_commands import register
 from reservoir_pipelines.frozen import Reservoir, load_frozen
-from reservoir_pipelines.model_commands import register
 from typer.testing import CliRunner
 
 from reservoir.errors import InputError

@@ -12,11 +12,11 @@ import time
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines.checkpoint import last_checkpoint
-from reservoir_pipelines.course import DivergedError, converged_step
-from reservoir_pipelines.run import Run
+from reservoir_pipelines.runs.checkpoint import last_checkpoint
+from reservoir_pipelines.runs.course import DivergedError, converged_step
+from reservoir_pipelines.runs.run import Run
+from reservoir_pipelines.runs.training_result import Training
 from reservoir_pipelines.training import train
-from reservoir_pipelines.training_result import Training
 from safetensors.torch import load_file
 
 from reservoir.errors import InputError
@@ -43,7 +43,7 @@ def assert_same_bits(first, second):
 
 def linear_accuracy(run):
     """Return the accuracy of a logistic regression on the hidden states of every input of bit-xor."""
-    from reservoir_pipelines.trained import load_run
+    from reservoir_pipelines.runs.trained import load_run
     from sklearn.linear_model import LogisticRegression
 
     bits = (np.arange(1024)[:, None] >> np.arange(10)) & 1
@@ -82,7 +82,7 @@ def test_the_rows_of_generated_tasks_are_fresh_at_every_step(cache):
 
 def plain_losses(steps, rows):
     """Train the same model with transformers and torch alone, and return the loss of each step."""
-    from reservoir_pipelines.stream import StoredRows, read_split
+    from reservoir_pipelines.runs.stream import StoredRows, read_split
     from transformers import GPT2Model
 
     from reservoir.backbones import load_backbone

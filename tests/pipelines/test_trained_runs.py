@@ -10,10 +10,10 @@ import pytest
 import torch
 import typer
 from reservoir_pipelines.attention import attention
+from reservoir_pipelines.commands.train_commands import register
 from reservoir_pipelines.export import export
 from reservoir_pipelines.prediction import predict
-from reservoir_pipelines.train_commands import register
-from reservoir_pipelines.trained import load_run
+from reservoir_pipelines.runs.trained import load_run
 from reservoir_pipelines.training import train
 from typer.testing import CliRunner
 

@@ -10,7 +10,7 @@ from reservoir_cache import Entry, FeatureStore
 
 from reservoir import InputError
 from reservoir_pipelines.extraction import Extraction
-from reservoir_pipelines.sources import ColumnSource, JoinedSource, Source
+from reservoir_pipelines.fits.sources import ColumnSource, JoinedSource, Source
 
 Features = Extraction | FeatureStore | Path
 

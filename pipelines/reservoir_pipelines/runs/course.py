@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from reservoir.fpt import FPT
-from reservoir_pipelines.checkpoint import State, save_checkpoint
-from reservoir_pipelines.loop import Loop
-from reservoir_pipelines.processes import Processes
-from reservoir_pipelines.run import CHECKPOINTS, METRICS, Journal, Run, read_journal
-from reservoir_pipelines.scoring import Score
-from reservoir_pipelines.tracking import Tracker
-from reservoir_pipelines.training_progress import training_meter
+from reservoir_pipelines.runs.checkpoint import State, save_checkpoint
+from reservoir_pipelines.runs.loop import Loop
+from reservoir_pipelines.runs.processes import Processes
+from reservoir_pipelines.runs.run import CHECKPOINTS, METRICS, Journal, Run, read_journal
+from reservoir_pipelines.runs.scoring import Score
+from reservoir_pipelines.runs.tracking import Tracker
+from reservoir_pipelines.runs.training_progress import training_meter
 
 TOLERANCE = 0.01
 """Validation accuracy has converged once it stays so close to its last value."""

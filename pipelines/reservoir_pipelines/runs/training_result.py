@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reservoir_pipelines.files import replace_file
-from reservoir_pipelines.run import METRICS, read_journal
+from reservoir_pipelines.runs.run import METRICS, read_journal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

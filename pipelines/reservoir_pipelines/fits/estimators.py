@@ -14,9 +14,9 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.readouts import Tally, Targets
-from reservoir_pipelines.results import Result
-from reservoir_pipelines.sources import Source
-from reservoir_pipelines.trials import Trial, make_targets
+from reservoir_pipelines.fits.results import Result
+from reservoir_pipelines.fits.sources import Source
+from reservoir_pipelines.fits.trials import Trial, make_targets
 
 MEMORY = 2 * 10**9  # bytes of float32 features that are fitted at once; beyond, an estimator has to take them in pieces
 PASSES = 5  # over the features, for an estimator that takes them in pieces

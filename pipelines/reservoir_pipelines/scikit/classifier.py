@@ -14,7 +14,7 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from reservoir.readouts import RidgeSweepClassifier
 from reservoir_pipelines.frozen import GAIN
-from reservoir_pipelines.reservoir_estimator import ReservoirEstimator
+from reservoir_pipelines.scikit.reservoir_estimator import ReservoirEstimator
 
 
 class ReservoirClassifier(ClassifierMixin, ReservoirEstimator):

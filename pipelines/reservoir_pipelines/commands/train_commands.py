@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from reservoir_pipelines.model_commands import Depth, Init, Seed
-from reservoir_pipelines.options import (
+from reservoir_pipelines.commands.model_commands import Depth, Init, Seed
+from reservoir_pipelines.commands.options import (
     Cache,
     Config,
     Data,
@@ -82,9 +82,9 @@ def train(
     config: Config = None,
 ) -> None:
     """Train groups of a model's parameters end to end, everything else frozen; validate, and score test once."""
-    from reservoir_pipelines.course import DivergedError
-    from reservoir_pipelines.output import print_json
+    from reservoir_pipelines.commands.output import print_json
     from reservoir_pipelines.progress import say
+    from reservoir_pipelines.runs.course import DivergedError
     from reservoir_pipelines.training import train as stage
 
     first = os.environ.get("RANK", "0") == "0"  # of several processes, one speaks
@@ -140,7 +140,7 @@ def train(
 
 
 def _show(done: Any) -> None:
-    from reservoir_pipelines.output import percent, print_table
+    from reservoir_pipelines.commands.output import percent, print_table
 
     best = "-" if done.best_step is None else f"step {done.best_step:,}, by validation"
     speed = f", {done.steps / done.seconds:.3g} steps/s" if done.seconds else ""

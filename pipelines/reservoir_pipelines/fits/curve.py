@@ -10,9 +10,9 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.readouts import Sweep, fold_moments, ridge_path, score
-from reservoir_pipelines.engines import RidgeEngine
-from reservoir_pipelines.sources import Source, strata_blocks
-from reservoir_pipelines.trials import make_targets, score_test
+from reservoir_pipelines.fits.engines import RidgeEngine
+from reservoir_pipelines.fits.sources import Source, strata_blocks
+from reservoir_pipelines.fits.trials import make_targets, score_test
 
 
 def parse_sizes(text: str, rows: int) -> tuple[int, ...]:

@@ -12,8 +12,8 @@ from torch import Tensor
 from reservoir.objective import r_squared, row_hits, row_losses
 from reservoir.tasks.task import Split
 from reservoir_pipelines.forward import batches
-from reservoir_pipelines.processes import Processes
-from reservoir_pipelines.stream import Convert
+from reservoir_pipelines.runs.processes import Processes
+from reservoir_pipelines.runs.stream import Convert
 
 
 @dataclass(frozen=True, kw_only=True)

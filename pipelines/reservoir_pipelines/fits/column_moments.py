@@ -19,8 +19,8 @@ from threadpoolctl import threadpool_limits
 
 from reservoir.readouts import Moments, Targets, add_folds, partial_moments, training_moments
 from reservoir.readouts.device import Arithmetic, arithmetic, products_on
+from reservoir_pipelines.fits.sources import ColumnSource, Source, deal, numbered
 from reservoir_pipelines.pieces import map_pieces
-from reservoir_pipelines.sources import ColumnSource, Source, deal, numbered
 
 RANGE_SAMPLES = 65_536
 HELD = 2**29  # bytes of moments that other processes may hand over at once

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from reservoir.readouts import Tally, Targets, balanced_weights
-from reservoir_pipelines.results import Readout, Result
-from reservoir_pipelines.sources import Source
+from reservoir_pipelines.fits.results import Readout, Result
+from reservoir_pipelines.fits.sources import Source
 
 if TYPE_CHECKING:
     from reservoir.readouts import Sweep

@@ -17,19 +17,19 @@ from reservoir import InputError
 from reservoir.dropout import set_dropout
 from reservoir.groups import count, frozen_digest, trained_layer
 from reservoir.tasks import Source
-from reservoir_pipelines.checkpoint import load_optimizer, load_trained, read_state
-from reservoir_pipelines.course import Course, DivergedError, converged_step
 from reservoir_pipelines.extraction import extract
 from reservoir_pipelines.frozen import FrozenModel
-from reservoir_pipelines.loop import Loop, Recipe
-from reservoir_pipelines.material import Material, cached_material, raw_material
 from reservoir_pipelines.plan import BATCH_TOKENS
 from reservoir_pipelines.preparation import Prepared
-from reservoir_pipelines.processes import Processes
-from reservoir_pipelines.run import CURVE, Run
-from reservoir_pipelines.scoring import Score, score
-from reservoir_pipelines.tracking import tracking
-from reservoir_pipelines.training_result import Training, plot_training
+from reservoir_pipelines.runs.checkpoint import load_optimizer, load_trained, read_state
+from reservoir_pipelines.runs.course import Course, DivergedError, converged_step
+from reservoir_pipelines.runs.loop import Loop, Recipe
+from reservoir_pipelines.runs.material import Material, cached_material, raw_material
+from reservoir_pipelines.runs.processes import Processes
+from reservoir_pipelines.runs.run import CURVE, Run
+from reservoir_pipelines.runs.scoring import Score, score
+from reservoir_pipelines.runs.tracking import tracking
+from reservoir_pipelines.runs.training_result import Training, plot_training
 
 
 @dataclass(kw_only=True)

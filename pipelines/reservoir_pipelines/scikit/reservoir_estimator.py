@@ -17,7 +17,7 @@ from reservoir.tasks.task import Tokens, Vectors
 from reservoir_pipelines.frozen import GAIN, FrozenModel, Reservoir, choose_compute, choose_device
 from reservoir_pipelines.plan import choose_columns
 from reservoir_pipelines.root import cache_root
-from reservoir_pipelines.rowcache import FoundRows, shared_cache, shared_model
+from reservoir_pipelines.scikit.rowcache import FoundRows, shared_cache, shared_model
 
 # scikit-learn's own defaults for these parameters are strings and integers, from which type checkers infer too little.
 _validate: Callable[..., Any] = validate_data

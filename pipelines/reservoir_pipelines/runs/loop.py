@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from reservoir import InputError
 from reservoir.objective import row_hits, row_losses
-from reservoir_pipelines.processes import Processes
-from reservoir_pipelines.stream import Batch, Convert, Rows, random_key
+from reservoir_pipelines.runs.processes import Processes
+from reservoir_pipelines.runs.stream import Batch, Convert, Rows, random_key
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from reservoir.upper import UpperPart
 from reservoir_pipelines.frozen import FrozenModel
 from reservoir_pipelines.preparation import Prepared
 from reservoir_pipelines.progress import size_text
-from reservoir_pipelines.stream import Convert, Rows, StoredRows, hidden_rows, random_key, raw_rows, read_split
+from reservoir_pipelines.runs.stream import Convert, Rows, StoredRows, hidden_rows, random_key, raw_rows, read_split
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore, SplitFeatures

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reservoir_pipelines.options import Cache, Config, Json
+from reservoir_pipelines.commands.options import Cache, Config, Json
 
 if TYPE_CHECKING:
     from reservoir_cache import Entry
@@ -20,7 +20,7 @@ def list_command(cache: Cache = None, json: Json = False, config: Config = None)
     """List the entries: task, reservoir, rows, columns, size."""
     from reservoir_cache import broken_entries, list_entries
 
-    from reservoir_pipelines.output import print_json, print_table
+    from reservoir_pipelines.commands.output import print_json, print_table
     from reservoir_pipelines.progress import say, size_text
     from reservoir_pipelines.root import cache_root
 
@@ -52,7 +52,7 @@ def list_command(cache: Cache = None, json: Json = False, config: Config = None)
 @app.command()
 def show(entry: Name, cache: Cache = None, json: Json = False, config: Config = None) -> None:
     """Show all that is known of one entry."""
-    from reservoir_pipelines.output import print_json, print_table
+    from reservoir_pipelines.commands.output import print_json, print_table
     from reservoir_pipelines.progress import size_text
 
     found = _find(entry, cache)
@@ -88,7 +88,7 @@ def verify(
     """Read every byte of an entry, or of all, against its checksums; exit code 1 if something is damaged."""
     from reservoir_cache import broken_entries, list_entries
 
-    from reservoir_pipelines.output import print_json, print_table
+    from reservoir_pipelines.commands.output import print_json, print_table
     from reservoir_pipelines.root import cache_root
 
     root = cache_root(cache)
@@ -114,7 +114,7 @@ def verify(
 @app.command()
 def repair(entry: Name, cache: Cache = None, json: Json = False, config: Config = None) -> None:
     """Take damaged files out of an entry, so that the next extract computes them again."""
-    from reservoir_pipelines.output import print_json, print_table
+    from reservoir_pipelines.commands.output import print_json, print_table
 
     found = _find(entry, cache)
     problems = found.repair()
@@ -130,7 +130,7 @@ def remove(entry: Name, cache: Cache = None, json: Json = False, config: Config 
     """Delete one entry."""
     from reservoir_cache import remove as delete
 
-    from reservoir_pipelines.output import print_json, print_table
+    from reservoir_pipelines.commands.output import print_json, print_table
     from reservoir_pipelines.progress import size_text
 
     found = _find(entry, cache)
@@ -143,7 +143,7 @@ def remove(entry: Name, cache: Cache = None, json: Json = False, config: Config 
 
 
 def _find(name: str, cache: Any) -> Entry:
-    from reservoir_pipelines.entries import find_entry
+    from reservoir_pipelines.commands.entries import find_entry
     from reservoir_pipelines.root import cache_root
 
     return find_entry(cache_root(cache), name)

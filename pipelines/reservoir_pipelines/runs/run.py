@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reservoir import InputError
-from reservoir_pipelines.checkpoint import last_checkpoint, read_state
 from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.prepared import scaling_to_json
+from reservoir_pipelines.runs.checkpoint import last_checkpoint, read_state
 
 if TYPE_CHECKING:
     from reservoir.tasks.task import Scaling

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from sklearn.base import RegressorMixin
 
 from reservoir.readouts import RidgeSweepRegressor
-from reservoir_pipelines.reservoir_estimator import ReservoirEstimator
+from reservoir_pipelines.scikit.reservoir_estimator import ReservoirEstimator
 
 
 class ReservoirRegressor(RegressorMixin, ReservoirEstimator):

@@ -12,8 +12,8 @@ from reservoir_cache import Entry
 
 from reservoir import InputError
 from reservoir_pipelines.extraction import extract
+from reservoir_pipelines.fits.results import Fit
 from reservoir_pipelines.fitting import fit
-from reservoir_pipelines.results import Fit
 
 
 @dataclass(frozen=True, kw_only=True)

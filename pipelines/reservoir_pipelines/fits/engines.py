@@ -9,9 +9,9 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.readouts import LOGISTIC_ALPHAS, Moments, cross_sweep, logistic_sweep, parse_alphas, sweep
-from reservoir_pipelines.column_moments import ColumnMoments, column_moments, compute_moments
-from reservoir_pipelines.sources import Source, SplitBlocks, fold_blocks
-from reservoir_pipelines.trials import Trial, make_targets, trial_of
+from reservoir_pipelines.fits.column_moments import ColumnMoments, column_moments, compute_moments
+from reservoir_pipelines.fits.sources import Source, SplitBlocks, fold_blocks
+from reservoir_pipelines.fits.trials import Trial, make_targets, trial_of
 
 RIDGE_ALPHAS = "1e-2:1e6:25"
 
@@ -132,7 +132,7 @@ def make_engine(
             raise InputError("--readout logistic: the task has no classes; use ridge")
         values = parse_alphas(alphas) if alphas else LOGISTIC_ALPHAS
         return LogisticEngine(classes=classes, alphas=values, balanced=balanced)
-    from reservoir_pipelines.estimators import EstimatorEngine
+    from reservoir_pipelines.fits.estimators import EstimatorEngine
 
     if alphas:
         raise InputError(f"--alphas: {readout} takes its parameters after a colon, as in sklearn.svm.LinearSVC:C=0.1,1")

@@ -16,10 +16,10 @@ from reservoir.groups import default_groups, unfreeze
 from reservoir.readouts import LinearReadout, Targets
 from reservoir.tasks.task import Task
 from reservoir_pipelines.bundle import Bundle, Part
-from reservoir_pipelines.checkpoint import load_trained
 from reservoir_pipelines.frozen import FrozenModel, Reservoir, choose_compute, load_frozen
 from reservoir_pipelines.prepared import scaling_from_json
-from reservoir_pipelines.run import CONFIG, Run, is_run
+from reservoir_pipelines.runs.checkpoint import load_trained
+from reservoir_pipelines.runs.run import CONFIG, Run, is_run
 
 
 def load_trainable(
