@@ -1,1 +1,1 @@
-"""What ``train`` is made of: a run and its folder, the rows of a step, the loop, checkpoints, a trained run read back."""
+"""What ``train`` is made of: a run and its folder, the rows of a step, the loop, checkpoints, and runs read back."""
