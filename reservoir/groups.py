@@ -109,11 +109,6 @@ def frozen_digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the trained parameters by name, detached and not copied."""
-    return {name: parameter.detach() for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
 def count(parameters: Iterable[nn.Parameter]) -> int:
     """Return the number of values of some parameters."""
     return sum(parameter.numel() for parameter in parameters)

@@ -97,11 +97,6 @@ class Loop:
         self._forward, self._parameters, self._recipe = forward, parameters, recipe
         self._rows, self._convert, self._classes, self._group = rows, convert, classes, group
 
-    @property
-    def step_rows(self) -> int:
-        """Rows of one step, over all processes."""
-        return self._recipe.batch * self._recipe.accumulate * self._group.count
-
     def steps(self, first: int, last: int) -> Iterator[tuple[int, Tensor]]:
         """Take the steps with the numbers ``first`` + 1 to ``last``.
 
