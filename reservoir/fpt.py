@@ -109,7 +109,7 @@ class FPT(nn.Module):
         -------
         Tensor of float32, (batch, readout_tokens, outputs, max(classes, 1))
         """
-        return self.read(self.backbone(self.inputs(x), lengths), lengths)
+        return self.read(self.backbone(self.inputs(x), lengths, self.task.readout_tokens), lengths)
 
     def read(self, hidden: Tensor, lengths: Tensor) -> Tensor:
         """Return the logits that `forward` returns, from the hidden states (batch, tokens, width) of ``final``."""

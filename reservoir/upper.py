@@ -65,7 +65,7 @@ class UpperPart(nn.Module):
         if self._ends:
             return self.model.read(hidden, lengths)
         self._hidden = hidden
-        return self.model.read(self.model.backbone(hidden, lengths), lengths)
+        return self.model.read(self.model.backbone(hidden, lengths, self.model.task.readout_tokens), lengths)
 
     def _pass_by(self, below: int) -> None:
         backbone = self.model.backbone

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.backbones.family import GROUPS, Family
+from reservoir.backbones.last_tokens import LastTokens
 from reservoir.errors import InputError
 
 
@@ -52,13 +53,14 @@ class Backbone(nn.Module):
         if depth is not None:
             _replace(model, family.blocks, self.blocks[:depth])
         self.depth = len(self.blocks)
+        self._last_tokens = LastTokens([self.blocks[-1].get_submodule(path) for path in family.feedforward])
 
     @property
     def layers(self) -> tuple[str, ...]:
         """Names of all layers, from the input side to the output side."""
         return ("embed", *(block_name(i) for i in range(1, self.depth + 1)), "final")
 
-    def forward(self, embeds: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, embeds: Tensor, lengths: Tensor | None = None, last: int | None = None) -> Tensor:
         """Map embedded sequences to hidden states after the last norm.
 
         Parameters
@@ -67,6 +69,9 @@ class Backbone(nn.Module):
             Right-padded sequences; what stands behind a sequence's length has no influence on its real tokens.
         lengths : Tensor of int, (batch,), optional
             Real tokens of each sequence; None means all of them.
+        last : int, optional
+            Only so many of the last real tokens are read, so the others may be left unfinished: the last block's
+            feedforward, which looks at each token alone, passes them by.
 
         Returns
         -------
@@ -78,8 +83,9 @@ class Backbone(nn.Module):
         surplus = -tokens % self.shape.multiple
         # A causal model never looks to the right, where all padding is, so it needs no mask and keeps its fast kernel.
         mask = None
+        real = torch.full_like(embeds[:, 0, 0], tokens, dtype=torch.int64) if lengths is None else lengths
+        self._last_tokens.keep(real, last, tokens + surplus)
         if not self.causal and (lengths is not None or surplus):
-            real = torch.full_like(embeds[:, 0, 0], tokens, dtype=torch.int64) if lengths is None else lengths
             mask = (torch.arange(tokens + surplus, device=embeds.device) < real[:, None]).to(torch.int64)
         if surplus:
             embeds = nn.functional.pad(embeds, (0, 0, 0, surplus))

@@ -51,6 +51,7 @@ def _family(name: str, positions: Callable[[Any], int], **facts: Any) -> Family:
         "maker": Hub(options={"add_pooling_layer": False}),
         "blocks": "encoder.layer",
         "attention": "attention.self",
+        "feedforward": ("intermediate", "output"),
     }
     return Family(
         name=name,
@@ -75,4 +76,5 @@ DISTILBERT = _family(
     maker=Hub(),
     blocks="transformer.layer",
     attention="attention",
+    feedforward=("ffn",),
 )

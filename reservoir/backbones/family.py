@@ -90,6 +90,8 @@ class Family:
         Prefixes of parameters that checkpoints of this family do not have, and that are drawn for every init.
     attention : str, default ""
         Path inside a block of the module whose last output is its attention map; empty where there is none.
+    feedforward : tuple of str
+        Paths inside a block of the modules that are its feedforward, in their order; empty where there is none.
     rounds : bool, default True
         Whether products may run in bfloat16. A recurrent state feeds its rounding back at every token, so not there.
     """
@@ -106,4 +108,5 @@ class Family:
     heads: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
     attention: str = ""
+    feedforward: tuple[str, ...] = ()
     rounds: bool = True

@@ -62,4 +62,5 @@ GPT2 = Family(
     unused=("wte",),
     heads=("lm_head.", "score.", "multiple_choice_head."),
     attention="attn",
+    feedforward=("mlp",),
 )

@@ -60,6 +60,7 @@ FAMILIES = {
         unused=("embed_tokens",),
         heads=("lm_head.", "score.", "classifier."),
         attention="self_attn",
+        feedforward=("mlp",),
     )
     for name in MODEL_TYPES
 }

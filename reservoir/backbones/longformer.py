@@ -43,6 +43,7 @@ LONGFORMER = Family(
     shape=_shape,
     run=run,
     blocks="encoder.layer",
+    feedforward=("intermediate", "output"),
     groups=GROUPS,
     draw=draw_normal,
     unused=("embeddings.word_embeddings",),

@@ -63,4 +63,5 @@ T5 = Family(
     unused=("shared", "encoder.embed_tokens"),
     heads=("decoder.", "lm_head."),
     attention="layer.0.SelfAttention",
+    feedforward=("layer.1",),
 )

@@ -83,4 +83,5 @@ VIT = Family(
     heads=("classifier.", "pooler."),
     own=("embeddings.",),
     attention="attention",
+    feedforward=("mlp",),
 )
