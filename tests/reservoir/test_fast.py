@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reservoir import fast
+from reservoir import fast, fast_attention
 from reservoir.backbones import load_backbone
 from reservoir.dropout import set_dropout
 from reservoir.fpt import FPT
@@ -17,9 +17,10 @@ from tests.reservoir.models import save
 def kept(heads, tokens, rate, seed):
     """Return which probabilities are kept, (heads, tokens, tokens), as the blocks draw them."""
     keep = torch.zeros(heads, tokens, tokens, dtype=torch.bool)
-    for block, (several, rows, seen) in enumerate(fast._blocks(torch.empty(heads, tokens, 1))):
-        shape = keep[several, rows, :seen].shape
-        keep[several, rows, :seen] = fast._keep(shape, rate, seed, block)
+    draw = fast_attention.generator(seed)
+    for several, rows, seen, _ in fast_attention._blocks(torch.empty(heads, tokens, 1)):
+        part = keep[several, rows, :seen]
+        part.copy_(fast_attention.keep(part.shape, rate, draw))
     return keep
 
 
@@ -27,14 +28,14 @@ def kept(heads, tokens, rate, seed):
 @given(
     batch=st.integers(1, 3),
     heads=st.integers(1, 4),
-    tokens=st.integers(1, 150),
+    tokens=st.integers(1, 300),
     rate=st.sampled_from([0.1, 0.5]),
     seed=st.integers(0, 2**40),
 )
 def test_attention_is_that_of_whole_matrices(batch, heads, tokens, rate, seed):
     draw = torch.Generator().manual_seed(seed)
     q, k, v, w = (torch.randn(batch, heads, tokens, 8, generator=draw).requires_grad_() for _ in range(4))
-    found = fast.causal_attention(q, k, v, 0.4, rate, seed)
+    found = fast_attention.causal_attention(q, k, v, 0.4, rate, seed)
     mask = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
     p = (0.4 * q @ k.transpose(2, 3)).masked_fill(mask, float("-inf")).softmax(-1)
     keep = kept(batch * heads, tokens, rate, seed).view(batch, heads, tokens, tokens)
@@ -47,9 +48,9 @@ def test_attention_is_that_of_whole_matrices(batch, heads, tokens, rate, seed):
 def test_scores_are_not_rounded_in_bfloat16():
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 70, 16, generator=draw).bfloat16() for _ in range(3))
-    exact = fast.causal_attention(q.float() * 8, k.float(), v.float(), 1.0, 0.1, 3)
+    exact = fast_attention.causal_attention(q.float() * 8, k.float(), v.float(), 1.0, 0.1, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = fast.causal_attention(q * 8, k, v, 1.0, 0.1, 3)
+        found = fast_attention.causal_attention(q * 8, k, v, 1.0, 0.1, 3)
     rounded = (q * 8 @ k.transpose(2, 3)).float() - q.float() * 8 @ k.float().transpose(2, 3)
     assert rounded.abs().max() > 0.1  # scores of this size lose that much
     torch.testing.assert_close(found.float(), exact, atol=0.02, rtol=0.02)
@@ -59,14 +60,30 @@ def test_values_may_be_rounded_where_queries_and_keys_are_not():
     """Rotary positions leave queries and keys in float32 under autocast, and the values in bfloat16."""
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 2, 70, 16, generator=draw).requires_grad_() for _ in range(3))
-    exact = torch.autograd.grad(fast.causal_attention(q, k, v, 0.3, 0.1, 3).square().sum(), (q, k, v))
+    exact = torch.autograd.grad(fast_attention.causal_attention(q, k, v, 0.3, 0.1, 3).square().sum(), (q, k, v))
     low = v.detach().bfloat16().requires_grad_()
-    out = fast.causal_attention(q, k, low, 0.3, 0.1, 3)
+    out = fast_attention.causal_attention(q, k, low, 0.3, 0.1, 3)
     assert out.dtype == torch.bfloat16
     found = torch.autograd.grad(out.float().square().sum(), (q, k, low))
     assert [g.dtype for g in found] == [torch.float32, torch.float32, torch.bfloat16]
     for one, other in zip(found, exact, strict=True):
         assert (one.float() - other).norm() < 0.02 * other.norm()
+
+
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 3e-6), (torch.bfloat16, 0.02)])
+def test_gelu_and_its_slope_are_those_of_torch(dtype, close):
+    draw = torch.Generator().manual_seed(0)
+    values = torch.cat([torch.linspace(-30, 30, 100_001), torch.randn(60_001, generator=draw), torch.zeros(1)])
+    for x in (values.to(dtype), values[:12].view(3, 4).T.to(dtype)):
+        weights = torch.randn(x.shape, generator=draw).to(dtype)
+        x.requires_grad_()
+        found, expected = fast.GELU()(x), torch.nn.functional.gelu(x, approximate="tanh")
+        torch.testing.assert_close(found, expected, atol=close, rtol=close)
+        one, other = (torch.autograd.grad((y * weights).sum(), x)[0] for y in (found, expected))
+        assert one.dtype == dtype
+        torch.testing.assert_close(one, other, atol=close, rtol=close)
+    with torch.no_grad():
+        assert torch.equal(fast.GELU()(x), torch.nn.functional.gelu(x, approximate="tanh"))
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.25, 0.5])
