@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from reservoir_cache.spec import STORES
 
 from reservoir import InputError
 from reservoir.groups import parse_groups
@@ -21,6 +22,7 @@ from reservoir_pipelines.runs.loop import Recipe
 from reservoir_pipelines.runs.material import choose_kind
 from reservoir_pipelines.runs.processes import processes
 from reservoir_pipelines.runs.run import Run, make_config
+from reservoir_pipelines.runs.target_scale import TargetScale
 from reservoir_pipelines.runs.trained import load_trainable
 from reservoir_pipelines.runs.training_result import Training
 
@@ -108,7 +110,7 @@ def train(
     on_divergence : {"stop", "report"}
         What happens when the loss is not finite or above ``bound``: an error, or the result of the best checkpoint.
     bound : float, default 1e4
-        Above it the loss counts as diverged.
+        Above it the loss counts as diverged; that of a regression is on standardised targets.
     track : {"tensorboard", "wandb", "mlflow"}, optional
         Where the numbers go besides ``metrics.jsonl``.
     run : Path, optional
@@ -129,6 +131,10 @@ def train(
         raise InputError(f"--steps {steps} --eval-every {eval_every} --limit {limit}: give whole numbers from 1")
     if on_divergence not in ("stop", "report"):
         raise InputError(f"--on-divergence {on_divergence}: choose stop or report")
+    if not bound > 0:
+        raise InputError(f"--bound {bound}: give a positive number")
+    if store not in STORES:
+        raise InputError(f"--store {store}: choose among {', '.join(STORES)}")
     groups = None if train is None else parse_groups(train)
     settings = Reservoir.choose(backbone, init, seed, gain, depth, patch, stride)
     source = task_named(task, data=data_folder(data), **(parameters or {}))
@@ -140,6 +146,8 @@ def train(
         if group.first:
             for note in prepared.notes():
                 say(note)
+        if prepared.task.classes == 1:
+            raise InputError(f"{task}: all labels are the same; there is nothing to learn")
         model, groups = load_trainable(prepared.task, settings, groups, group.device(device), compute)
         recipe = Recipe(
             batch=batch,
@@ -151,6 +159,7 @@ def train(
         )
         drawn = draw_rows(prepared, limit)
         check_windows(prepared, drawn, patch)
+        scale = None if prepared.task.classes else TargetScale.of(prepared.split("train").y[drawn["train"]])
         config = make_config(
             spec=make_spec(prepared, drawn, model, store if from_cache else "float32").to_dict(),
             train=groups,
@@ -159,6 +168,7 @@ def train(
             rows="cached" if from_cache else kind,
             model=model,
             scaling=prepared.scaling,
+            targets=scale,
         )
         attempt = Attempt(
             model=model,
@@ -169,6 +179,7 @@ def train(
             recipe=recipe,
             groups=groups,
             config=config,
+            targets=scale,
             group=group,
             run=Run(run or root / "runs" / prepared.task.name / f"{settings.title}-{config['key'][:16]}"),
             features={

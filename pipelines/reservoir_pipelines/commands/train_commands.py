@@ -145,14 +145,15 @@ def _show(done: Any) -> None:
     from reservoir_pipelines.commands.output import percent, print_table
 
     best = "-" if done.best_step is None else f"step {done.best_step:,}, by validation"
+    score = "" if done.score == "accuracy" else f" {done.score}"
     speed = f", {done.steps / done.seconds:.3g} steps/s" if done.seconds else ""
     rows = [
         ("trained", f"{', '.join(done.groups)}: {done.trained:,} parameters"),
         ("frozen", f"{done.frozen_tensors:,} tensors, bit for bit as before"),
         ("steps", f"{done.steps:,} in {done.seconds:.0f} s{speed}"),
         ("best", best),
-        ("valid", percent(done.valid_accuracy)),
-        ("test", percent(done.test_accuracy)),
+        (f"valid{score}", percent(done.valid_accuracy)),
+        (f"test{score}", percent(done.test_accuracy)),
         ("converged", "-" if done.converged_step is None else f"step {done.converged_step:,}, within 1% from there on"),
         ("run", done.run),
     ]

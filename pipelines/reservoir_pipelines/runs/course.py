@@ -111,7 +111,7 @@ class Course:
         """
         first = self.state.step if self.state else 0
         journal = self._journal(first)
-        text = "loss {0:.4f}  accuracy {1:.1%}"
+        text = "loss {0:.4f}  accuracy {1:.1%}" if self.model.task.classes else "loss {0:.4f}"
         with training_meter(steps, first, text, quiet=not self.group.first) as show:
             while first < steps:
                 last = min(steps, (first // self.eval_every + 1) * self.eval_every)
@@ -134,7 +134,8 @@ class Course:
                 for done, (loss, accuracy, norm) in zip(
                     [step for step, _ in waiting], torch.stack([v for _, v in waiting]).tolist(), strict=True
                 ):
-                    lines.append({"step": done, "loss": loss, "accuracy": accuracy, "norm": norm})
+                    right = {"accuracy": accuracy} if self.model.task.classes else {}
+                    lines.append({"step": done, "loss": loss, **right, "norm": norm})
                     self._check(done, loss, norm)
                     show(done, loss, accuracy)
                 waiting.clear()
@@ -164,17 +165,18 @@ class Course:
         if self.group.first:
             save_checkpoint(self.run.path / CHECKPOINTS, self.model, self.loop.optimizer, self.state)
 
-    def _check(self, step: int, *values: float) -> None:
-        if not all(map(math.isfinite, values)) or values[0] > self.bound:
-            raise DivergedError(
-                f"the loss is {values[0]:.4g} at step {step:,}, with gradients of norm {values[-1]:.4g}", step
-            )
+    def _check(self, step: int, loss: float, norm: float | None = None) -> None:
+        """Stop where the loss of a step, or without ``norm`` that of a validation, is out of bounds."""
+        if not (math.isfinite(loss) and math.isfinite(norm or 0.0)) or loss > self.bound:
+            which = "the validation loss" if norm is None else "the loss"
+            gradients = "" if norm is None else f", with gradients of norm {norm:.4g}"
+            raise DivergedError(f"{which} is {loss:.4g} at step {step:,}{gradients}", step)
 
     def _journal(self, step: int) -> Journal | None:
         path = self.run.path / METRICS
         if path.exists():
-            lines = read_journal(path)
-            self.history = [(n["step"], n["valid_accuracy"]) for n in lines if "valid_loss" in n and n["step"] <= step]
+            lines = [line for line in read_journal(path) if line["step"] <= step]
+            self.history = [(line["step"], line["valid_accuracy"]) for line in lines if "valid_accuracy" in line]
         self.group.wait()  # all have read before the first one cuts
         return Journal(path, step) if self.group.first else None
 

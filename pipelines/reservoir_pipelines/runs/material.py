@@ -20,6 +20,7 @@ from reservoir_pipelines.frozen import FrozenModel
 from reservoir_pipelines.preparation import Prepared
 from reservoir_pipelines.progress import size_text
 from reservoir_pipelines.runs.stream import Convert, Rows, StoredRows, hidden_rows, random_key, raw_rows, read_split
+from reservoir_pipelines.runs.target_scale import TargetScale
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore, SplitFeatures
@@ -75,7 +76,13 @@ def choose_kind(kind: str, source: Source, name: str, *, from_cache: bool) -> st
 
 
 def raw_material(
-    model: FrozenModel, prepared: Prepared, drawn: Mapping[str, np.ndarray], source: Source, kind: str, seed: int
+    model: FrozenModel,
+    prepared: Prepared,
+    drawn: Mapping[str, np.ndarray],
+    source: Source,
+    kind: str,
+    seed: int,
+    targets: TargetScale | None,
 ) -> Material:
     """Return the material of a training on sequences.
 
@@ -91,26 +98,33 @@ def raw_material(
     kind : {"fresh", "augmented", "stored"}
     seed : int
         Chooses fresh rows, views and the order of stored ones.
+    targets : TargetScale or None
+        Of a regression.
     """
 
     def augment(x: np.ndarray, rows: np.ndarray, epoch: int) -> np.ndarray:
         return augment_sequences(source, x, drawn["train"][rows], random_key(seed, "view", epoch))
 
+    def read(split: str) -> Split:
+        found = read_split(prepared, split, drawn[split])
+        return targets.apply(found) if targets else found
+
     if kind == "fresh":
         rows: Rows = FreshRows(source, seed)
     else:
-        train = read_split(prepared, "train", drawn["train"])
-        rows = StoredRows(train, seed, augment if kind == "augmented" else None)
+        rows = StoredRows(read("train"), seed, augment if kind == "augmented" else None)
     return Material(
         forward=model.fpt,
         rows=rows,
         convert=raw_rows(model, prepared.scaling),
-        valid=read_split(prepared, "valid", drawn["valid"]),
-        test=read_split(prepared, "test", drawn["test"]),
+        valid=read("valid"),
+        test=read("test"),
     )
 
 
-def cached_material(model: FrozenModel, store: FeatureStore, layer: str, seed: int) -> Material:
+def cached_material(
+    model: FrozenModel, store: FeatureStore, layer: str, seed: int, targets: TargetScale | None
+) -> Material:
     """Return the material of a training on cached hidden states, which are read into memory.
 
     Parameters
@@ -123,10 +137,14 @@ def cached_material(model: FrozenModel, store: FeatureStore, layer: str, seed: i
         The layer up to which nothing is trained.
     seed : int
         Chooses the order of the rows.
+    targets : TargetScale or None
+        Of a regression.
     """
     upper = UpperPart(model.fpt, layer)
     column = f"{layer}/{upper.pooling}"
     read = {split: _hidden(store[split], column, model) for split in ("train", "valid", "test")}
+    if targets:
+        read = {name: targets.apply(split) for name, split in read.items()}
     return Material(
         forward=upper,
         rows=StoredRows(read["train"], seed),

@@ -20,6 +20,7 @@ from reservoir_pipelines.frozen import FrozenModel, Reservoir, choose_compute, l
 from reservoir_pipelines.prepared import scaling_from_json
 from reservoir_pipelines.runs.checkpoint import load_trained
 from reservoir_pipelines.runs.run import CONFIG, Run, is_run
+from reservoir_pipelines.runs.target_scale import TargetScale
 
 
 def load_trainable(
@@ -110,21 +111,24 @@ def open_readout(path: Path) -> Bundle:
         run=str(folder),
     )
     trained = load_run(folder, "cpu").fpt.output
+    scale = config["settings"].get("targets")
     return Bundle(
         task=task,
         scaling=scaling_from_json(config["scaling"]),
         parts=(part,),
-        readout=linear_readout(task, trained),
+        readout=linear_readout(task, trained, TargetScale.from_json(scale) if scale else None),
         scores=Run(folder).result or {},
     )
 
 
-def linear_readout(task: Task, output: nn.Linear) -> LinearReadout:
-    """Return a trained output layer as a readout: the same labels and probabilities."""
+def linear_readout(task: Task, output: nn.Linear, scale: TargetScale | None = None) -> LinearReadout:
+    """Return a trained output layer as a readout: the same labels and probabilities, targets in the data's own unit."""
     targets = Targets(task.outputs, task.classes)
     coef, intercept = (p.detach().cpu().double().numpy() for p in (output.weight.T, output.bias))
     if task.classes == 2:  # the readout's score s stands for the logits -s and +s
         coef, intercept = ((values[..., 1::2] - values[..., ::2]) / 2 for values in (coef, intercept))
+    if scale:
+        coef, intercept = scale.undo(coef, intercept)
     return LinearReadout(coef=np.ascontiguousarray(coef), intercept=intercept, targets=targets)
 
 

@@ -1,0 +1,55 @@
+"""Real targets in units that a training can start from, and a trained output back in the data's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from reservoir.tasks.task import Split
+
+
+@dataclass(frozen=True)
+class TargetScale:
+    r"""Mean and deviation of each output over the training rows.
+
+    .. math::
+
+        y' = (y - \mathrm{mean}) / \mathrm{deviation}
+
+    is what a regression is trained on, so that neither the learning rate nor the bound of divergence depends on the
+    unit of the targets. A constant output is only shifted.
+
+    Parameters
+    ----------
+    mean, deviation : ndarray of float64, (outputs,)
+    """
+
+    mean: np.ndarray
+    deviation: np.ndarray
+
+    @classmethod
+    def of(cls, y: np.ndarray) -> TargetScale:
+        """Measure the targets (rows, readout_tokens, outputs) of the training rows."""
+        flat = y.reshape(-1, y.shape[-1]).astype(np.float64)
+        deviation = flat.std(axis=0)
+        return cls(flat.mean(axis=0), np.where(deviation > 0, deviation, 1.0))
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> TargetScale:
+        """Build what `to_json` returned."""
+        return cls(np.array(values["mean"]), np.array(values["deviation"]))
+
+    def to_json(self) -> dict[str, list[float]]:
+        """Return mean and deviation as JSON values."""
+        return {"mean": self.mean.tolist(), "deviation": self.deviation.tolist()}
+
+    def apply(self, split: Split) -> Split:
+        """Return a split whose targets are standardised."""
+        return replace(split, y=((split.y - self.mean) / self.deviation).astype(np.float32))
+
+    def undo(self, coef: np.ndarray, intercept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the output (width, outputs) with intercept (outputs,) that gives targets in the data's own unit."""
+        return coef * self.deviation, intercept * self.deviation + self.mean
