@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,13 +21,15 @@ from reservoir_pipelines.extraction import extract
 from reservoir_pipelines.frozen import FrozenModel
 from reservoir_pipelines.plan import BATCH_TOKENS
 from reservoir_pipelines.preparation import Prepared
-from reservoir_pipelines.runs.checkpoint import load_optimizer, load_trained, read_state
+from reservoir_pipelines.progress import say
+from reservoir_pipelines.runs.checkpoint import State, load_optimizer, load_trained
 from reservoir_pipelines.runs.course import Course, DivergedError, converged_step
 from reservoir_pipelines.runs.loop import Loop, Recipe
 from reservoir_pipelines.runs.material import Material, cached_material, raw_material
 from reservoir_pipelines.runs.processes import Processes
 from reservoir_pipelines.runs.run import CURVE, Run
 from reservoir_pipelines.runs.scoring import Score, score
+from reservoir_pipelines.runs.target_scale import TargetScale
 from reservoir_pipelines.runs.tracking import tracking
 from reservoir_pipelines.runs.training_result import Training, plot_training
 
@@ -52,6 +54,8 @@ class Attempt:
         What is trained.
     config : dict
         What is written of all this.
+    targets : TargetScale or None
+        Of a regression.
     group : Processes
     run : Run
     features : mapping, optional
@@ -68,6 +72,7 @@ class Attempt:
     recipe: Recipe
     groups: tuple[str, ...]
     config: dict[str, Any]
+    targets: TargetScale | None
     group: Processes
     run: Run
     features: Mapping[str, Any] | None
@@ -81,22 +86,36 @@ class Attempt:
 
     def make(self, *, resume: bool) -> Training:
         """Train, or return the result of a run that is finished already."""
-        with self.run.lock() if self.group.first else nullcontext():
-            if self.group.first:
-                self.run.begin(self.config)
-            self.group.wait()
-            last = self.run.last
-            done = read_state(last).step if last else 0
-            if self.run.result and done >= self.steps:
-                return Training.from_dict(self.run.result)
-            if last and not resume:
+        with ExitStack() as held:
+            with self.group.first_alone():
+                if self.group.first:
+                    held.enter_context(self.run.lock())
+                    self.run.begin(self.config)
+            state = self.run.state
+            if result := self._result(state, resume=resume):
+                return result
+            if state and not resume:
                 raise InputError(
-                    f"{self.run.path}: this run stands at step {done:,} of {self.steps:,}; add --resume to go on, or "
-                    "remove the folder to begin again"
+                    f"{self.run.path}: this run stands at step {state.step:,} of {self.steps:,}; add --resume to go "
+                    "on, or remove the folder to begin again"
                 )
-            return self._train()
+            if resume and not state and self.group.first:
+                say(f"{self.run.path}: no checkpoint to resume from; this run begins at step 0")
+            return self._train(state)
 
-    def _train(self) -> Training:
+    def _result(self, state: State | None, *, resume: bool) -> Training | None:
+        """Return what the run came to, if there is nothing to add to it."""
+        if not self.run.result:
+            return None
+        result = Training.from_dict(self.run.result)
+        if state and state.step >= self.steps:
+            if state.step > self.steps and self.group.first:
+                say(f"{self.run.path}: this run has {state.step:,} steps already; here is their result")
+            return result
+        again = result.diverged_step is not None and result.diverged_step <= self.steps
+        return result if again and self.on_divergence == "report" and not resume else None
+
+    def _train(self, state: State | None) -> Training:
         fpt = self.model.fpt
         set_dropout(fpt, self.recipe.dropout)
         before = frozen_digest(fpt)
@@ -104,11 +123,13 @@ class Attempt:
         parameters = [p for p in fpt.parameters() if p.requires_grad]
         forward = self._forward(material)
         loop = Loop(forward, parameters, material.rows, material.convert, self.recipe, fpt.task.classes, self.group)
-        state = None
         if last := self.run.last:
-            state = read_state(last)
+            load_trained(self.run.best, fpt)  # which the end of the training needs: now is the time to find it damaged
             load_trained(last, fpt)
             load_optimizer(last, fpt, loop.optimizer)
+        self.group.wait()
+        if self.group.first:
+            self.run.reopen()
         with tracking(
             self.track if self.group.first else None, self.run.path, self.config["settings"]["recipe"]
         ) as tracker:
@@ -152,7 +173,7 @@ class Attempt:
             test = self._score(material, forward, "test")
         done = Training(
             run=str(self.run.path),
-            steps=diverged or self.steps,
+            steps=diverged or (state.step if state else 0),
             best_step=state.best_step if state else None,
             valid_accuracy=state.best_score if state else None,
             valid_loss=state.best_loss if state else None,
@@ -164,16 +185,19 @@ class Attempt:
             trained=count(p for p in fpt.parameters() if p.requires_grad),
             frozen_tensors=len(fpt.state_dict()) - sum(p.requires_grad for p in fpt.parameters()),
             seconds=round(state.seconds, 3) if state else 0.0,
+            score="accuracy" if fpt.task.classes else "R²",
         )
         if self.group.first:
             title = f"{fpt.task.name}, {self.model.settings.title}: {', '.join(self.groups)} trained"
-            plot_training(self.run.path / CURVE, done.history, done.best_step, title)
+            plot_training(self.run.path / CURVE, done.history, done.best_step, title, score=done.score)
             self.run.finish(done.to_dict())
         return done
 
     def _material(self) -> Material:
         if self.features is None:
-            return raw_material(self.model, self.prepared, self.drawn, self.source, self.kind, self.recipe.seed)
+            return raw_material(
+                self.model, self.prepared, self.drawn, self.source, self.kind, self.recipe.seed, self.targets
+            )
         layer = trained_layer(self.model.fpt)
         if layer is None:
             raise InputError(
@@ -190,7 +214,7 @@ class Attempt:
                 compute=self.model.compute,
                 device=str(self.model.device),
             )
-        return cached_material(self.model, found.store, layer, self.recipe.seed)
+        return cached_material(self.model, found.store, layer, self.recipe.seed, self.targets)
 
     def _forward(self, material: Material) -> nn.Module:
         if self.recompute:

@@ -146,10 +146,9 @@ def _read(checkpoint: Path, name: str) -> dict[str, Tensor]:
 
 
 def _damaged(checkpoint: Path, name: str, error: Exception) -> InputError:
-    return InputError(
-        f"{checkpoint / name}: not readable ({type(error).__name__}); remove the folder {checkpoint.name}, and resume "
-        "from the one before"
-    )
+    others = sorted(path.name for path in checkpoint.parent.glob("step-*") if path != checkpoint)
+    what = f"remove the folder {checkpoint.name}, and resume from {others[0]}" if others else "train in another folder"
+    return InputError(f"{checkpoint / name}: not readable ({type(error).__name__}); {what}")
 
 
 def _sync(path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -49,12 +50,22 @@ class Processes:
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:
-        """Let the first process do something before the others, who will find it done."""
-        if not self.first:
-            self.wait()
-        yield
-        if self.first:
-            self.wait()
+        """Let the first process do something before the others, who will find it done.
+
+        Raises
+        ------
+        InputError
+            In the others, if the first one failed.
+        """
+        failed = torch.ones(1)
+        if not self.first and self.add(failed - 1):
+            raise InputError("the first process has failed; its message says why")
+        try:
+            yield
+            failed -= 1
+        finally:
+            if self.first:
+                self.add(failed)
 
     def add(self, tensor: Tensor) -> Tensor:
         """Add a tensor up over all processes, in place, and return it."""
@@ -96,7 +107,9 @@ def processes() -> Iterator[Processes]:
     if mine:
         if torch.cuda.is_available():
             torch.cuda.set_device(local)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        # The others wait as long as the first one takes to extract what training from the cache needs.
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(days=7))
     try:
         yield Processes(rank=int(os.environ["RANK"]), count=count, local=local)
     finally:

@@ -9,17 +9,19 @@ import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reservoir import InputError
 from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.prepared import scaling_to_json
-from reservoir_pipelines.runs.checkpoint import last_checkpoint, read_state
+from reservoir_pipelines.runs.checkpoint import State, last_checkpoint, read_state
 
 if TYPE_CHECKING:
     from reservoir.tasks.task import Scaling
     from reservoir_pipelines.frozen import FrozenModel
+    from reservoir_pipelines.runs.target_scale import TargetScale
 
 FORMAT = 1
 CONFIG, METRICS, RESULT, CURVE, CHECKPOINTS = "config.json", "metrics.jsonl", "run.json", "curve.png", "checkpoints"
@@ -34,6 +36,7 @@ def make_config(
     rows: str,
     model: FrozenModel,
     scaling: Scaling | None,
+    targets: TargetScale | None,
 ) -> dict[str, Any]:
     """Return what a run keeps of how it was asked for.
 
@@ -45,6 +48,8 @@ def make_config(
     import transformers
 
     settings = {"spec": spec, "train": sorted(train), "recipe": recipe, "processes": processes, "rows": rows}
+    if targets:
+        settings["targets"] = targets.to_json()
     return {
         "format": FORMAT,
         "key": hashlib.sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()).hexdigest(),
@@ -91,6 +96,7 @@ class Run:
             config = json.loads((self.path / CONFIG).read_text())
             if config["format"] != FORMAT:
                 raise InputError(f"{self.path}: run of format {config['format']}, not {FORMAT}; train again")
+            _ = config["reservoir"], config["scaling"], config["settings"]["train"], config["settings"]["spec"]["task"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.path}: no run of reservoir train there ({type(error).__name__})") from error
         return config
@@ -109,34 +115,64 @@ class Run:
         InputError
             If there is none yet.
         """
+        last, state = self.last, self.state
+        if last is None or state is None:
+            raise InputError(f"{self.path}: the run has no checkpoint yet; go on with reservoir train ... --resume")
+        return last.with_name(f"step-{state.best_step:08d}")
+
+    @property
+    def state(self) -> State | None:
+        """Where the run stands; a best checkpoint that somebody removed leaves its place to the last one.
+
+        Raises
+        ------
+        InputError
+            If the last checkpoint is damaged, or its validation is not in the journal.
+        """
         last = self.last
         if last is None:
-            raise InputError(f"{self.path}: the run has no checkpoint yet; go on with reservoir train ... --resume")
-        return last.with_name(f"step-{read_state(last).best_step:08d}")
+            return None
+        state = read_state(last)
+        if last.with_name(f"step-{state.best_step:08d}").is_dir():
+            return state
+        journal = self.path / METRICS
+        for line in read_journal(journal) if journal.exists() else []:
+            if line["step"] == state.step and "valid_accuracy" in line:
+                score, loss = line["valid_accuracy"], line["valid_loss"]
+                return replace(state, best_step=state.step, best_score=score, best_loss=loss)
+        raise InputError(f"{journal}: the validation of step {state.step:,} is not in it; train in another folder")
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """What the run came to, if it has ended."""
-        path = self.path / RESULT
-        return json.loads(path.read_text()) if path.is_file() else None
+        """What the run came to, if it has ended and the file is whole."""
+        try:
+            result = json.loads((self.path / RESULT).read_text())
+        except (OSError, ValueError):
+            return None
+        return result if isinstance(result, dict) else None
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Write the configuration, or check that it is the folder's.
+        """Write the configuration, or check that it is the folder's, where a training has taken steps in it.
 
         Raises
         ------
         InputError
             If the folder holds another run; the first setting that differs is named.
         """
-        if not (self.path / CONFIG).exists():
-            if self.path.exists() and any(p.name != "lock" for p in self.path.iterdir()):
-                raise InputError(f"{self.path}: the folder has other things in it; name an empty or a new one")
+        there = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
+        if there <= {CONFIG, "lock"}:
             replace_file(self.path / CONFIG, lambda part: part.write_text(json.dumps(config, indent=1) + "\n"))
             return
-        there = self.config["settings"]
-        if different := _difference(there, json.loads(json.dumps(config["settings"]))):
-            name, old, new = different
-            raise InputError(f"{self.path}: a run with {name} = {old} is there, not {new}; name another folder")
+        if CONFIG not in there:
+            raise InputError(f"{self.path}: the folder has other things in it; name an empty or a new one")
+        old = self.config["settings"]
+        if different := _difference(old, json.loads(json.dumps(config["settings"]))):
+            name, value, asked = different
+            raise InputError(f"{self.path}: a run with {name} = {value} is there, not {asked}; name another folder")
+
+    def reopen(self) -> None:
+        """Take the result away: the run goes on, and what it came to will be another."""
+        (self.path / RESULT).unlink(missing_ok=True)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the result."""
@@ -149,10 +185,16 @@ class Run:
         Raises
         ------
         InputError
-            If another process trains there.
+            If another process trains there, or nothing can be written there.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / "lock").open("w") as file:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / "lock").open("w")
+        except OSError as error:
+            raise InputError(
+                f"{self.path}: no run can be kept there ({error.strerror}); name another --run, or --cache"
+            ) from error
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -184,13 +226,16 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a journal; a last line that was cut by a kill is left out."""
+    """Return the lines of a journal up to the first that is none, as after a kill."""
     lines = []
-    for text in path.read_text().splitlines():
+    for text in path.read_text(errors="replace").splitlines():
         try:
-            lines.append(json.loads(text))
+            line = json.loads(text)
         except ValueError:
             break
+        if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+            break
+        lines.append(line)
     return lines
 
 

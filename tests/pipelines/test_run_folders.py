@@ -1,0 +1,242 @@
+"""The folder of a run: what it came to is of its last step, damage is named, and a refusal leaves it free."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from reservoir_pipelines.prediction import predict
+from reservoir_pipelines.runs.attempt import Attempt
+from reservoir_pipelines.runs.checkpoint import last_checkpoint
+from reservoir_pipelines.runs.course import DivergedError
+from reservoir_pipelines.runs.run import Run, read_journal
+from reservoir_pipelines.runs.trained import load_run
+from reservoir_pipelines.training import train
+from safetensors.torch import load_file
+
+from reservoir.errors import InputError
+
+TINY = "gpt2:n_layer=3,n_embd=16,n_head=2,n_positions=70,initializer_range=0.3"
+QUICK = {"init": "random", "device": "cpu", "compute": "float32", "backbone": TINY}
+FEW = {"train_rows": 64, "valid_rows": 40, "test_rows": 30}
+
+
+@pytest.fixture
+def go(cache):
+    """Return a function that trains a small run in one folder."""
+    return lambda **settings: train(
+        "bit-xor", **{"run": cache / "run", "eval_every": 2, "parameters": FEW, **QUICK, **settings}
+    )
+
+
+# ---- the result
+
+
+def test_a_run_that_was_extended_and_killed_before_its_end_is_ended_when_it_goes_on(go, cache, monkeypatch):
+    first = go(steps=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Attempt, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            go(steps=4, resume=True)
+    assert Run(cache / "run").result is None  # what 2 steps came to is not what the weights are now
+    ended = go(steps=4, resume=True)
+    assert (first.steps, ended.steps) == (2, 4) and Run(cache / "run").result == ended.to_dict()
+    assert ended.to_dict() | {"run": "", "seconds": 0} == go(steps=4, run=cache / "other").to_dict() | {
+        "run": "",
+        "seconds": 0,
+    }
+
+
+def test_fewer_steps_than_there_are_give_what_there_is(go, cache, capsys):
+    done = go(steps=4)
+    assert go(steps=2) == done
+    assert "this run has 4 steps already" in capsys.readouterr().err
+    (cache / "run" / "run.json").write_text("")  # cut short by a full disk, say
+    assert go(steps=2, resume=True).to_dict() | {"seconds": 0} == done.to_dict() | {"seconds": 0}
+
+
+def test_a_run_that_diverged_is_ended_too_and_goes_on_where_that_is_asked(go, cache):
+    settings = {"steps": 8, "on_divergence": "report", "learning_rate": 30.0, "bound": 20.0}
+    done = go(**settings)
+    assert done.diverged_step is not None and go(**settings) == done
+    assert go(**settings, resume=True).diverged_step == done.diverged_step
+    with pytest.raises(DivergedError):
+        go(**settings | {"on_divergence": "stop", "resume": True})
+
+
+def test_the_loss_of_a_validation_is_called_so(go):
+    with pytest.raises(DivergedError, match=r"^the validation loss is [\d.]+ at step 1;") as caught:
+        go(steps=4, eval_every=1, bound=1.4, learning_rate=0.3, train="output")
+    assert "norm" not in str(caught.value)
+
+
+def test_a_run_that_has_nothing_to_resume_says_that_it_begins(go, capsys):
+    go(steps=1, resume=True)
+    assert "no checkpoint to resume from; this run begins at step 0" in capsys.readouterr().err
+
+
+# ---- damage
+
+
+def test_a_damaged_best_checkpoint_is_named_before_any_step(go, cache):
+    done = go(steps=6, learning_rate=0.1)
+    best, last = Run(cache / "run").best, last_checkpoint(cache / "run" / "checkpoints")
+    assert done.best_step < 6 and best != last
+    (best / "trained.safetensors").write_bytes(b"")
+    with pytest.raises(InputError, match=f"not readable .* remove the folder {best.name}, and resume from {last.name}"):
+        go(steps=8, resume=True, learning_rate=0.1)
+    assert max(line["step"] for line in read_journal(cache / "run" / "metrics.jsonl")) == 6
+    shutil.rmtree(best)  # as told: now the last one is the best there is
+    assert Run(cache / "run").best == last
+    again = go(steps=8, resume=True, learning_rate=0.1)
+    assert again.steps == 8 and again.best_step in (6, 8)
+
+
+def test_the_only_checkpoint_damaged(go, cache):
+    go(steps=2)
+    (last_checkpoint(cache / "run" / "checkpoints") / "trained.safetensors").write_bytes(b"")
+    with pytest.raises(InputError, match=r"not readable .*; train in another folder"):
+        go(steps=4, resume=True)
+
+
+@pytest.mark.parametrize("config", ["", "{}", '{"format": 1}', "[1]", '{"format": 1, "settings": 3}'])
+def test_a_damaged_configuration_is_refused(config, go, cache):
+    go(steps=1)
+    (cache / "run" / "config.json").write_text(config)
+    for use in (lambda: go(steps=2, resume=True), lambda: load_run(cache / "run")):
+        with pytest.raises(InputError, match="no run of reservoir train there"):
+            use()
+
+
+@pytest.mark.parametrize("rest", [b"\xff\xfe\x00", b"12\n", b'{"a": 12}\n', b'{"step": 3, "lo'])
+def test_what_is_no_line_of_the_journal_is_left_out(rest, go, cache):
+    go(steps=2)
+    journal = cache / "run" / "metrics.jsonl"
+    lines = read_journal(journal)
+    journal.write_bytes(journal.read_bytes() + rest)
+    assert read_journal(journal) == lines
+    assert [line["step"] for line in go(steps=4, resume=True).history] == [1, 2, 2, 3, 4, 4]
+
+
+# ---- refusals
+
+
+def test_a_refusal_leaves_the_folder_free(go, cache):
+    with pytest.raises(InputError, match="nothing to cache"):
+        go(steps=1, from_cache=True)
+    with pytest.raises(InputError, match="--compile"):
+        go(steps=1, compiled=True)
+    assert go(steps=1).steps == 1
+
+
+@pytest.mark.parametrize("folder", ["file", "file/sub"])
+def test_a_folder_that_cannot_be_one_is_refused(folder, go, cache):
+    cache.mkdir()
+    (cache / "file").touch()
+    with pytest.raises(InputError, match=r"no run can be kept there \(.*\); name another --run"):
+        go(steps=1, run=cache / folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bound": -1.0}, "--bound -1.0: give a positive"),
+        ({"bound": float("nan")}, "--bound nan"),
+        ({"store": "float64"}, "--store float64: choose among float16"),
+    ],
+)
+def test_settings_are_checked(settings, message, go):
+    with pytest.raises(InputError, match=message):
+        go(steps=1, **settings)
+
+
+def test_labels_that_are_all_the_same_are_refused(cache, tmp_path):
+    np.savez(tmp_path / "one.npz", x=np.zeros((40, 3, 1), np.float32), y=np.zeros(40, int))
+    with pytest.raises(InputError, match="all labels are the same"):
+        train(str(tmp_path / "one.npz"), steps=1, **QUICK)
+
+
+# ---- regression
+
+
+def test_a_regression_does_not_depend_on_the_unit_of_its_targets(cache, tmp_path):
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(200, 6, 2)).astype(np.float32)
+    y = np.stack([x[:, -1, 0], x[:, 0, 1]], axis=1) + 0.1 * draw.normal(size=(200, 2))
+    settings = {**QUICK, "steps": 40, "eval_every": 20, "learning_rate": 1e-2, "dropout": 0.0}
+    runs = {}
+    for name, values in {"plain": y, "far": 5000 * y + [-3e5, 200]}.items():
+        np.savez(tmp_path / f"{name}.npz", x=x, y=values.astype(np.float32))
+        runs[name] = train(str(tmp_path / f"{name}.npz"), bound=50.0, **settings)
+    plain, far = runs.values()
+    np.testing.assert_allclose(far.losses, plain.losses, rtol=2e-2)
+    assert plain.score == "R²" and plain.losses[-1] < 0.6 * plain.losses[0]
+    assert 0.3 < plain.test_accuracy < 1 and far.test_accuracy == pytest.approx(plain.test_accuracy, abs=0.02)
+    assert all("accuracy" not in line for line in plain.history)
+    # In the data's own unit: as the run's model says, times the deviation, plus the mean of the training rows.
+    np.savez(tmp_path / "new.npz", x=x[:9])
+    labels = [
+        np.array([p.label for p in predict(run.path, tmp_path / "new.npz", device="cpu")]) for run in (plain, far)
+    ]
+    np.testing.assert_allclose((labels[1] - [-3e5, 200]) / 5000, labels[0], atol=0.05)
+    config = json.loads((far.path / "config.json").read_text())
+    shown = (x[:9] - np.float32(config["scaling"]["offset"])) * np.float32(config["scaling"]["scale"])
+    with torch.no_grad():
+        logits = load_run(far.path, "cpu").fpt(torch.from_numpy(shown), torch.full((9,), 6))[:, 0, :, 0].double()
+    targets = config["settings"]["targets"]
+    expected = logits.numpy() * targets["deviation"] + targets["mean"]
+    np.testing.assert_allclose(labels[1], expected, rtol=1e-4)
+
+
+def test_a_regression_from_the_cache_takes_the_same_steps(cache, tmp_path):
+    draw = np.random.default_rng(0)
+    np.savez(tmp_path / "v.npz", x=draw.normal(size=(60, 5, 2)), y=300 + 7 * draw.normal(size=60).astype(np.float32))
+    settings = {**QUICK, "steps": 8, "eval_every": 4, "train": "output"}
+    whole = train(str(tmp_path / "v.npz"), **settings)
+    cached = train(str(tmp_path / "v.npz"), from_cache=True, store="float32", **settings)
+    np.testing.assert_allclose(cached.losses, whole.losses, atol=2e-6)
+    assert cached.test_loss == pytest.approx(whole.test_loss, abs=1e-6)
+    assert load_file(cached.path / "checkpoints" / "step-00000008" / "trained.safetensors").keys() == {
+        "output.weight",
+        "output.bias",
+    }
+
+
+# ---- several processes
+
+
+def test_the_others_end_quietly_where_the_first_process_fails():
+    script = textwrap.dedent("""
+        import sys
+        from reservoir import InputError
+        from reservoir_pipelines.runs.processes import processes
+
+        try:
+            with processes() as group, group.first_alone():
+                if group.first:
+                    raise InputError("no such folder")
+        except InputError as error:
+            print(error)
+            sys.exit(2)
+    """)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    both = [
+        subprocess.Popen([sys.executable, "-c", script], env={**shared, "RANK": rank}, stdout=-1, stderr=-1)
+        for rank in "01"
+    ]
+    outputs = [process.communicate(timeout=120) for process in both]
+    assert [process.returncode for process in both] == [2, 2]
+    assert [out.decode().strip() for out, _ in outputs] == [
+        "no such folder",
+        "the first process has failed; its message says why",
+    ]
+    assert not any(b"Traceback" in err for _, err in outputs)
