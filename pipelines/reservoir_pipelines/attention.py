@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reservoir import InputError
+from reservoir.tasks import TASKS, own_name, task_named
 from reservoir.tasks.task import Task, Tokens
 from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.forward import batches, to_tokens
 from reservoir_pipelines.frozen import GAIN, FrozenModel, Reservoir, load_frozen
 from reservoir_pipelines.preparation import prepare
-from reservoir_pipelines.root import cache_root
+from reservoir_pipelines.prepared import Prepared, scaling_from_json
+from reservoir_pipelines.root import cache_root, data_folder
+from reservoir_pipelines.runs.run import Run
 from reservoir_pipelines.runs.trained import load_run
 
 if TYPE_CHECKING:
@@ -74,9 +77,12 @@ def attention(
     seed: int = 0,
     gain: float = GAIN,
     depth: int | None = None,
+    patch: int = 1,
+    stride: int | None = None,
     layer: int = 1,
     rows: int = 64,
     split: str = "test",
+    parameters: Mapping[str, Any] | None = None,
     data: Path | None = None,
     cache: Path | None = None,
     device: str = "auto",
@@ -89,7 +95,7 @@ def attention(
     ----------
     task : str
         Name of a task, or the path of your own data.
-    backbone, init, seed, gain, depth
+    backbone, init, seed, gain, depth, patch, stride
         The reservoir, as for `reservoir_pipelines.extraction.extract`.
     layer : int, default 1
         The block, from 1.
@@ -97,6 +103,8 @@ def attention(
         The first so many rows of the split are averaged; the first of them is drawn alone.
     split : str, default "test"
         Split of the rows.
+    parameters : mapping, optional
+        The task's own parameters, such as ``{"n": 5}`` for bit-xor.
     data, cache : Path, optional
         Folder of the publisher's files, and root of the cache.
     device : str, default "auto"
@@ -104,30 +112,34 @@ def attention(
     out : Path, optional
         The PNG to write; the arrays stand beside it as ``.h5``.
     run : Path, optional
-        Folder of a run of `train`, whose model is taken instead of a frozen one.
+        Folder of a run of `train`, whose model, task parameters and scaling are taken.
 
     Raises
     ------
     InputError
-        If the input is at fault, or the family has no attention maps.
+        If the input is at fault, the data is not of the run's task, or the family has no attention maps.
     """
     if rows < 1:
         raise InputError(f"--rows {rows}: give at least 1 row")
-    settings = Reservoir.choose(backbone, init, seed, gain, depth)
+    if out is not None and (out.is_dir() or out.suffix == ".h5"):
+        raise InputError(f"--out {out}: name the picture, such as maps.png; the arrays stand beside it as maps.h5")
+    settings = Reservoir.choose(backbone, init, seed, gain, depth, patch, stride)
     root = cache_root(cache)
-    prepared = prepare(task, data=data, cache=root)
-    model = load_run(run, device, "float32") if run else load_frozen(prepared.task, settings, device, "float32")
+    if run:
+        prepared, scaling = _prepare_for(run, task, settings, parameters or {}, data, root)
+        model = load_run(run, device, "float32")
+    else:
+        prepared = prepare(task, data=data, cache=root, parameters=parameters)
+        model, scaling = load_frozen(prepared.task, settings, device, "float32"), prepared.scaling
     settings = model.settings
-    if run and prepared.task.form != model.fpt.task.form:
-        raise InputError(f"--run {run}: its tokens are {model.fpt.task.form}, those of {task!r} {prepared.task.form}")
     whole = prepared.split(split)
     part = whole.read(0, min(rows, len(whole)))
-    one, mean = average_maps(model, prepared.scaling, part.x, part.lengths, layer)
-    labels = token_labels(prepared.task, part.x[0], int(part.lengths[0]))
-    diagonals = bit_diagonals(prepared.task)
+    one, mean = average_maps(model, scaling, part.x, part.lengths, layer)
+    # A token begins with the value at its number times the stride, and the map has as many tokens as are real.
+    labels = token_labels(model.fpt.task, part.x[0, :: settings.stride], one.shape[-1])
+    diagonals = bit_diagonals(model.fpt.task)
     folder = run or root / "attention" / prepared.task.name
     plot = out or folder / f"{settings.title}-block{layer:02d}.png"
-    plot.parent.mkdir(parents=True, exist_ok=True)
     done = Attention(
         task=prepared.task.name,
         backbone=settings.title,
@@ -158,14 +170,14 @@ def average_maps(
     x : ndarray, (rows, tokens, ...)
         Right-padded sequences as stored.
     lengths : ndarray of int, (rows,)
-        Real tokens of each.
+        Real values of each, of which the model's windows make its tokens.
     layer : int
         The block, from 1.
 
     Returns
     -------
     ndarray of float32, (heads, queries, keys)
-        Of the first row, cut to its length.
+        Of the first row, cut to its tokens.
     ndarray of float32, (heads, tokens, tokens)
         Mean over the rows in which both tokens are real; NaN where there is none.
     """
@@ -173,14 +185,14 @@ def average_maps(
 
     from reservoir.backbones import attention_maps
 
+    shown, lengths = to_tokens(model, scaling, x, lengths)
     longest = int(lengths.max())
     first = np.zeros(0, np.float32)
     total: np.ndarray | None = None
     for batch in batches(lengths, max(1, BATCH_PAIRS // longest**2)):
         tokens = int(lengths[batch].max())
         with torch.inference_mode():
-            shown, _ = to_tokens(model, scaling, x[batch, :tokens], lengths[batch])
-            embeds = model.fpt.inputs(torch.from_numpy(shown).to(model.device))
+            embeds = model.fpt.inputs(torch.from_numpy(shown[batch, :tokens]).to(model.device))
             real = torch.from_numpy(lengths[batch].astype(np.int64)).to(model.device)
             maps = attention_maps(model.fpt.backbone, embeds, real, layer).cpu().numpy()
         if total is None:
@@ -223,6 +235,35 @@ def bit_diagonals(task: Task) -> dict[int, str]:
     return own | {back * per_string: f"string {strings - back}" for back in range(1, strings)}
 
 
+def _prepare_for(
+    run: Path, task: str, settings: Reservoir, parameters: Mapping[str, Any], data: Path | None, cache: Path
+) -> tuple[Prepared, Scaling | None]:
+    """Return the data of a run's task and the scaling that the run was trained with, or refuse what contradicts it."""
+    config = Run(run).config
+    trained = Task.from_dict(config["settings"]["spec"]["task"])
+    if trained.name != (task if task in TASKS else own_name(task)):
+        raise InputError(f"--run {run}: it was trained on {trained.name!r}, not on {task!r}; name that task")
+    if settings not in (Reservoir.choose(), Reservoir(**config["reservoir"])):
+        raise InputError(f"--run {run}: the run has a model of its own; leave out the options that choose another")
+    prepared = prepare(task, data=data, cache=cache, parameters={**_given(task, trained, data), **parameters})
+    old, new = ({**t.to_dict(), "parameters": None, **t.parameters} for t in (trained, prepared.task))
+    different = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+    if different:
+        raise InputError(
+            f"--run {run}: {task!r} is not as it was trained on, in {', '.join(different)}; give the same data, and "
+            "leave out the task's parameters"
+        )
+    return prepared, scaling_from_json(config["scaling"])
+
+
+def _given(task: str, trained: Task, data: Path | None) -> dict[str, Any]:
+    """Return what `prepare` was given for a trained task: a description also tells what it fills in by itself."""
+    if task not in TASKS:
+        return dict(trained.parameters)
+    default = task_named(task, data=data_folder(data)).task.parameters
+    return {n: value for n, value in trained.parameters.items() if n not in default or default[n] != value}
+
+
 def _bit_strings(task: Task) -> int:
     return task.readout_tokens if task.name in ("bit-xor", "bit-memory") else 0
 
@@ -237,6 +278,7 @@ def _symbols(task: Task) -> Sequence[str]:
 
 
 def _save(done: Attention) -> None:
+    """Write the arrays and the picture, or say in one line why that cannot be."""
     import h5py
 
     from reservoir_pipelines.model_plots import plot_attention
@@ -248,5 +290,10 @@ def _save(done: Attention) -> None:
             file.create_dataset("labels", data=done.labels, dtype=h5py.string_dtype(), track_times=False)
             file.attrs.update(task=done.task, backbone=done.backbone, layer=done.layer, rows=done.rows)
 
-    replace_file(done.arrays, write)
-    plot_attention(done)
+    try:
+        done.plot.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(done.arrays, write)
+        plot_attention(done)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise InputError(f"{done.plot}: cannot be written ({why}); choose another file with --out") from error

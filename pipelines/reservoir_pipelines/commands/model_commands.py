@@ -7,7 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from reservoir_pipelines.commands.options import Cache, Config, Data, Device, Json
+from reservoir_pipelines.commands.options import (
+    Cache,
+    Config,
+    Data,
+    Device,
+    Json,
+    Param,
+    Protocol,
+    Standardise,
+    Views,
+    task_parameters,
+)
 
 Init = Annotated[
     str | None,
@@ -83,11 +94,19 @@ def attention(
     seed: Seed = 0,
     gain: Annotated[float, typer.Option(help="Scale of the input layer.")] = 1.41,
     depth: Depth = None,
+    patch: Annotated[int, typer.Option(help="Values per token: windows of a float sequence.")] = 1,
+    stride: Annotated[int | None, typer.Option(help="Values from one window to the next [default: the patch]")] = None,
     layer: Annotated[int, typer.Option(help="The block whose attention is drawn, from 1.")] = 1,
     rows: Annotated[int, typer.Option(help="Rows of the mean; the first is drawn alone too.")] = 64,
     split: Annotated[str, typer.Option(help="Split of the rows.")] = "test",
-    run: Annotated[Path | None, typer.Option(help="Folder of a run of train, instead of a frozen model.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="Folder of a run of train: its model, on its task with its parameters.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The PNG to write, arrays beside it [default: in the cache]")] = None,
+    param: Param = None,
+    views: Views = None,
+    protocol: Protocol = None,
+    standardise: Standardise = True,
     data: Data = None,
     cache: Cache = None,
     device: Device = "auto",
@@ -105,9 +124,12 @@ def attention(
         seed=seed,
         gain=gain,
         depth=depth,
+        patch=patch,
+        stride=stride,
         layer=layer,
         rows=rows,
         split=split,
+        parameters=task_parameters(param, views, protocol, standardise),
         data=data,
         cache=cache,
         device=device,
