@@ -3,6 +3,7 @@
     python benchmarks/train.py                                   # GPT-2 small at 64, 512 and 1,024 tokens
     python benchmarks/train.py --peer universal-computation        # a clone of github.com/kzl/universal-computation
     python benchmarks/train.py --depth 2 --tokens 64 --rounds 1     # seconds, to see that it runs
+    python benchmarks/train.py --compile                            # as ``train --compile`` does it, for GPUs
 
 A step is forward, backward, clipping and Adam on the groups that an FPT trains, with dropout 0.1. Ours runs the loop of
 ``reservoir train`` in the precision that it chooses by itself (bfloat16 where that is native). The authors' is their
@@ -56,11 +57,12 @@ def our_model(tokens: int, depth: int | None, device: str, compute: str, dropout
     return model
 
 
-def our_steps(model: FrozenModel, split: Split, batch: int, dropout: float) -> Callable[[int], None]:
+def our_steps(model: FrozenModel, split: Split, batch: int, dropout: float, compiled: bool) -> Callable[[int], None]:
     """Return a function that takes so many steps of the loop of `train`."""
+    forward = torch.compile(model.fpt) if compiled else model.fpt
     parameters = [p for p in model.fpt.parameters() if p.requires_grad]
     recipe = Recipe(batch=batch, dropout=dropout)
-    loop = Loop(model.fpt, parameters, StoredRows(split, 0), raw_rows(model, None), recipe, CLASSES, Processes())
+    loop = Loop(forward, parameters, StoredRows(split, 0), raw_rows(model, None), recipe, CLASSES, Processes())
 
     def run(steps: int) -> None:
         last = None
@@ -186,6 +188,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--compute", default="auto")
+    parser.add_argument("--compile", action="store_true", help="compile our model")
     parser.add_argument("--steps", type=int, default=3, help="of one turn")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -200,7 +203,7 @@ def main() -> None:
         batch = asked.batch or ROWS[device.type][tokens]
         split = rows_of(tokens, batch)
         ours = our_model(tokens, asked.depth, asked.device, asked.compute, asked.dropout)
-        runs = [our_steps(ours, split, batch, asked.dropout)]
+        runs = [our_steps(ours, split, batch, asked.dropout, asked.compile)]
         apart = ""
         if asked.peer:
             exact = our_model(tokens, asked.depth, asked.device, "float32", asked.dropout)
