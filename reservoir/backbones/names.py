@@ -10,6 +10,7 @@ from typing import Any
 
 from reservoir.backbones import bert, esn, gpt2, llama, longformer, lstm, t5, vit
 from reservoir.backbones.family import Family
+from reservoir.backbones.hub import offline
 from reservoir.errors import InputError
 
 FAMILIES: dict[str, Family] = {
@@ -142,7 +143,7 @@ def _from_transformers(name: str) -> Any:
     quiet()
     source = str(Path(name).parent) if gguf(name) else name
     try:
-        return AutoConfig.from_pretrained(source, **gguf(name))
+        return AutoConfig.from_pretrained(source, local_files_only=offline(source), **gguf(name))
     except Exception as error:  # transformers, the hub's client and a broken configuration raise all kinds
         there = Path(source).is_dir()
         reason = "its configuration is not readable" if there else "no such folder, and not found on the hub"

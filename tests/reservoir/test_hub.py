@@ -1,0 +1,98 @@
+"""The hub: what it gives and keeps; and where it does not answer, one line, what is cached, and folders."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+# Prints a line for each NAME=INIT: the digest of the weights or the error, and the seconds.
+SCRIPT = """
+import json, sys, time
+import transformers  # its import takes longer than what is measured
+from reservoir.backbones import load_backbone, weights_digest
+from reservoir.errors import InputError
+for asked in sys.argv[1:]:
+    begun = time.perf_counter()
+    try:
+        answer = weights_digest(load_backbone(*asked.split("=")))
+    except InputError as error:
+        answer = str(error)
+    print(json.dumps([asked, answer, time.perf_counter() - begun]))
+"""
+NOWHERE = "http://127.0.0.1:9"  # nothing listens there
+
+
+def ask(endpoint, home, *asked):
+    """Load backbones in another process; return what came of each, the seconds of each, and stderr."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    environment |= {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *asked], capture_output=True, text=True, env=environment, check=True
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return {name: answer for name, answer, _ in lines}, {name: s for name, _, s in lines}, done.stderr
+
+
+@pytest.fixture
+def hub(tiny_gpt2):
+    """Serve the files of a model folder as tiny/gpt2, as the hub does; return the address."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.reply(body=False)
+
+        def do_GET(self):
+            self.reply(body=True)
+
+        def reply(self, body):
+            path = self.path.split("?")[0]
+            file = tiny_gpt2 / path.rpartition("/")[2]
+            data, code = b"", 404
+            if path.startswith("/api/models/tiny/gpt2"):
+                names = [{"rfilename": p.name} for p in tiny_gpt2.iterdir()]
+                data, code = json.dumps({"id": "tiny/gpt2", "sha": COMMIT, "siblings": names}).encode(), 200
+            elif path.startswith("/tiny/gpt2/resolve/") and file.is_file():
+                data, code = file.read_bytes(), 200
+            self.send_response(code)
+            if code == 200:
+                self.send_header("ETag", f'"{file.name}"')
+                self.send_header("X-Repo-Commit", COMMIT)
+            elif path.startswith("/tiny/gpt2/"):
+                self.send_header("X-Error-Code", "EntryNotFound")
+            else:
+                self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            if body:
+                self.wfile.write(data)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_models_come_from_the_hub_and_then_without_it(tmp_path, tiny_gpt2, hub):
+    name, folder = "tiny/gpt2=pretrained", f"{tiny_gpt2}=pretrained"
+    answers, _, err = ask(hub, tmp_path, name, "tiny/other=pretrained")
+    digest = answers[name]
+    assert len(digest) == 64, (digest, err)
+    assert "not found on the hub" in answers["tiny/other=pretrained"]
+    assert err == ""
+    absent = ("nosuch=random", "gpt2=pretrained")
+    answers, seconds, err = ask(NOWHERE, tmp_path, name, folder, *absent)
+    assert answers[name] == answers[folder] == digest
+    assert err == "", "the one line is the error's"
+    for asked in absent:
+        assert f"backbone {asked.partition('=')[0]!r}" in answers[asked]
+        assert "couldn't connect" in answers[asked]
+        assert seconds[asked] < 15, "the client's own five retries wait 23 seconds for each file"
