@@ -147,8 +147,10 @@ class Bundle:
                 raise InputError(f"readout {folder}: format {card['format']}, not {FORMAT}; fit it again")
             return cls._read(folder, card)
         except FileNotFoundError as error:
-            name = Path(error.filename or CARD).name
-            raise InputError(f"readout {path}: no {name} there; give a folder that fit wrote") from error
+            name = Path(error.filename or WEIGHTS).name
+            raise InputError(
+                f"{path}: no readout and no run there ({name} is missing); give a folder that fit or train wrote"
+            ) from error
         except (OSError, SafetensorError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"readout {folder}: not readable ({type(error).__name__}: {error}); fit it again"

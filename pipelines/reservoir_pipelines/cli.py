@@ -25,6 +25,7 @@ from reservoir_pipelines.commands.options import (
     Json,
     Param,
     Protocol,
+    Readout,
     Scheduler,
     Standardise,
     Views,
@@ -247,7 +248,7 @@ def fit(
 
 @app.command()
 def predict(
-    readout: Annotated[Path, typer.Argument(help="Folder or JSON file that fit wrote.")],
+    readout: Readout,
     file: Annotated[Path, typer.Argument(help="New sequences: .npz or .h5 with x, or an idx file of images.")],
     device: Device = "auto",
     json: Json = False,

@@ -97,6 +97,55 @@ def test_settings_come_from_a_file_and_flags_win(call, tiny_gpt2, tmp_path):
     assert "limits" in err
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[extarct]\nlimit = 40\n", "a table [extarct]"),
+        ("[fit]\ncolumns = 'all'\n[extarct]\nlimit = 40\n", "a table [extarct]"),
+        ("limit = 40\n", "'limit' outside of a table"),
+        ("layers = 'final'\n[extract]\nlimit = 40\n", "'layers' outside of a table"),
+        ("extract = 40\n", "below a line [extract]"),
+    ],
+)
+def test_settings_that_no_command_reads_are_refused(call, tmp_path, text, words):
+    config = tmp_path / "run.toml"
+    config.write_text(text)
+    code, out, err = call("extract", "digits", "--config", config)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert str(config) in err
+    assert words in err
+    assert "[extract]" in err
+
+
+@pytest.mark.parametrize(
+    "text", ["[extract]\nlimit = 40\n[fit]\nseeds = 0\n[list]\n[compare-pretraining]\n", "[extract]\nlimit = 4\n", ""]
+)
+def test_a_file_may_hold_the_settings_of_other_commands_only(call, cache, tmp_path, text):
+    config = tmp_path / "run.toml"
+    config.write_text(text)
+    assert json.loads(call("cache", "list", "--json", "--config", config)[1]) == []
+    assert call("tasks", "--json", "--config", config)[0] == 0
+
+
+def test_lists_in_a_file_stand_for_commas_or_for_a_repeated_option(call, tiny_gpt2, tmp_path):
+    config = tmp_path / "run.toml"
+    few = 'param = ["train_rows=40", "valid_rows=30", "test_rows=20"]'
+    config.write_text(f'[extract]\nlayers = ["embed", "final"]\npool = ["last", "mean"]\nlimit = 30\n{few}\n')
+    _, out, err = call("extract", "bit-xor", "--backbone", tiny_gpt2, "--config", config, "--json")
+    done = json.loads(out)
+    assert done["columns"] == ["embed/last", "embed/mean", "final/last", "final/mean"], err
+    assert done["rows"] == {"train": 30, "valid": 30, "test": 20}
+    config.write_text("[fit]\ncurve = [10, 20]\n")
+    code, out, _ = call("fit", "bit-xor", "--config", config, "--json")
+    assert code == 0
+    assert [point["rows"] for point in json.loads(out)["curve"]] == [10, 20]
+    config.write_text("[extract]\nlimit = [1, 2]\n")
+    code, _, err = call("extract", "bit-xor", "--config", config)
+    assert code == 2
+    assert len(err.splitlines()) == 1
+
+
 def wrong_inputs(tmp_path, tiny_gpt2, cut):
     """Commands that a user gets wrong, and what the one line about each must name."""
     file = cut / "train-images-idx3-ubyte.gz"
@@ -138,7 +187,8 @@ def wrong_inputs(tmp_path, tiny_gpt2, cut):
         (["extract", "digits", "--limit", "many"], "--limit"),
         (["extract"], "task"),
         (["fit", "digits"], "reservoir extract digits"),
-        (["predict", tmp_path, tmp_path / "x.npz"], "no readout"),
+        (["predict", tmp_path, tmp_path / "x.npz"], "no readout and no run there"),
+        (["export", bare], "no readout and no run there"),
         (["cache", "show", "abcdef0"], "abcdef0"),
         (["nonsense"], "nonsense"),
     ]
@@ -196,3 +246,11 @@ def test_flags_of_extract_choose_among_the_entries_of_a_task(call, tiny_gpt2):
     code, _, err = call("fit", "digits", "--gain", 9)
     assert code == 2
     assert "gain 9" in err
+
+
+@pytest.mark.parametrize("command", ["predict", "export"])
+def test_help_says_that_a_run_is_taken_like_a_readout(call, command):
+    code, out, _ = call(command, "--help")
+    assert code == 0
+    assert "READOUT|RUN" in out
+    assert "the folder of a run of train" in " ".join(out.split())

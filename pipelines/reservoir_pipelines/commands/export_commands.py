@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from reservoir_pipelines.commands.options import Config, Json
+from reservoir_pipelines.commands.options import Config, Json, Readout
 
 
 def export(
-    readout: Annotated[Path, typer.Argument(help="Folder or JSON file that fit wrote.")],
+    readout: Readout,
     to: Annotated[str, typer.Option(help="torch (for torch.export.load) or onnx.")] = "torch",
     out: Annotated[
         Path | None, typer.Option(help="The file [default: model.pt2 or model.onnx, by the readout]")
@@ -19,7 +19,7 @@ def export(
     json: Json = False,
     config: Config = None,
 ) -> None:
-    """Write a readout with its frozen model as one file, from sequence to logits, that runs without this program."""
+    """Write a readout with its model as one file, from sequence to logits, that runs without this program."""
     from reservoir_pipelines.commands.output import print_json, print_table
     from reservoir_pipelines.export import export as stage
     from reservoir_pipelines.progress import size_text

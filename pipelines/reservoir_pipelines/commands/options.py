@@ -18,7 +18,7 @@ def read_config(context: typer.Context, file: Path | None) -> Path | None:
     Raises
     ------
     InputError
-        If the file is not readable, or sets what the command does not have.
+        If the file is not readable, holds what no command reads, or sets what the command does not have.
     """
     if file is None:
         return None
@@ -27,16 +27,38 @@ def read_config(context: typer.Context, file: Path | None) -> Path | None:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"--config {file}: not readable ({error})") from error
     command = str(context.info_name)
+    _refuse_unread(file, command, tables, _command_names(command, context.find_root().command))
     values = tables.get(command, {})
     if not isinstance(values, dict):
         raise InputError(f"--config {file}: write the settings of {command} below a line [{command}]")
-    names = {p.name for p in context.command.params if p.param_type_name == "option" and p.name != "config"}
+    options: dict[str, Any] = {str(p.name): p for p in context.command.params if p.param_type_name == "option"}
+    del options["config"]
     values = {str(name).replace("-", "_"): value for name, value in values.items()}
-    for name in values:
-        if name not in names:
-            raise InputError(f"--config {file}: {command} has no setting {name!r}; it has {', '.join(sorted(names))}")
+    for name, value in values.items():
+        if name not in options:
+            raise InputError(f"--config {file}: {command} has no setting {name!r}; it has {', '.join(sorted(options))}")
+        if isinstance(value, list) and not options[name].multiple:
+            values[name] = ",".join(str(part) for part in value)
     context.default_map = values
     return file
+
+
+def _refuse_unread(file: Path, command: str, tables: dict[str, Any], commands: set[str]) -> None:
+    """Refuse settings outside of tables, and a table of no command's name where the command's own is not there."""
+    for name, value in tables.items():
+        table = isinstance(value, dict)
+        if name not in commands and (command not in tables or not table):
+            what = f"a table [{name}], which is no command's name" if table else f"{name!r} outside of a table"
+            raise InputError(
+                f"--config {file}: it has {what}; write the settings of {command} below a line [{command}]"
+            )
+
+
+def _command_names(name: str, command: Any) -> set[str]:
+    """Return the name of a command, or those of the commands of a group."""
+    if not hasattr(command, "commands"):
+        return {name}
+    return {found for inner, member in command.commands.items() for found in _command_names(inner, member)}
 
 
 def task_parameters(
@@ -62,6 +84,10 @@ def task_parameters(
     return given | {name: value for name, value in flags.items() if value is not None}
 
 
+Readout = Annotated[
+    Path,
+    typer.Argument(metavar="READOUT|RUN", help="Folder or JSON file that fit wrote, or the folder of a run of train."),
+]
 Param = Annotated[
     list[str] | None, typer.Option(help="A parameter of the task, NAME=VALUE; repeat for more.", metavar="NAME=VALUE")
 ]
