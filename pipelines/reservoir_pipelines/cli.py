@@ -16,6 +16,7 @@ from reservoir_pipelines.commands import (
     pretrain_commands,
     train_commands,
 )
+from reservoir_pipelines.commands.faults import system_fault
 from reservoir_pipelines.commands.model_commands import Depth, Init, Seed
 from reservoir_pipelines.commands.options import (
     Cache,
@@ -286,6 +287,10 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader of our output, such as head, has seen enough
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if (fault := system_fault(error)) is None:
+            raise
+        return _fault(*fault)
     return code if isinstance(code, int) else 0
 
 

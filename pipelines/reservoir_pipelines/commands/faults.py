@@ -1,0 +1,55 @@
+"""What is said of an error of the operating system that no stage has put into words."""
+
+from __future__ import annotations
+
+import errno
+
+# What the user named is at fault: exit code 2.
+_REMEDIES = {
+    errno.EACCES: "check its permissions, or name another place",
+    errno.EPERM: "check its permissions, or name another place",
+    errno.EROFS: "name a place that can be written",
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "check the path: a file stands where a folder should",
+    errno.EISDIR: "name a file, not a folder",
+    errno.EEXIST: "name another place",
+    errno.ENAMETOOLONG: "name a shorter path",
+    errno.ELOOP: "check the links on the path",
+}
+# The machine is: exit code 1. These come without a path where it is a write that fails.
+_SPACE = "make room, then run the same command again to go on"
+_TROUBLES = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f), then run the same command again to go on",
+    errno.EIO: "check the disk, then run the same command again to go on",
+    errno.EMFILE: "raise the limit on open files (ulimit -n), then run the same command again to go on",
+}
+
+
+def system_fault(error: OSError) -> tuple[str, int] | None:
+    """Put an error of the operating system into one line.
+
+    Parameters
+    ----------
+    error : OSError
+        What escaped from a command.
+
+    Returns
+    -------
+    (str, int) or None
+        The line and the exit code: 2 where a path that the user named is at fault, 1 where the machine is. None if the
+        error names no path and is none of the machine's: then it is a mistake of ours, and its traceback is wanted.
+    """
+    if error.errno is None or (error.filename is None and error.errno not in _TROUBLES):
+        return None
+    code = 2 if error.errno in _REMEDIES else 1
+    remedy = (_REMEDIES | _TROUBLES).get(error.errno, "mend it, then run the same command again to go on")
+    where = "" if error.filename is None else f"{_named(str(error.filename))}: "
+    return f"{where}{error.strerror}; {remedy}", code
+
+
+def _named(path: str) -> str:
+    """Return the path, or the folder of a temporary file of `replace_file`, whose name says nothing to the user."""
+    folder, _, name = path.rpartition("/")
+    return folder if folder and name.startswith(".") and name.endswith(".part") else path
