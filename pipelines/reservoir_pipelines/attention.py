@@ -239,7 +239,7 @@ def _prepare_for(
     run: Path, task: str, settings: Reservoir, parameters: Mapping[str, Any], data: Path | None, cache: Path
 ) -> tuple[Prepared, Scaling | None]:
     """Return the data of a run's task and the scaling that the run was trained with, or refuse what contradicts it."""
-    config = Run(run).config
+    config = Run(run).model_config
     trained = Task.from_dict(config["settings"]["spec"]["task"])
     if trained.name != (task if task in TASKS else own_name(task)):
         raise InputError(f"--run {run}: it was trained on {trained.name!r}, not on {task!r}; name that task")

@@ -139,7 +139,7 @@ def test_a_refusal_leaves_the_folder_free(go, cache):
 def test_a_folder_that_cannot_be_one_is_refused(folder, go, cache):
     cache.mkdir()
     (cache / "file").touch()
-    with pytest.raises(InputError, match=r"no run can be kept there \(.*\); name another --run"):
+    with pytest.raises(InputError, match=r"no run can be kept there \(.*\); name another folder"):
         go(steps=1, run=cache / folder)
 
 

@@ -92,11 +92,28 @@ class Run:
         InputError
             If the folder is not that of a training, or is of another format.
         """
+        return self._read("settings")
+
+    @property
+    def model_config(self) -> dict[str, Any]:
+        """What was asked of `train`: of a pretraining there is no task to use its model on.
+
+        Raises
+        ------
+        InputError
+            If the folder is not that of a run of `train`, or is of another format.
+        """
+        return self._read("settings", "reservoir", "scaling")
+
+    def _read(self, *parts: str) -> dict[str, Any]:
         try:
             config = json.loads((self.path / CONFIG).read_text())
             if config["format"] != FORMAT:
                 raise InputError(f"{self.path}: run of format {config['format']}, not {FORMAT}; train again")
-            _ = config["reservoir"], config["scaling"], config["settings"]["train"], config["settings"]["spec"]["task"]
+            if missing := {*parts} - config.keys():
+                raise KeyError(*missing)
+            if not isinstance(config["settings"], dict):
+                raise TypeError
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.path}: no run of reservoir train there ({type(error).__name__})") from error
         return config
@@ -192,7 +209,7 @@ class Run:
             file = (self.path / "lock").open("w")
         except OSError as error:
             raise InputError(
-                f"{self.path}: no run can be kept there ({error.strerror}); name another --run, or --cache"
+                f"{self.path}: no run can be kept there ({error.strerror}); name another folder"
             ) from error
         with file:
             try:

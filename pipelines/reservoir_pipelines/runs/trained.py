@@ -78,7 +78,7 @@ def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> 
         If the folder holds no run, no checkpoint, or the backbone's weights are no longer those it was trained on.
     """
     run = Run(folder)
-    config, checkpoint = run.config, run.best
+    config, checkpoint = run.model_config, run.best
     spec = config["settings"]["spec"]
     settings = Reservoir(**config["reservoir"])
     task = Task.from_dict(spec["task"])
@@ -100,7 +100,7 @@ def open_readout(path: Path) -> Bundle:
     folder = path.parent if path.name == CONFIG else path
     if not is_run(folder):
         return Bundle.load(path)
-    config = Run(folder).config
+    config = Run(folder).model_config
     spec = config["settings"]["spec"]
     task = Task.from_dict(spec["task"])
     part = Part(
