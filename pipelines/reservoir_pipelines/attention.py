@@ -280,11 +280,12 @@ def _symbols(task: Task) -> Sequence[str]:
 def _save(done: Attention) -> None:
     """Write the arrays and the picture, or say in one line why that cannot be."""
     import h5py
+    from reservoir_cache.hdf import new_file
 
     from reservoir_pipelines.model_plots import plot_attention
 
     def write(part: Path) -> None:
-        with h5py.File(part, "x") as file:
+        with new_file(part) as file:
             for name in ("one", "mean"):
                 file.create_dataset(name, data=getattr(done, name), track_times=False)
             file.create_dataset("labels", data=done.labels, dtype=h5py.string_dtype(), track_times=False)

@@ -143,12 +143,12 @@ def write_piece(source: Source, piece: Piece, number: int, folder: Path) -> list
 
 
 def _write_rows(path: Path, split: Split) -> None:
-    import h5py
+    from reservoir_cache.hdf import new_file
 
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_suffix(f".{uuid.uuid4().hex}")
     y = split.y if split.y.dtype.kind == "f" else split.y.astype(np.min_scalar_type(int(split.y.max())))
-    with h5py.File(temporary, "x") as file:
+    with new_file(temporary) as file:
         for name, array in {"x": split.x, "y": y, "lengths": split.lengths.astype(np.int32)}.items():
             file.create_dataset(name, data=array, track_times=False)
     _sync(temporary)

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 
 import pytest
 from reservoir_pipelines import task_table
@@ -30,6 +32,21 @@ def test_a_cache_that_cannot_be_made(tmp_path, capfd, command):
         line = one_line(capfd)
         assert str(place) in line
         assert why in line
+
+
+def test_a_disk_that_takes_no_more_while_rows_are_prepared(tmp_path):
+    """HDF5 would crash the process after a failed write; a limit on the size of files stands in for a full disk."""
+    command = [sys.executable, "-m", "reservoir_pipelines", "prepare", "digits", "--cache", str(tmp_path)]
+    limited = (
+        "import os, resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000)); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    stopped = subprocess.run([sys.executable, "-c", limited, *command], capture_output=True, text=True, check=False)
+    assert (stopped.returncode, stopped.stdout) == (1, "")
+    assert stopped.stderr.splitlines()[-1].startswith("reservoir: File too large; raise the limit")
+    assert "Traceback" not in stopped.stderr
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def test_a_picture_that_cannot_be_written_is_told_by_its_folder(capfd):

@@ -76,11 +76,6 @@ def test_the_loss_of_a_validation_is_called_so(go):
     assert "norm" not in str(caught.value)
 
 
-def test_a_run_that_has_nothing_to_resume_says_that_it_begins(go, capsys):
-    go(steps=1, resume=True)
-    assert "no checkpoint to resume from; this run begins at step 0" in capsys.readouterr().err
-
-
 # ---- damage
 
 

@@ -99,8 +99,6 @@ class Attempt:
                     f"{self.run.path}: this run stands at step {state.step:,} of {self.steps:,}; add --resume to go "
                     "on, or remove the folder to begin again"
                 )
-            if resume and not state and self.group.first:
-                say(f"{self.run.path}: no checkpoint to resume from; this run begins at step 0")
             return self._train(state)
 
     def _result(self, state: State | None, *, resume: bool) -> Training | None:
