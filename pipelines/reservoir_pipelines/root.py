@@ -9,14 +9,22 @@ from reservoir.errors import InputError
 
 
 def cache_root(cache: Path | None = None) -> Path:
-    """Return the root folder: the argument, else ``RESERVOIR_CACHE``, else the platform's user cache folder."""
-    if cache is not None:
-        return Path(cache)
-    if os.environ.get("RESERVOIR_CACHE"):
-        return Path(os.environ["RESERVOIR_CACHE"])
-    import platformdirs
+    """Return the root folder: the argument, else ``RESERVOIR_CACHE``, else the platform's user cache folder.
 
-    return Path(platformdirs.user_cache_dir("reservoir", appauthor=False))
+    Raises
+    ------
+    InputError
+        If there is something else under that name.
+    """
+    named = cache or os.environ.get("RESERVOIR_CACHE")
+    if not named:
+        import platformdirs
+
+        named = platformdirs.user_cache_dir("reservoir", appauthor=False)
+    root = Path(named)
+    if root.exists() and not root.is_dir():
+        raise InputError(f"the cache {root} is no folder; name another with --cache DIR or RESERVOIR_CACHE")
+    return root
 
 
 def data_folder(data: Path | None = None) -> Path | None:

@@ -34,6 +34,12 @@ def test_a_cache_that_cannot_be_made(tmp_path, capfd, command):
         assert why in line
 
 
+def test_a_cache_that_is_a_file(tmp_path, capfd):
+    (tmp_path / "file").touch()
+    assert run(["cache", "list", "--cache", str(tmp_path / "file")]) == 2
+    assert one_line(capfd).endswith("file is no folder; name another with --cache DIR or RESERVOIR_CACHE\n")
+
+
 def test_a_disk_that_takes_no_more_while_rows_are_prepared(tmp_path):
     """HDF5 would crash the process after a failed write; a limit on the size of files stands in for a full disk."""
     command = [sys.executable, "-m", "reservoir_pipelines", "prepare", "digits", "--cache", str(tmp_path)]
