@@ -10,32 +10,30 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-# Prints a line for each NAME=INIT: the digest of the weights or the error, and the seconds.
+# Prints a line for each NAME=INIT: the digest of the weights or the error.
 SCRIPT = """
-import json, sys, time
-import transformers  # its import takes longer than what is measured
+import json, sys
 from reservoir.backbones import load_backbone, weights_digest
 from reservoir.errors import InputError
 for asked in sys.argv[1:]:
-    begun = time.perf_counter()
     try:
         answer = weights_digest(load_backbone(*asked.split("=")))
     except InputError as error:
         answer = str(error)
-    print(json.dumps([asked, answer, time.perf_counter() - begun]))
+    print(json.dumps([asked, answer]))
 """
 NOWHERE = "http://127.0.0.1:9"  # nothing listens there
 
 
 def ask(endpoint, home, *asked):
-    """Load backbones in another process; return what came of each, the seconds of each, and stderr."""
+    """Load backbones in another process; return what came of each, and stderr."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     environment |= {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_XET": "1"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *asked], capture_output=True, text=True, env=environment, check=True
     )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    return {name: answer for name, answer, _ in lines}, {name: s for name, _, s in lines}, done.stderr
+    return dict(lines), done.stderr
 
 
 @pytest.fixture
@@ -83,16 +81,15 @@ def hub(tiny_gpt2):
 
 def test_models_come_from_the_hub_and_then_without_it(tmp_path, tiny_gpt2, hub):
     name, folder = "tiny/gpt2=pretrained", f"{tiny_gpt2}=pretrained"
-    answers, _, err = ask(hub, tmp_path, name, "tiny/other=pretrained")
+    answers, err = ask(hub, tmp_path, name, "tiny/other=pretrained")
     digest = answers[name]
     assert len(digest) == 64, (digest, err)
     assert "not found on the hub" in answers["tiny/other=pretrained"]
     assert err == ""
     absent = ("nosuch=random", "gpt2=pretrained")
-    answers, seconds, err = ask(NOWHERE, tmp_path, name, folder, *absent)
+    answers, err = ask(NOWHERE, tmp_path, name, folder, *absent)
     assert answers[name] == answers[folder] == digest
     assert err == "", "the one line is the error's"
     for asked in absent:
         assert f"backbone {asked.partition('=')[0]!r}" in answers[asked]
         assert "couldn't connect" in answers[asked]
-        assert seconds[asked] < 15, "the client's own five retries wait 23 seconds for each file"
