@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.corpora.corpus import HeldOut, generator
-from reservoir.corpora.tokens import byte_tokenizer, encode, train_tokenizer
+from reservoir.corpora.tokens import byte_tokenizer, encode, first_invalid, train_tokenizer
 from reservoir.errors import InputError
 
 BYTES = 256
@@ -31,12 +31,12 @@ class Text:
         A file, which may be gzipped, or a folder.
     vocabulary : int, default 256
         256: a token is a byte. With more, a byte-level BPE tokenizer with so many tokens is trained on the training
-        part.
+        part; the text is UTF-8 then.
 
     Raises
     ------
     InputError
-        If there is no text, or the vocabulary cannot be had.
+        If there is no text, it is not UTF-8 where it has to be, or the vocabulary cannot be had.
     """
 
     unit = "byte"
@@ -45,6 +45,8 @@ class Text:
         if vocabulary < BYTES:
             raise InputError(f"--vocabulary {vocabulary}: give {BYTES} for bytes, or more for a trained tokenizer")
         text = _read(path)
+        if vocabulary > BYTES and (at := first_invalid(text)) is not None:
+            raise InputError(f"corpus {path}: not UTF-8 at byte {at:,}; convert it, or use --vocabulary {BYTES}")
         self._name, self._sum = path.name, hashlib.sha256(text).hexdigest()
         ends = [0, int(len(text) * TRAIN), int(len(text) * (TRAIN + VALID)), len(text)]
         parts = {name: text[a:b] for name, a, b in zip(("train", "valid", "test"), ends, ends[1:], strict=False)}

@@ -51,8 +51,25 @@ def encode(tokenizer: Any, text: bytes) -> np.ndarray:
     return np.concatenate([np.array(e.ids, np.uint32) for e in tokenizer.encode_batch(_chunks(text))])
 
 
+def first_invalid(text: bytes) -> int | None:
+    """Return the number, from 0, of the first byte that is no UTF-8; a character may be cut at the end.
+
+    None where all of them are.
+    """
+    at = 0
+    while at < len(text):
+        try:
+            read = codecs.utf_8_decode(text[at : at + CHUNK])[1]
+        except UnicodeDecodeError as error:
+            return at + error.start
+        if not read:
+            break
+        at += read
+    return None
+
+
 def _chunks(text: bytes) -> list[str]:
-    """Return the text in pieces, no character cut in two; what is no UTF-8 becomes the replacement character."""
+    """Return the text in pieces, no character cut in two; one cut at its edges becomes replacement characters."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     return [decoder.decode(text[at : at + CHUNK], at + CHUNK >= len(text)) for at in range(0, len(text), CHUNK)]
 

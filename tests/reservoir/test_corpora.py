@@ -254,6 +254,17 @@ def test_merged_tokens_give_the_text_back(prose):
     assert again.tokenizer.to_str() == text.tokenizer.to_str()
 
 
+def test_a_tokenizer_reads_utf8_only_and_bytes_are_anything(prose, tmp_path):
+    data = bytearray(prose.read_bytes())
+    (tmp_path / "cut.txt").write_bytes("ä🎲".encode() * 20_000 + "🎲".encode()[:3])  # in chunks, and at the end
+    assert Text(tmp_path / "cut.txt", 258).vocabulary == 258
+    data[100_000] = 0xFF
+    (tmp_path / "broken.txt").write_bytes(data)
+    with pytest.raises(InputError, match=r"not UTF-8 at byte (100,000|99,99\d); convert it, or use --vocabulary 256$"):
+        Text(tmp_path / "broken.txt", 300)
+    assert Text(tmp_path / "broken.txt").vocabulary == BYTES
+
+
 def test_the_tokenizer_of_bytes_numbers_them_by_value(prose):
     tokenizer = Text(prose).tokenizer
     assert tokenizer.get_vocab_size() == BYTES
