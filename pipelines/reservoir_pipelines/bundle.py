@@ -102,7 +102,7 @@ class Bundle:
 
     def save(self, folder: Path) -> Path:
         """Write the bundle into a folder and return the path of its JSON file; each file is replaced whole."""
-        from safetensors.numpy import save_file
+        from safetensors.numpy import save
 
         card: dict[str, Any] = {
             "format": FORMAT,
@@ -125,7 +125,7 @@ class Bundle:
         if self.scaling:
             arrays = arrays | {"offset": self.scaling.offset, "scale": self.scaling.scale}
         arrays = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
-        replace_file(folder / WEIGHTS, lambda part: save_file(arrays, part))
+        replace_file(folder / WEIGHTS, lambda part: part.write_bytes(save(arrays)))
         replace_file(folder / CARD, lambda part: part.write_text(json.dumps(card, indent=1)))
         return folder / CARD
 

@@ -40,18 +40,29 @@ def test_a_cache_that_is_a_file(tmp_path, capfd):
     assert one_line(capfd).endswith("file is no folder; name another with --cache DIR or RESERVOIR_CACHE\n")
 
 
-def test_a_disk_that_takes_no_more_while_rows_are_prepared(tmp_path):
+WIDE = "gpt2:n_layer=2,n_embd=64,n_head=2,n_positions=70"
+FEW = ["--param", "train_rows=64", "--param", "valid_rows=20", "--param", "test_rows=20"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "most"),
+    [
+        (["prepare", "digits"], 4_000),
+        (["train", "bit-xor", *FEW, "--steps", "2", "--init", "random", "--backbone", WIDE, "--train", "all"], 60_000),
+    ],
+)
+def test_a_disk_that_takes_no_more(tmp_path, arguments, most):
     """HDF5 would crash the process after a failed write; a limit on the size of files stands in for a full disk."""
-    command = [sys.executable, "-m", "reservoir_pipelines", "prepare", "digits", "--cache", str(tmp_path)]
+    command = [sys.executable, "-m", "reservoir_pipelines", *arguments, "--cache", str(tmp_path)]
     limited = (
         "import os, resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000)); os.execv(sys.argv[1], sys.argv[1:])"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most})); os.execv(sys.argv[1], sys.argv[1:])"
     )
     stopped = subprocess.run([sys.executable, "-c", limited, *command], capture_output=True, text=True, check=False)
     assert (stopped.returncode, stopped.stdout) == (1, "")
     assert stopped.stderr.splitlines()[-1].startswith("reservoir: File too large; raise the limit")
     assert "Traceback" not in stopped.stderr
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not list(tmp_path.rglob("*.part"))
     assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 

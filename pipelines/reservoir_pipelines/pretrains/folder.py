@@ -9,6 +9,7 @@ from pathlib import Path
 from reservoir import InputError
 from reservoir.corpora import Corpus
 from reservoir.language_model import LanguageModel
+from reservoir_pipelines.files import share, system_errors
 
 RUN = "pretraining"
 """Folder inside the model's that holds the course of its pretraining."""
@@ -43,13 +44,15 @@ def save_model(out: Path, model: LanguageModel, corpus: Corpus | None = None) ->
 
     part = Path(tempfile.mkdtemp(prefix=".model-", suffix=".part", dir=out))
     try:
-        model.model.save_pretrained(part)
+        with system_errors():
+            model.model.save_pretrained(part)
         tokenizer = getattr(corpus, "tokenizer", None)
         if tokenizer is not None:
             # Without its configuration, transformers would take the tokenizer that the family's published models have.
             special = {} if model.causal else {"mask_token": "<mask>"}
             PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(part)
         for file in part.iterdir():
+            share(file)
             file.replace(out / file.name)
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from reservoir import InputError
+from reservoir_pipelines.files import save_tensors
 
 TRAINED, OPTIMIZER, STATE = "trained.safetensors", "optimizer.safetensors", "state.json"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -51,15 +52,13 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
     Path
         ``<folder>/step-<number>``, which exists only once everything in it is on disk.
     """
-    from safetensors.torch import save_file
-
     final = folder / f"step-{state.step:08d}"
     part = folder / f".{final.name}-{uuid.uuid4().hex}.part"
     part.mkdir(parents=True)
     try:
         trained = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters() if p.requires_grad}
-        save_file(trained, part / TRAINED)
-        save_file(_moments(model, optimizer), part / OPTIMIZER)
+        save_tensors(trained, part / TRAINED)
+        save_tensors(_moments(model, optimizer), part / OPTIMIZER)
         (part / STATE).write_text(json.dumps(asdict(state), indent=1) + "\n")
         for path in part.iterdir():
             _sync(path)

@@ -169,7 +169,7 @@ class Run:
         return result if isinstance(result, dict) else None
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Write the configuration, or check that it is the folder's, where a training has taken steps in it.
+        """Write the configuration, or check that it is the folder's, where a training has left something to go on from.
 
         Raises
         ------
@@ -177,7 +177,7 @@ class Run:
             If the folder holds another run; the first setting that differs is named.
         """
         there = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
-        if there <= {CONFIG, "lock"}:
+        if there <= {"lock"} or (CONFIG in there and RESULT not in there and self.last is None):
             replace_file(self.path / CONFIG, lambda part: part.write_text(json.dumps(config, indent=1) + "\n"))
             return
         if CONFIG not in there:
