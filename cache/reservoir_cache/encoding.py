@@ -74,20 +74,23 @@ def encode(x: NDArray[np.float32], store: str, *, column: str, first_row: int = 
     with np.errstate(invalid="ignore"):
         mean = x.reshape(rows * tokens, width).mean(axis=0, dtype=np.float64)
     if not np.isfinite(mean).all():  # float32 values cannot overflow a float64 sum, so one of them is not finite
-        _refuse(x, ~np.isfinite(x), "is not finite", store=store, column=column, first_row=first_row)
+        place = _place(~np.isfinite(x))
+        raise CacheError(
+            f"{_named(place, column, first_row)}: {x[place]} is not finite and cannot be stored; the forward pass "
+            "failed there: check that row of the input, or compute in float32 (if the computed type overflowed)"
+        )
     if store == "float32":
         return Encoded(x.astype(STORED_DTYPE[store], copy=False), None)
     offset = mean.astype("<f4")
     with np.errstate(over="ignore"):
         residual = x - offset
     if residual.max() >= _OVERFLOW[store] or residual.min() <= -_OVERFLOW[store]:
-        _refuse(
-            x,
-            np.abs(residual) >= _OVERFLOW[store],
-            f"overflows {store}",
-            store=store,
-            column=column,
-            first_row=first_row,
+        place = _place(np.abs(residual))
+        distance = abs(float(x[place]) - mean[place[-1]])
+        wider = "--store float32" if store == "bfloat16" else "--store float32 or --store bfloat16"
+        raise CacheError(
+            f"{_named(place, column, first_row)}: {x[place]:g} lies {distance:.3g} from its channel's mean, which "
+            f"overflows {store}; extract with {wider}"
         )
     values = residual.astype(STORED_DTYPE[store]) if store == "float16" else bfloat16_bits(residual)
     return Encoded(values, offset)
@@ -114,14 +117,11 @@ def bfloat16_bits(x: NDArray[np.float32]) -> NDArray[np.uint16]:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
 
 
-def _refuse(x: NDArray, bad: NDArray[np.bool_], why: str, *, store: str, column: str, first_row: int) -> None:
-    row, token, channel = np.unravel_index(int(bad.argmax()), bad.shape)
-    where = f"column {column}, row {first_row + int(row)}, token {int(token)}, channel {int(channel)}"
-    value = float(x[row, token, channel])
-    if not np.isfinite(value):
-        raise CacheError(
-            f"{where}: {value} {why} and cannot be stored; the forward pass failed there: check that row of the input, "
-            "or compute in float32 (if the computed type overflowed)"
-        )
-    wider = "--store float32" if store == "bfloat16" else "--store float32 or --store bfloat16"
-    raise CacheError(f"{where}: {value:g} {why}; extract with {wider}")
+def _place(x: NDArray) -> tuple[int, ...]:
+    """Return the first place of the largest value."""
+    return tuple(int(i) for i in np.unravel_index(int(x.argmax()), x.shape))
+
+
+def _named(place: tuple[int, ...], column: str, first_row: int) -> str:
+    row, token, channel = place
+    return f"column {column}, row {first_row + row}, token {token}, channel {channel}"

@@ -76,3 +76,16 @@ def test_a_spread_beyond_float32_is_an_overflow_and_not_a_warning(recwarn):
     with pytest.raises(CacheError, match="overflows bfloat16"):
         encode(x, "bfloat16", column="c")
     assert not recwarn.list
+
+
+def test_the_value_named_as_an_overflow_is_the_farthest_from_its_channels_mean():
+    x = np.zeros((5, 2, 3), np.float32)
+    x[:, :, 0] = [[1e-3, 2e5]] * 5  # the first values that overflow lie near zero, and 1e5 from the mean
+    x[:, :, 1] = -1e6  # at the mean
+    x[3, 1, 2] = -4e5
+    expected = (
+        r"column c, row 13, token 1, channel 2: -400000 lies 3.6e\+05 from its channel's mean, which overflows "
+        "float16; extract with --store float32 or --store bfloat16$"
+    )
+    with pytest.raises(CacheError, match=expected):
+        encode(x, "float16", column="c", first_row=10)
