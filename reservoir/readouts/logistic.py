@@ -185,7 +185,8 @@ class _Problem:
     def models(self, points: Mapping[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Return standardised weights (w, p * columns) and intercepts (p * columns,) of some problems' points."""
         along = np.stack([self._along(number, point) for number, point in points.items()], axis=1)
-        return self.axes.vectors @ along[:-1].reshape(len(along) - 1, -1), along[-1].ravel()
+        flat = along.reshape(len(along), len(points) * self.columns)
+        return self.axes.vectors @ flat[:-1], flat[-1]
 
     def evaluate(self, points: Mapping[int, np.ndarray]) -> dict[int, Evaluation]:
         """Return value and gradient of some problems, in one pass over the features."""
@@ -241,4 +242,8 @@ class _Problem:
             weights = self.targets.weights(y)
             for start in range(0, len(x), BLOCK_ROWS):
                 piece = slice(start, start + BLOCK_ROWS)
-                yield widen(x[piece]), y[piece], None if weights is None else weights[piece]
+                yield self._widen(x[piece]), y[piece], None if weights is None else weights[piece]
+
+    def _widen(self, x: np.ndarray) -> np.ndarray:
+        """Return features in float32 or float64; in float64 where all are constant, as then every row rounds alike."""
+        return widen(x) if self.axes.values.size else x.astype(np.float64)

@@ -153,3 +153,15 @@ def test_a_class_without_samples_is_never_predicted():
     path = logistic_path([(x, y)], Targets(1, 3), ALPHAS, gather([(x, y)], Targets(1, 3)))
     assert path.converged.all()
     assert Targets(1, 3).probabilities(path.scores(x)[1])[..., 1].max() < 1e-6
+
+
+@pytest.mark.parametrize("rows", [40, 12])  # moments, and samples
+@pytest.mark.parametrize(("classes", "outputs"), [(2, 1), (4, 1), (3, 2)])
+def test_constant_features_score_as_the_largest_class(classes, outputs, rows):
+    x = np.full((rows, 20), 0.1, np.float32)
+    y = np.ones((rows, outputs), int)
+    y[:classes] = np.arange(classes)[:, None]
+    found = logistic_sweep(blocks(x, y), blocks(x, y), Targets(outputs, classes), ALPHAS)
+    assert found.path.converged.all()
+    assert not found.path.coef.any()
+    np.testing.assert_allclose(found.accuracy, (y == 1).mean(), rtol=1e-12)
