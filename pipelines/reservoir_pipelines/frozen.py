@@ -19,6 +19,9 @@ DEFAULT_BACKBONE = "mini"
 
 GAIN = 1.41
 
+SEEDS = 2**63
+"""Number of seeds: those of torch's generators have 63 bits."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reservoir:
@@ -68,10 +71,10 @@ class Reservoir:
         Raises
         ------
         InputError
-            If the seed is negative, the gain is not a positive number, or two backbones are named.
+            If the seed is negative or `SEEDS` or more, the gain is not a positive number, or two backbones are named.
         """
-        if seed < 0:
-            raise InputError(f"--seed {seed}: give a whole number from 0")
+        if not 0 <= seed < SEEDS:
+            raise InputError(f"--seed {seed}: give a whole number from 0 to {SEEDS - 1}")
         if not 0 < gain < float("inf"):
             raise InputError(f"--gain {gain}: give a positive number")
         if patch < 1 or (stride is not None and stride < 1):
