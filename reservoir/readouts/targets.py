@@ -77,7 +77,7 @@ class Targets:
             raise InputError(f"targets: labels of shape {y.shape}, not (n, {self.outputs})")
         if not self.classes:
             return y.astype(np.result_type(y.dtype, np.float32), copy=False)
-        hot = y == 1 if self.classes == 2 else (y[..., None] == np.arange(self.classes)).reshape(len(y), -1)
+        hot = y == 1 if self.classes == 2 else (y[..., None] == np.arange(self.classes)).reshape(len(y), self.columns)
         return np.where(hot, np.float32(1), np.float32(-1))
 
     def weights(self, y: np.ndarray) -> np.ndarray | None:

@@ -234,7 +234,8 @@ def strata_blocks(source: Source, bounds: np.ndarray) -> Iterator[tuple[np.ndarr
     stratum = np.repeat(np.searchsorted(bounds, rank, side="right"), source.tokens())
     for x, y, part in numbered(source.blocks("train"), stratum):
         kept = part < len(bounds)
-        yield x[kept], y[kept], part[kept]
+        if kept.any():
+            yield x[kept], y[kept], part[kept]
 
 
 def numbered(
