@@ -68,7 +68,7 @@ class LanguageModel(nn.Module):
         attention = "eager" if eager else None
         try:
             self.model: Any = kind.from_config(config, dtype=torch.float32, attn_implementation=attention)
-        except (ValueError, TypeError, AssertionError, RuntimeError, ZeroDivisionError) as error:
+        except (ValueError, TypeError, LookupError, AssertionError, RuntimeError, ZeroDivisionError) as error:
             raise InputError(f"--backbone {backbone}: its configuration does not work ({first_line(error)})") from error
         draw_parameters(self.model, family, config, seed)
         self.model.tie_weights()

@@ -62,7 +62,7 @@ def find(name: str) -> tuple[Family, Any]:
     Raises
     ------
     InputError
-        If there is no such backbone, or its family is not known.
+        If there is no such backbone, its family is not known, or a setting is none that a model can have.
     """
     known, _, settings = name.partition(":")
     if known in KNOWN:
@@ -75,6 +75,9 @@ def find(name: str) -> tuple[Family, Any]:
     family = FAMILIES.get(config.model_type)
     if family is None:
         raise _unknown(name, config.model_type)
+    _check_sizes(name, family, config)
+    if config.model_type not in OWN:
+        _check_activation(name, config)
     return family, config
 
 
@@ -114,8 +117,38 @@ def _altered(name: str, config: Any, settings: str) -> Any:
             values[key] = text
     try:
         return type(config)(**values)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"backbone {name!r}: {first_line(error)}") from error
+    except InputError:
+        raise
+    except Exception as error:  # transformers raises all kinds, around the one that says what is wrong
+        why = first_line(error.__cause__ if isinstance(error.__cause__, Exception) else error)
+        raise InputError(f"backbone {name!r}: {why}; give the setting another value") from error
+
+
+def _check_sizes(name: str, family: Family, config: Any) -> None:
+    try:
+        shape = family.shape(config)
+    except Exception as error:  # the shape is computed from settings that may be of any type
+        raise InputError(
+            f"backbone {name!r}: its configuration does not work ({first_line(error)}); change a setting"
+        ) from error
+    limited = {
+        "positions": shape.max_tokens,
+        "attention heads": getattr(config, "num_attention_heads", None),
+        "key-value heads": getattr(config, "num_key_value_heads", None),
+    }
+    sizes = {"blocks": shape.depth, "width": shape.width} | {k: v for k, v in limited.items() if v is not None}
+    for what, size in sizes.items():
+        if type(size) is not int or size < 1:
+            raise InputError(f"backbone {name!r}: its configuration says {what}: {size}; give a whole number from 1")
+
+
+def _check_activation(name: str, config: Any) -> None:
+    from transformers.activations import ACT2FN
+
+    for key in ("activation_function", "activation", "hidden_act", "hidden_activation"):
+        value = getattr(config, key, None)
+        if value is not None and value not in ACT2FN:
+            raise InputError(f"backbone {name!r}: {key}={value} is no activation; take one of {', '.join(ACT2FN)}")
 
 
 def _from_folder(name: str) -> Any:

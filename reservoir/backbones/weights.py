@@ -173,7 +173,7 @@ def _build(name: str, family: Family, config: Any) -> nn.Module:
     try:
         with _Undrawn():
             return family.maker.build(config)
-    except (ValueError, TypeError, AssertionError, RuntimeError, ZeroDivisionError) as error:
+    except (ValueError, TypeError, LookupError, AssertionError, RuntimeError, ZeroDivisionError) as error:
         raise InputError(f"backbone {name!r}: its configuration does not work ({first_line(error)})") from error
 
 

@@ -169,6 +169,11 @@ def test_wrong_names_are_refused(tmp_path):
     assert "hight" in refusal(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_embd": 10, "n_head": 3}))
     assert "configuration" in refusal(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "lstm", "depth": 0}))
+    assert "blocks: 0" in refusal(str(tmp_path))
+    rope = {"rope_type": "foo", "rope_theta": 1e4}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "rope_parameters": rope}))
+    assert "its configuration does not work ('foo')" in refusal(str(tmp_path))
 
 
 def test_wrong_settings_are_refused():
@@ -181,6 +186,32 @@ def test_wrong_settings_are_refused():
     assert "keep 1 to 12" in refusal("gpt2", depth=0)
     assert "--init random" in refusal("gpt2:n_layer=3", "pretrained")
     assert "--init random" in refusal("lstm", "pretrained")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mini:n_embd=abc", "Field 'n_embd' expected int, got str (value: 'abc'); give the setting another value"),
+        ("mini:n_embd=32.5", "Field 'n_embd' expected int, got float (value: 32.5); give"),
+        ("mini:n_layer=1,initializer_range=abc", "Field 'initializer_range' expected float"),
+        ("bert-base-uncased:num_hidden_layers=x", "Field 'num_hidden_layers' expected int"),
+        ("allenai/longformer-base-4096:attention_window=0", "modulo by zero); change a setting"),
+        ("mini:activation_function=foo", "activation_function=foo is no activation; take one of gelu, "),
+        ("distilbert-base-uncased:activation=foo", "activation=foo is no activation"),
+        ("mini:n_layer=0", "its configuration says blocks: 0; give a whole number from 1"),
+        ("mini:n_layer=-1", "blocks: -1; give"),
+        ("lstm:depth=0", "blocks: 0; give"),
+        ("lstm:width=abc", "width: abc; give"),
+        ("mini:n_embd=-32", "width: -32; give"),
+        ("mini:n_positions=0", "positions: 0; give"),
+        ("mini:n_head=-4", "attention heads: -4; give"),
+        ("HuggingFaceTB/SmolLM2-135M:num_key_value_heads=0", "key-value heads: 0; give"),
+    ],
+)
+def test_settings_that_no_model_can_have_are_refused(name, words):
+    told = refusal(name)
+    assert told.startswith(f"backbone {name!r}: ")
+    assert words in told
 
 
 def test_a_missing_weight_is_named(copy):
