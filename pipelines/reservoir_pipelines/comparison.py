@@ -78,7 +78,7 @@ def compare_pretraining(
     limit, parameters, data, cache, device, compute
         As for `reservoir_pipelines.extraction.extract`. The backbones lie below the cache's ``pretrained``.
     out : Path, optional
-        Folder of the results; by default under the cache's ``comparisons``.
+        Folder of the results; by default one below the cache's ``comparisons``, named by all that changes a number.
 
     Raises
     ------
@@ -95,7 +95,8 @@ def compare_pretraining(
     shape = Reservoir.choose(backbone, RANDOM, seed)
     place = {"cache": root, "device": device, "compute": compute}
     maker = _Maker(shape, text, tokens, batch_tokens, vocabulary, place)
-    described = prepare(task, data=data, cache=root, parameters=parameters).task
+    prepared = prepare(task, data=data, cache=root, parameters=parameters)
+    described = prepared.task
     load_frozen(described, shape, device, compute)
     for name in names:  # what does not work is refused before anything is pretrained
         maker.check(name)
@@ -106,7 +107,9 @@ def compare_pretraining(
         weights = {"backbone": made.folder, "init": "pretrained"} if made else {"backbone": backbone, "init": RANDOM}
         settings = {**weights, "seed": seed, "limit": limit, "parameters": parameters, "data": data, **place}
         rows.append(_read_out(name, made, task, None if output_only else steps, settings))
-    folder = out or root / "comparisons" / described.name / f"{maker.title}-{tokens}"
+    asked = {"data": prepared.digest, "parameters": dict(parameters or {}), "limit": limit}
+    asked |= {"steps": None if output_only else steps, "pretrained": maker.asked(names)}
+    folder = out or root / "comparisons" / described.name / f"{maker.title}-{tokens}-{_digest(asked)[:8]}"
     folder.mkdir(parents=True, exist_ok=True)
     results, plot = folder / "results.csv", folder / "comparison.png"
     write_comparison(results, rows)
@@ -183,6 +186,17 @@ class _Maker:
         if corpus == BIT_MEMORY:
             load_frozen(BitMemory().task, self.shape, self.place["device"], self.place["compute"])
 
+    def asked(self, corpora: Sequence[str]) -> dict[str, Any]:
+        """Return what changes a number of the pretrainings, and of what is read out of them."""
+        return {
+            "shape": self.shape.to_dict(),
+            "corpora": [self._describe(corpus) for corpus in sorted(corpora)],
+            "tokens": self.tokens,
+            "batch_tokens": self.batch_tokens,
+            "vocabulary": self.vocabulary,
+            "compute": self._compute,
+        }
+
     def make(self, corpus: str) -> Pretraining:
         """Return what the pretraining came to, now or earlier."""
         whole = self.batch_tokens // ROW_TOKENS * ROW_TOKENS if corpus == BIT_MEMORY else self.batch_tokens
@@ -193,9 +207,8 @@ class _Maker:
             "batch_tokens": self.batch_tokens,
             "seed": self.shape.seed,
         }
-        compute = choose_compute(self.place["compute"], choose_device(self.place["device"]))
-        key = json.dumps({**settings, "compute": compute, "corpus": self._describe(corpus)}, sort_keys=True)
-        folder = f"{self.title}-{corpus}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+        key = {**settings, "compute": self._compute, "corpus": self._describe(corpus)}
+        folder = f"{self.title}-{corpus}-{_digest(key)[:16]}"
         return pretrain(
             str(self.text.resolve()) if corpus == TEXT and self.text else corpus,
             out=self.place["cache"] / "pretrained" / folder,
@@ -204,8 +217,16 @@ class _Maker:
             **self.place,
         )
 
+    @property
+    def _compute(self) -> str:
+        return choose_compute(self.place["compute"], choose_device(self.place["device"]))
+
     def _describe(self, corpus: str) -> dict[str, object]:
         if corpus == TEXT and self.text:
             # The bytes tell one text from another, and need no tokenizer to be trained.
             return Text(self.text, min(self.vocabulary, BYTES)).describe()
         return STREAMS[corpus](self.vocabulary).describe() if corpus in STREAMS else {"corpus": corpus}
+
+
+def _digest(settings: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()

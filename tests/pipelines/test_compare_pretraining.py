@@ -132,6 +132,24 @@ def test_the_output_alone(root, monkeypatch):
     assert done.results == root / "alone" / "results.csv"
 
 
+def test_another_comparison_leaves_the_results_of_the_first(root, text, tmp_path):
+    def results(**other):
+        asked = {**SMALL, "corpora": "random", "output_only": True, **other}
+        return compare_pretraining("digits", cache=root, **asked)
+
+    first = results().results
+    before = first.read_bytes()
+    asked = [{"seed": 2}, {"limit": 50}, {"corpora": "random,zipf"}, {"vocabulary": 300}, {"batch_tokens": 2048}]
+    asked += [{"compute": "bfloat16"}, {"output_only": False}]
+    folders = [results(**other).results.parent for other in asked]
+    other = tmp_path / "letters.txt"
+    other.write_bytes(text.read_bytes()[::-1])
+    folders += [results(corpora="text", text=path).results.parent for path in (text, other)]
+    assert len({first.parent, *folders}) == len(folders) + 1
+    assert first.read_bytes() == before
+    assert results().results == first
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
