@@ -16,9 +16,10 @@ from reservoir.tasks.task import Scaling, Task
 from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.frozen import Reservoir
 from reservoir_pipelines.preparation import Prepared
+from reservoir_pipelines.prepared import scaling_from_json
 
 if TYPE_CHECKING:
-    from reservoir_cache import FeatureStore
+    from reservoir_cache import Entry, FeatureStore
 
     from reservoir_pipelines.fits.results import Readout, Result
 
@@ -79,7 +80,6 @@ class Bundle:
     def of(cls, stores: Sequence[FeatureStore], readout: Readout, result: Result) -> Bundle:
         """Gather a bundle from cache entries and the readout chosen on them."""
         entry = stores[0].entry
-        place = Path(entry.made_with["prepared"])
         parts = []
         for name in result.columns:
             number, colon, column = name.partition(":")
@@ -94,7 +94,7 @@ class Bundle:
             )
         return cls(
             task=Task.from_dict(entry.spec.task),
-            scaling=Prepared.open(place).scaling if place.is_dir() else None,
+            scaling=input_scaling(entry),
             parts=_merged(parts),
             readout=readout,
             scores=result.to_dict(),
@@ -190,3 +190,19 @@ def _merged(parts: Sequence[Part]) -> tuple[Part, ...]:
             part = Part(**{**vars(last), "columns": last.columns + part.columns})  # noqa: PLW2901
         merged.append(part)
     return tuple(merged)
+
+
+def input_scaling(entry: Entry) -> Scaling | None:
+    """Return how stored values became what the model saw when an entry was extracted.
+
+    Raises
+    ------
+    InputError
+        If the entry was made before it kept that, and the prepared data is gone.
+    """
+    if "scaling" in entry.made_with:
+        return scaling_from_json(entry.made_with["scaling"])
+    place = Path(entry.made_with["prepared"])
+    if not place.is_dir():
+        raise InputError(f"{entry.path}: its prepared data is gone; run reservoir prepare, or extract again")
+    return Prepared.open(place).scaling

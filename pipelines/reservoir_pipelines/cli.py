@@ -16,7 +16,7 @@ from reservoir_pipelines.commands import (
     pretrain_commands,
     train_commands,
 )
-from reservoir_pipelines.commands.faults import system_fault
+from reservoir_pipelines.commands.faults import Interruptible, system_fault
 from reservoir_pipelines.commands.model_commands import Depth, Init, Seed
 from reservoir_pipelines.commands.options import (
     Cache,
@@ -39,6 +39,7 @@ UsageError: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
     name="reservoir",
+    cls=Interruptible,
     help="Run a frozen transformer once, cache its hidden states, fit linear readouts in seconds.",
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -282,8 +283,6 @@ def run(arguments: list[str]) -> int:
         return _fault(error.format_message().replace("\n", " ").rstrip(".") + hint)
     except (InputError, CacheError) as error:
         return _fault(str(error))
-    except (KeyboardInterrupt, typer.Abort):
-        return _fault("interrupted; run the same command again to go on", 130)
     except BrokenPipeError:  # the reader of our output, such as head, has seen enough
         sys.stderr.close()
         return 0

@@ -16,6 +16,7 @@ from reservoir_pipelines.forward import column_shapes, forward
 from reservoir_pipelines.frozen import GAIN, FrozenModel, Reservoir, load_frozen
 from reservoir_pipelines.plan import check_windows, choose_columns, choose_layout, draw_rows, make_spec
 from reservoir_pipelines.preparation import Prepared, prepare
+from reservoir_pipelines.prepared import scaling_to_json
 from reservoir_pipelines.progress import Meter, meter, say, size_text
 from reservoir_pipelines.root import cache_root
 
@@ -288,6 +289,7 @@ class _Run:
             "call": self.call,
             "reservoir": self.settings.to_dict(),
             "prepared": str(self.prepared.path),
+            "scaling": scaling_to_json(self.prepared.scaling),
             "device": str(self.model.device),
             "versions": {
                 "python": platform.python_version(),

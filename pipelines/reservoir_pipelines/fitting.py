@@ -10,7 +10,7 @@ from pathlib import Path
 
 from reservoir import InputError
 from reservoir.readouts import LinearReadout, NumpyArithmetic, TorchArithmetic, forward_selection, products_on
-from reservoir_pipelines.bundle import Bundle
+from reservoir_pipelines.bundle import Bundle, input_scaling
 from reservoir_pipelines.fits.column_moments import compute_moments
 from reservoir_pipelines.fits.curve import learning_curve, parse_sizes
 from reservoir_pipelines.fits.engines import Engine, RidgeEngine, make_engine
@@ -89,26 +89,33 @@ def fit(
     if curve and not isinstance(engine, RidgeEngine):
         raise InputError(f"--curve: a learning curve comes from the moments of ridge readouts, not of {readout}")
     names, most = choose_columns(pool, columns)
+    if most and (not isinstance(engine, RidgeEngine) or engine.folds):
+        raise InputError("--columns best:K goes with ridge readouts chosen on valid; name the columns as a+b instead")
     rows = {split: pool.store[split].rows for split in ("train", "valid", "test")}
+    sizes = parse_sizes(curve, rows["train"]) if curve else ()
+    input_scaling(pool.entry)
+    folder = _folder(pool, out)
+    for number, store in enumerate(pool.stores, start=1):
+        if len(pool.stores) > 1:
+            say(f"{number}: {store.entry.path.name}")
     say(f"fit {pool.entry.spec.task['name']}: {len(names)} columns on {rows['train']:,} rows, chosen by {select}")
     with _products(device):
         if workers or scheduler:
             _share_out(pool, names, engine, workers, scheduler)
         trials = _sweep(pool, names, engine)
-        if most:
+        if most and isinstance(engine, RidgeEngine):
             trials += _greedy(pool, trials, engine, most)
         best = max(trials, key=lambda trial: merit(trial.result))
         source = pool.source("+".join(best.result.columns))
         raw = _raw(pool, engine, classes, rows["test"])
         points = ()
-        if curve and isinstance(engine, RidgeEngine):
-            points = learning_curve(source, engine, parse_sizes(curve, rows["train"]))
+        if sizes and isinstance(engine, RidgeEngine):
+            points = learning_curve(source, engine, sizes)
     model = best.readout
     if classes and isinstance(model, LinearReadout) and select == "valid":
         model = model.calibrate(source.blocks("valid"))
     chosen = _tested(best.result, model, source, classes, rows["test"])
     table = tuple(result for trial in trials for result in trial.results)
-    folder = _folder(pool, out)
     _draw(folder, pool, table, chosen, raw, points)
     return Fit(
         entry=pool.entry.path,
@@ -149,10 +156,8 @@ def _sweep(pool: Pool, names: Sequence[str], engine: Engine) -> list[Trial]:
     return trials
 
 
-def _greedy(pool: Pool, trials: Sequence[Trial], engine: Engine, most: int) -> list[Trial]:
+def _greedy(pool: Pool, trials: Sequence[Trial], engine: RidgeEngine, most: int) -> list[Trial]:
     """Add columns to the best one as long as validation gains; return the trial of each number of columns."""
-    if not isinstance(engine, RidgeEngine) or engine.folds:
-        raise InputError("--columns best:K goes with ridge readouts chosen on valid; name the columns as a+b instead")
     ranked = sorted(trials, key=lambda trial: merit(trial.result), reverse=True)
     parts: list[ColumnSource] = []
     places: dict[str, slice] = {}
@@ -187,8 +192,11 @@ def _raw(pool: Pool, engine: Engine, classes: int, rows: int) -> Result | None:
 
 
 def _folder(pool: Pool, out: Path | None) -> Path:
-    folder = out or pool.entry.path.parents[2] / "readouts" / pool.entry.spec.task["name"] / pool.title
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(out) if out else pool.folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: no results can be kept there ({error.strerror}); name another --out") from error
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -133,13 +134,23 @@ def remove(entry: Name, cache: Cache = None, json: Json = False, config: Config 
     from reservoir_pipelines.commands.output import print_json, print_table
     from reservoir_pipelines.progress import size_text
 
-    found = _find(entry, cache)
-    size = found.bytes()
-    delete(found.path)
+    path = _broken(entry, cache) or _find(entry, cache).path
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    delete(path)
     if json:
-        print_json({"removed": str(found.path), "bytes": size})
+        print_json({"removed": str(path), "bytes": size})
     else:
-        print_table(("removed", "size"), [(found.path, size_text(size))])
+        print_table(("removed", "size"), [(path, size_text(size))])
+
+
+def _broken(name: str, cache: Any) -> Path | None:
+    """Return the folder of that path or name, if it is an entry that cannot be opened."""
+    from reservoir_cache import broken_entries
+
+    from reservoir_pipelines.root import cache_root
+
+    folders = [problem.path for problem in broken_entries(cache_root(cache))]
+    return next((folder for folder in folders if name == folder.name or Path(name).resolve() == folder.resolve()), None)
 
 
 def _find(name: str, cache: Any) -> Entry:

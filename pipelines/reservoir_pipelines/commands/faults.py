@@ -1,8 +1,13 @@
-"""What is said of an error of the operating system that no stage has put into words."""
+"""What is said of an interruption, and of an error of the operating system that no stage has put into words."""
 
 from __future__ import annotations
 
 import errno
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
 
 # What the user named is at fault: exit code 2.
 _REMEDIES = {
@@ -25,6 +30,18 @@ _TROUBLES = {
     errno.EIO: "check the disk, then run the same command again to go on",
     errno.EMFILE: "raise the limit on open files (ulimit -n), then run the same command again to go on",
 }
+
+
+class Interruptible(TyperGroup):
+    """Commands that say how to go on when they are interrupted; typer itself would end them without a word."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; an interruption ends it with exit code 130."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.stderr.write("reservoir: interrupted; run the same command again to go on\n")
+            raise typer.Exit(130) from None
 
 
 def system_fault(error: OSError) -> tuple[str, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from reservoir import InputError
 from reservoir_pipelines.extraction import Extraction
 from reservoir_pipelines.fits.sources import ColumnSource, JoinedSource, Source
 
-Features = Extraction | FeatureStore | Path
+Features = Extraction | FeatureStore | Path | str
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,9 @@ class Pool:
         InputError
             If the entries are not of one task and the same rows.
         """
-        given = features if isinstance(features, Sequence) else [features]
+        given = [features] if isinstance(features, str) or not isinstance(features, Sequence) else features
+        if not given:
+            raise InputError("fit: give at least one entry")
         stores = tuple(_open(one) for one in given)
         for store in stores:
             if lacking := [split for split in ("train", "valid", "test") if split not in store.splits]:
@@ -61,8 +64,19 @@ class Pool:
 
     @property
     def title(self) -> str:
-        """Name of the results' folder."""
-        return "+".join(store.entry.path.name for store in self.stores)
+        """Name of the entry, or of the first of several with how many more there are and the digest of all."""
+        names = [store.entry.path.name for store in self.stores]
+        if len(names) == 1:
+            return names[0]
+        return f"{names[0]}+{len(names) - 1}-{hashlib.sha256('/'.join(names).encode()).hexdigest()[:8]}"
+
+    @property
+    def folder(self) -> Path:
+        """Where results go by default: below the cache's ``readouts``, or beside an entry that was taken elsewhere."""
+        path = self.entry.path.resolve()
+        if path.parent.parent.name != "features":
+            return path.with_name(f"{self.title}-readouts")
+        return path.parents[2] / "readouts" / self.entry.spec.task["name"] / self.title
 
     def columns(self) -> list[str]:
         """Return the names of all columns that every split of their entry holds."""
@@ -106,14 +120,15 @@ def choose_columns(pool: Pool, columns: str | Sequence[str]) -> tuple[tuple[str,
             if part not in cached:
                 raise InputError(f"column {part!r}: not cached here; cached are {', '.join(cached) or 'none'}")
     if not wanted:
-        raise InputError("the entry holds no columns yet; run reservoir extract again to finish it")
+        have = f"name some of {', '.join(cached)}" if cached else "run reservoir extract again to finish the entry"
+        raise InputError(f"no columns to fit; {have}")
     return tuple(dict.fromkeys(wanted)), most
 
 
 def _open(features: Features) -> FeatureStore:
     if isinstance(features, FeatureStore):
         return features
-    return features.store if isinstance(features, Extraction) else FeatureStore(features)
+    return features.store if isinstance(features, Extraction) else FeatureStore(Path(features))
 
 
 def _cached(store: FeatureStore) -> list[str]:

@@ -72,7 +72,7 @@ def fit_seeds(entries: Sequence[Entry], seeds: int, out: Path | None = None, **s
     if seeds < 1:
         raise InputError(f"--seeds {seeds}: give at least 1")
     call = dict(entries[0].made_with["call"])
-    root = entries[0].path.parents[2]
+    root = entries[0].path.resolve().parents[2]
     fits = []
     for seed in range(seeds):
         done = extract(call["task"], cache=root, **{**call["settings"], "seed": seed})
