@@ -11,7 +11,7 @@ def extracted(tmp_path_factory, tiny_gpt2):
     return extract("digits", backbone=str(tiny_gpt2), limit=600, cache=root, layers="final")
 
 
-@pytest.mark.parametrize("curve", ["3", "1,2,3"])
+@pytest.mark.parametrize("curve", ["1", "1,2"])
 def test_a_learning_curve_may_start_with_fewer_rows_than_there_are_shards(extracted, curve, tmp_path):
     done = fit(extracted, columns="final/mean", alphas="1:100:3", curve=curve, out=tmp_path)
     assert [n for n, _, _ in done.curve] == [int(n) for n in curve.split(",")]
