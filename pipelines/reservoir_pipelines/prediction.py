@@ -12,6 +12,7 @@ import numpy as np
 from reservoir import InputError
 from reservoir.readouts import samples, unsample
 from reservoir.tasks import encode
+from reservoir.tasks.arrays import clean_lengths
 from reservoir.tasks.columns import open_columns
 from reservoir.tasks.idx import read_idx
 from reservoir_pipelines.bundle import Bundle
@@ -69,8 +70,10 @@ def predict(readout: Path, file: Path, *, device: str = "auto") -> Iterator[Pred
         those that the readout was fitted on.
     """
     bundle = open_readout(readout)
-    x, lengths = read_inputs(file)
-    x, lengths = encode(bundle.task, x, lengths)
+    raw, given = read_inputs(file)
+    x, lengths = encode(bundle.task, raw, given)
+    if given is not None:
+        clean_lengths(str(file), given, *x.shape[:2])
     models = [load_part(bundle.task, part, device, readout) for part in bundle.parts]
     for start in range(0, len(x), BLOCK_ROWS):
         rows = slice(start, start + BLOCK_ROWS)
@@ -111,13 +114,19 @@ def read_inputs(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
     Raises
     ------
     InputError
-        If it is not there, not readable, or has no ``x``.
+        If it is not there, not readable, has no ``x``, or not one length per row of it.
     """
     if file.suffix not in COLUMN_FILES and file.is_file():
         return read_idx(file, dimensions=3), None
     columns = open_columns(str(file))
     if "x" not in columns.shapes:
         raise InputError(f"{file}: it has no array 'x'; put the sequences there")
+    if not columns.shapes["x"]:
+        raise InputError(f"{file}: x is a single number; give one sequence per row")
     rows = columns.shapes["x"][0]
+    if columns.shapes.get("lengths", (rows,)) != (rows,):
+        raise InputError(
+            f"{file}: x has {rows} rows and lengths the shape {columns.shapes['lengths']}; give one per row"
+        )
     lengths = columns.read("lengths", 0, rows) if "lengths" in columns.shapes else None
     return columns.read("x", 0, rows), lengths

@@ -13,7 +13,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.tasks.columns import Columns, open_columns
 from reservoir.tasks.labels import Labels, encode_labels, split_rows
-from reservoir.tasks.source import Piece
+from reservoir.tasks.source import Piece, full_lengths
 from reservoir.tasks.tables import function_file
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
 from reservoir.tasks.values import clean_symbols, clean_values, standardisation
@@ -150,16 +150,7 @@ class Arrays:
         rows, tokens = self._shape[:2]
         if "lengths" not in self._columns.shapes:
             return np.full(rows, tokens, np.int32)
-        lengths = self._column("lengths")
-        if lengths.dtype.kind not in "ui" or lengths.ndim != 1:
-            raise InputError(
-                f"{self.origin}: lengths hold {lengths.dtype} {lengths.shape}; give integers of shape (rows,)"
-            )
-        wrong = (lengths < 1) | (lengths > tokens)
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            raise InputError(f"{self.origin}: length {lengths[row]} in row {row} is not between 1 and {tokens}")
-        return lengths.astype(np.int32)
+        return clean_lengths(self.origin, self._column("lengths"), rows, tokens)
 
     def _column(self, name: str) -> np.ndarray:
         return self._columns.read(name, 0, self._shape[0])
@@ -196,6 +187,32 @@ def own_name(origin: str) -> str:
     return origin.replace(":", ".") if FUNCTION.fullmatch(origin) else Path(origin).name
 
 
+def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int) -> np.ndarray:
+    """Return the real tokens of each row as int32; refuse what is not one whole number per row, from 1 to ``tokens``.
+
+    Parameters
+    ----------
+    where : str
+        The file or the task, for messages.
+    lengths : ndarray, (rows,)
+        As given.
+    rows, tokens : int
+        Of the sequences.
+
+    Raises
+    ------
+    InputError
+        Naming the type and shape, or the row of a length that does not fit.
+    """
+    if lengths.dtype.kind not in "ui" or lengths.shape != (rows,):
+        raise InputError(f"{where}: lengths hold {lengths.dtype} {lengths.shape}; give integers of shape ({rows},)")
+    wrong = (lengths < 1) | (lengths > tokens)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise InputError(f"{where}: length {lengths[row]} in row {row} is not between 1 and {tokens}")
+    return lengths.astype(np.int32)
+
+
 def encode_array(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return new inputs of a task of your own as stored sequences, and their lengths.
 
@@ -211,7 +228,8 @@ def encode_array(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -
     Raises
     ------
     InputError
-        Naming the row and the token of a value that is not finite, or of an unknown symbol.
+        Naming what is wrong with the lengths, or the row and the token of a value that is not finite or of an unknown
+        symbol.
     """
     where = f"task {task.name!r}"
     symbols = isinstance(task.form, Tokens)
@@ -222,9 +240,7 @@ def encode_array(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -
     if not shape_fits or x.dtype.kind not in ("ui" if symbols else "uif") or not x.size:
         want = "integers (rows, tokens)" if symbols else f"numbers (rows, tokens, {dim})"
         raise InputError(f"{where}: inputs of shape {x.shape} and type {x.dtype}; give {want}")
-    lengths = np.full(len(x), x.shape[1], np.int32) if lengths is None else lengths.astype(np.int32)
-    if lengths.shape != (len(x),) or lengths.min() < 1 or lengths.max() > x.shape[1]:
-        raise InputError(f"{where}: give one length per row, from 1 to {x.shape[1]}")
+    lengths = full_lengths(x) if lengths is None else clean_lengths(where, lengths, *x.shape[:2])
     if isinstance(task.form, Tokens):
         x = clean_symbols(where, x, lengths, task.form.vocabulary)
     else:

@@ -1,0 +1,49 @@
+"""predict: inputs that cannot be right are refused in one line, and what is printed can be read back."""
+
+import numpy as np
+import pytest
+from reservoir_pipelines import extract, fit, predict
+
+from reservoir.errors import InputError
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(2, 5, 3))
+
+
+@pytest.fixture(scope="module")
+def readout(tmp_path_factory, tiny_gpt2):
+    """Return a readout of vectors (rows, 5, 3) with two classes."""
+    folder = tmp_path_factory.mktemp("predict")
+    x = RNG.normal(size=(60, 5, 3))
+    np.savez(folder / "own.npz", x=x, y=(x.mean(axis=(1, 2)) > 0).astype(int))
+    features = extract(str(folder / "own.npz"), backbone=str(tiny_gpt2), cache=folder / "cache", layers="block01,final")
+    return fit(features, alphas="1e0:1e0:1", out=folder / "readout").saved
+
+
+def answers(readout, tmp_path, **arrays):
+    np.savez(tmp_path / "new.npz", **arrays)
+    return list(predict(readout, tmp_path / "new.npz", device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        (np.array([2, 3, 4]), r"x has 2 rows and lengths the shape \(3,\)"),
+        (np.array(2), r"x has 2 rows and lengths the shape \(\)"),
+        (np.array([[2, 3], [2, 3]]), r"lengths the shape \(2, 2\)"),
+        (np.array([2.5, 3]), "lengths hold float64"),
+        (np.array([np.nan, 3]), "lengths hold float64"),
+        (np.array(["2", "3"]), "lengths hold <U1"),
+        (np.array([2, 6]), "length 6 in row 1 is not between 1 and 5"),
+        (np.array([2**32 + 1, 3]), "length 4294967297 in row 0"),
+    ],
+)
+def test_lengths_that_are_not_one_whole_number_per_row(readout, tmp_path, lengths, message):
+    with pytest.raises(InputError, match=message):
+        answers(readout, tmp_path, x=X, lengths=lengths)
+    assert len(answers(readout, tmp_path, x=X, lengths=np.array([2, 5]))) == 2
+
+
+def test_a_single_number_is_no_sequence(readout, tmp_path):
+    with pytest.raises(InputError, match="x is a single number"):
+        answers(readout, tmp_path, x=np.array(1.0))
