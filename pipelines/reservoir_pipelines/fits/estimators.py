@@ -84,7 +84,7 @@ class EstimatorEngine:
         Raises
         ------
         InputError
-            If there is no such estimator, or it has no such parameter.
+            If there is no such estimator, it is none for the kind of task, or it has no such parameter.
         """
         path, _, settings = text.partition(":")
         estimator = _import(path)
@@ -96,7 +96,7 @@ class EstimatorEngine:
             values[name.strip()] = [_literal(choice) for choice in choices.split(",")]
         if balanced:
             values["class_weight"] = ["balanced"]
-        known = estimator().get_params()
+        known = _example(estimator, path, classes).get_params()
         for name in values:
             if name not in known:
                 raise InputError(f"--readout {path}: it has no parameter {name!r}; it has {', '.join(sorted(known))}")
@@ -197,6 +197,27 @@ def _import(path: str) -> Any:
         ) from error
     if not (isinstance(found, type) and issubclass(found, BaseEstimator) and hasattr(found, "predict")):
         raise InputError(f"--readout {path}: it is no scikit-learn classifier or regressor")
+    return found
+
+
+def _example(estimator: type, path: str, classes: int) -> Any:
+    """Return an estimator with its default parameters, of a kind that the task's labels need."""
+    from sklearn.base import is_classifier, is_regressor
+
+    try:
+        found = estimator()
+    except TypeError as error:
+        raise InputError(f"--readout {path}: it cannot be made from numbers and names alone ({error})") from error
+    if classes and not is_classifier(found):
+        raise InputError(
+            f"--readout {path}: it is no classifier, and the task has {classes} classes; choose one, such as "
+            "sklearn.linear_model.LogisticRegression"
+        )
+    if not classes and not is_regressor(found):
+        raise InputError(
+            f"--readout {path}: it is no regressor, and the task's targets are real values; choose one, such as "
+            "sklearn.linear_model.Ridge"
+        )
     return found
 
 
