@@ -17,7 +17,7 @@ from reservoir.corpora import BYTES, HELD_OUT, Corpus, HeldOut, corpus_named
 from reservoir.language_model import LanguageModel
 from reservoir_pipelines.frozen import choose_compute, choose_device
 from reservoir_pipelines.pretrains.bit_memory import BIT_MEMORY, pretrain_bit_memory
-from reservoir_pipelines.pretrains.folder import RUN, check_folder, save_model
+from reservoir_pipelines.pretrains.folder import RUN, check_folder, has_model, save_model
 from reservoir_pipelines.pretrains.outcome import Pretraining, plot_pretraining
 from reservoir_pipelines.pretrains.recipe import PretrainRecipe
 from reservoir_pipelines.pretrains.steps import Steps
@@ -170,10 +170,10 @@ class _Attempt:
         valid, test = (self.corpus.held_out(split, self._window) for split in HELD_OUT)
         with self.run.lock():
             self.run.begin(self.config)
-            last = self.run.last
-            if self.run.result:
-                return Pretraining(**{**self.run.result, "folder": str(self.out)})
-            if last and not resume:
+            last, result = self.run.last, self.run.result
+            if result and has_model(self.out, self.corpus):
+                return Pretraining(**{**result, "folder": str(self.out)})
+            if last and not resume and not result:  # of a finished one without its model, that is written again
                 raise InputError(
                     f"{self.out}: this pretraining stands at step {read_state(last).step:,} of {self.recipe.steps:,}; "
                     "add --resume to go on, or remove the folder to begin again"

@@ -29,6 +29,14 @@ def check_folder(out: Path) -> None:
         raise InputError(f"--out {out}: the folder has other things in it; name an empty or a new one")
 
 
+def has_model(out: Path, corpus: Corpus) -> bool:
+    """Return whether the folder has the files that `save_model` wrote to it."""
+    files = ["config.json", "model*.safetensors"]
+    if getattr(corpus, "tokenizer", None) is not None:
+        files += ["tokenizer.json", "tokenizer_config.json"]
+    return all(any(out.glob(file)) for file in files)
+
+
 def save_model(out: Path, model: LanguageModel, corpus: Corpus | None = None) -> None:
     """Write a model, and the tokenizer of a text, as transformers keeps them; each file is whole or as it was.
 
