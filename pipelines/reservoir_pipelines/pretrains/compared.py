@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,10 +144,11 @@ def plot_comparison(path: Path, rows: Sequence[Compared], title: str) -> None:
 
     from reservoir_pipelines.plots import COLOURS, GRID, INK
 
+    inches = max(6.5, 1.8 + 1.3 * len(rows))
     bars = [("output only", [row.output_only.test_accuracy for row in rows])]
     if any(row.fpt for row in rows):
         bars.append(("FPT", [row.fpt.test_accuracy if row.fpt else None for row in rows]))
-    figure = Figure(figsize=(1.8 + 1.3 * len(rows), 4.2), layout="constrained")
+    figure = Figure(figsize=(inches, 4.2), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / len(bars)
     for number, (name, accuracies) in enumerate(bars):
@@ -163,5 +165,6 @@ def plot_comparison(path: Path, rows: Sequence[Compared], title: str) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9, loc="upper right", ncols=2, bbox_to_anchor=(1, 1.1))
-    figure.suptitle(title, fontsize=11, color=INK)
+    # A name of a backbone with its settings has no spaces, and may be longer than a line.
+    figure.suptitle("\n".join(textwrap.wrap(title, int(11 * inches))), fontsize=11, color=INK)
     replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
