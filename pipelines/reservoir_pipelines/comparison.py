@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir import InputError
-from reservoir.corpora import BYTES, STREAMS, Text
+from reservoir.corpora import BYTES, HELD_OUT, STREAMS, Text, corpus_named
 from reservoir.language_model import LanguageModel
 from reservoir.tasks.bits import BitMemory
 from reservoir_pipelines.extraction import extract
@@ -19,9 +19,10 @@ from reservoir_pipelines.fitting import fit
 from reservoir_pipelines.frozen import Reservoir, choose_compute, choose_device, load_frozen
 from reservoir_pipelines.preparation import prepare
 from reservoir_pipelines.pretraining import BACKBONE, BATCH_TOKENS, pretrain
-from reservoir_pipelines.pretrains.bit_memory import BIT_MEMORY, ROW_TOKENS
+from reservoir_pipelines.pretrains.bit_memory import BIT_MEMORY, ROW_TOKENS, rows_of
 from reservoir_pipelines.pretrains.compared import Compared, Comparison, plot_comparison, write_comparison
 from reservoir_pipelines.pretrains.outcome import Pretraining
+from reservoir_pipelines.pretrains.recipe import choose_recipe
 from reservoir_pipelines.progress import say
 from reservoir_pipelines.root import cache_root
 from reservoir_pipelines.training import STEPS, train
@@ -90,6 +91,10 @@ def compare_pretraining(
     started = time.monotonic()
     if tokens < 1 or steps < 1:
         raise InputError(f"--tokens {tokens} --steps {steps}: give whole numbers from 1")
+    if limit is not None and limit < 1:
+        raise InputError(f"--limit {limit}: give at least 1 row")
+    if out is not None:
+        _check_out(out)
     names = choose_corpora(corpora, text)
     root = cache_root(cache)
     shape = Reservoir.choose(backbone, RANDOM, seed)
@@ -150,6 +155,12 @@ def choose_corpora(corpora: str | Sequence[str], text: Path | None) -> list[str]
     return names
 
 
+def _check_out(out: Path) -> None:
+    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise InputError(f"--out {out}: {there.name} is no folder; name another")
+
+
 def _read_out(
     corpus: str, made: Pretraining | None, task: str, steps: int | None, settings: Mapping[str, Any]
 ) -> Compared:
@@ -178,13 +189,18 @@ class _Maker:
         return self.shape.title.removesuffix(f"-{RANDOM}")
 
     def check(self, corpus: str) -> None:
-        """Raise `InputError` if the corpus has no such vocabulary, or the shape cannot be pretrained on it."""
+        """Raise `InputError` if the corpus cannot be had so, or the shape cannot be pretrained on it."""
         if corpus == RANDOM:
             return
-        self._describe(corpus)
-        LanguageModel(self.shape.backbone, self.vocabulary, self.shape.seed)
-        if corpus == BIT_MEMORY:
+        settings = self._settings(corpus)
+        source = None if corpus == BIT_MEMORY else corpus_named(self._name(corpus), self.vocabulary)
+        model = LanguageModel(self.shape.backbone, self.vocabulary, self.shape.seed)
+        if source is None:
             load_frozen(BitMemory().task, self.shape, self.place["device"], self.place["compute"])
+            return
+        recipe = choose_recipe(model, self.shape.backbone, **settings)
+        for split in HELD_OUT:
+            source.held_out(split, recipe.context + model.extra)
 
     def asked(self, corpora: Sequence[str]) -> dict[str, Any]:
         """Return what changes a number of the pretrainings, and of what is read out of them."""
@@ -199,23 +215,32 @@ class _Maker:
 
     def make(self, corpus: str) -> Pretraining:
         """Return what the pretraining came to, now or earlier."""
-        whole = self.batch_tokens // ROW_TOKENS * ROW_TOKENS if corpus == BIT_MEMORY else self.batch_tokens
-        settings = {
+        settings = self._settings(corpus)
+        key = {
             "backbone": self.shape.backbone,
             "vocabulary": self.vocabulary,
-            "steps": max(1, round(self.tokens / max(1, whole))),
-            "batch_tokens": self.batch_tokens,
-            "seed": self.shape.seed,
+            **settings,
+            "compute": self._compute,
+            "corpus": self._describe(corpus),
         }
-        key = {**settings, "compute": self._compute, "corpus": self._describe(corpus)}
         folder = f"{self.title}-{corpus}-{_digest(key)[:16]}"
         return pretrain(
-            str(self.text.resolve()) if corpus == TEXT and self.text else corpus,
+            self._name(corpus),
             out=self.place["cache"] / "pretrained" / folder,
             resume=True,
+            backbone=self.shape.backbone,
+            vocabulary=self.vocabulary,
             **settings,
             **self.place,
         )
+
+    def _settings(self, corpus: str) -> dict[str, int]:
+        whole = rows_of(self.batch_tokens) * ROW_TOKENS if corpus == BIT_MEMORY else self.batch_tokens
+        steps = max(1, round(self.tokens / max(1, whole)))
+        return {"steps": steps, "batch_tokens": self.batch_tokens, "seed": self.shape.seed}
+
+    def _name(self, corpus: str) -> str:
+        return str(self.text.resolve()) if corpus == TEXT and self.text else corpus
 
     @property
     def _compute(self) -> str:

@@ -19,7 +19,7 @@ from reservoir_pipelines.frozen import choose_compute, choose_device
 from reservoir_pipelines.pretrains.bit_memory import BIT_MEMORY, pretrain_bit_memory
 from reservoir_pipelines.pretrains.folder import RUN, check_folder, has_model, save_model
 from reservoir_pipelines.pretrains.outcome import Pretraining, plot_pretraining
-from reservoir_pipelines.pretrains.recipe import PretrainRecipe
+from reservoir_pipelines.pretrains.recipe import PretrainRecipe, choose_recipe
 from reservoir_pipelines.pretrains.steps import Steps
 from reservoir_pipelines.progress import say
 from reservoir_pipelines.runs.checkpoint import State, load_optimizer, load_trained, read_state, save_checkpoint
@@ -28,7 +28,7 @@ from reservoir_pipelines.runs.run import CHECKPOINTS, CURVE, FORMAT, METRICS, Jo
 from reservoir_pipelines.runs.training_progress import training_meter
 
 BACKBONE = "mini"
-STEPS, BATCH_TOKENS, CONTEXT = 2000, 4096, 1024
+STEPS, BATCH_TOKENS = 2000, 4096
 EVAL_EVERY = 500
 VALID_TOKENS, FINAL_TOKENS = 2**16, 2**18
 """Most held-out tokens that are measured at intervals, and at the end."""
@@ -71,7 +71,7 @@ def pretrain(
         Of text: 256 for bytes, more for a tokenizer trained on it. Of a stream: its number of tokens. Of bit-memory:
         that of the token embeddings, which are not trained.
     steps, batch_tokens, context, short, short_share, learning_rate, warm_up, weight_decay, seed
-        See `PretrainRecipe`. By default the context is 1,024, or what the model reads, and short is a quarter of it.
+        See `PretrainRecipe`, and `choose_recipe` for what is so by default.
         Bit-memory has of these steps, batch_tokens, learning_rate, and seed; its learning rate is 5e-4 by default.
     eval_every : int, default 500
         Steps between two measurements on the validation part, each followed by a checkpoint.
@@ -122,16 +122,15 @@ def pretrain(
     dtype = choose_compute(compute, place)
     source = corpus_named(corpus, vocabulary)
     model = LanguageModel(backbone, source.vocabulary, seed, eager=compiled and place.type == "cpu")
-    longest = min(model.max_tokens or CONTEXT, CONTEXT) if context is None else context
-    if model.max_tokens is not None and longest > model.max_tokens:
-        raise InputError(f"--context {longest}: {backbone} has {model.max_tokens:,} positions")
-    recipe = PretrainRecipe(
+    recipe = choose_recipe(
+        model,
+        backbone,
         steps=steps,
         batch_tokens=batch_tokens,
-        context=longest,
-        short=max(1, longest // 4) if short is None else short,
+        context=context,
+        short=short,
         short_share=short_share,
-        learning_rate=PretrainRecipe.learning_rate if learning_rate is None else learning_rate,
+        learning_rate=learning_rate,
         warm_up=warm_up,
         weight_decay=weight_decay,
         seed=seed,

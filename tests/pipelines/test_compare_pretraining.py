@@ -2,12 +2,14 @@
 
 import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from reservoir_pipelines import compare_pretraining, extract, fit, train
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.pretrains.compared import FIELDS
+from reservoir_pipelines.pretrains.compared import FIELDS, plot_comparison
 from reservoir_pipelines.pretrains.steps import Steps
 from reservoir_pipelines.runs.loop import Loop
 
@@ -111,6 +113,22 @@ def test_the_table_on_disk_reads_back(done):
     assert done.plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_title_of_a_plot_fits_beside_few_corpora(done, tmp_path, monkeypatch):
+    def measure(figure, *_args, **_more):
+        figure.draw_without_rendering()
+        (title,) = (text for text in figure.texts if "digits" in text.get_text())
+        seen.append((title.get_window_extent(), figure.bbox))
+
+    seen = []
+    monkeypatch.setattr(Figure, "savefig", measure)
+    monkeypatch.setattr("reservoir_pipelines.pretrains.compared.replace_file", lambda path, write: write(path))
+    for backbone in ("mini", SHAPE, f"bert-base-uncased:{'hidden_size=32,' * 6}"):
+        plot_comparison(tmp_path / "plot.png", done.rows[:1], f"digits: {backbone}, pretrained on 4,194,304 tokens")
+    for title, page in seen:
+        assert title.x0 >= 0 and title.x1 <= page.x1
+    assert len(seen) == 3
+
+
 def test_an_interrupted_comparison_goes_on(done, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -159,6 +177,13 @@ def test_another_comparison_leaves_the_results_of_the_first(root, text, tmp_path
         ({"corpora": "text", "text": "gone.txt"}, "--text gone.txt: no such file or folder"),
         ({"corpora": "zipf", "text": "letters.txt"}, "--text letters.txt: text is not among --corpora zipf"),
         ({"corpora": "zipf", "tokens": 0}, "--tokens 0 --steps 3: give whole numbers from 1"),
+        ({"corpora": "zipf", "limit": 0}, "--limit 0: give at least 1 row"),
+        ({"corpora": "zipf", "out": "letters.txt"}, "--out letters.txt: letters.txt is no folder; name another"),
+        ({"corpora": "zipf", "out": "letters.txt/a"}, "--out letters.txt/a: letters.txt is no folder; name another"),
+        ({"corpora": "zipf,text", "text": "letters.txt"}, "letters.txt: its valid part has 0 tokens, and a window 129"),
+        ({"corpora": "bit-memory,zipf", "batch_tokens": 127}, "--batch-tokens 127: give at least one window, 128"),
+        ({"corpora": "zipf,bit-memory", "batch_tokens": 119}, "--batch-tokens 119: give at least one"),
+        ({"corpora": "bit-memory", "batch_tokens": 119}, "--batch-tokens 119: give at least one row, 120 tokens"),
         ({"corpora": "zipf,nesting", "vocabulary": 31}, "--vocabulary 31: of nesting it is an even number"),
         ({"corpora": "zipf", "backbone": "lstm"}, "lstm models cannot be pretrained here"),
         ({"corpora": "zipf", "backbone": f"{SHAPE},n_positions=10"}, "but this gpt2 has 10 positions"),
@@ -171,6 +196,8 @@ def test_what_does_not_work_is_refused_before_anything_is_pretrained(asked, mess
     monkeypatch.setattr("reservoir_pipelines.comparison.pretrain", never)
     if "text" in asked:
         asked = {**asked, "text": tmp_path.joinpath(asked["text"]).relative_to(tmp_path)}
+    if "out" in asked:
+        asked = {**asked, "out": Path(asked["out"])}
     with pytest.raises(InputError) as error:
         compare_pretraining("digits", **{**SMALL, **asked, "cache": tmp_path / "cache"})
     assert message in str(error.value)

@@ -61,12 +61,10 @@ def pretrain_bit_memory(
     for name, value in refused.items():
         if value != getattr(PretrainRecipe, name, None):
             raise InputError(f"--{name.replace('_', '-')} {value}: {BIT_MEMORY} is trained without it; leave it out")
-    if batch_tokens < ROW_TOKENS:
-        raise InputError(f"--batch-tokens {batch_tokens}: give at least one row, {ROW_TOKENS} tokens")
+    rows = rows_of(batch_tokens)
     seed = settings["seed"]
     model = LanguageModel(backbone, vocabulary, seed)
     check_folder(out)
-    rows = batch_tokens // ROW_TOKENS
     done = train(
         BIT_MEMORY,
         train="all",
@@ -91,6 +89,19 @@ def pretrain_bit_memory(
         test_accuracy=done.test_accuracy,
         seconds=round(done.seconds, 1),
     )
+
+
+def rows_of(batch_tokens: int) -> int:
+    """Return how many rows a step takes that reads at most so many tokens.
+
+    Raises
+    ------
+    InputError
+        If it is none.
+    """
+    if batch_tokens < ROW_TOKENS:
+        raise InputError(f"--batch-tokens {batch_tokens}: give at least one row, {ROW_TOKENS} tokens")
+    return batch_tokens // ROW_TOKENS
 
 
 def take_weights(model: LanguageModel, backbone: Backbone) -> None:

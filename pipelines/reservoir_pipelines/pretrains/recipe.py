@@ -7,6 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from reservoir import InputError
+from reservoir.language_model import LanguageModel
+
+CONTEXT = 1024
+"""Most tokens that a model reads at a time where nobody says how many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,3 +118,43 @@ class PretrainRecipe:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         return asdict(self)
+
+
+def choose_recipe(
+    model: LanguageModel,
+    backbone: str,
+    *,
+    context: int | None = None,
+    short: int | None = None,
+    learning_rate: float | None = None,
+    **settings: Any,
+) -> PretrainRecipe:
+    """Fill in what was not said of a model's recipe.
+
+    Parameters
+    ----------
+    model : LanguageModel
+    backbone : str
+        Its name, for messages.
+    context : int, optional
+        By default `CONTEXT`, or what the model reads.
+    short : int, optional
+        By default a quarter of the context.
+    learning_rate : float, optional
+    **settings
+        Others of `PretrainRecipe`.
+
+    Raises
+    ------
+    InputError
+        If the model does not read so many tokens, or the recipe does not work.
+    """
+    longest = min(model.max_tokens or CONTEXT, CONTEXT) if context is None else context
+    if model.max_tokens is not None and longest > model.max_tokens:
+        raise InputError(f"--context {longest}: {backbone} has {model.max_tokens:,} positions")
+    return PretrainRecipe(
+        context=longest,
+        short=max(1, longest // 4) if short is None else short,
+        learning_rate=PretrainRecipe.learning_rate if learning_rate is None else learning_rate,
+        **settings,
+    )
