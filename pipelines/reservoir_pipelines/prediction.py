@@ -66,8 +66,8 @@ def predict(readout: Path, file: Path, *, device: str = "auto") -> Iterator[Pred
     Raises
     ------
     InputError
-        If the readout or the file is not readable, the sequences are not the task's, or the frozen weights are not
-        those that the readout was fitted on.
+        If the readout or the file is not readable, the sequences are not the task's or too large for the model, or the
+        frozen weights are not those that the readout was fitted on.
     """
     bundle = open_readout(readout)
     raw, given = read_inputs(file)
@@ -77,23 +77,30 @@ def predict(readout: Path, file: Path, *, device: str = "auto") -> Iterator[Pred
     models = [load_part(bundle.task, part, device, readout) for part in bundle.parts]
     for start in range(0, len(x), BLOCK_ROWS):
         rows = slice(start, start + BLOCK_ROWS)
-        yield from _predict_rows(bundle, models, x[rows], lengths[rows])
+        features = _features(bundle, models, x[rows], lengths[rows])
+        wrong = ~np.isfinite(features).all(axis=1)
+        if wrong.any():
+            row = start + int(np.argmax(wrong)) * len(x[rows]) // len(features)
+            raise InputError(f"{file}: the model overflows in row {row}; its values are too large: repair or remove it")
+        yield from _answers(bundle, features)
 
 
-def _predict_rows(
-    bundle: Bundle, models: Sequence[FrozenModel], x: np.ndarray, lengths: np.ndarray
-) -> Iterator[Prediction]:
-    task = bundle.task
-    empty = np.zeros((len(x), task.readout_tokens, task.outputs))
+def _features(bundle: Bundle, models: Sequence[FrozenModel], x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return what the readout reads of sequences, (samples, width); a row has one sample or more."""
+    empty = np.zeros((len(x), bundle.task.readout_tokens, bundle.task.outputs))
     read = []
     for part, model in zip(bundle.parts, models, strict=True):
         features = forward(model, bundle.scaling, x, lengths, part.columns, BATCH_ROWS)
         read += [samples(features[column], empty)[0] for column in part.columns]
-    joined = np.concatenate(read, axis=1)
-    labels = unsample(bundle.readout.predict(joined), task.readout_tokens, task.outputs)
+    return np.concatenate(read, axis=1)
+
+
+def _answers(bundle: Bundle, features: np.ndarray) -> Iterator[Prediction]:
+    task = bundle.task
+    labels = unsample(bundle.readout.predict(features), task.readout_tokens, task.outputs)
     chances = None
     if task.classes:
-        chances = bundle.readout.probabilities(joined).reshape(*labels.shape, task.classes)
+        chances = bundle.readout.probabilities(features).reshape(*labels.shape, task.classes)
     for row, values in enumerate(labels):
         named = np.vectorize(task.label, otypes=[object])(values) if task.classes else values.astype(float)
         yield Prediction(

@@ -47,3 +47,11 @@ def test_lengths_that_are_not_one_whole_number_per_row(readout, tmp_path, length
 def test_a_single_number_is_no_sequence(readout, tmp_path):
     with pytest.raises(InputError, match="x is a single number"):
         answers(readout, tmp_path, x=np.array(1.0))
+
+
+def test_values_that_the_model_cannot_hold_are_refused_by_row(readout, tmp_path):
+    x = RNG.normal(size=(300, 5, 3))
+    x[290, 2] = 1e38
+    with pytest.raises(InputError, match=r"new\.npz: the model overflows in row 290"):
+        answers(readout, tmp_path, x=x)
+    assert len(answers(readout, tmp_path, x=np.delete(x, 290, axis=0))) == 299
