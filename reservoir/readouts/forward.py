@@ -103,7 +103,7 @@ def _try(
         np.concatenate([np.arange(columns[name].start, columns[name].stop) for name in names]) for names in candidates
     ]
     paths = [solve(training.select(part), alphas) for part in parts]
-    scorers, tallies = [Scorer(path) for path in paths], [Tally(targets) for _ in paths]
+    scorers, tallies = [Scorer(path, targets) for path in paths], [Tally(targets) for _ in paths]
     for x, y in valid:
         for part, scorer, tally in zip(parts, scorers, tallies, strict=True):
             tally.update(scorer(x[:, part]), y)

@@ -66,7 +66,7 @@ def cross_sweep(
         raise InputError(f"cross-validation: {folds} folds; give at least 2")
     whole, rests = _join(list(moments)) if moments is not None else _gather(train, targets, folds)
     paths = [solve(rest, alphas) for rest in rests]
-    scorers, tally = [Scorer(path) for path in paths], Tally(targets)
+    scorers, tally = [Scorer(path, targets) for path in paths], Tally(targets)
     for x, y, fold in train:
         for k in np.unique(fold):
             tally.update(scorers[k](x[fold == k]), y[fold == k])

@@ -98,7 +98,7 @@ def sweep(
 
 def score(path: LinearPath, blocks: Iterable[Block], targets: Targets) -> np.ndarray:
     """Return the accuracy of every penalty, (A,), over blocks of features (m, w) and labels (m, outputs)."""
-    scorer, tally = Scorer(path), Tally(targets)
+    scorer, tally = Scorer(path, targets), Tally(targets)
     for x, y in blocks:
         tally.update(scorer(x), y)
     return tally.accuracy()

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from sklearn.linear_model import RidgeClassifier
+from sklearn.linear_model import Ridge, RidgeClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -13,6 +13,8 @@ from reservoir.readouts import (
     Targets,
     accumulate,
     accuracy,
+    cross_sweep,
+    forward_selection,
     gather,
     samples,
     score,
@@ -124,3 +126,32 @@ def test_moments_of_a_sweep_are_those_of_encoded_labels():
     direct = accumulate([(train[0], Targets(1, 3).encode(train[1]))])
     assert found is not None
     np.testing.assert_array_equal(found.xy, direct.xy)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("rows", "width"), [(12_000, 6), (60, 90)])
+def test_real_targets_far_from_zero_keep_the_digits_of_their_scores(rows, width, dtype):
+    (x, y), (far, other) = task(rows, width, 0)
+    y, other = ((1e5 + 0.3 * part).astype(dtype) for part in (y, other))
+    targets = Targets(1, 0)
+    alphas = np.geomspace(0.1, 1000, 5)
+    expected = []
+    for alpha in alphas:
+        peer = make_pipeline(StandardScaler(), Ridge(alpha=alpha)).fit(x.astype(np.float64), y.astype(np.float64))
+        expected.append(peer.score(far.astype(np.float64), other.astype(np.float64)))
+    found = sweep(blocks((x, y)), blocks((far, other)), targets, alphas)
+    np.testing.assert_allclose(found.accuracy, expected, atol=2e-6)
+
+
+def test_every_choice_scores_real_targets_far_from_zero_alike():
+    (x, y), valid = task(400, 6, 0)
+    near, far = (
+        (
+            cross_sweep([(x, shift + 0.3 * y, np.arange(400) % 4)], Targets(1, 0), folds=4).accuracy,
+            forward_selection(
+                [(x, shift + 0.3 * y)], [(valid[0], shift + 0.3 * valid[1])], {"a": slice(0, 6)}, Targets(1, 0), limit=1
+            )[0].sweep.accuracy,
+        )
+        for shift in (0.0, 1e5)
+    )
+    np.testing.assert_allclose(far, near, atol=2e-6)
