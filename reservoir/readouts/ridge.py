@@ -25,6 +25,7 @@ from reservoir.readouts.paths import LinearPath
 from reservoir.readouts.tridiagonal import Tridiagonal
 
 DEFAULT_ALPHAS = np.logspace(-2, 6, 25)
+MOST_ALPHAS = 1000  # the models of all are held at once
 
 
 def ridge_path(moments: Moments, alphas: np.ndarray) -> LinearPath:
@@ -69,7 +70,7 @@ def kernel_path(x: np.ndarray, y: np.ndarray, alphas: np.ndarray, weights: np.nd
         Where a penalty is not a positive number, or a feature is not finite.
     """
     z, mean, scale, roots = standardise(x, weights)
-    y_mean = np.average(y, axis=0, weights=weights).astype(np.float64)
+    y_mean = np.average(y.astype(np.float64), axis=0, weights=weights)
     on = arithmetic()
     rows = on.put(z)
     dual = Tridiagonal.of(on.fetch(on.product(rows, rows.T))).solve(positive(alphas), (y - y_mean) * roots)
@@ -132,8 +133,12 @@ def parse_alphas(text: str) -> np.ndarray:
         lo, hi, n = float(low), float(high), int(number)
     except ValueError:
         lo, hi, n = 0.0, 0.0, 0
-    if not (0 < lo <= hi < np.inf and n >= 1):
-        raise InputError(f"penalties {text!r}: give LO:HI:N with 0 < LO <= HI and N >= 1, such as 1e-2:1e6:25")
+    if not (0 < lo <= hi < np.inf and 1 <= n <= MOST_ALPHAS):
+        raise InputError(
+            f"penalties {text!r}: give LO:HI:N with 0 < LO <= HI and N from 1 to {MOST_ALPHAS:,}, such as 1e-2:1e6:25"
+        )
+    if n == 1 and lo != hi:
+        raise InputError(f"penalties {text!r}: one value cannot be both {lo:g} and {hi:g}; give N >= 2, or LO = HI")
     return np.geomspace(lo, hi, n)
 
 

@@ -192,9 +192,14 @@ def test_penalty_grids():
         "nan:1:3",
         "1:inf:3",
         "-1:1:3",
+        "1:10:1001",
+        "1:10:1000000000",
     ]:
         with pytest.raises(InputError, match="LO:HI:N"):
             parse_alphas(text)
+    assert len(parse_alphas("1:10:1000")) == 1000
+    with pytest.raises(InputError, match="both 1 and 10"):
+        parse_alphas("1:10:1")
 
 
 @pytest.mark.parametrize(("rows", "width"), [(200, 20), (30, 50)])
