@@ -187,8 +187,8 @@ def own_name(origin: str) -> str:
     return origin.replace(":", ".") if FUNCTION.fullmatch(origin) else Path(origin).name
 
 
-def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int) -> np.ndarray:
-    """Return the real tokens of each row as int32; refuse what is not one whole number per row, from 1 to ``tokens``.
+def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int, fewest: int = 1) -> np.ndarray:
+    """Return the real tokens of each row as int32; refuse what is not one whole number per row that fits.
 
     Parameters
     ----------
@@ -198,6 +198,8 @@ def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int) -> np
         As given.
     rows, tokens : int
         Of the sequences.
+    fewest : int, default 1
+        The shortest that a row may be.
 
     Raises
     ------
@@ -206,10 +208,10 @@ def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int) -> np
     """
     if lengths.dtype.kind not in "ui" or lengths.shape != (rows,):
         raise InputError(f"{where}: lengths hold {lengths.dtype} {lengths.shape}; give integers of shape ({rows},)")
-    wrong = (lengths < 1) | (lengths > tokens)
+    wrong = (lengths < fewest) | (lengths > tokens)
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise InputError(f"{where}: length {lengths[row]} in row {row} is not between 1 and {tokens}")
+        raise InputError(f"{where}: length {lengths[row]} in row {row} is not between {fewest} and {tokens}")
     return lengths.astype(np.int32)
 
 
@@ -240,7 +242,8 @@ def encode_array(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -
     if not shape_fits or x.dtype.kind not in ("ui" if symbols else "uif") or not x.size:
         want = "integers (rows, tokens)" if symbols else f"numbers (rows, tokens, {dim})"
         raise InputError(f"{where}: inputs of shape {x.shape} and type {x.dtype}; give {want}")
-    lengths = full_lengths(x) if lengths is None else clean_lengths(where, lengths, *x.shape[:2])
+    given = full_lengths(x) if lengths is None else lengths
+    lengths = clean_lengths(where, given, *x.shape[:2], fewest=task.readout_tokens)
     if isinstance(task.form, Tokens):
         x = clean_symbols(where, x, lengths, task.form.vocabulary)
     else:

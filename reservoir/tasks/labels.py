@@ -20,13 +20,13 @@ class Labels:
         Class numbers (int64) or targets (float32).
     classes : int
         Number of classes; 0 for targets.
-    names : tuple of str
+    names : tuple of str or int
         Names of the classes, where they are not just 0, 1, 2, ...
     """
 
     y: np.ndarray
     classes: int
-    names: tuple[str, ...]
+    names: tuple[str | int, ...]
 
 
 def encode_labels(where: str, y: np.ndarray) -> Labels:
@@ -58,9 +58,8 @@ def encode_labels(where: str, y: np.ndarray) -> Labels:
         return Labels(shaped.astype(np.float32), 0, ())
     found, numbers = np.unique(shaped, return_inverse=True)
     numbers = numbers.reshape(shaped.shape).astype(np.int64)
-    plain = found.dtype.kind in "biu" and np.array_equal(found.astype(np.int64), np.arange(len(found)))
-    names = () if plain else tuple(name.decode() if isinstance(name, bytes) else str(name) for name in found)
-    return Labels(numbers, len(found), names)
+    names = [name.decode() if isinstance(name, bytes) else name for name in found.tolist()]
+    return Labels(numbers, len(names), () if names == list(range(len(names))) else tuple(names))
 
 
 def split_rows(where: str, labels: Labels, split: np.ndarray | None) -> np.ndarray:

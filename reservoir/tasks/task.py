@@ -59,7 +59,7 @@ class Task:
         Outputs per readout token, each with ``classes`` classes (or one real value).
     parameters : mapping, default {}
         Everything that chooses the rows (seeds, sizes, protocol); part of the cache key.
-    labels : tuple of str, default ()
+    labels : tuple of str or int, default ()
         Names of the classes, in order; empty where the class number is the name.
     """
 
@@ -70,7 +70,7 @@ class Task:
     readout_tokens: int = 1
     outputs: int = 1
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    labels: tuple[str, ...] = ()
+    labels: tuple[str | int, ...] = ()
 
     def label(self, index: int) -> str | int:
         """Return the name of a class, or its number where it has no name."""

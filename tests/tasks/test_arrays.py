@@ -1,3 +1,4 @@
+import json
 import pickle
 
 import h5py
@@ -5,7 +6,7 @@ import numpy as np
 import pytest
 
 from reservoir.errors import InputError
-from reservoir.tasks import Tokens, Vectors, check_split, encode, task_named
+from reservoir.tasks import Task, Tokens, Vectors, check_split, encode, task_named
 
 RNG = np.random.default_rng(0)
 
@@ -77,7 +78,9 @@ def test_symbols_use_as_few_bytes_as_they_need(tmp_path):
     ("y", "classes", "names", "shape"),
     [
         (np.arange(30) % 3, 3, (), (1, 1)),
-        (np.arange(30) % 3 - 1, 3, ("-1", "0", "1"), (1, 1)),
+        (np.arange(30) % 3 - 1, 3, (-1, 0, 1), (1, 1)),
+        (np.array([-7, 0, 5] * 10, np.int8), 3, (-7, 0, 5), (1, 1)),
+        (np.array(["7", "10"] * 15), 2, ("10", "7"), (1, 1)),
         (np.arange(60).reshape(30, 2) % 2 == 0, 2, (), (1, 2)),
         (np.linspace(0, 1, 60).reshape(30, 2), 0, (), (1, 2)),
         (np.arange(120).reshape(30, 4, 1) % 2, 2, (), (4, 1)),
@@ -86,6 +89,7 @@ def test_symbols_use_as_few_bytes_as_they_need(tmp_path):
 def test_labels_of_every_kind(tmp_path, y, classes, names, shape):
     task = task_named(str(save(tmp_path / "a.npz", x=RNG.normal(size=(30, 5, 2)), y=y))).task
     assert (task.classes, task.labels, (task.readout_tokens, task.outputs)) == (classes, names, shape)
+    assert Task.from_dict(json.loads(json.dumps(task.to_dict()))) == task
 
 
 def test_pieces_of_a_large_file_join_to_the_whole(tmp_path):
@@ -106,6 +110,15 @@ def test_encode_needs_only_the_description(tmp_path):
     assert x.dtype == np.float32 and lengths.tolist() == [4, 4, 4]
     with pytest.raises(InputError, match="at most 5"):
         encode(task, np.zeros((3, 6, 2)))
+
+
+def test_encode_refuses_rows_that_end_before_the_tokens_that_are_read(tmp_path):
+    arrays = {"x": RNG.normal(size=(30, 5, 2)), "y": np.arange(120).reshape(30, 4, 1) % 2}
+    task = task_named(str(save(tmp_path / "a.npz", **arrays))).task
+    with pytest.raises(InputError, match="length 3 in row 1 is not between 4 and 5"):
+        encode(task, arrays["x"], np.array([4, 3] * 15))
+    with pytest.raises(InputError, match="length 3 in row 0"):
+        encode(task, arrays["x"][:, :3])
 
 
 def test_a_source_travels_without_its_arrays(tmp_path):
