@@ -8,6 +8,7 @@ from typing import Any
 
 from reservoir import InputError
 from reservoir.language_model import LanguageModel
+from reservoir_pipelines.frozen import SEEDS
 
 CONTEXT = 1024
 """Most tokens that a model reads at a time where nobody says how many."""
@@ -62,6 +63,8 @@ class PretrainRecipe:
             if getattr(self, name) < least:
                 flag = name.replace("_", "-")
                 raise InputError(f"--{flag} {getattr(self, name)}: give a whole number from {least}")
+        if not 0 <= self.seed < SEEDS:
+            raise InputError(f"--seed {self.seed}: give a whole number from 0 to {SEEDS - 1}")
         if self.batch_tokens < self.context:
             raise InputError(f"--batch-tokens {self.batch_tokens}: give at least one window, {self.context} tokens")
         if self.short > self.context:
@@ -139,7 +142,7 @@ def choose_recipe(
     context : int, optional
         By default `CONTEXT`, or what the model reads.
     short : int, optional
-        By default a quarter of the context.
+        By default a quarter of the context. A model that sees both ways needs 2, to predict one from the other.
     learning_rate : float, optional
     **settings
         Others of `PretrainRecipe`.
@@ -152,9 +155,12 @@ def choose_recipe(
     longest = min(model.max_tokens or CONTEXT, CONTEXT) if context is None else context
     if model.max_tokens is not None and longest > model.max_tokens:
         raise InputError(f"--context {longest}: {backbone} has {model.max_tokens:,} positions")
+    least = 2 - model.extra
+    if short is not None and short < least:
+        raise InputError(f"--short {short}: give a whole number from {least}")
     return PretrainRecipe(
         context=longest,
-        short=max(1, longest // 4) if short is None else short,
+        short=max(least, longest // 4) if short is None else short,
         learning_rate=PretrainRecipe.learning_rate if learning_rate is None else learning_rate,
         **settings,
     )
