@@ -11,7 +11,10 @@ from reservoir.corpora.streams import STREAMS
 from reservoir.corpora.text import BYTES, Text
 from reservoir.errors import InputError
 
-__all__ = ["BYTES", "HELD_OUT", "STREAMS", "Corpus", "HeldOut", "Text", "corpus_named", "generator"]
+__all__ = ["BYTES", "HELD_OUT", "MOST_TOKENS", "STREAMS", "Corpus", "HeldOut", "Text", "corpus_named", "generator"]
+
+MOST_TOKENS = 2**20
+"""Of a vocabulary: more than any tokenizer's, and few enough for their embeddings to be had."""
 
 
 def corpus_named(name: str, vocabulary: int) -> Corpus:
@@ -24,9 +27,13 @@ def corpus_named(name: str, vocabulary: int) -> Corpus:
     InputError
         If there is no such corpus, or it has no such vocabulary.
     """
+    known = ", ".join((*STREAMS, "bit-memory"))
+    if not name:
+        raise InputError(f"corpus '': give text, or one of {known}")
+    if vocabulary > MOST_TOKENS:
+        raise InputError(f"--vocabulary {vocabulary}: give at most {MOST_TOKENS:,}")
     if name in STREAMS:
         return STREAMS[name](vocabulary)
     if not Path(name).exists():
-        known = ", ".join((*STREAMS, "bit-memory"))
         raise InputError(f"corpus {name}: no such file or folder; give text, or one of {known}")
     return Text(Path(name), vocabulary)
