@@ -1,5 +1,6 @@
 """Mistakes around a pretraining: each is told in one line, and nothing that was made is lost or claimed."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 
 TINY = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64"
 PLAIN = {"device": "cpu", "compute": "float32"}
+BERT = "bert-base-uncased:num_hidden_layers=1,hidden_size=16,num_attention_heads=2,intermediate_size=24"
 SMALL = {**PLAIN, "backbone": TINY, "context": 24, "short": 8, "batch_tokens": 96, "steps": 3}
 
 
@@ -34,6 +36,25 @@ def call(capfd):
     return calling
 
 
+def assert_refused(call, words, *arguments):
+    code, out, err = call("pretrain", *arguments)
+    assert (code, out, len(err.splitlines())) == (2, "", 1), err
+    assert err.startswith("reservoir: ") and words in err
+
+
+@pytest.mark.parametrize("corpus", ["text", "zipf"])
+def test_a_masked_model_reads_two_tokens_or_more(corpus, call, text, tmp_path):
+    name = str(text) if corpus == "text" else corpus
+    settings = {**SMALL, "backbone": BERT, "context": 4, "short": None}
+    flags = ["--out", tmp_path / "new", "--backbone", BERT, "--context", 4, "--short", 1]
+    assert_refused(call, "--short 1: give a whole number from 2", name, *flags)
+    assert not (tmp_path / "new").exists()
+    assert pretrain(name, out=tmp_path / "model", **settings).valid_bits > 0
+    recipe = json.loads((tmp_path / "model" / "pretraining" / "config.json").read_text())["settings"]["recipe"]
+    assert (recipe["context"], recipe["short"]) == (4, 2)
+    assert pretrain(name, out=tmp_path / "causal", **{**settings, "backbone": TINY, "short": 1}).valid_bits > 0
+
+
 @pytest.mark.parametrize("lost", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_a_finished_one_that_lost_a_file_is_written_again(lost, text, tmp_path, monkeypatch):
     done = pretrain(str(text), out=tmp_path / "model", **SMALL)
@@ -48,3 +69,59 @@ def test_a_finished_one_that_lost_a_file_is_written_again(lost, text, tmp_path, 
     after = load_file(Path(done.folder) / "model.safetensors")
     assert (Path(done.folder) / lost).is_file()
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+BITS = ["bit-memory", "--backbone", "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=128", "--device", "cpu"]
+HUGE = 10**11
+
+
+def test_bit_memory_speaks_of_what_pretrain_has(call, tmp_path):
+    flags = [*BITS, "--out", tmp_path / "bits", "--cache", tmp_path / "cache"]
+    assert_refused(call, "reservoir: --steps 0: give a whole number from 1\n", *flags, "--steps", 0)
+    assert_refused(call, "--seed -1: give a whole number from 0", *flags, "--seed", -1)
+    for vocabulary in (0, -3, HUGE):
+        words = f"--vocabulary {vocabulary}: give a whole number from 1 to 1,048,576"
+        assert_refused(call, words, *flags, "--vocabulary", vocabulary)
+    assert not (tmp_path / "bits").exists()
+    code, out, err = call("pretrain", *flags, "--steps", 4, "--batch-tokens", 240, "--learning-rate", 1e30)
+    assert (code, out) == (1, "")
+    assert "at step" in err and err.endswith("; take a smaller --learning-rate\n") and "divergence" not in err
+
+
+@pytest.mark.parametrize("backbone", [BITS[2], BERT])
+def test_bit_memory_with_another_vocabulary_leaves_the_model(backbone, call, tmp_path):
+    flags = [
+        "bit-memory",
+        "--backbone",
+        backbone,
+        "--device",
+        "cpu",
+        "--out",
+        tmp_path / "bits",
+        "--cache",
+        tmp_path / "cache",
+        "--steps",
+        1,
+        "--batch-tokens",
+        240,
+    ]
+    assert call("pretrain", *flags, "--vocabulary", 40)[0] == 0
+    before = (tmp_path / "bits" / "model.safetensors").read_bytes()
+    words = "bits: a model with vocabulary = 40 is there, not 41; name another folder"
+    assert_refused(call, words, *flags, "--vocabulary", 41)
+    assert (tmp_path / "bits" / "model.safetensors").read_bytes() == before
+    (tmp_path / "bits" / "model.safetensors").unlink()
+    assert call("pretrain", *flags, "--vocabulary", 40)[0] == 0
+    assert (tmp_path / "bits" / "model.safetensors").read_bytes() == before
+
+
+def test_what_is_no_corpus_and_no_seed_is_refused(call, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--out", tmp_path / "new", "--backbone", TINY]
+    assert_refused(call, "corpus '': give text, or one of uniform, zipf, nesting, bit-memory", "", *flags)
+    for corpus in ("uniform", "nesting", text):
+        words = f"--vocabulary {HUGE}: give at most 1,048,576"
+        assert_refused(call, words, corpus, *flags, "--vocabulary", HUGE)
+    for seed in (-1, 2**63):
+        assert_refused(call, f"--seed {seed}: give a whole number from 0 to {2**63 - 1}", text, *flags, "--seed", seed)
+    assert not (tmp_path / "new").exists()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from reservoir import InputError
 from reservoir.backbones import Backbone
+from reservoir.corpora import MOST_TOKENS
 from reservoir.language_model import LanguageModel
 from reservoir.tasks.bits import BitMemory
 from reservoir_pipelines.pretrains.folder import RUN, check_folder, save_model
 from reservoir_pipelines.pretrains.outcome import Pretraining
 from reservoir_pipelines.pretrains.recipe import PretrainRecipe
+from reservoir_pipelines.runs.course import DivergedError
 from reservoir_pipelines.runs.trained import load_run
 from reservoir_pipelines.training import train
 
@@ -58,25 +61,28 @@ def pretrain_bit_memory(
     DivergedError
         If the loss diverges.
     """
-    for name, value in refused.items():
-        if value != getattr(PretrainRecipe, name, None):
-            raise InputError(f"--{name.replace('_', '-')} {value}: {BIT_MEMORY} is trained without it; leave it out")
+    _check_asked(vocabulary, settings["steps"], refused)
     rows = rows_of(batch_tokens)
-    seed = settings["seed"]
-    model = LanguageModel(backbone, vocabulary, seed)
+    model = LanguageModel(backbone, vocabulary, settings["seed"])
     check_folder(out)
-    done = train(
-        BIT_MEMORY,
-        train="all",
-        backbone=backbone,
-        init="random",
-        rows="fresh",
-        batch=rows,
-        learning_rate=LEARNING_RATE if learning_rate is None else learning_rate,
-        dropout=0.0,
-        run=out / RUN,
-        **settings,
-    )
+    _check_vocabulary(out, model)
+    try:
+        done = train(
+            BIT_MEMORY,
+            train="all",
+            backbone=backbone,
+            init="random",
+            rows="fresh",
+            batch=rows,
+            learning_rate=LEARNING_RATE if learning_rate is None else learning_rate,
+            dropout=0.0,
+            run=out / RUN,
+            **settings,
+        )
+    except DivergedError as error:
+        # What comes after the reason is advice on flags of train.
+        why = str(error).partition(";")[0]
+        raise DivergedError(f"{why}; take a smaller --learning-rate", error.step) from None
     take_weights(model, load_run(out / RUN, "cpu", "float32").fpt.backbone)
     save_model(out, model)
     return Pretraining(
@@ -89,6 +95,28 @@ def pretrain_bit_memory(
         test_accuracy=done.test_accuracy,
         seconds=round(done.seconds, 1),
     )
+
+
+def _check_asked(vocabulary: int, steps: int, refused: Mapping[str, Any]) -> None:
+    for name, value in refused.items():
+        if value != getattr(PretrainRecipe, name, None):
+            raise InputError(f"--{name.replace('_', '-')} {value}: {BIT_MEMORY} is trained without it; leave it out")
+    if steps < 1:
+        raise InputError(f"--steps {steps}: give a whole number from 1")
+    if not 1 <= vocabulary <= MOST_TOKENS:
+        raise InputError(f"--vocabulary {vocabulary}: give a whole number from 1 to {MOST_TOKENS:,}")
+
+
+def _check_vocabulary(out: Path, model: LanguageModel) -> None:
+    """Check that a model that is there has as many tokens: the run in its folder knows nothing of them."""
+    try:
+        there = int(json.loads((out / "config.json").read_text())["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # none is there, or it is damaged and is written again
+    more = there - model.model.config.vocab_size
+    if more:
+        asked = model.mask_token  # which is numbered after all others
+        raise InputError(f"{out}: a model with vocabulary = {asked + more} is there, not {asked}; name another folder")
 
 
 def rows_of(batch_tokens: int) -> int:
