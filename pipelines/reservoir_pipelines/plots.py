@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 INK, GRID = "#222222", "#dddddd"
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MOST_LEVEL = 14  # names of layers that fit side by side
 
 
 def plot_sweep(path: Path, results: Sequence[Result], best: Result, raw: Result | None, title: str) -> None:
-    """Draw validation accuracy over layers and settings of the readout.
+    """Draw validation accuracy (R^2 for regression) over layers and settings of the readout.
 
     Left: for each pooling, the best accuracy of every layer, with the raw input's as a dashed line. Right: every layer
     under every setting, for the pooling of the best readout, which is ringed. Joined columns are a line of their own.
@@ -33,7 +35,7 @@ def plot_sweep(path: Path, results: Sequence[Result], best: Result, raw: Result 
     results : sequence of Result
         Every readout.
     best : Result
-        The chosen one.
+        The chosen one, scored on test.
     raw : Result, optional
         The raw input's best readout.
     title : str
@@ -88,18 +90,20 @@ def plot_curve(path: Path, points: Sequence[tuple[int, float, float]], title: st
 
 
 def _draw_layers(axes: Axes, table: dict[str, dict[str, dict[str, float]]], best: Result, raw: Result | None) -> None:
-    names = sorted({layer for layers in table.values() for layer in layers}, key=_depth)
+    scale, measure = _measure(best)
+    names = _apart(sorted({layer for layers in table.values() for layer in layers}, key=_depth))
     for colour, (pooling, layers) in zip(COLOURS, table.items(), strict=False):
-        values = [100 * max(layers[name].values()) if name in layers else np.nan for name in names]
+        values = [scale * max(layers[name].values()) if name in layers else np.nan for name in names]
         axes.plot(range(len(names)), values, "o-", color=colour, label=pooling, markersize=4, linewidth=1.5)
     if len(best.columns) > 1:
         label = f"{len(best.columns)} columns joined"
-        axes.axhline(100 * best.valid_accuracy, color=INK, linewidth=1, label=label)
+        axes.axhline(scale * best.valid_accuracy, color=INK, linewidth=1, label=label)
     if raw:
-        axes.axhline(100 * raw.valid_accuracy, color=INK, linestyle="--", linewidth=1, label="raw input")
-    axes.set_xticks(range(len(names)), [name.replace("block", "") for name in names], fontsize=8)
+        axes.axhline(scale * raw.valid_accuracy, color=INK, linestyle="--", linewidth=1, label="raw input")
+    ticks = {place: name.replace("block", "") for place, name in enumerate(names) if name}
+    axes.set_xticks(list(ticks), list(ticks.values()), fontsize=8, rotation=90 if len(ticks) > MOST_LEVEL else 0)
     axes.set_xlabel("layer")
-    axes.set_ylabel("validation accuracy (%), best setting")
+    axes.set_ylabel(f"{measure}, best setting")
     _plain(axes)
     axes.legend(frameon=False, fontsize=9)
 
@@ -107,10 +111,11 @@ def _draw_layers(axes: Axes, table: dict[str, dict[str, dict[str, float]]], best
 def _draw_settings(axes: Axes, pooling: str, layers: dict[str, dict[str, float]], best: Result) -> None:
     names = sorted(layers, key=_depth)
     settings = list(layers[names[0]])
-    values = 100 * np.array([[layers[name].get(setting, np.nan) for setting in settings] for name in names])
+    scale, measure = _measure(best)
+    values = scale * np.array([[layers[name].get(setting, np.nan) for setting in settings] for name in names])
     # The worst settings would swallow the colours: show what lies within the upper part of the range.
     top, middle = np.nanmax(values), np.nanmedian(values)
-    low = max(np.nanmin(values), top - 2 * (top - middle) - 1)
+    low = max(np.nanmin(values), top - 2 * (top - middle) - scale / 100)
     image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", vmin=low, vmax=top)
     layer = best.columns[0].partition("/")[0]
     ringed = len(best.columns) == 1 and layer in names
@@ -118,11 +123,13 @@ def _draw_settings(axes: Axes, pooling: str, layers: dict[str, dict[str, float]]
         place = settings.index(_setting(best)), names.index(layer)
         axes.plot(*place, "o", markersize=11, fillstyle="none", color="white", markeredgewidth=2)
     ticks = range(0, len(settings), max(1, (len(settings) - 1) // 4))
-    axes.set_xticks(ticks, [settings[i] for i in ticks], fontsize=8)
+    axes.set_xticks(ticks, [settings[i].replace(", ", "\n") for i in ticks], fontsize=8)
+    if best.alpha is None:  # parameters are words, which do not fit side by side
+        axes.tick_params("x", rotation=30)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_xlabel("penalty" if best.alpha is not None else "setting")
     note = ", chosen readout ringed" if ringed else ""
-    axes.set_title(f"{pooling}: validation accuracy (%){note}", fontsize=9, color=INK)
+    axes.set_title(f"{pooling}: {measure}{note}", fontsize=9, color=INK)
     figure = axes.get_figure()
     assert figure is not None
     figure.colorbar(image, ax=axes, shrink=0.9)
@@ -133,6 +140,17 @@ def _setting(result: Result) -> str:
     if result.alpha is not None:
         return f"$10^{{{np.log10(result.alpha):.3g}}}$"
     return result.readout.partition("(")[2].rstrip(")") or result.readout.rpartition(".")[2]
+
+
+def _measure(best: Result) -> tuple[float, str]:
+    """Return the factor and the name of what results are measured by: only shares of right labels have intervals."""
+    return (100, "validation accuracy (%)") if best.test_interval else (1, "validation $R^2$")
+
+
+def _apart(layers: Sequence[str]) -> list[str]:
+    """Return sorted layers with an empty name wherever those of another entry begin: no line may join the two."""
+    groups = [list(group) for _, group in itertools.groupby(layers, lambda layer: layer.rpartition(":")[0])]
+    return groups[0] + [name for group in groups[1:] for name in ("", *group)]
 
 
 def _depth(layer: str) -> tuple[str, int, str]:

@@ -1,8 +1,14 @@
-"""fit where something is amiss: few rows, readouts of another kind, extreme penalties; one line each, or a result."""
+"""fit where something is unusual: few rows, readouts of another kind, real targets, several entries, long settings."""
 
+import itertools
+
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from reservoir_pipelines import extract, fit
 from reservoir_pipelines.fits.engines import make_engine
+from reservoir_pipelines.fits.results import Result
+from reservoir_pipelines.plots import plot_sweep
 
 from reservoir import InputError
 
@@ -46,3 +52,49 @@ def test_a_readout_of_another_kind_than_the_task_is_refused(readout, classes, wo
 )
 def test_a_readout_of_the_task_s_kind_is_taken(readout, classes):
     assert make_engine(readout, classes).path == readout.partition(":")[0]
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """Return what draws some readouts, of which the last is the chosen one, and returns the figure."""
+    figures = []
+    plain = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *args, **more: (figures.append(self), plain(self, *args, **more))
+    )
+
+    def draw(layers, settings, interval=(0.4, 0.6)):
+        results = [
+            Result(columns=(f"{layer}/mean",), readout=name, alpha=alpha, valid_accuracy=0.5, test_interval=interval)
+            for layer in layers
+            for name, alpha in settings
+        ]
+        plot_sweep(tmp_path / "sweep.png", results, results[-1], None, "title")
+        return figures[-1].axes[:2]
+
+    return draw
+
+
+@pytest.mark.parametrize(("interval", "value", "words"), [((0.4, 0.6), 50, "accuracy (%)"), (None, 0.5, "R^2")])
+def test_the_picture_names_what_it_measures(drawn, interval, value, words):
+    lines, heat = drawn(["embed", "final"], [("ridge", 1.0), ("ridge", 10.0)], interval)
+    assert words in lines.get_ylabel()
+    assert words in heat.get_title()
+    np.testing.assert_allclose(lines.lines[0].get_ydata(), value)
+    np.testing.assert_allclose(heat.images[0].get_array(), value)
+
+
+def test_no_line_of_the_picture_joins_two_entries(drawn):
+    layers = ["1:embed", "1:block01", "1:final", "2:embed", "2:final"]
+    lines, _ = drawn(layers, [("ridge", 1.0)])
+    assert np.isnan(lines.lines[0].get_ydata()).tolist() == [False, False, False, True, False, False]
+    assert [label.get_text() for label in lines.get_xticklabels()] == [name.replace("block", "") for name in layers]
+    assert lines.get_xticks().tolist() == [0, 1, 2, 4, 5]
+
+
+def test_settings_of_an_estimator_do_not_overlap_in_the_picture(drawn):
+    settings = [(f"sklearn.svm.SVC(kernel={kernel}, C={c})", None) for kernel in ("rbf", "linear") for c in (1, 10)]
+    _, heat = drawn(["embed", "final"], settings)
+    boxes = [label.get_window_extent() for label in heat.get_xticklabels()]
+    assert len(boxes) == 4
+    assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
