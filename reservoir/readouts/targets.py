@@ -43,11 +43,14 @@ class Targets:
                 f"targets: {self.outputs} outputs of {self.classes} classes; give at least one output, and two "
                 "classes or more (0 for regression)"
             )
-
-        if self.class_weights is not None and (self.outputs, len(self.class_weights)) != (1, self.classes):
+        if self.class_weights is not None and self.outputs > 1:
             raise InputError(
-                f"targets: {len(self.class_weights)} class weights for {self.outputs} outputs of {self.classes} "
-                "classes; give one weight per class, and only where there is one output"
+                f"class weights: a sample has {self.outputs} labels, whose weights may differ; leave the weights out "
+                "(--class-weight), or fit each label as a task of its own"
+            )
+        if self.class_weights is not None and len(self.class_weights) != self.classes:
+            raise InputError(
+                f"class weights: {len(self.class_weights)} for {self.classes} classes; give one weight per class"
             )
 
     @property
