@@ -9,6 +9,9 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.tasks.rows import HELD_OUT, SHARES, stratified
 
+MOST_ROUNDING = 1e-3
+"""Share of an output's standard deviation that float32 may change a target by."""
+
 
 @dataclass(frozen=True)
 class Labels:
@@ -44,22 +47,45 @@ def encode_labels(where: str, y: np.ndarray) -> Labels:
     Raises
     ------
     InputError
-        For an object array, another number of axes, or a target that is not finite.
+        For an object array, another number of axes, no labels, and targets that are not finite or lose their digits in
+        float32.
     """
     if y.dtype.kind not in "biufUS":
         raise InputError(f"{where}: y holds {y.dtype} values; give integers or strings for classes, floats for targets")
-    if not 1 <= y.ndim <= 3:
+    if not 1 <= y.ndim <= 3 or not y.size:
         raise InputError(f"{where}: y has the shape {y.shape}; give (rows,) or (rows, outputs)")
     shaped = y[:, None, None] if y.ndim == 1 else y[:, None] if y.ndim == 2 else y
     if y.dtype.kind == "f":
         if not np.isfinite(y).all():
             row = int(np.argwhere(~np.isfinite(shaped))[0, 0])
             raise InputError(f"{where}: y is not finite in row {row}; remove the row or give its target")
-        return Labels(shaped.astype(np.float32), 0, ())
+        return Labels(_single(where, shaped), 0, ())
     found, numbers = np.unique(shaped, return_inverse=True)
     numbers = numbers.reshape(shaped.shape).astype(np.int64)
     names = [name.decode() if isinstance(name, bytes) else name for name in found.tolist()]
     return Labels(numbers, len(names), () if names == list(range(len(names))) else tuple(names))
+
+
+def _single(where: str, y: np.ndarray) -> np.ndarray:
+    """Return finite targets, (rows, readout_tokens, outputs), as float32; refuse those that it is too coarse for."""
+    with np.errstate(over="ignore"):
+        stored = y.astype(np.float32)
+    if not np.isfinite(stored).all():
+        row, token, output = (int(i) for i in np.argwhere(~np.isfinite(stored))[0])
+        raise InputError(
+            f"{where}: y is {y[row, token, output]} in row {row}, too large for float32; divide y by a unit"
+        )
+    if stored.dtype == y.dtype:
+        return stored
+    for output in range(y.shape[2]):
+        values = y[:, :, output].astype(np.float64)
+        rounding = np.abs(values - stored[:, :, output]).max()
+        if np.ptp(values) and rounding > MOST_ROUNDING * values.std():
+            raise InputError(
+                f"{where}: y varies too little for float32 around its mean in output {output} (standard deviation "
+                f"{values.std():.3g}, rounding {rounding:.3g}); subtract an offset from it, such as {values.mean():.6g}"
+            )
+    return stored
 
 
 def split_rows(where: str, labels: Labels, split: np.ndarray | None) -> np.ndarray:

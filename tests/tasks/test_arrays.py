@@ -133,3 +133,31 @@ def test_an_unknown_name_is_answered_with_the_nearest():
         task_named("mnits")
     with pytest.raises(InputError, match="has no parameter 'size'"):
         task_named("digits", size=3)
+
+
+def test_no_labels_are_refused(tmp_path):
+    path = save(tmp_path / "a.npz", x=RNG.normal(size=(30, 5, 2)), y=np.zeros((30, 0, 2)))
+    with pytest.raises(InputError, match=r"y has the shape \(30, 0, 2\)"):
+        _ = task_named(str(path)).task
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (1.7e9 + 60 * RNG.normal(size=300), "output 0 .* subtract an offset"),
+        (np.stack([RNG.normal(size=300), 1e5 + 0.1 * RNG.normal(size=300)], 1), "output 1 .* subtract an offset"),
+        (np.where(np.arange(300) == 7, 1e39, RNG.normal(size=300)), "y is 1e.39 in row 7"),
+    ],
+)
+def test_targets_that_lose_their_digits_are_refused(tmp_path, y, message):
+    path = save(tmp_path / "a.npz", x=RNG.normal(size=(300, 5, 2)), y=y)
+    with pytest.raises(InputError, match=message):
+        _ = task_named(str(path)).task
+
+
+def test_targets_that_keep_their_digits_are_stored(tmp_path):
+    y = np.stack([1e5 + 1e3 * RNG.normal(size=300), 1e-5 * RNG.normal(size=300), np.full(300, 1.7e9 + 0.1)], 1)
+    source = task_named(str(save(tmp_path / "a.npz", x=RNG.normal(size=(300, 5, 2)), y=y)))
+    assert np.array_equal(
+        np.sort(np.concatenate([p.y for (p,) in read(source).values()])[:, 0, 0]), np.sort(np.float32(y[:, 0]))
+    )
