@@ -47,8 +47,8 @@ def encode_labels(where: str, y: np.ndarray) -> Labels:
     Raises
     ------
     InputError
-        For an object array, another number of axes, no labels, and targets that are not finite or lose their digits in
-        float32.
+        For an object array, another number of axes, no labels, classes that are all the same, and targets that are not
+        finite or lose their digits in float32.
     """
     if y.dtype.kind not in "biufUS":
         raise InputError(f"{where}: y holds {y.dtype} values; give integers or strings for classes, floats for targets")
@@ -63,6 +63,8 @@ def encode_labels(where: str, y: np.ndarray) -> Labels:
     found, numbers = np.unique(shaped, return_inverse=True)
     numbers = numbers.reshape(shaped.shape).astype(np.int64)
     names = [name.decode() if isinstance(name, bytes) else name for name in found.tolist()]
+    if len(names) == 1:
+        raise InputError(f"{where}: all labels are the same ({names[0]!r}); give rows of at least two classes")
     return Labels(numbers, len(names), () if names == list(range(len(names))) else tuple(names))
 
 

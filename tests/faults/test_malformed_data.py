@@ -309,7 +309,10 @@ CASES = {
     "own odd split": (npz(split=np.array(["train", "dev"] * 15)), "split is 'dev' in row 1"),
     "own no test": (npz(split=np.array(["train", "valid"] * 15)), "the split 'test'"),
     "own few rows": (npz(x=np.ones((2, 4, 2)), y=np.zeros(2)), "give more rows"),
-    "own short for the labels": (npz(y=np.zeros((30, 3, 1), int), lengths=np.full(30, 2)), "length 2 is not between 3"),
+    "own short for the labels": (
+        npz(y=np.eye(30, 3, dtype=int)[:, :, None], lengths=np.full(30, 2)),
+        "length 2 is not between 3",
+    ),
     "npz that runs code": (npz_with_code, "Python objects"),
     "npz cut short": (npz_cut, "no readable .npz"),
     "npz of other bytes": (file("mine.npz", "hello"), "no readable .npz"),
