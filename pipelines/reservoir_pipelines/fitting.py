@@ -213,4 +213,4 @@ def _draw(
     write_table(folder / "results.csv", table, chosen, raw)
     plot_sweep(folder / "sweep.png", table, chosen, raw, title=f"{task}, {pool.title}")
     if points:
-        plot_curve(folder / "curve.png", points, title=f"{task}, {'+'.join(chosen.columns)}")
+        plot_curve(folder / "curve.png", points, chosen, title=f"{task}, {'+'.join(chosen.columns)}")

@@ -58,7 +58,7 @@ def plot_sweep(path: Path, results: Sequence[Result], best: Result, raw: Result 
     replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
 
 
-def plot_curve(path: Path, points: Sequence[tuple[int, float, float]], title: str) -> None:
+def plot_curve(path: Path, points: Sequence[tuple[int, float, float]], best: Result, title: str) -> None:
     """Draw a learning curve: accuracy on valid and test over the number of training rows.
 
     Parameters
@@ -67,6 +67,8 @@ def plot_curve(path: Path, points: Sequence[tuple[int, float, float]], title: st
         The PNG to write.
     points : sequence of (int, float, float)
         Rows, validation accuracy, test accuracy.
+    best : Result
+        The chosen readout, which says what the accuracies are.
     title : str
         Heading of the picture.
     """
@@ -74,15 +76,16 @@ def plot_curve(path: Path, points: Sequence[tuple[int, float, float]], title: st
 
     figure = Figure(figsize=(6, 4.2), layout="constrained")
     axes = figure.subplots()
+    scale, measure = _measure(best)
     rows = [point[0] for point in points]
     for number, name in ((1, "valid"), (2, "test")):
-        values = [100 * point[number] for point in points]
+        values = [scale * point[number] for point in points]
         axes.plot(rows, values, "o-", color=COLOURS[number - 1], label=name, markersize=4)
     axes.set_xscale("log")
     axes.set_xticks(rows, [f"{count:,}" for count in rows], fontsize=8, minor=False)
     axes.minorticks_off()
     axes.set_xlabel("training rows")
-    axes.set_ylabel("accuracy (%)")
+    axes.set_ylabel(measure.removeprefix("validation "))
     _plain(axes)
     axes.legend(frameon=False, fontsize=9)
     figure.suptitle(title, fontsize=11, color=INK)
