@@ -81,8 +81,9 @@ def test_a_broken_entry_is_removed_by_its_name(extracted, tmp_path, capfd):
 
 def test_an_interrupted_command_says_how_to_go_on(extracted):
     script = """
-import sys, time
+import signal, sys, time
 from reservoir_pipelines import fitting
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its jobs in the background without it
 from reservoir_pipelines.cli import run
 def slow(*_):
     print("sweeping", flush=True)
