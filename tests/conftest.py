@@ -57,3 +57,16 @@ def mnist_files(tmp_path):
         )
         (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, count) + labels.tobytes())
     return folder
+
+
+@pytest.fixture
+def call(capfd):
+    """Run a command in this process; return its exit code, stdout and stderr."""
+
+    def calling(*arguments):
+        from reservoir_pipelines.cli import run
+
+        code = run([str(a) for a in arguments])
+        return (code, *capfd.readouterr())
+
+    return calling

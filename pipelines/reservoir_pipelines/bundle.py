@@ -77,7 +77,7 @@ class Bundle:
     scores: dict[str, Any]
 
     @classmethod
-    def of(cls, stores: Sequence[FeatureStore], readout: Readout, result: Result) -> Bundle:
+    def of(cls, stores: Sequence[FeatureStore], scaling: Scaling | None, readout: Readout, result: Result) -> Bundle:
         """Gather a bundle from cache entries and the readout chosen on them."""
         entry = stores[0].entry
         parts = []
@@ -94,7 +94,7 @@ class Bundle:
             )
         return cls(
             task=Task.from_dict(entry.spec.task),
-            scaling=input_scaling(entry),
+            scaling=scaling,
             parts=_merged(parts),
             readout=readout,
             scores=result.to_dict(),

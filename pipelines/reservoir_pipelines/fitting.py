@@ -93,7 +93,7 @@ def fit(
         raise InputError("--columns best:K goes with ridge readouts chosen on valid; name the columns as a+b instead")
     rows = {split: pool.store[split].rows for split in ("train", "valid", "test")}
     sizes = parse_sizes(curve, rows["train"]) if curve else ()
-    input_scaling(pool.entry)
+    scaling = input_scaling(pool.entry)
     folder = _folder(pool, out)
     for number, store in enumerate(pool.stores, start=1):
         if len(pool.stores) > 1:
@@ -126,7 +126,7 @@ def fit(
         readout=model,
         results=folder / "results.csv",
         plot=folder / "sweep.png",
-        saved=Bundle.of(pool.stores, model, chosen).save(folder),
+        saved=Bundle.of(pool.stores, scaling, model, chosen).save(folder),
         seconds=time.monotonic() - started,
     )
 

@@ -12,7 +12,6 @@ import numpy as np
 from reservoir import InputError
 from reservoir.readouts import samples, unsample
 from reservoir.tasks import encode
-from reservoir.tasks.arrays import clean_lengths
 from reservoir.tasks.columns import open_columns
 from reservoir.tasks.idx import read_idx
 from reservoir_pipelines.bundle import Bundle
@@ -70,10 +69,8 @@ def predict(readout: Path, file: Path, *, device: str = "auto") -> Iterator[Pred
         frozen weights are not those that the readout was fitted on.
     """
     bundle = open_readout(readout)
-    raw, given = read_inputs(file)
-    x, lengths = encode(bundle.task, raw, given)
-    if given is not None:
-        clean_lengths(str(file), given, *x.shape[:2])
+    x, lengths = read_inputs(file)
+    x, lengths = encode(bundle.task, x, lengths)
     models = [load_part(bundle.task, part, device, readout) for part in bundle.parts]
     for start in range(0, len(x), BLOCK_ROWS):
         rows = slice(start, start + BLOCK_ROWS)

@@ -146,8 +146,6 @@ def train(
         if group.first:
             for note in prepared.notes():
                 say(note)
-        if prepared.task.classes == 1:
-            raise InputError(f"{task}: all labels are the same; there is nothing to learn")
         model, groups = load_trainable(prepared.task, settings, groups, group.device(device), compute)
         recipe = Recipe(
             batch=batch,

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.arrays import FUNCTION, Arrays, encode_array, own_name
+from reservoir.tasks.arrays import FUNCTION, Arrays, clean_lengths, encode_array, own_name
 from reservoir.tasks.bits import BitMemory, BitXor
 from reservoir.tasks.cifar import Cifar10, Cifar10Lra
 from reservoir.tasks.images import Digits, FashionMnist, Mnist
@@ -106,6 +106,9 @@ def encode(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tupl
     InputError
         Where the shape, the type or a value is not this task's.
     """
-    if task.name in TASKS:
-        return TASKS[task.name](**task.parameters).encode(x, lengths)
-    return encode_array(task, x, lengths)
+    if task.name not in TASKS:
+        return encode_array(task, x, lengths)
+    stored, found = TASKS[task.name](**task.parameters).encode(x, lengths)
+    if lengths is not None:
+        clean_lengths(task.name, lengths, *stored.shape[:2])
+    return stored, found

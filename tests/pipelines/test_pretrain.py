@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines.cli import run
 from reservoir_pipelines.pretraining import pretrain
 from reservoir_pipelines.pretrains.recipe import PretrainRecipe
 from reservoir_pipelines.pretrains.steps import MEASURED_TOKENS, Steps
@@ -48,17 +47,6 @@ def merged(text, tmp_path_factory):
     """Return a finished pretraining on merged tokens."""
     folder = tmp_path_factory.mktemp("models") / "merged"
     return pretrain(str(text), out=folder, vocabulary=280, steps=30, eval_every=12, learning_rate=0.02, **SMALL)
-
-
-@pytest.fixture
-def call(capfd):
-    """Run a command in this process; return its exit code, stdout and stderr."""
-
-    def calling(*arguments):
-        code = run([str(a) for a in arguments])
-        return (code, *capfd.readouterr())
-
-    return calling
 
 
 def journal(folder):

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines.cli import run
 from reservoir_pipelines.pretraining import pretrain
 from reservoir_pipelines.pretrains.steps import Steps
 from safetensors.torch import load_file
@@ -23,17 +22,6 @@ def text(tmp_path):
     path = tmp_path / "letters.txt"
     path.write_bytes(np.random.default_rng(0).choice(list(b"aeiou "), 6000).astype(np.uint8).tobytes())
     return path
-
-
-@pytest.fixture
-def call(capfd):
-    """Run a command in this process; return its exit code, stdout and stderr."""
-
-    def calling(*arguments):
-        code = run([str(a) for a in arguments])
-        return (code, *capfd.readouterr())
-
-    return calling
 
 
 def assert_refused(call, words, *arguments):

@@ -144,6 +144,14 @@ def test_every_file_of_a_run_may_be_read_by_whom_new_files_may(go, cache):
     assert {path.stat().st_mode & 0o777 for path in done.path.rglob("*") if path.is_file()} == {allowed}
 
 
+def test_the_configuration_of_something_else_is_left_as_it_is(go, cache):
+    (cache / "run").mkdir(parents=True)
+    (cache / "run" / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(InputError, match="no run of reservoir train there"):
+        go(steps=1)
+    assert (cache / "run" / "config.json").read_text() == '{"model_type": "gpt2"}'
+
+
 @pytest.mark.parametrize("folder", ["file", "file/sub"])
 def test_a_folder_that_cannot_be_one_is_refused(folder, go, cache):
     cache.mkdir()

@@ -127,7 +127,7 @@ def train(
         )
     except DivergedError as error:
         if first:
-            say(f"reservoir: {error}")
+            say(f"reservoir: {error}, or --on-divergence report")
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         if first:

@@ -15,7 +15,6 @@ from reservoir.tasks.bits import BitMemory
 from reservoir_pipelines.pretrains.folder import RUN, check_folder, save_model
 from reservoir_pipelines.pretrains.outcome import Pretraining
 from reservoir_pipelines.pretrains.recipe import PretrainRecipe
-from reservoir_pipelines.runs.course import DivergedError
 from reservoir_pipelines.runs.trained import load_run
 from reservoir_pipelines.training import train
 
@@ -66,23 +65,18 @@ def pretrain_bit_memory(
     model = LanguageModel(backbone, vocabulary, settings["seed"])
     check_folder(out)
     _check_vocabulary(out, model)
-    try:
-        done = train(
-            BIT_MEMORY,
-            train="all",
-            backbone=backbone,
-            init="random",
-            rows="fresh",
-            batch=rows,
-            learning_rate=LEARNING_RATE if learning_rate is None else learning_rate,
-            dropout=0.0,
-            run=out / RUN,
-            **settings,
-        )
-    except DivergedError as error:
-        # What comes after the reason is advice on flags of train.
-        why = str(error).partition(";")[0]
-        raise DivergedError(f"{why}; take a smaller --learning-rate", error.step) from None
+    done = train(
+        BIT_MEMORY,
+        train="all",
+        backbone=backbone,
+        init="random",
+        rows="fresh",
+        batch=rows,
+        learning_rate=LEARNING_RATE if learning_rate is None else learning_rate,
+        dropout=0.0,
+        run=out / RUN,
+        **settings,
+    )
     take_weights(model, load_run(out / RUN, "cpu", "float32").fpt.backbone)
     save_model(out, model)
     return Pretraining(

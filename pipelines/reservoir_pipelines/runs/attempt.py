@@ -155,9 +155,7 @@ class Attempt:
             state = course.state
             good = f"the last good checkpoint is {self.run.last}" if state else "there is no checkpoint before it"
             if self.on_divergence == "stop":
-                raise DivergedError(
-                    f"{error}; {good}; take a smaller --learning-rate, or --on-divergence report", error.step
-                ) from None
+                raise DivergedError(f"{error}; {good}; take a smaller --learning-rate", error.step) from None
             return error.step
         return None
 

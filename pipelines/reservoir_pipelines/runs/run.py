@@ -174,15 +174,15 @@ class Run:
         Raises
         ------
         InputError
-            If the folder holds another run; the first setting that differs is named.
+            If the folder holds another run, whose first setting that differs is named, or anything else.
         """
         there = {path.name for path in self.path.iterdir()} if self.path.exists() else set()
-        if there <= {"lock"} or (CONFIG in there and RESULT not in there and self.last is None):
+        if CONFIG not in there and there - {"lock"}:
+            raise InputError(f"{self.path}: the folder has other things in it; name an empty or a new one")
+        old = self.config["settings"] if CONFIG in there else {}
+        if self.last is None and RESULT not in there:
             replace_file(self.path / CONFIG, lambda part: part.write_text(json.dumps(config, indent=1) + "\n"))
             return
-        if CONFIG not in there:
-            raise InputError(f"{self.path}: the folder has other things in it; name an empty or a new one")
-        old = self.config["settings"]
         if different := _difference(old, json.loads(json.dumps(config["settings"]))):
             name, value, asked = different
             raise InputError(f"{self.path}: a run with {name} = {value} is there, not {asked}; name another folder")
