@@ -4,8 +4,8 @@
         found = sweep(train, valid, targets)
 
 Moments, scores and kernel matrices are written once, against the few operations of `Arithmetic`; data goes to the
-device block by block, and what comes back is numpy's. Products are in the same precisions on both: float32 in blocks
-(never TF32, whose 10 bits of mantissa would cost three digits), float64 for sums over blocks.
+device block by block, and what comes back is numpy's. Products are in the same precisions on both: float64 for moments
+and kernel matrices, that of the features for scores (never TF32, whose 10 bits of mantissa would cost three digits).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import get_blas_funcs
 
-from reservoir.readouts.widen import widen
+_add_square: Any = get_blas_funcs("syrk", dtype=np.float64)
 
 
 class Arithmetic(Protocol):
@@ -41,8 +42,12 @@ class Arithmetic(Protocol):
         """Return the array in another precision; itself where nothing changes."""
         ...
 
-    def product(self, a: Any, b: Any, out: Any = None) -> Any:
+    def product(self, a: Any, b: Any) -> Any:
         """Return the matrix product, in the full precision of its factors."""
+        ...
+
+    def add_square(self, total: Any, x: Any) -> None:
+        """Add x'x to a symmetric matrix of float64, at least to its lower triangle."""
         ...
 
     def fetch(self, array: Any) -> np.ndarray:
@@ -63,20 +68,22 @@ class NumpyArithmetic:
         return x
 
     def fill(self, out: np.ndarray, x: np.ndarray, shift: np.ndarray | None = None) -> None:
-        """Write an array, less a shift, in one pass over it where its dtype allows."""
-        if shift is None:
-            out[...] = x
-            return
-        narrow = x.dtype == np.float16 and out.dtype == np.float32
-        np.subtract(widen(x, out) if narrow else x, shift, out=out)
+        """Write an array, less a shift."""
+        out[...] = x
+        if shift is not None:
+            out -= shift
 
     def cast(self, array: np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:
         """Return the array in another precision."""
         return array.astype(dtype, copy=False)
 
-    def product(self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Return the matrix product; numpy sees that x'x is symmetric and computes one triangle."""
-        return np.matmul(a, b, out=out)
+    def product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Return the matrix product."""
+        return a @ b
+
+    def add_square(self, total: np.ndarray, x: np.ndarray) -> None:
+        """Add x'x to the lower triangle, in place: the transposes of C arrays are in BLAS's own order."""
+        _add_square(1.0, x.T, beta=1.0, c=total.T, overwrite_c=1)
 
     def fetch(self, array: np.ndarray) -> np.ndarray:
         """Return the array itself."""
@@ -119,16 +126,20 @@ class TorchArithmetic:
 
         return array.to(getattr(torch, np.dtype(dtype).name))
 
-    def product(self, a: Any, b: Any, out: Any = None) -> Any:
+    def product(self, a: Any, b: Any) -> Any:
         """Return the matrix product, without TF32 whatever the process has set."""
         import torch
 
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
         try:
-            return torch.matmul(a, b, out=out)
+            return torch.matmul(a, b)
         finally:
             torch.set_float32_matmul_precision(before)
+
+    def add_square(self, total: Any, x: Any) -> None:
+        """Add x'x, in float64, which TF32 does not touch."""
+        total.addmm_(x.T, x)
 
     def fetch(self, array: Any) -> np.ndarray:
         """Return the tensor as a numpy array."""

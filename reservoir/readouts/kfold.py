@@ -99,7 +99,7 @@ def partial_moments(train: Iterable[FoldBlock], targets: Targets) -> dict[int, M
         coded, weights = targets.encode(y), targets.weights(y)
         for k in np.unique(fold).tolist():
             if k not in accumulators:
-                accumulators[k] = Accumulator(x.shape[1], targets.columns, np.result_type(x.dtype, np.float32))
+                accumulators[k] = Accumulator(x.shape[1], targets.columns)
             chosen = fold == k
             accumulators[k].update(x[chosen], coded[chosen], None if weights is None else weights[chosen])
     return {k: accumulator.moments() for k, accumulator in accumulators.items()}

@@ -30,7 +30,6 @@ from reservoir.readouts.paths import LinearPath
 from reservoir.readouts.ridge import inverse, positive, standardise
 from reservoir.readouts.sweep import Sweep, score
 from reservoir.readouts.targets import Targets
-from reservoir.readouts.widen import widen
 
 LOGISTIC_ALPHAS = np.logspace(-1, 5, 10)
 
@@ -240,10 +239,8 @@ class _Problem:
         """Yield features in the precision of the products, labels and weights, 2,048 samples at most at a time."""
         for x, y in self.train:
             weights = self.targets.weights(y)
+            # Where all features are constant, every row has to round alike.
+            dtype = np.result_type(x.dtype, np.float32) if self.axes.values.size else np.float64
             for start in range(0, len(x), BLOCK_ROWS):
                 piece = slice(start, start + BLOCK_ROWS)
-                yield self._widen(x[piece]), y[piece], None if weights is None else weights[piece]
-
-    def _widen(self, x: np.ndarray) -> np.ndarray:
-        """Return features in float32 or float64; in float64 where all are constant, as then every row rounds alike."""
-        return widen(x) if self.axes.values.size else x.astype(np.float64)
+                yield x[piece].astype(dtype, copy=False), y[piece], None if weights is None else weights[piece]

@@ -32,6 +32,8 @@ class Tridiagonal:
         The Householder vectors of Q below the diagonal, as LAPACK's ``dsytrd`` leaves them.
     factors : ndarray of float64, (n - 1,)
         Their scalar factors.
+    least : float
+        The penalty below which rounding may leave A + alpha I without a factorisation.
 
     References
     ----------
@@ -43,6 +45,7 @@ class Tridiagonal:
     offdiagonal: np.ndarray
     reflectors: np.ndarray
     factors: np.ndarray
+    least: float
 
     @classmethod
     def of(cls, matrix: np.ndarray) -> Tridiagonal:
@@ -51,12 +54,12 @@ class Tridiagonal:
         work = int(_reduce_work(n, lower=1)[0])
         # The transpose of a symmetric C array is itself in Fortran order: no copy.
         reduced, diagonal, offdiagonal, factors, _ = _reduce(matrix.T, lower=1, lwork=work, overwrite_a=1)
-        # Rounding (that of float32 products above all) can push eigenvalues of a singular matrix to 0 or below. Raising
-        # the whole spectrum to the rounding of its top keeps T definite and moves nothing that was more than rounding.
+        # Rounding can push eigenvalues of a singular matrix to 0 or below. A penalty that lifts them above the rounding
+        # of the top is used as it is; a smaller one is raised to that, so that T + alpha I stays definite.
         lowest, *_ = eigvalsh_tridiagonal(diagonal, offdiagonal, select="i", select_range=(0, 0))
         top = np.abs(diagonal).max() + 2 * np.abs(offdiagonal).max(initial=0)
-        lift = max(0.0, n * np.finfo(np.float64).eps * top - lowest)
-        return cls(diagonal + lift, offdiagonal, np.asfortranarray(reduced[1:, :-1]), factors)
+        least = n * np.finfo(np.float64).eps * top - lowest
+        return cls(diagonal, offdiagonal, np.asfortranarray(reduced[1:, :-1]), factors, least)
 
     def solve(self, alphas: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Return (A + alpha I)^-1 b for every penalty.
@@ -74,7 +77,7 @@ class Tridiagonal:
         """
         rotated = np.asfortranarray(self._rotate(b, transpose=True))
         solutions = np.empty((len(self.diagonal), len(alphas), b.shape[1]))
-        for i, alpha in enumerate(alphas):
+        for i, alpha in enumerate(np.maximum(alphas, self.least)):
             if len(b) == 1:
                 solutions[:, i] = rotated / (self.diagonal + alpha)
             else:
