@@ -151,7 +151,8 @@ class FPT(nn.Module):
         def record(of_layer: list[str], hidden: Tensor) -> None:
             with torch.autocast(x.device.type, enabled=False):  # means are products too, and would be rounded
                 for column in of_layer:
-                    pooled[column] = pool(hidden, lengths, parse_column(column)[1], self.task.readout_tokens)
+                    pooling = parse_column(column)[1]
+                    pooled[column] = pool(hidden, lengths, pooling, self.task.readout_tokens, self.task.max_tokens)
 
         callbacks: dict[str, Callable[[Tensor], None]] = {
             layer: partial(record, of_layer) for layer, of_layer in wanted.items()
