@@ -25,15 +25,15 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from reservoir_pipelines.frozen import FrozenModel, Reservoir
-from reservoir_pipelines.runs.loop import Loop, Recipe
-from reservoir_pipelines.runs.processes import Processes
-from reservoir_pipelines.runs.stream import StoredRows, raw_rows
-from reservoir_pipelines.runs.trained import load_trainable
+from reservoir_pipelines.training.trained import load_trainable
 from torch import Tensor, nn
 
-from reservoir.dropout import set_dropout
+from reservoir.reservoir import FrozenModel, Reservoir
 from reservoir.tasks.task import Split, Task, Vectors
+from reservoir.training.dropout import set_dropout
+from reservoir.training.loop import Loop, Recipe
+from reservoir.training.processes import Processes
+from reservoir.training.rows import StoredRows, raw_rows
 
 DIM, CLASSES = 16, 10
 ROWS = {"cpu": {64: 16, 512: 4, 1024: 2}, "cuda": {64: 256, 512: 32, 1024: 16}}

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reservoir import InputError
+from reservoir.features import batches, to_tokens
+from reservoir.reservoir import GAIN, FrozenModel, Reservoir, load_frozen
 from reservoir.tasks import TASKS, own_name, task_named
 from reservoir.tasks.task import Task, Tokens
-from reservoir_pipelines.files import replace_file
-from reservoir_pipelines.forward import batches, to_tokens
-from reservoir_pipelines.frozen import GAIN, FrozenModel, Reservoir, load_frozen
-from reservoir_pipelines.preparation import prepare
-from reservoir_pipelines.prepared import Prepared, scaling_from_json
-from reservoir_pipelines.root import cache_root, data_folder
-from reservoir_pipelines.runs.run import Run
-from reservoir_pipelines.runs.trained import load_run
+from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
+from reservoir_pipelines.training.run import Run
+from reservoir_pipelines.training.trained import load_run
+from reservoir_pipelines.workspace import cache_root, data_folder, replace_file
 
 if TYPE_CHECKING:
     from reservoir.tasks.task import Scaling
@@ -96,7 +95,7 @@ def attention(
     task : str
         Name of a task, or the path of your own data.
     backbone, init, seed, gain, depth, patch, stride
-        The reservoir, as for `reservoir_pipelines.extraction.extract`.
+        The reservoir, as for `reservoir_pipelines.extraction.extract.extract`.
     layer : int, default 1
         The block, from 1.
     rows : int, default 64

@@ -16,7 +16,6 @@ from reservoir_pipelines.commands import (
     pretrain_commands,
     train_commands,
 )
-from reservoir_pipelines.commands.faults import Interruptible, system_fault
 from reservoir_pipelines.commands.model_commands import Depth, Init, Seed
 from reservoir_pipelines.commands.options import (
     Cache,
@@ -33,6 +32,7 @@ from reservoir_pipelines.commands.options import (
     Workers,
     task_parameters,
 )
+from reservoir_pipelines.faults import Interruptible, system_fault
 
 # Typer carries its own copy of click since 0.20 and used the package before; this is the one it raises.
 UsageError: Any = typer.BadParameter.__base__
@@ -56,8 +56,8 @@ compare_commands.register(app)
 @app.command()
 def tasks(data: Data = None, cache: Cache = None, json: Json = False, config: Config = None) -> None:
     """List the tasks, their shapes, and whether their data is here."""
-    from reservoir_pipelines.commands.output import print_json, print_table
-    from reservoir_pipelines.task_table import task_table
+    from reservoir_pipelines.output import print_json, print_table
+    from reservoir_pipelines.preparation.task_table import task_table
 
     rows = task_table(data=data, cache=cache)
     if json:
@@ -97,9 +97,8 @@ def prepare(
     config: Config = None,
 ) -> None:
     """Read a task's files into typed arrays, split once and for all; extract does it by itself where needed."""
-    from reservoir_pipelines.commands.output import print_json, print_table
-    from reservoir_pipelines.preparation import prepare as stage
-    from reservoir_pipelines.progress import say
+    from reservoir_pipelines.output import print_json, print_table, say
+    from reservoir_pipelines.preparation.prepare import prepare as stage
 
     prepared = stage(
         task,
@@ -150,9 +149,8 @@ def extract(
     config: Config = None,
 ) -> None:
     """Run a frozen transformer over a task once and cache its hidden states."""
-    from reservoir_pipelines.commands.output import print_json, print_table
-    from reservoir_pipelines.extraction import extract as stage
-    from reservoir_pipelines.progress import size_text
+    from reservoir_pipelines.extraction.extract import extract as stage
+    from reservoir_pipelines.output import print_json, print_table, size_text
 
     done = stage(
         task,
@@ -224,10 +222,10 @@ def fit(
 ) -> None:
     """Fit a linear readout to every cached column under every penalty; choose on valid, score test once."""
     from reservoir_pipelines.commands import report_fit
-    from reservoir_pipelines.commands.entries import find_entry
-    from reservoir_pipelines.fits.seeds import fit_seeds
-    from reservoir_pipelines.fitting import fit as stage
-    from reservoir_pipelines.root import cache_root
+    from reservoir_pipelines.extraction.entries import find_entry
+    from reservoir_pipelines.fitting.fit import fit as stage
+    from reservoir_pipelines.fitting.seeds import fit_seeds
+    from reservoir_pipelines.workspace import cache_root
 
     flags = {"backbone": backbone, "init": init, "seed": seed, "gain": gain, "limit": limit}
     found = [find_entry(cache_root(cache), entry, **flags) for entry in entries]
@@ -257,7 +255,7 @@ def predict(
     config: Config = None,
 ) -> None:
     """Print one JSON line per sequence with its label and the probabilities of the classes."""
-    from reservoir_pipelines.commands.output import print_json
+    from reservoir_pipelines.output import print_json
     from reservoir_pipelines.prediction import predict as stage
 
     for prediction in stage(readout, file, device=device):

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from reservoir import InputError
+from reservoir.features import forward
 from reservoir.readouts import samples, unsample
+from reservoir.reservoir import FrozenModel
 from reservoir.tasks import encode
 from reservoir.tasks.columns import open_columns
 from reservoir.tasks.idx import read_idx
-from reservoir_pipelines.bundle import Bundle
-from reservoir_pipelines.forward import forward
-from reservoir_pipelines.frozen import FrozenModel
-from reservoir_pipelines.runs.trained import load_part, open_readout
+from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.training.trained import load_part, open_readout
 
 COLUMN_FILES = (".npz", ".h5", ".hdf5")
 BATCH_ROWS = 32

@@ -8,12 +8,12 @@ import pytest
 import torch
 from reservoir_pipelines.attention import attention
 from reservoir_pipelines.cli import run as command
-from reservoir_pipelines.frozen import Reservoir, load_frozen
-from reservoir_pipelines.preparation import prepare
-from reservoir_pipelines.runs.trained import load_run
-from reservoir_pipelines.training import train
+from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.training.train import train
+from reservoir_pipelines.training.trained import load_run
 
 from reservoir.backbones import attention_maps
+from reservoir.reservoir import Reservoir, load_frozen
 
 TINY = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=30,initializer_range=0.3"
 QUICK = {"backbone": TINY, "init": "random", "device": "cpu", "steps": 4, "eval_every": 2, "learning_rate": 0.05}

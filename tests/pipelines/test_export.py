@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from reservoir_pipelines import extract, fit, predict
-from reservoir_pipelines.bundle import Bundle
 from reservoir_pipelines.export import build, export
-from reservoir_pipelines.forward import forward
-from reservoir_pipelines.frozen import load_frozen
+from reservoir_pipelines.fitting.bundle import Bundle
 
 from reservoir import InputError
+from reservoir.features import forward
+from reservoir.reservoir import load_frozen
 
 ROWS, LONGEST, DIM = 60, 24, 2
 CASES = {

@@ -5,12 +5,12 @@ import pytest
 import torch
 from reservoir_cache import CacheError
 from reservoir_pipelines import extract
-from reservoir_pipelines.forward import batches, forward
-from reservoir_pipelines.frozen import Reservoir, load_frozen
-from reservoir_pipelines.plan import draw_rows
-from reservoir_pipelines.preparation import prepare
+from reservoir_pipelines.extraction.plan import draw_rows
+from reservoir_pipelines.preparation.prepare import prepare
 
 from reservoir import InputError
+from reservoir.features import batches, forward
+from reservoir.reservoir import Reservoir, load_frozen
 
 
 def files_of(entry):

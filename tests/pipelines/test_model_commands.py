@@ -8,10 +8,10 @@ import pytest
 import typer
 from reservoir_pipelines.attention import attention, average_maps, bit_diagonals, token_labels
 from reservoir_pipelines.commands.model_commands import register
-from reservoir_pipelines.frozen import Reservoir, load_frozen
 from typer.testing import CliRunner
 
 from reservoir.errors import InputError
+from reservoir.reservoir import Reservoir, load_frozen
 from reservoir.tasks.task import Task, Tokens, Vectors
 
 TINY = "gpt2:n_layer=2,n_embd=16,n_head=2,n_positions=70"

@@ -21,9 +21,8 @@ def list_command(cache: Cache = None, json: Json = False, config: Config = None)
     """List the entries: task, reservoir, rows, columns, size."""
     from reservoir_cache import broken_entries, list_entries
 
-    from reservoir_pipelines.commands.output import print_json, print_table
-    from reservoir_pipelines.progress import say, size_text
-    from reservoir_pipelines.root import cache_root
+    from reservoir_pipelines.output import print_json, print_table, say, size_text
+    from reservoir_pipelines.workspace import cache_root
 
     root = cache_root(cache)
     entries = [_summary(entry) for entry in list_entries(root)]
@@ -53,8 +52,7 @@ def list_command(cache: Cache = None, json: Json = False, config: Config = None)
 @app.command()
 def show(entry: Name, cache: Cache = None, json: Json = False, config: Config = None) -> None:
     """Show all that is known of one entry."""
-    from reservoir_pipelines.commands.output import print_json, print_table
-    from reservoir_pipelines.progress import size_text
+    from reservoir_pipelines.output import print_json, print_table, size_text
 
     found = _find(entry, cache)
     summary = _summary(found) | {
@@ -89,8 +87,8 @@ def verify(
     """Read every byte of an entry, or of all, against its checksums; exit code 1 if something is damaged."""
     from reservoir_cache import broken_entries, list_entries
 
-    from reservoir_pipelines.commands.output import print_json, print_table
-    from reservoir_pipelines.root import cache_root
+    from reservoir_pipelines.output import print_json, print_table
+    from reservoir_pipelines.workspace import cache_root
 
     root = cache_root(cache)
     entries = [_find(entry, cache)] if entry else list_entries(root)
@@ -115,7 +113,7 @@ def verify(
 @app.command()
 def repair(entry: Name, cache: Cache = None, json: Json = False, config: Config = None) -> None:
     """Take damaged files out of an entry, so that the next extract computes them again."""
-    from reservoir_pipelines.commands.output import print_json, print_table
+    from reservoir_pipelines.output import print_json, print_table
 
     found = _find(entry, cache)
     problems = found.repair()
@@ -131,8 +129,7 @@ def remove(entry: Name, cache: Cache = None, json: Json = False, config: Config 
     """Delete one entry."""
     from reservoir_cache import remove as delete
 
-    from reservoir_pipelines.commands.output import print_json, print_table
-    from reservoir_pipelines.progress import size_text
+    from reservoir_pipelines.output import print_json, print_table, size_text
 
     path = _broken(entry, cache) or _find(entry, cache).path
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
@@ -147,15 +144,15 @@ def _broken(name: str, cache: Any) -> Path | None:
     """Return the folder of that path or name, if it is an entry that cannot be opened."""
     from reservoir_cache import broken_entries
 
-    from reservoir_pipelines.root import cache_root
+    from reservoir_pipelines.workspace import cache_root
 
     folders = [problem.path for problem in broken_entries(cache_root(cache))]
     return next((folder for folder in folders if name == folder.name or Path(name).resolve() == folder.resolve()), None)
 
 
 def _find(name: str, cache: Any) -> Entry:
-    from reservoir_pipelines.commands.entries import find_entry
-    from reservoir_pipelines.root import cache_root
+    from reservoir_pipelines.extraction.entries import find_entry
+    from reservoir_pipelines.workspace import cache_root
 
     return find_entry(cache_root(cache), name)
 
