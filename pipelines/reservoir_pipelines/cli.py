@@ -241,7 +241,7 @@ def fit(
         "scheduler": scheduler,
     }
     if seeds:
-        report_fit.show_seeds(fit_seeds(found, seeds, out=out, **settings), json=json)
+        report_fit.show_seeds(fit_seeds(found, seeds, out=out, named=entries[0], **settings), json=json)
     else:
         report_fit.show(stage([entry.path for entry in found], out=out, **settings), json=json)
 

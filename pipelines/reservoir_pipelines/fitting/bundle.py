@@ -114,11 +114,12 @@ class Bundle:
         if isinstance(self.readout, LinearReadout):
             arrays, card["readout"] = self.readout.to_arrays()
         else:
-            from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, save_estimator
+            from reservoir_pipelines.fitting.estimator_files import save_estimator
+            from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout
 
             if not isinstance(self.readout, EstimatorReadout):
                 raise TypeError(f"no way to save a readout of type {type(self.readout).__name__}")
-            data = save_estimator(self.readout)
+            data = save_estimator(self.readout.model)
             replace_file(folder / ESTIMATOR, lambda part: part.write_bytes(data))
             targets = self.readout.targets
             card["estimator"] = {"outputs": targets.outputs, "classes": targets.classes}
@@ -164,9 +165,10 @@ class Bundle:
         if "readout" in card:
             readout: Readout = LinearReadout.from_arrays(arrays, card["readout"])
         else:
-            from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, load_estimator
+            from reservoir_pipelines.fitting.estimator_files import load_estimator
+            from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout
 
-            model = load_estimator((folder / ESTIMATOR).read_bytes())
+            model = load_estimator((folder / ESTIMATOR).read_bytes(), f"readout {folder / ESTIMATOR}")
             readout = EstimatorReadout(model=model, targets=Targets(**card["estimator"]))
         return cls(
             task=Task.from_dict(card["task"]),

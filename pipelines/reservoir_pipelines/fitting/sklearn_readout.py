@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import product
@@ -226,27 +225,3 @@ def _literal(text: str) -> Any:
         return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError):
         return text.strip()
-
-
-def save_estimator(readout: EstimatorReadout) -> bytes:
-    """Return a fitted estimator as skops bytes: no pickle, only types that are named when it is loaded."""
-    import skops.io
-
-    return skops.io.dumps(readout.model)
-
-
-def load_estimator(data: bytes, trusted: Sequence[str] = ()) -> Any:
-    """Return the estimator that `save_estimator` wrote.
-
-    Raises
-    ------
-    InputError
-        If it holds types other than NumPy's, SciPy's and scikit-learn's own.
-    """
-    import skops.io
-
-    unknown = [name for name in skops.io.get_untrusted_types(data=data) if name not in trusted]
-    foreign = [name for name in unknown if not name.startswith("sklearn.")]
-    if foreign:
-        raise InputError(f"readout: it holds the type {foreign[0]}, which is not scikit-learn's; it is not loaded")
-    return skops.io.loads(data, trusted=unknown)
