@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from reservoir.pooling import parse_column, pooled_shape
-from reservoir.reservoir import FrozenModel
+from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Task, Tokens
 from reservoir.tasks.windows import windows
 
@@ -29,7 +29,7 @@ def column_shapes(task: Task, width: int, columns: Sequence[str]) -> dict[str, t
 
 
 def forward(
-    model: FrozenModel,
+    model: LoadedModel,
     scaling: Scaling | None,
     x: np.ndarray,
     lengths: np.ndarray,
@@ -43,7 +43,7 @@ def forward(
 
     Parameters
     ----------
-    model : FrozenModel
+    model : LoadedModel
         The model on its device.
     scaling : Scaling, optional
         From stored values to what the model sees; None for symbols and for values that are used as they are.
@@ -84,13 +84,13 @@ def batches(lengths: np.ndarray, batch_rows: int) -> Iterator[np.ndarray]:
 
 
 def to_tokens(
-    model: FrozenModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray
+    model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return stored sequences as what the input layer takes, and their lengths in tokens.
 
     Parameters
     ----------
-    model : FrozenModel
+    model : LoadedModel
         Gives the form of a token and the windows.
     scaling : Scaling, optional
         From stored values to what the model sees.

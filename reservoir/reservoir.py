@@ -1,12 +1,13 @@
-"""The frozen map of a run: which reservoir, on which device, in which precision."""
+"""The map of a run: which reservoir, on which device, in which precision."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from reservoir import InputError
+from reservoir.errors import InputError
+from reservoir.options import ModelOptions, ReservoirOptions
 from reservoir.tasks.task import Task, Vectors
 
 if TYPE_CHECKING:
@@ -17,68 +18,23 @@ if TYPE_CHECKING:
 DEFAULT_BACKBONE = "mini"
 """The backbone meant where none is named; its weights come with this package."""
 
-GAIN = 1.41
-
-SEEDS = 2**63
-"""Number of seeds: those of torch's generators have 63 bits."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class Reservoir:
-    """The settings of a frozen map: a backbone with its weights behind a fixed input layer.
+class Reservoir(ReservoirOptions):
+    """A frozen map of which nothing is left open: `ReservoirOptions` with what was not said filled in."""
 
-    Parameters
-    ----------
-    backbone : str
-        A known size, a folder or a hub name.
-    init : {"pretrained", "random", "statistics"}
-        Where the weights come from.
-    seed : int
-        Seed of what is drawn of the weights, and of the input layer.
-    gain : float
-        Scale of the input layer.
-    depth : int, optional
-        Keep only the first so many blocks.
-    patch, stride : int, default 1
-        A token is a window of ``patch`` values every ``stride``, with all its channels.
-    """
-
-    backbone: str
-    init: str
-    seed: int = 0
-    gain: float = GAIN
-    depth: int | None = None
-    patch: int = 1
+    backbone: str = DEFAULT_BACKBONE
+    init: str = "pretrained"
     stride: int = 1
 
     @classmethod
-    def choose(
-        cls,
-        backbone: str | None = None,
-        init: str | None = None,
-        seed: int = 0,
-        gain: float = GAIN,
-        depth: int | None = None,
-        patch: int = 1,
-        stride: int | None = None,
-    ) -> Reservoir:
+    def choose(cls, options: ModelOptions) -> Reservoir:
         """Fill in what was not said.
 
-        With no backbone named it is `DEFAULT_BACKBONE`. A backbone is meant with its pretrained weights, unless nobody
-        publishes any of its kind or its settings are changed. An ``init`` that is a folder is a whole backbone with its
-        weights. A stride that was not said is the patch: windows do not overlap.
-
-        Raises
-        ------
-        InputError
-            If the seed is negative or `SEEDS` or more, the gain is not a positive number, or two backbones are named.
+        A backbone is meant with its pretrained weights, unless nobody publishes any of its kind or its settings are
+        changed; an ``init`` that is a folder is a whole backbone with its weights; windows do not overlap.
         """
-        if not 0 <= seed < SEEDS:
-            raise InputError(f"--seed {seed}: give a whole number from 0 to {SEEDS - 1}")
-        if not 0 < gain < float("inf"):
-            raise InputError(f"--gain {gain}: give a positive number")
-        if patch < 1 or (stride is not None and stride < 1):
-            raise InputError(f"--patch {patch} --stride {stride}: give whole numbers from 1")
+        backbone, init = options.backbone, options.init
         if init is not None and Path(init).is_dir():
             if backbone is not None:
                 raise InputError(f"--init {init}: the folder holds a whole backbone; leave out --backbone {backbone}")
@@ -88,48 +44,22 @@ class Reservoir:
             from reservoir.backbones import default_init
 
             init = default_init(name)
-        return cls(backbone=name, init=init, seed=seed, gain=gain, depth=depth, patch=patch, stride=stride or patch)
-
-    @property
-    def title(self) -> str:
-        """Short name for folders and tables, such as ``gpt2-random`` or ``gpt2-depth6-random``."""
-        name = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(self.backbone).name).strip("-.")
-        depth = f"-depth{self.depth}" if self.depth else ""
-        return f"{name or 'backbone'}{depth}-{self.init}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings as plain JSON values."""
-        return {
-            "backbone": self.backbone,
-            "init": self.init,
-            "seed": self.seed,
-            "gain": self.gain,
-            "depth": self.depth,
-            "patch": self.patch,
-            "stride": self.stride,
-        }
+        said = {key: value for key, value in vars(options).items() if value is not None}
+        said |= {"backbone": name, "init": init, "stride": said.get("stride", said.get("patch", 1))}
+        return cls(**said)
 
     def windowed(self, task: Task) -> Task:
-        """Return the task as the model sees it: with windows as tokens.
-
-        Raises
-        ------
-        InputError
-            If its tokens are symbols, or its longest sequence is shorter than a window.
-        """
+        """Return the task as the model sees it, with windows as tokens; refuse one that has none."""
         if (self.patch, self.stride) == (1, 1):
             return task
+        what = f"--patch {self.patch}: "
         if not isinstance(task.form, Vectors):
-            raise InputError(
-                f"--patch {self.patch}: the tokens of task {task.name!r} are symbols, which have no windows"
-            )
+            raise InputError(f"{what}the tokens of task {task.name!r} are symbols, which have no windows")
         if task.readout_tokens > 1:
-            raise InputError(
-                f"--patch {self.patch}: task {task.name!r} labels single tokens, which windows do not keep"
-            )
+            raise InputError(f"{what}task {task.name!r} labels single tokens, which windows do not keep")
         tokens = (task.max_tokens - self.patch) // self.stride + 1
         if tokens < 1:
-            raise InputError(f"--patch {self.patch}: the sequences of task {task.name!r} have {task.max_tokens} values")
+            raise InputError(f"{what}the sequences of task {task.name!r} have {task.max_tokens} values")
         return replace(task, form=Vectors(self.patch * task.form.dim), max_tokens=tokens)
 
 
@@ -146,24 +76,8 @@ def full_name(backbone: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrozenModel:
-    """A model ready to run, with what identifies it.
-
-    Parameters
-    ----------
-    fpt : FPT
-        The model on its device.
-    settings : Reservoir
-        What it was made from.
-    family : str
-        Family of the backbone.
-    digest : str
-        SHA-256 of the backbone's float32 weights.
-    device : torch.device
-        Where it runs.
-    compute : str
-        ``float32`` or ``bfloat16``.
-    """
+class LoadedModel:
+    """A model on its device, frozen or trained, with what identifies it: the digest of its float32 weights."""
 
     fpt: FPT
     settings: Reservoir
@@ -173,25 +87,8 @@ class FrozenModel:
     compute: str
 
 
-def load_frozen(task: Task, settings: Reservoir, device: str = "auto", compute: str = "auto") -> FrozenModel:
-    """Build the frozen model of a reservoir for a task.
-
-    Parameters
-    ----------
-    task : Task
-        Gives the input form.
-    settings : Reservoir
-        Backbone, init, seed and gain.
-    device : str, default "auto"
-        ``auto`` takes a GPU where there is one.
-    compute : {"auto", "float32", "bfloat16"}, default "auto"
-        ``auto`` takes bfloat16 where the device multiplies it faster.
-
-    Raises
-    ------
-    InputError
-        If the device or the backbone is not here, or the task does not fit the backbone.
-    """
+def load_model(task: Task, settings: Reservoir, device: str = "auto", compute: str = "auto") -> LoadedModel:
+    """Build the model of a resolved reservoir for a task, in evaluation mode on its device."""
     from reservoir.backbones import load_backbone, weights_digest
     from reservoir.fpt import FPT
 
@@ -203,7 +100,7 @@ def load_frozen(task: Task, settings: Reservoir, device: str = "auto", compute: 
     import torch
 
     backbone.set_compute(getattr(torch, dtype_name))
-    return FrozenModel(
+    return LoadedModel(
         fpt=fpt.to(place),
         family=backbone.family.name,
         settings=settings,
@@ -215,13 +112,7 @@ def load_frozen(task: Task, settings: Reservoir, device: str = "auto", compute: 
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of that name; ``auto`` is a GPU where there is one, else the CPU.
-
-    Raises
-    ------
-    InputError
-        If there is no such device here.
-    """
+    """Return the device of that name; ``auto`` is a GPU where there is one, else the CPU."""
     import torch
 
     if name == "auto":
@@ -235,19 +126,11 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_compute(name: str, device: torch.device) -> str:
-    """Return the precision of the matrix products: ``auto`` is bfloat16 where the hardware multiplies it natively.
-
-    Raises
-    ------
-    InputError
-        If the precision is not known.
-    """
+    """Return the precision of the products: ``auto`` is bfloat16 where the hardware multiplies it natively."""
     import torch
 
-    if name in ("float32", "bfloat16"):
-        return name
     if name != "auto":
-        raise InputError(f"compute {name!r}: choose float32, bfloat16 or auto")
+        return name
     if device.type == "cuda":
         native = torch.cuda.is_bf16_supported(including_emulation=False)
     else:

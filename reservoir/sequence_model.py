@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from reservoir.features import column_shapes
 from reservoir.pooling import parse_column
 from reservoir.readouts import LinearReadout
-from reservoir.reservoir import FrozenModel
+from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling
 
 
@@ -21,13 +21,13 @@ class Branch(nn.Module):
 
     Parameters
     ----------
-    model : FrozenModel
+    model : LoadedModel
         The map, on the CPU; its output layer, which no column reads, is dropped.
     columns : sequence of str
         What is read, in this order.
     """
 
-    def __init__(self, model: FrozenModel, columns: Sequence[str]) -> None:
+    def __init__(self, model: LoadedModel, columns: Sequence[str]) -> None:
         super().__init__()
         self.fpt = model.fpt
         self.fpt.output = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]

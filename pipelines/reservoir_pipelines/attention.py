@@ -11,7 +11,7 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.features import batches, to_tokens
-from reservoir.reservoir import GAIN, FrozenModel, Reservoir, load_frozen
+from reservoir.reservoir import GAIN, LoadedModel, Reservoir, load_model
 from reservoir.tasks import TASKS, own_name, task_named
 from reservoir.tasks.task import Task, Tokens
 from reservoir_pipelines.preparation.prepare import prepare
@@ -129,7 +129,7 @@ def attention(
         model = load_run(run, device, "float32")
     else:
         prepared = prepare(task, data=data, cache=root, parameters=parameters)
-        model, scaling = load_frozen(prepared.task, settings, device, "float32"), prepared.scaling
+        model, scaling = load_model(prepared.task, settings, device, "float32"), prepared.scaling
     settings = model.settings
     whole = prepared.split(split)
     part = whole.read(0, min(rows, len(whole)))
@@ -156,13 +156,13 @@ def attention(
 
 
 def average_maps(
-    model: FrozenModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray, layer: int
+    model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray, layer: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the maps of the first row, and the mean over all rows.
 
     Parameters
     ----------
-    model : FrozenModel
+    model : LoadedModel
         The model on its device.
     scaling : Scaling, optional
         From stored values to what the model sees.

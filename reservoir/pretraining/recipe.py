@@ -8,7 +8,7 @@ from typing import Any
 
 from reservoir import InputError
 from reservoir.pretraining.language_model import LanguageModel
-from reservoir.reservoir import SEEDS
+from reservoir.options import SEEDS
 
 CONTEXT = 1024
 """Most tokens that a model reads at a time where nobody says how many."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from reservoir.features import to_tokens
-from reservoir.reservoir import FrozenModel
+from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Split
 
 Rows = Callable[[np.ndarray], Split]
@@ -87,7 +87,7 @@ Convert = Callable[[Split], Batch]
 """From stored rows to a batch on the device."""
 
 
-def raw_rows(model: FrozenModel, scaling: Scaling | None) -> Convert:
+def raw_rows(model: LoadedModel, scaling: Scaling | None) -> Convert:
     """Return the conversion of stored sequences into what the input layer takes."""
 
     def convert(rows: Split) -> Batch:

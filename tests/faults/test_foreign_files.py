@@ -15,9 +15,9 @@ import skops.io
 from reservoir_cache import Entry
 from reservoir_cache.publish import publish_json, read_json
 from reservoir_pipelines import extract, fit, predict
-from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.fitting import estimator_files
+from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.estimator_files import load_estimator, save_estimator
 from reservoir_pipelines.fitting.seeds import fit_seeds
 

@@ -13,7 +13,7 @@ from sklearn.model_selection import BaseCrossValidator, check_cv
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from reservoir import InputError
-from reservoir.reservoir import GAIN, FrozenModel, Reservoir, choose_compute, choose_device
+from reservoir.reservoir import GAIN, LoadedModel, Reservoir, choose_compute, choose_device
 from reservoir.tasks.task import Tokens, Vectors
 from reservoir_pipelines.estimators.rowcache import FoundRows, shared_cache, shared_model
 from reservoir_pipelines.extraction.plan import choose_columns
@@ -105,7 +105,7 @@ class ReservoirEstimator(BaseEstimator):
         # Every column, and not the chosen one alone: another fold may choose another for the same rows.
         return shared_cache(root, model, tuple(self.columns_)).find(model, x)
 
-    def _model(self, x: np.ndarray) -> FrozenModel:
+    def _model(self, x: np.ndarray) -> LoadedModel:
         form = Vectors(x.shape[2]) if self.vocabulary is None else Tokens(self.vocabulary)
         return shared_model(form, x.shape[1], self._settings, self.device, self._compute)
 

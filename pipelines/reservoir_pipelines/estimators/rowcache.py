@@ -25,7 +25,7 @@ from reservoir_cache import (
 )
 
 from reservoir.features import column_shapes, forward
-from reservoir.reservoir import FrozenModel, Reservoir, load_frozen
+from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir_pipelines.extraction.plan import choose_layout, frozen_fields
 
@@ -126,12 +126,12 @@ class RowCache:
         self._place: dict[bytes, tuple[Block, int]] = {}
         self._known: set[Path] = set()
 
-    def find(self, model: FrozenModel, x: np.ndarray) -> FoundRows:
+    def find(self, model: LoadedModel, x: np.ndarray) -> FoundRows:
         """Return the features of rows; those not seen before go through the model, each distinct one once.
 
         Parameters
         ----------
-        model : FrozenModel
+        model : LoadedModel
             The map that this was made for.
         x : ndarray, (rows, tokens, dim) of float32 or (rows, tokens) of int64
             The rows.
@@ -186,7 +186,7 @@ class RowCache:
         for row, digest in enumerate(digests):
             self._place.setdefault(digest, (block, row))
 
-    def _compute(self, model: FrozenModel, x: np.ndarray, digests: list[bytes]) -> None:
+    def _compute(self, model: LoadedModel, x: np.ndarray, digests: list[bytes]) -> None:
         layout = choose_layout(model, self.columns, None)
         if len(x) < FEW:
             values = self._forward(model, x, self.columns, layout)
@@ -200,7 +200,7 @@ class RowCache:
                 time.sleep(0.1)  # another process has these very rows in hand
         self._take(entry)
 
-    def _entry(self, model: FrozenModel, digests: list[bytes], layout: Layout) -> Entry:
+    def _entry(self, model: LoadedModel, digests: list[bytes], layout: Layout) -> Entry:
         """Create the entry of a batch of rows, with their digests as labels."""
         rows = {ROWS: len(digests)}
         data = {"digest": hashlib.sha256(b"".join(digests)).hexdigest(), "rows": rows}
@@ -214,7 +214,7 @@ class RowCache:
         entry.set_rows(ROWS, len(digests), {"y": labels, "lengths": lengths, "index": np.arange(len(digests))})
         return entry
 
-    def _write(self, entry: Entry, block: int, model: FrozenModel, x: np.ndarray, writer: ShardWriter) -> bool:
+    def _write(self, entry: Entry, block: int, model: LoadedModel, x: np.ndarray, writer: ShardWriter) -> bool:
         low, high = entry.blocks(ROWS)[block]
         with entry.claim(ROWS, block) as mine:
             columns = entry.missing(ROWS, self.columns).get(block, ()) if mine else ()
@@ -223,11 +223,11 @@ class RowCache:
         return mine
 
     @staticmethod
-    def _forward(model: FrozenModel, x: np.ndarray, columns: Sequence[str], layout: Layout) -> dict[str, np.ndarray]:
+    def _forward(model: LoadedModel, x: np.ndarray, columns: Sequence[str], layout: Layout) -> dict[str, np.ndarray]:
         return forward(model, None, x, np.full(len(x), x.shape[1]), columns, layout.batch_rows)
 
 
-def row_spec(model: FrozenModel) -> Spec:
+def row_spec(model: LoadedModel) -> Spec:
     """Return all that changes the features of a row, whatever the rows."""
     return Spec(
         task=model.fpt.task.to_dict(),
@@ -237,7 +237,7 @@ def row_spec(model: FrozenModel) -> Spec:
     )
 
 
-def shared_cache(root: Path, model: FrozenModel, columns: tuple[str, ...]) -> RowCache:
+def shared_cache(root: Path, model: LoadedModel, columns: tuple[str, ...]) -> RowCache:
     """Return the row cache of a map, the same one as long as this process works with it."""
     return _shared(root, model.settings.title, row_spec(model).canonical(), columns)
 
@@ -249,7 +249,7 @@ def _shared(root: Path, title: str, spec: str, columns: tuple[str, ...]) -> RowC
 
 def shared_model(
     form: Vectors | Tokens, tokens: int, settings: Reservoir, device: str = "auto", compute: str = "auto"
-) -> FrozenModel:
+) -> LoadedModel:
     """Return the frozen map for rows of one shape, loaded once as long as this process works with it.
 
     Parameters
@@ -259,7 +259,7 @@ def shared_model(
     tokens : int
         Values per row and channel.
     settings, device, compute
-        As for `load_frozen`.
+        As for `load_model`.
     """
     folder = Path(settings.backbone)
     files = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -270,5 +270,5 @@ def shared_model(
 @lru_cache(maxsize=2)
 def _loaded(
     form: Vectors | Tokens, tokens: int, settings: Reservoir, device: str, compute: str, _stamps: tuple
-) -> FrozenModel:
-    return load_frozen(Task(name=ROWS, form=form, max_tokens=tokens, classes=0), settings, device, compute)
+) -> LoadedModel:
+    return load_model(Task(name=ROWS, form=form, max_tokens=tokens, classes=0), settings, device, compute)

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from reservoir_cache import Entry, FeatureStore, Layout, ShardWriter, Spec, check_space, required_bytes
 
-from reservoir import InputError
 from reservoir.features import column_shapes, forward
-from reservoir.reservoir import GAIN, FrozenModel, Reservoir, load_frozen
+from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions, as_group
+from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir_pipelines.extraction.plan import check_windows, choose_columns, choose_layout, draw_rows, make_spec
 from reservoir_pipelines.output import Meter, meter, say, size_text
 from reservoir_pipelines.preparation.prepare import Prepared, prepare
 from reservoir_pipelines.preparation.prepared import scaling_to_json
+from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workspace import cache_root
 
 if TYPE_CHECKING:
     from reservoir_cache import SplitFeatures
-
-POOLS = "last,mean"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,26 +75,9 @@ class Extraction:
         }
 
 
+@stage
 def extract(
-    task: str,
-    *,
-    backbone: str | None = None,
-    init: str | None = None,
-    seed: int = 0,
-    gain: float = GAIN,
-    depth: int | None = None,
-    patch: int = 1,
-    stride: int | None = None,
-    layers: str | Sequence[str] = "all",
-    pool: str | Sequence[str] = POOLS,
-    limit: int | None = None,
-    parameters: Mapping[str, Any] | None = None,
-    data: Path | None = None,
-    cache: Path | None = None,
-    device: str = "auto",
-    compute: str = "auto",
-    store: str = "float16",
-    batch_rows: int | None = None,
+    task: str, reservoir: ReservoirOptions, source: RowOptions, keep: FeatureOptions, place: PlaceOptions
 ) -> Extraction:
     """Run a frozen transformer over a task once and cache its pooled hidden states.
 
@@ -107,40 +88,10 @@ def extract(
     ----------
     task : str
         Name of a task, or the path of your own data.
-    backbone : str, optional
-        A known name (``gpt2`` …), a model folder or a hub name; by default ``mini``, whose weights come with this
-        package.
-    init : {"pretrained", "random", "statistics"} or str, optional
-        Where the frozen weights come from, also a folder; by default ``pretrained``, or ``random`` where nobody
-        publishes weights of its kind.
-    seed : int, default 0
-        Seed of random weights and of the input layer.
-    gain : float, default 1.41
-        Scale of the input layer.
-    depth : int, optional
-        Keep only the first so many blocks of the backbone.
-    patch : int, default 1
-        Values per token: windows of a float sequence.
-    stride : int, optional
-        Values from one window to the next; by default the patch.
-    layers : str or sequence of str, default "all"
-        Layers to keep: ``embed``, ``block01`` …, ``final``, comma-separated, or ``all``.
-    pool : str or sequence of str, default "last,mean"
-        Poolings to keep of each layer.
-    limit : int, optional
-        At most so many rows of each split, a fixed draw; a larger limit contains the rows of a smaller one.
-    parameters : mapping, optional
-        The task's own parameters, such as ``{"n": 5}`` for bit-xor.
-    data : Path, optional
-        Folder of the publisher's files; else the environment's ``RESERVOIR_DATA``.
-    cache : Path, optional
-        Root of the cache; else ``RESERVOIR_CACHE``, else the user's cache folder.
-    device, compute : str, default "auto"
-        Where and in which precision the forward pass runs; see `load_frozen`.
-    store : {"float16", "bfloat16", "float32"}, default "float16"
-        How values are kept on disk.
-    batch_rows : int, optional
-        Rows per batch of a new entry; an existing entry keeps its own, because the batch size changes the last bits.
+    **options
+        Fields of `ReservoirOptions`, `RowOptions`, `FeatureOptions` and `PlaceOptions`. ``batch_rows`` is of a new
+        entry: an existing one keeps its own, because the batch size changes the last bits. A larger ``limit`` contains
+        the rows of a smaller one.
 
     Returns
     -------
@@ -153,37 +104,25 @@ def extract(
         For input that cannot be used, before anything is computed wherever that can be known.
     """
     started = time.monotonic()
-    if limit is not None and limit < 1:
-        raise InputError(f"--limit {limit}: give at least 1 row")
-    if batch_rows is not None and batch_rows < 1:
-        raise InputError(f"--batch-rows {batch_rows}: give at least 1 row")
-    settings = Reservoir.choose(backbone, init, seed, gain, depth, patch, stride)
-    root = cache_root(cache)
-    prepared = prepare(task, data=data, cache=root, parameters=parameters)
+    settings = Reservoir.choose(reservoir)
+    root = cache_root(place.cache)
+    prepared = prepare(task, as_group(source, TaskOptions), cache=root)
     for note in prepared.notes():
         say(note)
-    model = load_frozen(prepared.task, settings, device, compute)
-    columns = choose_columns(model, layers, pool)
-    rows = draw_rows(prepared, limit)
-    check_windows(prepared, rows, patch)
-    spec = make_spec(prepared, rows, model, store)
-    layout = choose_layout(model, columns, batch_rows)
+    model = load_model(prepared.task, settings, place.device, keep.compute)
+    columns = choose_columns(model, keep.layers, keep.pool)
+    rows = draw_rows(prepared, source.limit)
+    check_windows(prepared, rows, settings.patch)
+    spec = make_spec(prepared, rows, model, keep.store)
+    layout = choose_layout(model, columns, keep.batch_rows)
+    asked = replace(
+        keep,
+        layers=",".join(dict.fromkeys(column.partition("/")[0] for column in columns)),
+        pool=",".join(dict.fromkeys(column.partition("/")[2] for column in columns)),
+    )
     call = {
         "task": str(Path(task).resolve()) if Path(task).is_file() else task,
-        "settings": {
-            "backbone": settings.backbone,
-            "init": settings.init,
-            "gain": gain,
-            "depth": depth,
-            "patch": patch,
-            "stride": stride,
-            "layers": list(dict.fromkeys(column.partition("/")[0] for column in columns)),
-            "pool": list(dict.fromkeys(column.partition("/")[2] for column in columns)),
-            "limit": limit,
-            "parameters": dict(parameters or {}),
-            "compute": compute,
-            "store": store,
-        },
+        "settings": settings.to_dict() | source.to_dict() | asked.to_dict(),
     }
     run = _Run(root, settings, prepared, model, rows, columns, spec, layout, call)
     entry, computed = run.execute()
@@ -205,7 +144,7 @@ class _Run:
     root: Path
     settings: Reservoir
     prepared: Prepared
-    model: FrozenModel
+    model: LoadedModel
     rows: dict[str, np.ndarray]
     columns: tuple[str, ...]
     spec: Spec

@@ -13,7 +13,7 @@ from reservoir_cache import Layout, Spec
 from reservoir import InputError
 from reservoir.features import column_shapes
 from reservoir.pooling import check_poolings
-from reservoir.reservoir import FrozenModel
+from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Tokens
 from reservoir_pipelines.preparation.prepare import Prepared
 
@@ -26,7 +26,7 @@ BLOCK_ROWS = {"cpu": 256, "cuda": 1024}
 BLOCK_BYTES = 2**28  # of float32: several blocks wait in the writer's queue
 
 
-def choose_columns(model: FrozenModel, layers: str | Sequence[str], pool: str | Sequence[str]) -> tuple[str, ...]:
+def choose_columns(model: LoadedModel, layers: str | Sequence[str], pool: str | Sequence[str]) -> tuple[str, ...]:
     """Return every wanted layer under every wanted pooling, in the order of the layers.
 
     Raises
@@ -66,7 +66,7 @@ def check_windows(prepared: Prepared, rows: Mapping[str, np.ndarray], patch: int
             raise InputError(f"--patch {patch}: row {row} of {split} has {lengths.min()} values; take a smaller patch")
 
 
-def make_spec(prepared: Prepared, rows: Mapping[str, np.ndarray], model: FrozenModel, store: str) -> Spec:
+def make_spec(prepared: Prepared, rows: Mapping[str, np.ndarray], model: LoadedModel, store: str) -> Spec:
     """Return everything that changes a number of the entry, and nothing else."""
     digest = hashlib.sha256(prepared.digest.encode())
     for split, index in sorted(rows.items()):
@@ -80,7 +80,7 @@ def make_spec(prepared: Prepared, rows: Mapping[str, np.ndarray], model: FrozenM
     )
 
 
-def frozen_fields(model: FrozenModel) -> dict[str, Any]:
+def frozen_fields(model: LoadedModel) -> dict[str, Any]:
     """Return the fields of a specification that name a frozen map, whatever it is applied to."""
     settings = model.settings
     return {
@@ -98,12 +98,12 @@ def frozen_fields(model: FrozenModel) -> dict[str, Any]:
     }
 
 
-def choose_layout(model: FrozenModel, columns: Sequence[str], batch_rows: int | None) -> Layout:
+def choose_layout(model: LoadedModel, columns: Sequence[str], batch_rows: int | None) -> Layout:
     """Return the rows of a block and of a batch for a new entry, from the device and the size of a row.
 
     Parameters
     ----------
-    model : FrozenModel
+    model : LoadedModel
         Gives the device, the width and the longest sequence.
     columns : sequence of str
         What is kept of a row.

@@ -14,8 +14,8 @@ from reservoir_cache import Entry
 from reservoir import InputError
 from reservoir.tasks.arrays import FUNCTION
 from reservoir_pipelines.extraction.extract import extract
-from reservoir_pipelines.fitting.results import Fit
 from reservoir_pipelines.fitting.fit import fit
+from reservoir_pipelines.fitting.results import Fit
 
 
 @dataclass(frozen=True, kw_only=True)

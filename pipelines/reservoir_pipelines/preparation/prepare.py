@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError
+from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, TaskOptions
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Split, Task, check_split, own_name, task_named
 from reservoir_pipelines.preparation.download import download
 from reservoir_pipelines.preparation.prepared import (
@@ -26,20 +27,14 @@ from reservoir_pipelines.preparation.prepared import (
     scaling_to_json,
     split_order,
 )
+from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workers import map_pieces
 from reservoir_pipelines.workspace import cache_root, data_folder
 
 
+@stage
 def prepare(
-    task: str,
-    *,
-    data: Path | None = None,
-    cache: Path | None = None,
-    workers: int = 0,
-    scheduler: str | None = None,
-    parameters: Mapping[str, Any] | None = None,
-    fetch: bool = False,
-    mirrors: Sequence[str] = (),
+    task: str, options: TaskOptions, cluster: ClusterOptions, files: DownloadOptions, root: CacheOptions
 ) -> Prepared:
     """Prepare a task's data, or open it where that has been done.
 
@@ -51,28 +46,17 @@ def prepare(
     ----------
     task : str
         The name of a task, or the path of your own data.
-    data : Path, optional
-        The folder of the publisher's files; ``RESERVOIR_DATA`` by default.
-    cache : Path, optional
-        The root folder, see `reservoir_pipelines.workspace.cache_root`.
-    workers : int, default 0
-        Local processes; 0 or 1 for none.
-    scheduler : str, optional
-        Address of a running dask.distributed scheduler whose workers share this file system.
-    parameters : mapping, optional
-        The task's parameters.
-    fetch : bool, default False
-        Download the publisher's files first, see `reservoir_pipelines.preparation.download.download`.
-    mirrors : sequence of str
-        Addresses to try before the publisher's.
+    **options
+        Fields of `TaskOptions`, `ClusterOptions`, `DownloadOptions` and `CacheOptions`.
 
     Raises
     ------
     InputError
         For an unknown task or parameter, and for files that are missing or damaged.
     """
-    folder = download(task, cache=cache, mirrors=mirrors) if fetch else data_folder(data)
-    source = task_named(task, data=folder, **(parameters or {}))
+    cache = root.cache
+    folder = download(task, cache=cache, mirrors=files.mirrors) if files.fetch else data_folder(options.data)
+    source = task_named(task, data=folder, **options.given)
     settings = settings_folder(task, source, cache)
     try:
         origin = [_origin(path) for path in source.files()]
@@ -88,7 +72,7 @@ def prepare(
         except InputError:
             shutil.rmtree(final)
     _remove_leftovers(settings)
-    _write(source, origin, final, workers, scheduler)
+    _write(source, origin, final, cluster)
     return Prepared.open(final, reused=False)
 
 
@@ -105,14 +89,14 @@ def latest(settings: Path) -> Path | None:
     return indices[-1].parent if indices else None
 
 
-def _write(source: Source, origin: list[dict[str, Any]], final: Path, workers: int, scheduler: str | None) -> None:
+def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: ClusterOptions) -> None:
     """Write all pieces and the index into a temporary folder, and give it its name."""
     final.parent.mkdir(parents=True, exist_ok=True)
     folder = final.parent.resolve() / f".{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex}"
     folder.mkdir()
     try:
         tasks = ((source, piece, number, folder) for number, piece in enumerate(source.pieces()))
-        written = map_pieces(write_piece, tasks, workers=workers, scheduler=scheduler)
+        written = map_pieces(write_piece, tasks, workers=cluster.workers, scheduler=cluster.scheduler)
         _write_index(source, origin, folder, written)
         try:
             folder.rename(final)

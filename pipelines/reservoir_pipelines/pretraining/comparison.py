@@ -14,7 +14,7 @@ from reservoir import InputError
 from reservoir.pretraining.corpora import BYTES, HELD_OUT, STREAMS, Text, corpus_named
 from reservoir.pretraining.language_model import LanguageModel
 from reservoir.pretraining.recipe import choose_recipe
-from reservoir.reservoir import Reservoir, choose_compute, choose_device, load_frozen
+from reservoir.reservoir import Reservoir, choose_compute, choose_device, load_model
 from reservoir.tasks.bits import BitMemory
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.fitting.fit import fit
@@ -102,7 +102,7 @@ def compare_pretraining(
     maker = _Maker(shape, text, tokens, batch_tokens, vocabulary, place)
     prepared = prepare(task, data=data, cache=root, parameters=parameters)
     described = prepared.task
-    load_frozen(described, shape, device, compute)
+    load_model(described, shape, device, compute)
     for name in names:  # what does not work is refused before anything is pretrained
         maker.check(name)
     rows = []
@@ -196,7 +196,7 @@ class _Maker:
         source = None if corpus == BIT_MEMORY else corpus_named(self._name(corpus), self.vocabulary)
         model = LanguageModel(self.shape.backbone, self.vocabulary, self.shape.seed)
         if source is None:
-            load_frozen(BitMemory().task, self.shape, self.place["device"], self.place["compute"])
+            load_model(BitMemory().task, self.shape, self.place["device"], self.place["compute"])
             return
         recipe = choose_recipe(model, self.shape.backbone, **settings)
         for split in HELD_OUT:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from reservoir import InputError
-from reservoir.reservoir import FrozenModel
+from reservoir.reservoir import LoadedModel
 from reservoir.tasks import Source
 from reservoir.training.dropout import set_dropout
 from reservoir.training.groups import count, frozen_digest, trained_layer
@@ -40,7 +40,7 @@ class Attempt:
 
     Parameters
     ----------
-    model : FrozenModel
+    model : LoadedModel
         With the trained parameters unfrozen.
     prepared : Prepared
     drawn : mapping of str to ndarray of int
@@ -64,7 +64,7 @@ class Attempt:
         As for `reservoir_pipelines.training.train.train`.
     """
 
-    model: FrozenModel
+    model: LoadedModel
     prepared: Prepared
     drawn: Mapping[str, np.ndarray]
     source: Source

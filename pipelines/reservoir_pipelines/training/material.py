@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from reservoir import InputError
-from reservoir.reservoir import FrozenModel
+from reservoir.reservoir import LoadedModel
 from reservoir.tasks.fresh import FreshRows, augment_sequences, is_augmented, is_generated
 from reservoir.tasks.source import Source
 from reservoir.tasks.task import Split, Tokens
@@ -76,7 +76,7 @@ def choose_kind(kind: str, source: Source, name: str, *, from_cache: bool) -> st
 
 
 def raw_material(
-    model: FrozenModel,
+    model: LoadedModel,
     prepared: Prepared,
     drawn: Mapping[str, np.ndarray],
     source: Source,
@@ -88,7 +88,7 @@ def raw_material(
 
     Parameters
     ----------
-    model : FrozenModel
+    model : LoadedModel
         The whole model.
     prepared : Prepared
     drawn : mapping of str to ndarray of int
@@ -132,13 +132,13 @@ def read_split(prepared: Prepared, name: str, rows: np.ndarray) -> Split:
 
 
 def cached_material(
-    model: FrozenModel, store: FeatureStore, layer: str, seed: int, targets: TargetScale | None
+    model: LoadedModel, store: FeatureStore, layer: str, seed: int, targets: TargetScale | None
 ) -> Material:
     """Return the material of a training on cached hidden states, which are read into memory.
 
     Parameters
     ----------
-    model : FrozenModel
+    model : LoadedModel
         The whole model; its blocks up to the layer are passed by from now on.
     store : FeatureStore
         Where the layer's hidden states are.
@@ -163,7 +163,7 @@ def cached_material(
     )
 
 
-def _hidden(split: SplitFeatures, column: str, model: FrozenModel) -> Split:
+def _hidden(split: SplitFeatures, column: str, model: LoadedModel) -> Split:
     tokens, width = split.shape(column)
     size = 4 * split.rows * tokens * width
     free = _free_memory()

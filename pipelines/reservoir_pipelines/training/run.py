@@ -19,7 +19,7 @@ from reservoir_pipelines.training.checkpoint import State, last_checkpoint, read
 from reservoir_pipelines.workspace import replace_file
 
 if TYPE_CHECKING:
-    from reservoir.reservoir import FrozenModel
+    from reservoir.reservoir import LoadedModel
     from reservoir.tasks.task import Scaling
     from reservoir.training.target_scale import TargetScale
 
@@ -34,7 +34,7 @@ def make_config(
     recipe: Mapping[str, Any],
     processes: int,
     rows: str,
-    model: FrozenModel,
+    model: LoadedModel,
     scaling: Scaling | None,
     targets: TargetScale | None,
 ) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from reservoir import InputError
 from reservoir.readouts import LinearReadout, Targets
-from reservoir.reservoir import FrozenModel, Reservoir, choose_compute, load_frozen
+from reservoir.reservoir import LoadedModel, Reservoir, choose_compute, load_model
 from reservoir.tasks.task import Task
 from reservoir.training.fast import speed_up
 from reservoir.training.groups import default_groups, unfreeze
@@ -25,7 +25,7 @@ from reservoir_pipelines.training.run import CONFIG, Run, is_run
 
 def load_trainable(
     task: Task, settings: Reservoir, groups: Sequence[str] | None, device: str, compute: str
-) -> tuple[FrozenModel, tuple[str, ...]]:
+) -> tuple[LoadedModel, tuple[str, ...]]:
     """Make a model some of whose groups can be trained.
 
     Parameters
@@ -36,16 +36,16 @@ def load_trainable(
     groups : sequence of str, optional
         What is trained; by default `reservoir.training.groups.default_groups`.
     device, compute : str
-        As for `load_frozen`; only products with frozen weights are in bfloat16.
+        As for `load_model`; only products with frozen weights are in bfloat16.
 
     Returns
     -------
-    FrozenModel
+    LoadedModel
         With the trained parameters unfrozen.
     tuple of str
         The groups.
     """
-    model = load_frozen(task, settings, device, "float32")
+    model = load_model(task, settings, device, "float32")
     chosen = tuple(groups or default_groups(model.fpt.backbone))
     unfreeze(model.fpt, chosen)
     if model.device.type == "cpu":
@@ -55,7 +55,7 @@ def load_trainable(
     return replace(model, compute=str(backbone.compute).removeprefix("torch.")), chosen
 
 
-def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> FrozenModel:
+def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> LoadedModel:
     """Load the model of a run with the weights that did best on the validation split.
 
     Parameters
@@ -69,7 +69,7 @@ def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> 
 
     Returns
     -------
-    FrozenModel
+    LoadedModel
         In evaluation mode, with no gradients.
 
     Raises
@@ -132,7 +132,7 @@ def linear_readout(task: Task, output: nn.Linear, scale: TargetScale | None = No
     return LinearReadout(coef=np.ascontiguousarray(coef), intercept=intercept, targets=targets)
 
 
-def load_part(task: Task, part: Part, device: str, where: Path, compute: str | None = None) -> FrozenModel:
+def load_part(task: Task, part: Part, device: str, where: Path, compute: str | None = None) -> LoadedModel:
     """Load the map that a readout reads, frozen or trained.
 
     Parameters
@@ -153,12 +153,12 @@ def load_part(task: Task, part: Part, device: str, where: Path, compute: str | N
     """
     if part.run:
         return load_run(Path(part.run), device, compute)
-    model = load_frozen(task, part.reservoir, device, compute or part.compute)
+    model = load_model(task, part.reservoir, device, compute or part.compute)
     _check_digest(model, part.digest, f"readout {where}")
     return model
 
 
-def _check_digest(model: FrozenModel, digest: str, where: str) -> None:
+def _check_digest(model: LoadedModel, digest: str, where: str) -> None:
     if model.digest != digest:
         raise InputError(
             f"{where}: the weights of {model.settings.backbone!r} are no longer those it was fitted on; bring them "
