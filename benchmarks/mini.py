@@ -26,13 +26,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from reservoir_pipelines.frozen import choose_compute, choose_device
-from reservoir_pipelines.pretrains.recipe import PretrainRecipe
-from reservoir_pipelines.pretrains.steps import Steps
 
 from reservoir.backbones.names import SHIPPED
-from reservoir.corpora import BYTES, HeldOut, Text
-from reservoir.language_model import LanguageModel
+from reservoir.pretraining.corpora import BYTES, HeldOut, Text
+from reservoir.pretraining.language_model import LanguageModel
+from reservoir.pretraining.recipe import PretrainRecipe
+from reservoir.pretraining.steps import Steps
+from reservoir.reservoir import choose_compute, choose_device
 
 SAMPLES, SAMPLE_BYTES, TEMPERATURE, PROMPT = 3, 400, 0.8, b"\n"
 

@@ -8,7 +8,7 @@ For cifar10-lra (the binary batches under DIR) and listops (expressions of 500 t
 * `prepare` in this process, and with ``--workers`` processes, files written and read back for the digest included.
 
 Then listops with more and more rows, in this process and with processes: the first number of rows at which processes
-are faster is the crossover; ``reservoir_pipelines.pieces.PAYS_OFF`` is the work, in seconds, that it takes here.
+are faster is the crossover; ``reservoir_pipelines.workers.PAYS_OFF`` is the work, in seconds, that it takes here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from reservoir_pipelines import pieces
-from reservoir_pipelines.preparation import prepare
+from reservoir_pipelines.preparation.prepare import prepare
 
 
 def plain_cifar(data: Path, rows: int) -> None:

@@ -25,15 +25,15 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from reservoir_pipelines.frozen import FrozenModel, Reservoir
-from reservoir_pipelines.runs.loop import Loop, Recipe
-from reservoir_pipelines.runs.processes import Processes
-from reservoir_pipelines.runs.stream import StoredRows, raw_rows
-from reservoir_pipelines.runs.trained import load_trainable
+from reservoir_pipelines.training.trained import load_trainable
 from torch import Tensor, nn
 
-from reservoir.dropout import set_dropout
+from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks.task import Split, Task, Vectors
+from reservoir.training.dropout import set_dropout
+from reservoir.training.loop import Loop, Recipe
+from reservoir.training.processes import Processes
+from reservoir.training.rows import StoredRows, raw_rows
 
 DIM, CLASSES = 16, 10
 ROWS = {"cpu": {64: 16, 512: 4, 1024: 2}, "cuda": {64: 256, 512: 32, 1024: 16}}
@@ -48,7 +48,7 @@ def rows_of(tokens: int, batch: int) -> Split:
     return Split(x=x, y=y, lengths=np.full(4 * batch, tokens, np.int32))
 
 
-def our_model(tokens: int, depth: int | None, device: str, compute: str, dropout: float) -> FrozenModel:
+def our_model(tokens: int, depth: int | None, device: str, compute: str, dropout: float) -> LoadedModel:
     """Return an untrained GPT-2 small as `train` makes it."""
     task = Task(name="speed", form=Vectors(DIM), max_tokens=tokens, classes=CLASSES)
     model, _ = load_trainable(task, Reservoir(backbone="gpt2", init="random", depth=depth), None, device, compute)
@@ -57,7 +57,7 @@ def our_model(tokens: int, depth: int | None, device: str, compute: str, dropout
     return model
 
 
-def our_steps(model: FrozenModel, split: Split, batch: int, dropout: float, compiled: bool) -> Callable[[int], None]:
+def our_steps(model: LoadedModel, split: Split, batch: int, dropout: float, compiled: bool) -> Callable[[int], None]:
     """Return a function that takes so many steps of the loop of `train`."""
     forward = torch.compile(model.fpt) if compiled else model.fpt
     parameters = [p for p in model.fpt.parameters() if p.requires_grad]
@@ -96,7 +96,7 @@ class Rows:
         return self.x[self.place : self.place + batch_size], self.y[self.place : self.place + batch_size]
 
 
-def their_model(peer: Path, ours: FrozenModel, dropout: float) -> nn.Module:
+def their_model(peer: Path, ours: LoadedModel, dropout: float) -> nn.Module:
     """Return the authors' FPT with the weights of a float32 model of ours."""
     import transformers
 
@@ -145,7 +145,7 @@ def per_second(run: Callable[[int], None], steps: int) -> float:
     return steps / (time.perf_counter() - started)
 
 
-def product_flops(model: FrozenModel, tokens: int, batch: int) -> float:
+def product_flops(model: LoadedModel, tokens: int, batch: int) -> float:
     """Return the floating-point operations of one step in products with frozen weights and in attention.
 
     Frozen weights are multiplied twice, forwards and for the gradient of their input; of the two products of causal
@@ -168,7 +168,7 @@ def peak(device: torch.device) -> float:
     return 2 * size**3 / min(times[1:])
 
 
-def compare_losses(ours: FrozenModel, theirs: nn.Module, split: Split, batch: int) -> float:
+def compare_losses(ours: LoadedModel, theirs: nn.Module, split: Split, batch: int) -> float:
     """Return how far the two losses of the same rows lie apart, without dropout."""
     x, y = (torch.from_numpy(a[:batch]).to(ours.device) for a in (split.x, split.y[:, 0, 0]))
     lengths = torch.full((batch,), x.shape[1], device=ours.device)

@@ -11,7 +11,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from reservoir_pipelines.training import train
+from reservoir_pipelines.training.train import train
 
 
 def main() -> None:

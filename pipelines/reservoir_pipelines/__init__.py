@@ -12,20 +12,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from reservoir_pipelines.comparison import compare_pretraining
-    from reservoir_pipelines.extraction import Extraction, extract
-    from reservoir_pipelines.fits.results import Fit, Result
-    from reservoir_pipelines.fitting import fit
+    from reservoir_pipelines.estimators.classifier import ReservoirClassifier
+    from reservoir_pipelines.estimators.regressor import ReservoirRegressor
+    from reservoir_pipelines.extraction.extract import Extraction, extract
+    from reservoir_pipelines.fitting.fit import fit
+    from reservoir_pipelines.fitting.results import Fit, Result
     from reservoir_pipelines.prediction import Prediction, predict
-    from reservoir_pipelines.preparation import prepare
-    from reservoir_pipelines.prepared import Prepared
-    from reservoir_pipelines.pretraining import pretrain
-    from reservoir_pipelines.pretrains.compared import Comparison
-    from reservoir_pipelines.pretrains.outcome import Pretraining
-    from reservoir_pipelines.runs.training_result import Training
-    from reservoir_pipelines.scikit.classifier import ReservoirClassifier
-    from reservoir_pipelines.scikit.regressor import ReservoirRegressor
-    from reservoir_pipelines.training import train
+    from reservoir_pipelines.preparation.prepare import prepare
+    from reservoir_pipelines.preparation.prepared import Prepared
+    from reservoir_pipelines.pretraining.compared import Comparison
+    from reservoir_pipelines.pretraining.comparison import compare_pretraining
+    from reservoir_pipelines.pretraining.outcome import Pretraining
+    from reservoir_pipelines.pretraining.pretrain import pretrain
+    from reservoir_pipelines.training.train import train
+    from reservoir_pipelines.training.training_result import Training
 
 __all__ = [
     "Comparison",
@@ -48,20 +48,20 @@ __all__ = [
 ]
 
 _HOME = {
-    "ReservoirClassifier": "scikit.classifier",
-    "ReservoirRegressor": "scikit.regressor",
-    **dict.fromkeys(("Extraction", "extract"), "extraction"),
-    "Comparison": "pretrains.compared",
-    "compare_pretraining": "comparison",
-    "fit": "fitting",
-    **dict.fromkeys(("Fit", "Result"), "fits.results"),
-    "Prepared": "prepared",
-    "prepare": "preparation",
-    "Pretraining": "pretrains.outcome",
-    "pretrain": "pretraining",
+    "ReservoirClassifier": "estimators.classifier",
+    "ReservoirRegressor": "estimators.regressor",
+    **dict.fromkeys(("Extraction", "extract"), "extraction.extract"),
+    "Comparison": "pretraining.compared",
+    "compare_pretraining": "pretraining.comparison",
+    "fit": "fitting.fit",
+    **dict.fromkeys(("Fit", "Result"), "fitting.results"),
+    "Prepared": "preparation.prepared",
+    "prepare": "preparation.prepare",
+    "Pretraining": "pretraining.outcome",
+    "pretrain": "pretraining.pretrain",
     **dict.fromkeys(("Prediction", "predict"), "prediction"),
-    "train": "training",
-    "Training": "runs.training_result",
+    "train": "training.train",
+    "Training": "training.training_result",
 }
 
 

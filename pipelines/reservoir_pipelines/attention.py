@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reservoir import InputError
+from reservoir.features import batches, to_tokens
+from reservoir.reservoir import GAIN, LoadedModel, Reservoir, load_model
 from reservoir.tasks import TASKS, own_name, task_named
 from reservoir.tasks.task import Task, Tokens
-from reservoir_pipelines.files import replace_file
-from reservoir_pipelines.forward import batches, to_tokens
-from reservoir_pipelines.frozen import GAIN, FrozenModel, Reservoir, load_frozen
-from reservoir_pipelines.preparation import prepare
-from reservoir_pipelines.prepared import Prepared, scaling_from_json
-from reservoir_pipelines.root import cache_root, data_folder
-from reservoir_pipelines.runs.run import Run
-from reservoir_pipelines.runs.trained import load_run
+from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
+from reservoir_pipelines.training.run import Run
+from reservoir_pipelines.training.trained import load_run
+from reservoir_pipelines.workspace import cache_root, data_folder, replace_file
 
 if TYPE_CHECKING:
     from reservoir.tasks.task import Scaling
@@ -96,7 +95,7 @@ def attention(
     task : str
         Name of a task, or the path of your own data.
     backbone, init, seed, gain, depth, patch, stride
-        The reservoir, as for `reservoir_pipelines.extraction.extract`.
+        The reservoir, as for `reservoir_pipelines.extraction.extract.extract`.
     layer : int, default 1
         The block, from 1.
     rows : int, default 64
@@ -130,7 +129,7 @@ def attention(
         model = load_run(run, device, "float32")
     else:
         prepared = prepare(task, data=data, cache=root, parameters=parameters)
-        model, scaling = load_frozen(prepared.task, settings, device, "float32"), prepared.scaling
+        model, scaling = load_model(prepared.task, settings, device, "float32"), prepared.scaling
     settings = model.settings
     whole = prepared.split(split)
     part = whole.read(0, min(rows, len(whole)))
@@ -157,13 +156,13 @@ def attention(
 
 
 def average_maps(
-    model: FrozenModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray, layer: int
+    model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray, layer: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the maps of the first row, and the mean over all rows.
 
     Parameters
     ----------
-    model : FrozenModel
+    model : LoadedModel
         The model on its device.
     scaling : Scaling, optional
         From stored values to what the model sees.

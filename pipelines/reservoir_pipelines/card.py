@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from reservoir_pipelines.frozen import Reservoir
-from reservoir_pipelines.root import cache_root, data_folder
+from reservoir.reservoir import Reservoir
+from reservoir_pipelines.workspace import cache_root, data_folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,11 @@ from torch.export import Dim, ExportedProgram
 
 from reservoir import InputError
 from reservoir.readouts import LinearReadout
+from reservoir.sequence_model import Branch, SequenceModel
 from reservoir.tasks.task import Task, Vectors
-from reservoir_pipelines.bundle import Bundle, replace_file
-from reservoir_pipelines.progress import say
-from reservoir_pipelines.runs.trained import load_part, open_readout
-from reservoir_pipelines.sequence_model import Branch, SequenceModel
+from reservoir_pipelines.fitting.bundle import Bundle, replace_file
+from reservoir_pipelines.output import say
+from reservoir_pipelines.training.trained import load_part, open_readout
 
 FORMAT = 1
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}

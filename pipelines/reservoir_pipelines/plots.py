@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from reservoir_pipelines.files import replace_file
+from reservoir_pipelines.workspace import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from reservoir_pipelines.fits.results import Result
+    from reservoir_pipelines.fitting.results import Result
 
 INK, GRID = "#222222", "#dddddd"
 # Okabe and Ito's palette, which colour-blind readers can tell apart.

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from reservoir import InputError
+from reservoir.features import forward
 from reservoir.readouts import samples, unsample
+from reservoir.reservoir import LoadedModel
 from reservoir.tasks import encode
 from reservoir.tasks.columns import open_columns
 from reservoir.tasks.idx import read_idx
-from reservoir_pipelines.bundle import Bundle
-from reservoir_pipelines.forward import forward
-from reservoir_pipelines.frozen import FrozenModel
-from reservoir_pipelines.runs.trained import load_part, open_readout
+from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.training.trained import load_part, open_readout
 
 COLUMN_FILES = (".npz", ".h5", ".hdf5")
 BATCH_ROWS = 32
@@ -82,7 +82,7 @@ def predict(readout: Path, file: Path, *, device: str = "auto") -> Iterator[Pred
         yield from _answers(bundle, features)
 
 
-def _features(bundle: Bundle, models: Sequence[FrozenModel], x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def _features(bundle: Bundle, models: Sequence[LoadedModel], x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return what the readout reads of sequences, (samples, width); a row has one sample or more."""
     empty = np.zeros((len(x), bundle.task.readout_tokens, bundle.task.outputs))
     read = []

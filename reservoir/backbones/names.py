@@ -77,6 +77,7 @@ def find(name: str) -> tuple[Family, Any]:
         raise _unknown(name, config.model_type)
     _check_sizes(name, family, config)
     if config.model_type not in OWN:
+        _check_kernels(name, config)
         _check_activation(name, config)
     return family, config
 
@@ -142,6 +143,16 @@ def _check_sizes(name: str, family: Family, config: Any) -> None:
             raise InputError(f"backbone {name!r}: its configuration says {what}: {size}; give a whole number from 1")
 
 
+def _check_kernels(name: str, config: Any) -> None:
+    """Refuse a configuration by which transformers would fetch compiled code from a hub repository and run it."""
+    attention = str(config._attn_implementation)
+    if "/" in attention:
+        raise InputError(
+            f"backbone {name!r}: its config.json asks for the code of {attention!r} as attn_implementation, which is "
+            "not run; take that line out"
+        )
+
+
 def _check_activation(name: str, config: Any) -> None:
     from transformers.activations import ACT2FN
 
@@ -176,7 +187,9 @@ def _from_transformers(name: str) -> Any:
     quiet()
     source = str(Path(name).parent) if gguf(name) else name
     try:
-        return AutoConfig.from_pretrained(source, local_files_only=offline(source), **gguf(name))
+        return AutoConfig.from_pretrained(
+            source, local_files_only=offline(source), trust_remote_code=False, **gguf(name)
+        )
     except Exception as error:  # transformers, the hub's client and a broken configuration raise all kinds
         there = Path(source).is_dir()
         reason = "its configuration is not readable" if there else "no such folder, and not found on the hub"

@@ -8,12 +8,12 @@ import pytest
 import torch
 from reservoir_pipelines.attention import attention
 from reservoir_pipelines.cli import run as command
-from reservoir_pipelines.frozen import Reservoir, load_frozen
-from reservoir_pipelines.preparation import prepare
-from reservoir_pipelines.runs.trained import load_run
-from reservoir_pipelines.training import train
+from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.training.train import train
+from reservoir_pipelines.training.trained import load_run
 
 from reservoir.backbones import attention_maps
+from reservoir.reservoir import Reservoir, load_model
 
 TINY = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=30,initializer_range=0.3"
 QUICK = {"backbone": TINY, "init": "random", "device": "cpu", "steps": 4, "eval_every": 2, "learning_rate": 0.05}
@@ -108,7 +108,7 @@ def test_windows_are_the_tokens_of_the_maps(cache, tmp_path, patch, stride):
     assert_maps(maps, by_hand(load_run(done.path, "cpu", "float32"), tokens))
     frozen = attention(own, backbone=TINY, init="random", patch=patch, stride=stride, rows=6, device="cpu")
     settings = Reservoir.choose(TINY, "random", patch=patch, stride=stride)
-    assert_maps(frozen, by_hand(load_frozen(prepared.task, settings, "cpu", "float32"), tokens))
+    assert_maps(frozen, by_hand(load_model(prepared.task, settings, "cpu", "float32"), tokens))
 
 
 def test_windows_of_single_values_are_labelled_by_the_value_they_hold(cache, tmp_path):

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from reservoir_cache import CacheError, Entry, list_entries, remove
 from reservoir_pipelines import ReservoirClassifier, ReservoirRegressor
-from reservoir_pipelines.forward import forward
-from reservoir_pipelines.scikit import rowcache
+from reservoir_pipelines.estimators import rowcache
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.model_selection import GridSearchCV, LeaveOneOut, cross_val_score, train_test_split
@@ -19,6 +18,7 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
 from reservoir import InputError
+from reservoir.features import forward
 from reservoir.readouts import RidgeSweepClassifier, RidgeSweepRegressor
 from reservoir.tasks.task import Vectors
 from reservoir.tasks.windows import windows

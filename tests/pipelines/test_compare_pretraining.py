@@ -9,11 +9,11 @@ import pytest
 from matplotlib.figure import Figure
 from reservoir_pipelines import compare_pretraining, extract, fit, train
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.pretrains.compared import FIELDS, plot_comparison
-from reservoir_pipelines.pretrains.steps import Steps
-from reservoir_pipelines.runs.loop import Loop
+from reservoir_pipelines.pretraining.compared import FIELDS, plot_comparison
 
 from reservoir.errors import InputError
+from reservoir.pretraining.steps import Steps
+from reservoir.training.loop import Loop
 
 SHAPE = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=128"
 PLAIN = {"device": "cpu", "compute": "float32"}
@@ -23,8 +23,8 @@ SMALL = {**PLAIN, "backbone": SHAPE, "batch_tokens": 1024, "tokens": 6000, "step
 @pytest.fixture(scope="module", autouse=True)
 def _short_streams():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("reservoir.corpora.streams.HELD_OUT_TOKENS", 2**12)
-        patch.setattr("reservoir.corpora.streams.ENTROPY_TOKENS", 2**12)
+        patch.setattr("reservoir.pretraining.corpora.streams.HELD_OUT_TOKENS", 2**12)
+        patch.setattr("reservoir.pretraining.corpora.streams.ENTROPY_TOKENS", 2**12)
         yield
 
 
@@ -84,7 +84,7 @@ def test_the_numbers_are_those_of_the_stages(done, root):
 def test_what_is_made_is_reused(done, root, text, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(Steps, "take", never)
     monkeypatch.setattr(Loop, "steps", never)
-    monkeypatch.setattr("reservoir_pipelines.extraction.forward", never)
+    monkeypatch.setattr("reservoir_pipelines.extraction.extract.forward", never)
     options = [f"--{name.replace('_', '-')}={value}" for name, value in {**SMALL, "cache": root}.items()]
     command = ["compare-pretraining", "digits", *options]
     assert run([*command, "--corpora", "text,bit-memory,zipf,random", "--text", str(text), "--json"]) == 0
@@ -121,7 +121,7 @@ def test_the_title_of_a_plot_fits_beside_few_corpora(done, tmp_path, monkeypatch
 
     seen = []
     monkeypatch.setattr(Figure, "savefig", measure)
-    monkeypatch.setattr("reservoir_pipelines.pretrains.compared.replace_file", lambda path, write: write(path))
+    monkeypatch.setattr("reservoir_pipelines.pretraining.compared.replace_file", lambda path, write: write(path))
     for backbone in ("mini", SHAPE, f"bert-base-uncased:{'hidden_size=32,' * 6}"):
         plot_comparison(tmp_path / "plot.png", done.rows[:1], f"digits: {backbone}, pretrained on 4,194,304 tokens")
     for title, page in seen:
@@ -193,7 +193,7 @@ def test_another_comparison_leaves_the_results_of_the_first(root, text, tmp_path
 def test_what_does_not_work_is_refused_before_anything_is_pretrained(asked, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "letters.txt").write_text("aeiou")
-    monkeypatch.setattr("reservoir_pipelines.comparison.pretrain", never)
+    monkeypatch.setattr("reservoir_pipelines.pretraining.comparison.pretrain", never)
     if "text" in asked:
         asked = {**asked, "text": tmp_path.joinpath(asked["text"]).relative_to(tmp_path)}
     if "out" in asked:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from reservoir_pipelines import extract, fit, predict
-from reservoir_pipelines.bundle import Bundle
 from reservoir_pipelines.export import build, export
-from reservoir_pipelines.forward import forward
-from reservoir_pipelines.frozen import load_frozen
+from reservoir_pipelines.fitting.bundle import Bundle
 
 from reservoir import InputError
+from reservoir.features import forward
+from reservoir.reservoir import load_model
 
 ROWS, LONGEST, DIM = 60, 24, 2
 CASES = {
@@ -107,7 +107,7 @@ def test_logits_are_the_scores_of_the_readout_over_its_temperature(readouts):
     bundle = Bundle.load(saved)
     (part,) = bundle.parts
     x, lengths = inputs(file)
-    model = load_frozen(bundle.task, part.reservoir, "cpu", part.compute)
+    model = load_model(bundle.task, part.reservoir, "cpu", part.compute)
     (column,) = part.columns
     features = forward(model, bundle.scaling, x, lengths, [column], 7)[column][:, 0]
     with torch.no_grad():

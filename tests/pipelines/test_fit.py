@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from reservoir_cache import FeatureStore
 from reservoir_pipelines import extract, fit, predict
-from reservoir_pipelines.bundle import Bundle
-from reservoir_pipelines.preparation import prepare
+from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.preparation.prepare import prepare
 
 from reservoir import InputError
 
@@ -274,7 +274,7 @@ def test_balanced_classes_and_wrong_settings(extracted, tmp_path):
 
 
 def test_intervals_are_wilsons():
-    from reservoir_pipelines.fits.results import wilson
+    from reservoir_pipelines.fitting.results import wilson
 
     # Wilson's interval of 8 in 10, 95%, as tabled in introductory texts: 0.490 to 0.943.
     assert wilson(0.8, 10) == pytest.approx((0.490, 0.943), abs=5e-4)
@@ -284,7 +284,7 @@ def test_intervals_are_wilsons():
 def test_several_seeds_draw_reservoirs_of_their_own(extracted, tmp_path):
     from statistics import fmean, stdev
 
-    from reservoir_pipelines.fits.seeds import fit_seeds
+    from reservoir_pipelines.fitting.seeds import fit_seeds
 
     done = fit_seeds([extracted.store.entry], 3, out=tmp_path, columns="final/mean", alphas="1e0:1e2:3")
     assert len({one.entry for one in done.fits}) == 3

@@ -8,8 +8,9 @@ import time
 
 import numpy as np
 import pytest
-from reservoir_pipelines import extract, fit, fitting, predict
+from reservoir_pipelines import extract, fit, predict
 from reservoir_pipelines.cli import run
+from reservoir_pipelines.fitting import fit as fitting
 from reservoir_pipelines.prediction import Prediction
 
 from reservoir import InputError
@@ -82,7 +83,7 @@ def test_a_broken_entry_is_removed_by_its_name(extracted, tmp_path, capfd):
 def test_an_interrupted_command_says_how_to_go_on(extracted):
     script = """
 import signal, sys, time
-from reservoir_pipelines import fitting
+from reservoir_pipelines.fitting import fit as fitting
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its jobs in the background without it
 from reservoir_pipelines.cli import run
 def slow(*_):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from reservoir_pipelines import extract, fit
-from reservoir_pipelines.fits.engines import make_engine
-from reservoir_pipelines.fits.results import Result
+from reservoir_pipelines.fitting.engines import make_engine
+from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.plots import plot_sweep
 
 from reservoir import InputError

@@ -9,10 +9,10 @@ import pytest
 from reservoir_cache import Entry, FeatureStore
 from reservoir_pipelines import extract, fit, pieces
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.fits import column_moments
-from reservoir_pipelines.fits.column_moments import ColumnMoments, compute_moments
-from reservoir_pipelines.fits.sources import ColumnSource, fold_blocks
-from reservoir_pipelines.pieces import map_pieces
+from reservoir_pipelines.fitting import column_moments
+from reservoir_pipelines.fitting.column_moments import ColumnMoments, compute_moments
+from reservoir_pipelines.fitting.sources import ColumnSource, fold_blocks
+from reservoir_pipelines.workers import map_pieces
 from threadpoolctl import threadpool_limits
 
 from reservoir import InputError

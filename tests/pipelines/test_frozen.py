@@ -1,9 +1,9 @@
 """Which settings of a frozen map are refused before anything is built."""
 
 import pytest
-from reservoir_pipelines.frozen import Reservoir
 
 from reservoir import InputError
+from reservoir.reservoir import Reservoir
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 10**26])

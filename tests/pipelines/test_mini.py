@@ -8,9 +8,8 @@ import sys
 
 import pytest
 import torch
-from reservoir_pipelines.commands.entries import find_entry
-from reservoir_pipelines.extraction import extract
-from reservoir_pipelines.frozen import Reservoir
+from reservoir_pipelines.extraction.entries import find_entry
+from reservoir_pipelines.extraction.extract import extract
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, GPT2LMHeadModel
@@ -18,6 +17,7 @@ from transformers import AutoTokenizer, GPT2LMHeadModel
 from reservoir.backbones import default_init, find, load_backbone, weights_digest
 from reservoir.backbones.names import SHIPPED
 from reservoir.errors import InputError
+from reservoir.reservoir import Reservoir
 
 MINI = SHIPPED["mini"]
 

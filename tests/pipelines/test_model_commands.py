@@ -8,10 +8,10 @@ import pytest
 import typer
 from reservoir_pipelines.attention import attention, average_maps, bit_diagonals, token_labels
 from reservoir_pipelines.commands.model_commands import register
-from reservoir_pipelines.frozen import Reservoir, load_frozen
 from typer.testing import CliRunner
 
 from reservoir.errors import InputError
+from reservoir.reservoir import Reservoir, load_model
 from reservoir.tasks.task import Task, Tokens, Vectors
 
 TINY = "gpt2:n_layer=2,n_embd=16,n_head=2,n_positions=70"
@@ -67,7 +67,7 @@ def test_attention_saves_what_it_draws(run, cache, tmp_path):
 
 def test_the_mean_is_over_rows_in_which_both_tokens_are_real():
     task = Task(name="t", form=Vectors(3), max_tokens=6, classes=2)
-    model = load_frozen(task, Reservoir(backbone=TINY, init="random"), "cpu", "float32")
+    model = load_model(task, Reservoir(backbone=TINY, init="random"), "cpu", "float32")
     x = np.random.default_rng(0).normal(size=(4, 6, 3)).astype(np.float32)
     lengths = np.array([5, 3, 1, 4], np.int32)
     one, mean = average_maps(model, None, x, lengths, 1)

@@ -10,8 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
 import samples
 from reservoir_pipelines import preparation as stage
-from reservoir_pipelines.preparation import prepare
-from reservoir_pipelines.prepared import Prepared
+from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.preparation.prepared import Prepared
 
 from reservoir.errors import InputError
 from reservoir.tasks import task_named

@@ -10,8 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
 import samples
 from reservoir_pipelines import pieces
-from reservoir_pipelines.pieces import map_pieces
-from reservoir_pipelines.preparation import prepare
+from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.workers import map_pieces
 
 from reservoir.errors import InputError
 

@@ -14,17 +14,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines.pretraining import pretrain
-from reservoir_pipelines.pretrains.recipe import PretrainRecipe
-from reservoir_pipelines.pretrains.steps import MEASURED_TOKENS, Steps
-from reservoir_pipelines.runs.checkpoint import last_checkpoint
-from reservoir_pipelines.runs.course import DivergedError
+from reservoir_pipelines.pretraining.pretrain import pretrain
+from reservoir_pipelines.training.checkpoint import last_checkpoint
+from reservoir_pipelines.training.course import DivergedError
 from safetensors.torch import load_file
 
 from reservoir.backbones import load_backbone
-from reservoir.corpora import STREAMS, HeldOut, Text
 from reservoir.errors import InputError
-from reservoir.language_model import LanguageModel
+from reservoir.pretraining.corpora import STREAMS, HeldOut, Text
+from reservoir.pretraining.language_model import LanguageModel
+from reservoir.pretraining.recipe import PretrainRecipe
+from reservoir.pretraining.steps import MEASURED_TOKENS, Steps
 
 TINY = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64"
 BERT = "bert-base-uncased:num_hidden_layers=1,hidden_size=16,num_attention_heads=2,intermediate_size=24"
@@ -128,7 +128,7 @@ def test_bfloat16_stays_close_and_rounds_no_weight(text, tmp_path):
 LAUNCH = """
 import json, sys, torch
 from pathlib import Path
-from reservoir_pipelines.pretraining import pretrain
+from reservoir_pipelines.pretraining.pretrain import pretrain
 torch.set_num_threads(1)
 pretrain(sys.argv[1], out=Path(sys.argv[2]), resume=True, **json.loads(sys.argv[3]))
 """
@@ -347,6 +347,6 @@ def test_an_interrupted_command_says_how_to_go_on(call, monkeypatch, tmp_path):
     def interrupted(*_arguments, **_settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("reservoir_pipelines.pretraining.pretrain", interrupted)
+    monkeypatch.setattr("reservoir_pipelines.pretraining.pretrain.pretrain", interrupted)
     code, _, err = call("pretrain", "zipf", "--out", tmp_path / "model")
     assert code == 130 and "--resume" in err

@@ -5,15 +5,15 @@ import json
 import pytest
 import torch
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.pretraining import pretrain
-from reservoir_pipelines.pretrains.bit_memory import take_weights
-from reservoir_pipelines.pretrains.folder import save_model
-from reservoir_pipelines.runs.trained import load_run
-from reservoir_pipelines.training import train
+from reservoir_pipelines.pretraining.bit_memory import take_weights
+from reservoir_pipelines.pretraining.folder import save_model
+from reservoir_pipelines.pretraining.pretrain import pretrain
+from reservoir_pipelines.training.train import train
+from reservoir_pipelines.training.trained import load_run
 
 from reservoir.backbones import load_backbone
 from reservoir.errors import InputError
-from reservoir.language_model import LanguageModel
+from reservoir.pretraining.language_model import LanguageModel
 
 SHAPE = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=128"
 PLAIN = {"device": "cpu", "compute": "float32"}

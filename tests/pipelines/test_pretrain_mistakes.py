@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines.pretraining import pretrain
-from reservoir_pipelines.pretrains.steps import Steps
+from reservoir_pipelines.pretraining.pretrain import pretrain
 from safetensors.torch import load_file
+
+from reservoir.pretraining.steps import Steps
 
 TINY = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64"
 PLAIN = {"device": "cpu", "compute": "float32"}

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from reservoir_pipelines.prediction import predict
-from reservoir_pipelines.runs.attempt import Attempt
-from reservoir_pipelines.runs.checkpoint import last_checkpoint
-from reservoir_pipelines.runs.course import DivergedError
-from reservoir_pipelines.runs.run import Run, read_journal
-from reservoir_pipelines.runs.trained import load_run
-from reservoir_pipelines.training import train
+from reservoir_pipelines.training.attempt import Attempt
+from reservoir_pipelines.training.checkpoint import last_checkpoint
+from reservoir_pipelines.training.course import DivergedError
+from reservoir_pipelines.training.run import Run, read_journal
+from reservoir_pipelines.training.train import train
+from reservoir_pipelines.training.trained import load_run
 from safetensors.torch import load_file
 
 from reservoir.errors import InputError
@@ -232,7 +232,7 @@ def test_the_others_end_quietly_where_the_first_process_fails():
     script = textwrap.dedent("""
         import sys
         from reservoir import InputError
-        from reservoir_pipelines.runs.processes import processes
+        from reservoir.training.processes import processes
 
         try:
             with processes() as group, group.first_alone():

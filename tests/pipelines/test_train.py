@@ -12,11 +12,11 @@ import time
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines.runs.checkpoint import last_checkpoint
-from reservoir_pipelines.runs.course import DivergedError, converged_step
-from reservoir_pipelines.runs.run import Run
-from reservoir_pipelines.runs.training_result import Training
-from reservoir_pipelines.training import train
+from reservoir_pipelines.training.checkpoint import last_checkpoint
+from reservoir_pipelines.training.course import DivergedError, converged_step
+from reservoir_pipelines.training.run import Run
+from reservoir_pipelines.training.train import train
+from reservoir_pipelines.training.training_result import Training
 from safetensors.torch import load_file
 
 from reservoir.errors import InputError
@@ -43,7 +43,7 @@ def assert_same_bits(first, second):
 
 def linear_accuracy(run):
     """Return the accuracy of a logistic regression on the hidden states of every input of bit-xor."""
-    from reservoir_pipelines.runs.trained import load_run
+    from reservoir_pipelines.training.trained import load_run
     from sklearn.linear_model import LogisticRegression
 
     bits = (np.arange(1024)[:, None] >> np.arange(10)) & 1
@@ -82,11 +82,12 @@ def test_the_rows_of_generated_tasks_are_fresh_at_every_step(cache):
 
 def plain_losses(steps, rows):
     """Train the same model with transformers and torch alone, and return the loss of each step."""
-    from reservoir_pipelines.runs.stream import StoredRows, read_split
+    from reservoir_pipelines.training.material import read_split
     from transformers import GPT2Model
 
     from reservoir.backbones import load_backbone
     from reservoir.fpt import FPT
+    from reservoir.training.rows import StoredRows
 
     prepared, count = rows
     settled = FPT(prepared.task, load_backbone(TINY, "random"))
@@ -120,7 +121,7 @@ def plain_losses(steps, rows):
 
 
 def test_twenty_losses_are_those_of_a_plain_loop(cache):
-    from reservoir_pipelines.preparation import prepare
+    from reservoir_pipelines.preparation.prepare import prepare
 
     done = train("bit-xor", rows="stored", steps=20, batch=6, dropout=0.0, **QUICK)
     prepared = prepare("bit-xor", parameters=QUICK["parameters"])
@@ -154,7 +155,7 @@ def test_bfloat16_stays_close_and_rounds_no_trained_weight(cache):
 LAUNCH = """
 import json, sys, torch
 from pathlib import Path
-from reservoir_pipelines.training import train
+from reservoir_pipelines.training.train import train
 torch.set_num_threads(1)
 train("bit-xor", run=Path(sys.argv[1]), **json.loads(sys.argv[2]))
 """

@@ -13,8 +13,8 @@ from reservoir_pipelines.attention import attention
 from reservoir_pipelines.commands.train_commands import register
 from reservoir_pipelines.export import export
 from reservoir_pipelines.prediction import predict
-from reservoir_pipelines.runs.trained import load_run
-from reservoir_pipelines.training import train
+from reservoir_pipelines.training.train import train
+from reservoir_pipelines.training.trained import load_run
 from typer.testing import CliRunner
 
 from reservoir.errors import InputError
@@ -196,6 +196,6 @@ def test_an_interrupted_command_says_how_to_go_on(cache, monkeypatch):
     def interrupted(*_arguments, **_settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("reservoir_pipelines.training.train", interrupted)
+    monkeypatch.setattr("reservoir_pipelines.training.train.train", interrupted)
     done = CliRunner().invoke(app, ["train", "bit-xor"])
     assert done.exit_code == 130 and "--resume" in done.stderr

@@ -6,7 +6,7 @@ import matplotlib.figure
 import pytest
 from matplotlib.colors import to_hex
 from reservoir_pipelines.plots import GRID, INK
-from reservoir_pipelines.runs.training_result import plot_training
+from reservoir_pipelines.training.training_result import plot_training
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reservoir.corpora import BYTES, STREAMS, Text, corpus_named, generator
-from reservoir.corpora.streams import Independent, Nesting, shannon, zipf_law
 from reservoir.errors import InputError
+from reservoir.pretraining.corpora import BYTES, STREAMS, Text, corpus_named, generator
+from reservoir.pretraining.corpora.streams import Independent, Nesting, shannon, zipf_law
 
 PROSE = "Ein Löwe, zwei Löwen: “quoted” — naïve façade, 漢字 and 🎲. "
 

@@ -5,12 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reservoir import fast, fast_attention
 from reservoir.backbones import load_backbone
-from reservoir.dropout import set_dropout
 from reservoir.fpt import FPT
-from reservoir.groups import unfreeze
 from reservoir.tasks.task import Task, Vectors
+from reservoir.training import fast, fast_attention
+from reservoir.training.dropout import set_dropout
+from reservoir.training.groups import unfreeze
 from tests.reservoir.models import save
 
 

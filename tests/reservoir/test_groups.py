@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from reservoir.backbones import load_backbone
-from reservoir.dropout import set_dropout
 from reservoir.errors import InputError
 from reservoir.fpt import FPT
-from reservoir.groups import default_groups, frozen_digest, parse_groups, trained_layer, unfreeze
-from reservoir.objective import row_losses
 from reservoir.tasks.task import Task, Vectors
+from reservoir.training.dropout import set_dropout
+from reservoir.training.groups import default_groups, frozen_digest, parse_groups, trained_layer, unfreeze
+from reservoir.training.objective import row_losses
 from tests.reservoir.models import KINDS, save
 
 TASK = Task(name="t", form=Vectors(3), max_tokens=8, classes=4)

@@ -8,7 +8,7 @@ import torch
 
 from reservoir.backbones import load_backbone
 from reservoir.errors import InputError
-from reservoir.language_model import BOTH_WAYS, CAUSAL, MASKED, LanguageModel
+from reservoir.pretraining.language_model import BOTH_WAYS, CAUSAL, MASKED, LanguageModel
 from tests.reservoir.models import save
 
 TINY = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=24"

@@ -6,9 +6,9 @@ import torch
 from reservoir.backbones import load_backbone
 from reservoir.errors import InputError
 from reservoir.fpt import FPT
-from reservoir.objective import r_squared, row_hits, row_losses
 from reservoir.tasks.task import Task, Vectors
-from reservoir.upper import UpperPart
+from reservoir.training.objective import r_squared, row_hits, row_losses
+from reservoir.training.upper import UpperPart
 from tests.reservoir.models import KINDS, save
 
 TASK = Task(name="t", form=Vectors(3), max_tokens=9, classes=4, readout_tokens=2)

@@ -7,26 +7,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reservoir_pipelines.commands.options import Cache, Config, Json
+from reservoir.options import CacheOptions
+from reservoir_pipelines.command import command
 
 if TYPE_CHECKING:
     from reservoir_cache import Entry
 
-app = typer.Typer(help="Look after cached features.", rich_markup_mode=None)
 Name = Annotated[str, typer.Argument(metavar="ENTRY", help="A task (its last extraction), a key or a folder.")]
 
 
-@app.command("list")
-def list_command(cache: Cache = None, json: Json = False, config: Config = None) -> None:
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    group = typer.Typer(help="Look after cached features.", rich_markup_mode=None)
+    for function in (list_entries, show, verify, repair, remove):
+        command(group, CacheOptions, name=function.__name__.partition("_")[0])(function)
+    app.add_typer(group, name="cache")
+
+
+def list_entries(given: dict[str, Any], json: bool) -> None:
     """List the entries: task, reservoir, rows, columns, size."""
-    from reservoir_cache import broken_entries, list_entries
+    from reservoir_cache import broken_entries
+    from reservoir_cache import list_entries as found_entries
 
-    from reservoir_pipelines.commands.output import print_json, print_table
-    from reservoir_pipelines.progress import say, size_text
-    from reservoir_pipelines.root import cache_root
+    from reservoir_pipelines.output import print_json, print_table, say, size_text
 
-    root = cache_root(cache)
-    entries = [_summary(entry) for entry in list_entries(root)]
+    root = _root(given)
+    entries = [_summary(entry) for entry in found_entries(root)]
     for problem in broken_entries(root):
         say(f"{problem.path}: {problem.what}; {problem.repair}")
     if json:
@@ -50,13 +56,11 @@ def list_command(cache: Cache = None, json: Json = False, config: Config = None)
     )
 
 
-@app.command()
-def show(entry: Name, cache: Cache = None, json: Json = False, config: Config = None) -> None:
+def show(entry: Name, given: dict[str, Any], json: bool) -> None:
     """Show all that is known of one entry."""
-    from reservoir_pipelines.commands.output import print_json, print_table
-    from reservoir_pipelines.progress import size_text
+    from reservoir_pipelines.output import print_json, print_table, size_text
 
-    found = _find(entry, cache)
+    found = _find(entry, given)
     summary = _summary(found) | {
         "spec": found.spec.to_dict(),
         "made_with": dict(found.made_with),
@@ -79,21 +83,20 @@ def show(entry: Name, cache: Cache = None, json: Json = False, config: Config = 
     print_table(("", ""), rows, found.path.name)
 
 
-@app.command()
 def verify(
     entry: Annotated[str | None, typer.Argument(metavar="[ENTRY]", help="One entry; all of them if left out.")] = None,
-    cache: Cache = None,
-    json: Json = False,
-    config: Config = None,
+    *,
+    given: dict[str, Any],
+    json: bool,
 ) -> None:
     """Read every byte of an entry, or of all, against its checksums; exit code 1 if something is damaged."""
-    from reservoir_cache import broken_entries, list_entries
+    from reservoir_cache import broken_entries
+    from reservoir_cache import list_entries as found_entries
 
-    from reservoir_pipelines.commands.output import print_json, print_table
-    from reservoir_pipelines.root import cache_root
+    from reservoir_pipelines.output import print_json, print_table
 
-    root = cache_root(cache)
-    entries = [_find(entry, cache)] if entry else list_entries(root)
+    root = _root(given)
+    entries = [_find(entry, given)] if entry else found_entries(root)
     problems = [] if entry else broken_entries(root)
     for one in entries:
         problems += one.verify()
@@ -112,12 +115,11 @@ def verify(
         raise typer.Exit(1)
 
 
-@app.command()
-def repair(entry: Name, cache: Cache = None, json: Json = False, config: Config = None) -> None:
+def repair(entry: Name, given: dict[str, Any], json: bool) -> None:
     """Take damaged files out of an entry, so that the next extract computes them again."""
-    from reservoir_pipelines.commands.output import print_json, print_table
+    from reservoir_pipelines.output import print_json, print_table
 
-    found = _find(entry, cache)
+    found = _find(entry, given)
     problems = found.repair()
     if json:
         print_json({"entry": str(found.path), "removed": [str(problem.path) for problem in problems]})
@@ -126,15 +128,13 @@ def repair(entry: Name, cache: Cache = None, json: Json = False, config: Config 
         print_table(("removed", "why"), rows or [("nothing", "no damage found")])
 
 
-@app.command()
-def remove(entry: Name, cache: Cache = None, json: Json = False, config: Config = None) -> None:
+def remove(entry: Name, given: dict[str, Any], json: bool) -> None:
     """Delete one entry."""
     from reservoir_cache import remove as delete
 
-    from reservoir_pipelines.commands.output import print_json, print_table
-    from reservoir_pipelines.progress import size_text
+    from reservoir_pipelines.output import print_json, print_table, size_text
 
-    path = _broken(entry, cache) or _find(entry, cache).path
+    path = _broken(entry, given) or _find(entry, given).path
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     delete(path)
     if json:
@@ -143,21 +143,24 @@ def remove(entry: Name, cache: Cache = None, json: Json = False, config: Config 
         print_table(("removed", "size"), [(path, size_text(size))])
 
 
-def _broken(name: str, cache: Any) -> Path | None:
+def _root(given: dict[str, Any]) -> Path:
+    from reservoir_pipelines.workspace import cache_root
+
+    return cache_root(given.get("cache"))
+
+
+def _broken(name: str, given: dict[str, Any]) -> Path | None:
     """Return the folder of that path or name, if it is an entry that cannot be opened."""
     from reservoir_cache import broken_entries
 
-    from reservoir_pipelines.root import cache_root
-
-    folders = [problem.path for problem in broken_entries(cache_root(cache))]
+    folders = [problem.path for problem in broken_entries(_root(given))]
     return next((folder for folder in folders if name == folder.name or Path(name).resolve() == folder.resolve()), None)
 
 
-def _find(name: str, cache: Any) -> Entry:
-    from reservoir_pipelines.commands.entries import find_entry
-    from reservoir_pipelines.root import cache_root
+def _find(name: str, given: dict[str, Any]) -> Entry:
+    from reservoir_pipelines.extraction.entries import find_entry
 
-    return find_entry(cache_root(cache), name)
+    return find_entry(_root(given), name)
 
 
 def _summary(entry: Entry) -> dict[str, Any]:

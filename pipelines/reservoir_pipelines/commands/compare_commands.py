@@ -55,10 +55,9 @@ def compare_pretraining(
     config: Config = None,
 ) -> None:
     """Pretrain one shape on equally many tokens of several corpora, and compare what each is worth to a task."""
-    from reservoir_pipelines.commands.output import print_json
-    from reservoir_pipelines.comparison import compare_pretraining as stage
-    from reservoir_pipelines.progress import say
-    from reservoir_pipelines.runs.course import DivergedError
+    from reservoir_pipelines.output import print_json, say
+    from reservoir_pipelines.pretraining.comparison import compare_pretraining as stage
+    from reservoir_pipelines.training.course import DivergedError
 
     try:
         done = stage(
@@ -90,7 +89,7 @@ def compare_pretraining(
 
 
 def _show(done: Any) -> None:
-    from reservoir_pipelines.commands.output import percent, print_table
+    from reservoir_pipelines.output import percent, print_table
 
     cells = [
         (

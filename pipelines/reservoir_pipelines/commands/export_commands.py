@@ -20,9 +20,8 @@ def export(
     config: Config = None,
 ) -> None:
     """Write a readout with its model as one file, from sequence to logits, that runs without this program."""
-    from reservoir_pipelines.commands.output import print_json, print_table
     from reservoir_pipelines.export import export as stage
-    from reservoir_pipelines.progress import size_text
+    from reservoir_pipelines.output import print_json, print_table, size_text
 
     done = stage(readout, to=to, out=out)
     if json:

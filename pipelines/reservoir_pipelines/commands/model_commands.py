@@ -51,7 +51,7 @@ def backbone(
 ) -> None:
     """Describe a backbone: its family, its parameters by group, what of it is trained, the spread of its weights."""
     from reservoir_pipelines.card import card
-    from reservoir_pipelines.commands.output import print_json, print_table
+    from reservoir_pipelines.output import print_json, print_table
 
     done = card(name, init=init, seed=seed, depth=depth, task=task, data=data, cache=cache, out=out)
     if json:
@@ -74,7 +74,7 @@ def backbone(
 
 
 def _print_trained(task: str | None, trained: dict[str, int], paper: dict[str, int] | None, whole: int) -> None:
-    from reservoir_pipelines.commands.output import print_table
+    from reservoir_pipelines.output import print_table
 
     counts = [trained, *([paper] if paper else [])]
     rows = [(group, *(f"{count[group]:,}" for count in counts)) for group in trained]
@@ -115,7 +115,7 @@ def attention(
 ) -> None:
     """Draw which tokens attend to which in one block, and save the maps."""
     from reservoir_pipelines.attention import attention as stage
-    from reservoir_pipelines.commands.output import print_json, print_table
+    from reservoir_pipelines.output import print_json, print_table
 
     done = stage(
         task,

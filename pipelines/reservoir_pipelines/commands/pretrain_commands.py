@@ -50,10 +50,9 @@ def pretrain(
     config: Config = None,
 ) -> None:
     """Make a backbone: train a model from a random start on text, on a stream of tokens, or on the task bit-memory."""
-    from reservoir_pipelines.commands.output import print_json
-    from reservoir_pipelines.pretraining import pretrain as stage
-    from reservoir_pipelines.progress import say
-    from reservoir_pipelines.runs.course import DivergedError
+    from reservoir_pipelines.output import print_json, say
+    from reservoir_pipelines.pretraining.pretrain import pretrain as stage
+    from reservoir_pipelines.training.course import DivergedError
 
     try:
         done = stage(
@@ -90,7 +89,7 @@ def pretrain(
 
 
 def _show(done: Any) -> None:
-    from reservoir_pipelines.commands.output import print_table
+    from reservoir_pipelines.output import print_table
 
     speed = f", {done.tokens / done.seconds:,.0f} a second" if done.seconds else ""
     least = [] if done.entropy is None else [("least possible", f"{done.entropy:.3f} bits per {done.unit}")]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from reservoir_pipelines.commands.output import percent, print_json, print_table
+from reservoir_pipelines.output import percent, print_json, print_table
 
 if TYPE_CHECKING:
-    from reservoir_pipelines.fits.results import Fit, Result
-    from reservoir_pipelines.fits.seeds import SeedsFit
+    from reservoir_pipelines.fitting.results import Fit, Result
+    from reservoir_pipelines.fitting.seeds import SeedsFit
 
 
 def show(done: Fit, *, json: bool) -> None:

@@ -84,10 +84,9 @@ def train(
     config: Config = None,
 ) -> None:
     """Train groups of a model's parameters end to end, everything else frozen; validate, and score test once."""
-    from reservoir_pipelines.commands.output import print_json
-    from reservoir_pipelines.progress import say
-    from reservoir_pipelines.runs.course import DivergedError
-    from reservoir_pipelines.training import train as stage
+    from reservoir_pipelines.output import print_json, say
+    from reservoir_pipelines.training.course import DivergedError
+    from reservoir_pipelines.training.train import train as stage
 
     first = os.environ.get("RANK", "0") == "0"  # of several processes, one speaks
     try:
@@ -142,7 +141,7 @@ def train(
 
 
 def _show(done: Any) -> None:
-    from reservoir_pipelines.commands.output import percent, print_table
+    from reservoir_pipelines.output import percent, print_table
 
     best = "-" if done.best_step is None else f"step {done.best_step:,}, by validation"
     score = "" if done.score == "accuracy" else f" {done.score}"

@@ -1,0 +1,153 @@
+"""Commands: functions whose flags are made from groups of options, and the file that gives their values."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from reservoir.errors import InputError
+from reservoir.options import Options, flag_of
+
+Group = type[Options] | tuple[Any, ...]
+"""A class of options, or one followed by the names of those that a command has."""
+
+_TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "Path": Path}
+
+
+def command(app: typer.Typer, *groups: Group, name: str | None = None) -> Callable[[Callable[..., None]], Any]:
+    """Register a function as a command with its own arguments, the options of some groups, --json and --config.
+
+    The function is called with its own arguments, ``given`` (the options that were named, by field) and ``json``.
+    """
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name not in _LAST]
+        items = [item for group in groups for item in _fields(group)]
+
+        def run(config: Path | None = None, json: bool = False, **values: Any) -> None:
+            given = {item.name: value for item in items if (value := values.pop(item.name)) is not None}
+            if "parameters" in given:
+                given["parameters"] = parse_parameters(given["parameters"])
+            function(**values, given=given, json=json)
+
+        own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        run.__signature__ = inspect.Signature([*own, *map(_parameter, items), *_COMMON])  # pyright: ignore
+        run.__doc__, run.__name__ = function.__doc__, function.__name__
+        app.command(name)(run)
+        return function
+
+    return register
+
+
+def parse_parameters(texts: Sequence[str]) -> dict[str, Any]:
+    """Return a task's own parameters from ``NAME=VALUE``; raises `InputError` if one is not of that form."""
+    given: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InputError(f"--param {text}: write NAME=VALUE, such as n=5")
+        try:
+            given[name.strip().replace("-", "_")] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            given[name.strip().replace("-", "_")] = value
+    return given
+
+
+def _fields(group: Group) -> list[Field[Any]]:
+    kind, *names = group if isinstance(group, tuple) else (group,)
+    return [item for item in fields(kind) if not names or item.name in names]
+
+
+def _parameter(item: Field[Any]) -> inspect.Parameter:
+    """Return the flag of a field; what is not given is None, so that it can be told from a default."""
+    kind = str(item.type).partition(" |")[0]
+    several = kind.startswith(("Mapping", "Sequence"))
+    plain = item.default is not None and not isinstance(item.default, bool | tuple)
+    shown = item.metadata["shown"] or (item.default if plain else "")
+    text = item.metadata["help"] + (f" [default: {shown}]" if shown != "" else "")
+    flag = flag_of(item)
+    flags = [f"{flag}/--no-{flag[2:]}"] if item.default is True else [flag]
+    more: dict[str, Any] = {"metavar": "NAME=VALUE"} if kind.startswith("Mapping") else {}
+    annotation = (list[str] if several else _TYPES.get(kind, str)) | None
+    return inspect.Parameter(
+        item.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[annotation, typer.Option(*flags, help=text, show_default=False, **more)],
+    )
+
+
+def _read_config(context: typer.Context, file: Path | None) -> Path | None:
+    """Take a command's settings from its table of a TOML file; flags on the command line win."""
+    if file is None:
+        return None
+    try:
+        tables = tomllib.loads(file.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"--config {file}: not readable ({error})") from error
+    name = str(context.info_name)
+    _refuse_unread(file, name, tables, _command_names(name, context.find_root().command))
+    values = tables.get(name, {})
+    if not isinstance(values, dict):
+        raise InputError(f"--config {file}: write the settings of {name} below a line [{name}]")
+    options: dict[str, Any] = {}
+    for parameter in context.command.params:
+        if parameter.param_type_name == "option" and parameter.name != "config":
+            flag = parameter.opts[0].removeprefix("--").replace("-", "_")
+            options[flag] = parameter
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        flag = str(key).replace("-", "_")
+        if flag not in options:
+            raise InputError(f"--config {file}: {name} has no setting {key!r}; it has {', '.join(sorted(options))}")
+        joined = isinstance(value, list) and not options[flag].multiple
+        found[options[flag].name] = ",".join(map(str, value)) if joined else value
+    context.default_map = found
+    return file
+
+
+def _refuse_unread(file: Path, name: str, tables: Mapping[str, Any], commands: set[str]) -> None:
+    """Refuse settings outside of tables, and tables of no command's name: nothing would read them."""
+    for key, value in tables.items():
+        table = isinstance(value, dict)
+        if key not in commands:
+            what = f"a table [{key}], which is no command's name" if table else f"{key!r} outside of a table"
+            raise InputError(f"--config {file}: it has {what}; write the settings of {name} below a line [{name}]")
+
+
+def _command_names(name: str, found: Any) -> set[str]:
+    """Return the name of a command, or those of the commands of a group."""
+    if not hasattr(found, "commands"):
+        return {name}
+    return {inner for key, member in found.commands.items() for inner in _command_names(key, member)}
+
+
+_COMMON = (
+    inspect.Parameter(
+        "json",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")],
+    ),
+    inspect.Parameter(
+        "config",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            Path | None,
+            typer.Option(
+                help="TOML file with the settings in a table named like the command.",
+                callback=_read_config,
+                is_eager=True,
+            ),
+        ],
+    ),
+)
+_LAST = ("given", "json")

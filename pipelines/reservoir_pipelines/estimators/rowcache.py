@@ -1,0 +1,274 @@
+"""Features found by what a row holds: a row goes through a frozen map once, whichever arrays it comes in."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from reservoir_cache import (
+    Entry,
+    FeatureStore,
+    Layout,
+    ShardWriter,
+    Spec,
+    SplitFeatures,
+    check_space,
+    difference,
+    required_bytes,
+)
+
+from reservoir.features import column_shapes, forward
+from reservoir.reservoir import LoadedModel, Reservoir, load_model
+from reservoir.tasks.task import Task, Tokens, Vectors
+from reservoir_pipelines.extraction.plan import choose_layout, frozen_fields
+
+ROWS = "rows"
+"""Name of the task of such entries, and of their one split."""
+FEW = 8  # rows: fewer are kept in memory alone, as a folder for each new row would fill a disk with folders
+HELD_BYTES = 2**28  # of features that stay in memory; what is on disk beyond it comes back through the system's cache
+
+_one_at_a_time = threading.Lock()  # a pass takes blocks out of the backbone, so that no other may run meanwhile
+
+
+@dataclass(eq=False)
+class Block:
+    """Some rows with their features, on disk or in memory.
+
+    Parameters
+    ----------
+    stored : SplitFeatures, optional
+        The entry's rows; None where the features are in memory alone.
+    held : dict of str to ndarray of float32, (rows, width)
+        Columns in memory.
+    """
+
+    stored: SplitFeatures | None
+    held: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Size of what is in memory."""
+        return sum(values.nbytes for values in self.held.values())
+
+    def column(self, name: str, *, hold: bool) -> np.ndarray:
+        """Return a column (rows, width), and keep it in memory where it may be held."""
+        if name in self.held:
+            return self.held[name]
+        assert self.stored is not None
+        values = self.stored[name].reshape(self.stored.rows, -1)
+        if hold:
+            self.held[name] = values
+        return values
+
+
+@dataclass(frozen=True)
+class FoundRows:
+    """The features of the rows of one array, in its order.
+
+    Parameters
+    ----------
+    cache : RowCache
+        Where they were found.
+    blocks : list of Block
+        The blocks that hold them.
+    block, row : ndarray of int, (rows,)
+        For each row, its block among these and its place in there.
+    """
+
+    cache: RowCache
+    blocks: list[Block]
+    block: np.ndarray
+    row: np.ndarray
+
+    def column(self, name: str) -> np.ndarray:
+        """Return one column, (rows, width) of float32; several tokens lie side by side."""
+        out: np.ndarray | None = None
+        for number, block in enumerate(self.blocks):
+            mine = self.block == number
+            values = block.column(name, hold=self.cache.has_room())[self.row[mine]]
+            if out is None:
+                out = np.empty((len(self.block), values.shape[1]), np.float32)
+            out[mine] = values
+        assert out is not None
+        return out
+
+
+class RowCache:
+    """The features of all rows that one frozen map has seen, under some columns.
+
+    On disk they are ordinary entries of the cache, one for each batch of new rows, whose labels are the rows' SHA-256.
+    Features are stored in float32, so that they are the same whether they were computed or read. In the last bits they
+    depend on the rows that were computed along with them.
+
+    Parameters
+    ----------
+    root : Path
+        Root of the cache.
+    title : str
+        Readable name of the map.
+    spec : Spec
+        What makes the map, as `row_spec` gives it; its data is that of no rows.
+    columns : tuple of str
+        What is kept of each row.
+    """
+
+    def __init__(self, root: Path, title: str, spec: Spec, columns: tuple[str, ...]) -> None:
+        self.root, self.columns = root, columns
+        self._spec, self._name = spec, f"{title}-{spec.key[:12]}"
+        self._blocks: list[Block] = []
+        self._place: dict[bytes, tuple[Block, int]] = {}
+        self._known: set[Path] = set()
+
+    def find(self, model: LoadedModel, x: np.ndarray) -> FoundRows:
+        """Return the features of rows; those not seen before go through the model, each distinct one once.
+
+        Parameters
+        ----------
+        model : LoadedModel
+            The map that this was made for.
+        x : ndarray, (rows, tokens, dim) of float32 or (rows, tokens) of int64
+            The rows.
+
+        Raises
+        ------
+        CacheError
+            If an entry is damaged, or the disk is full.
+        """
+        digests = [hashlib.sha256(row.tobytes()).digest() for row in np.ascontiguousarray(x)]
+        with _one_at_a_time:
+            self._forget()
+            if any(digest not in self._place for digest in digests):
+                self._scan()
+            new = {digest: row for row, digest in enumerate(digests) if digest not in self._place}
+            if new:
+                self._compute(model, x[list(new.values())], list(new))
+            places = [self._place[digest] for digest in digests]
+        blocks = list(dict.fromkeys(block for block, _ in places))
+        number = {block: i for i, block in enumerate(blocks)}
+        block, row = np.array([(number[block], row) for block, row in places]).T
+        return FoundRows(self, blocks, block, row)
+
+    def has_room(self) -> bool:
+        """Return whether more columns may stay in memory."""
+        return sum(block.bytes for block in self._blocks) < HELD_BYTES
+
+    def _forget(self) -> None:
+        """Drop rows whose entry was removed, and those that are in memory alone when they have become many."""
+        many = sum(block.bytes for block in self._blocks if block.stored is None) > HELD_BYTES
+        kept = [b for b in self._blocks if (b.stored.entry.path.is_dir() if b.stored else not many)]
+        if len(kept) < len(self._blocks):
+            self._known = {b.stored.entry.path for b in kept if b.stored}
+            self._place = {digest: place for digest, place in self._place.items() if place[0] in kept}
+            self._blocks = kept
+
+    def _scan(self) -> None:
+        """Take in what other processes, and earlier ones, have put on disk."""
+        for path in sorted((self.root / "features" / ROWS).glob(f"*{self._spec.key[:12]}-*")):
+            if path not in self._known:
+                self._take(Entry.open(path))
+
+    def _take(self, entry: Entry) -> None:
+        stored = FeatureStore(entry)[ROWS]
+        same = all(name.startswith("data.") for name in difference(entry.spec, self._spec))
+        if same and all(column in stored for column in self.columns):
+            self._known.add(entry.path)
+            self._add(Block(stored), [row.tobytes() for row in stored.y[:, 0]])
+
+    def _add(self, block: Block, digests: Sequence[bytes]) -> None:
+        self._blocks.append(block)
+        for row, digest in enumerate(digests):
+            self._place.setdefault(digest, (block, row))
+
+    def _compute(self, model: LoadedModel, x: np.ndarray, digests: list[bytes]) -> None:
+        layout = choose_layout(model, self.columns, None)
+        if len(x) < FEW:
+            values = self._forward(model, x, self.columns, layout)
+            self._add(Block(None, {name: column.reshape(len(x), -1) for name, column in values.items()}), digests)
+            return
+        entry = self._entry(model, digests, layout)
+        while missing := entry.missing(ROWS, self.columns):
+            with ShardWriter(entry) as writer:
+                taken = [self._write(entry, block, model, x, writer) for block in missing]
+            if not any(taken):
+                time.sleep(0.1)  # another process has these very rows in hand
+        self._take(entry)
+
+    def _entry(self, model: LoadedModel, digests: list[bytes], layout: Layout) -> Entry:
+        """Create the entry of a batch of rows, with their digests as labels."""
+        rows = {ROWS: len(digests)}
+        data = {"digest": hashlib.sha256(b"".join(digests)).hexdigest(), "rows": rows}
+        spec = replace(self._spec, data=data)
+        task = model.fpt.task
+        shapes = column_shapes(task, model.fpt.backbone.width, self.columns)
+        check_space(self.root, required_bytes(spec, layout, rows, shapes))
+        entry = Entry.create(self.root, self._name, spec, layout, {"reservoir": model.settings.to_dict()})
+        labels = np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), 1, -1)
+        lengths = np.full(len(digests), task.max_tokens, np.int32)
+        entry.set_rows(ROWS, len(digests), {"y": labels, "lengths": lengths, "index": np.arange(len(digests))})
+        return entry
+
+    def _write(self, entry: Entry, block: int, model: LoadedModel, x: np.ndarray, writer: ShardWriter) -> bool:
+        low, high = entry.blocks(ROWS)[block]
+        with entry.claim(ROWS, block) as mine:
+            columns = entry.missing(ROWS, self.columns).get(block, ()) if mine else ()
+            if columns:
+                writer.put(ROWS, block, self._forward(model, x[low:high], columns, entry.layout))
+        return mine
+
+    @staticmethod
+    def _forward(model: LoadedModel, x: np.ndarray, columns: Sequence[str], layout: Layout) -> dict[str, np.ndarray]:
+        return forward(model, None, x, np.full(len(x), x.shape[1]), columns, layout.batch_rows)
+
+
+def row_spec(model: LoadedModel) -> Spec:
+    """Return all that changes the features of a row, whatever the rows."""
+    return Spec(
+        task=model.fpt.task.to_dict(),
+        data={"digest": "", "rows": {ROWS: 1}},
+        **frozen_fields(model),
+        store="float32",
+    )
+
+
+def shared_cache(root: Path, model: LoadedModel, columns: tuple[str, ...]) -> RowCache:
+    """Return the row cache of a map, the same one as long as this process works with it."""
+    return _shared(root, model.settings.title, row_spec(model).canonical(), columns)
+
+
+@lru_cache(maxsize=4)
+def _shared(root: Path, title: str, spec: str, columns: tuple[str, ...]) -> RowCache:
+    return RowCache(root, title, Spec(**json.loads(spec)), columns)
+
+
+def shared_model(
+    form: Vectors | Tokens, tokens: int, settings: Reservoir, device: str = "auto", compute: str = "auto"
+) -> LoadedModel:
+    """Return the frozen map for rows of one shape, loaded once as long as this process works with it.
+
+    Parameters
+    ----------
+    form : Vectors or Tokens
+        What a value of a row is.
+    tokens : int
+        Values per row and channel.
+    settings, device, compute
+        As for `load_model`.
+    """
+    folder = Path(settings.backbone)
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    stamps = tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
+    return _loaded(form, tokens, settings, device, compute, stamps)
+
+
+@lru_cache(maxsize=2)
+def _loaded(
+    form: Vectors | Tokens, tokens: int, settings: Reservoir, device: str, compute: str, _stamps: tuple
+) -> LoadedModel:
+    return load_model(Task(name=ROWS, form=form, max_tokens=tokens, classes=0), settings, device, compute)

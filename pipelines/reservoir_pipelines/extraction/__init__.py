@@ -1,0 +1,1 @@
+"""The stage ``extract``: one frozen forward pass, its pooled hidden states cached."""

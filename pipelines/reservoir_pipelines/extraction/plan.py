@@ -1,0 +1,126 @@
+"""What an extraction will compute: its columns, its rows, and the specification that names it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from reservoir_cache import Layout, Spec
+
+from reservoir import InputError
+from reservoir.features import column_shapes
+from reservoir.pooling import check_poolings
+from reservoir.reservoir import LoadedModel
+from reservoir.tasks.task import Tokens
+from reservoir_pipelines.preparation.prepare import Prepared
+
+PADDING = "right, masked"
+LIMIT_SEED = 0
+# One batch holds about this many tokens: enough to keep the device busy, little enough to stay in its caches.
+BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
+# A block is what a kill can lose, and one file; a GPU finishes larger ones in less time than a file takes to sync.
+BLOCK_ROWS = {"cpu": 256, "cuda": 1024}
+BLOCK_BYTES = 2**28  # of float32: several blocks wait in the writer's queue
+
+
+def choose_columns(model: LoadedModel, layers: str | Sequence[str], pool: str | Sequence[str]) -> tuple[str, ...]:
+    """Return every wanted layer under every wanted pooling, in the order of the layers.
+
+    Raises
+    ------
+    InputError
+        If a layer or a pooling does not exist.
+    """
+    wanted = _names(layers)
+    known = model.fpt.backbone.layers
+    if wanted == ["all"]:
+        wanted = list(known)
+    model.fpt.backbone.check_layers(wanted)
+    pools = list(dict.fromkeys(_names(pool)))
+    check_poolings(pools)
+    if not wanted or not pools:
+        raise InputError("no columns: name at least one layer and one pooling")
+    return tuple(f"{layer}/{pooling}" for layer in known if layer in wanted for pooling in pools)
+
+
+def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:
+    """Return the row numbers that are used of each split, ascending: all, or a fixed seeded draw of ``limit``."""
+    drawn = {}
+    for split, count in prepared.rows.items():
+        if limit is None or limit >= count:
+            drawn[split] = np.arange(count)
+        else:
+            drawn[split] = np.sort(np.random.default_rng(LIMIT_SEED).permutation(count)[:limit])
+    return drawn
+
+
+def check_windows(prepared: Prepared, rows: Mapping[str, np.ndarray], patch: int) -> None:
+    """Raise `InputError` naming the first row that is shorter than a window, before anything is computed."""
+    for split, index in rows.items():
+        lengths = prepared.split(split).lengths[index]
+        if patch > 1 and lengths.min() < patch:
+            row = int(index[lengths.argmin()])
+            raise InputError(f"--patch {patch}: row {row} of {split} has {lengths.min()} values; take a smaller patch")
+
+
+def make_spec(prepared: Prepared, rows: Mapping[str, np.ndarray], model: LoadedModel, store: str) -> Spec:
+    """Return everything that changes a number of the entry, and nothing else."""
+    digest = hashlib.sha256(prepared.digest.encode())
+    for split, index in sorted(rows.items()):
+        digest.update(json.dumps([split, len(index)]).encode())
+        digest.update(index.astype("<i8").tobytes())
+    return Spec(
+        task=prepared.task.to_dict(),
+        data={"digest": digest.hexdigest(), "rows": {split: len(index) for split, index in rows.items()}},
+        **frozen_fields(model),
+        store=store,
+    )
+
+
+def frozen_fields(model: LoadedModel) -> dict[str, Any]:
+    """Return the fields of a specification that name a frozen map, whatever it is applied to."""
+    settings = model.settings
+    return {
+        "backbone": {"family": model.family, "digest": model.digest},
+        "init": {"kind": settings.init, "seed": 0 if settings.init == "pretrained" else settings.seed},
+        "input": {
+            "kind": "gaussian" if isinstance(model.fpt.task.form, Tokens) else "orthogonal",
+            "seed": settings.seed,
+            "gain": settings.gain,
+            "patch": settings.patch,
+            "stride": settings.stride,
+        },
+        "padding": PADDING,
+        "compute": model.compute,
+    }
+
+
+def choose_layout(model: LoadedModel, columns: Sequence[str], batch_rows: int | None) -> Layout:
+    """Return the rows of a block and of a batch for a new entry, from the device and the size of a row.
+
+    Parameters
+    ----------
+    model : LoadedModel
+        Gives the device, the width and the longest sequence.
+    columns : sequence of str
+        What is kept of a row.
+    batch_rows : int, optional
+        Rows per batch, where the user has chosen them.
+    """
+    kind = "cuda" if model.device.type == "cuda" else "cpu"
+    task = model.fpt.task
+    shapes = column_shapes(task, model.fpt.backbone.width, columns).values()
+    row_bytes = 4 * sum(tokens * width for tokens, width in shapes)
+    block_rows = max(1, min(BLOCK_ROWS[kind], BLOCK_BYTES // row_bytes))
+    return Layout(
+        block_rows=block_rows,
+        batch_rows=min(block_rows, batch_rows or max(1, BATCH_TOKENS[kind] // task.max_tokens)),
+    )
+
+
+def _names(value: str | Sequence[str]) -> list[str]:
+    parts = value.split(",") if isinstance(value, str) else value
+    return [part.strip() for part in parts if part.strip()]

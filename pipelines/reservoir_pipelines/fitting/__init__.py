@@ -1,0 +1,1 @@
+"""The stage ``fit``: readouts of cached columns."""

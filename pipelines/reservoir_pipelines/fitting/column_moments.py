@@ -1,0 +1,169 @@
+"""Moments of cached columns: computed in ranges of shards, here or by other processes, and kept in their entry.
+
+A column is cut into ranges of about 65,536 samples, by its size alone. Each range is one piece of work: it opens the
+entry, reads its shards and returns moments, which are added up in the order of the ranges. So the result does not
+depend, to the last bit, on the number of processes, and memory does not grow with the rows. (Other processes multiply
+with one thread each; with more, as in a single process, the rounding of float32 products differs.)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from reservoir_cache import Entry, FeatureStore
+from threadpoolctl import threadpool_limits
+
+from reservoir.readouts import Moments, Targets, add_folds, partial_moments, training_moments
+from reservoir.readouts.device import Arithmetic, arithmetic, products_on
+from reservoir_pipelines.fitting.sources import ColumnSource, Source, deal, numbered
+from reservoir_pipelines.workers import map_pieces
+
+RANGE_SAMPLES = 65_536
+HELD = 2**29  # bytes of moments that other processes may hand over at once
+
+Range = tuple[str, int, int]
+"""A split, and the numbers of its shards from the first up to the last."""
+
+
+@dataclass(frozen=True)
+class ColumnMoments:
+    """What moments of a column are wanted: of all its training samples, or of each fold of cross-validation.
+
+    Parameters
+    ----------
+    source : ColumnSource
+        The column.
+    targets : Targets
+        The coding of its labels, and their weights.
+    folds : int, default 0
+        0 for the training samples together; K for the folds of train and valid.
+    """
+
+    source: ColumnSource
+    targets: Targets
+    folds: int = 0
+
+    @property
+    def entry(self) -> Entry:
+        """The entry that keeps them."""
+        return self.source.store.entry
+
+    def load(self) -> list[Moments] | None:
+        """Return the moments that are kept, one per fold; None where any is absent or damaged."""
+        found = [self.entry.load_arrays(name) for name in self._names()]
+        return [Moments.from_arrays(part[0]) for part in found if part] if all(found) else None
+
+    def keep(self, moments: Sequence[Moments]) -> None:
+        """Write the moments of all folds into the entry."""
+        for name, part in zip(self._names(), moments, strict=True):
+            self.entry.save_arrays(name, part.to_arrays(), {"columns": [self.source.column]})
+
+    def ranges(self) -> list[Range]:
+        """Return the ranges of shards into which the column is cut: as even as the shards allow."""
+        cut: list[Range] = []
+        for split in ("train", "valid") if self.folds else ("train",):
+            shards = len(self.entry.blocks(split))
+            number = min(shards, -(-len(self.source.labels(split)) // RANGE_SAMPLES))
+            bounds = np.linspace(0, shards, number + 1).round().astype(int).tolist()
+            cut += [(split, start, stop) for start, stop in itertools.pairwise(bounds)]
+        return cut
+
+    def bytes(self) -> int:
+        """Return the size of what one range gives."""
+        return 8 * self.source.width() ** 2 * max(1, self.folds)
+
+    def _names(self) -> list[str]:
+        weighted = "-balanced" if self.targets.class_weights else ""
+        column = self.source.column.replace("/", "-")
+        if not self.folds:
+            return [f"train{weighted}-{column}"]
+        return [f"fold{k}of{self.folds}{weighted}-{column}" for k in range(self.folds)]
+
+
+def column_moments(source: Source, targets: Targets, folds: int = 0) -> ColumnMoments | None:
+    """Return the moments worth keeping of a source: those of a cached column with many more samples than features.
+
+    Below four samples per feature the float64 moments are larger than the float16 features that they would spare
+    reading, and a kernel matrix may be cheaper; joined columns and the raw input are read from their streams.
+    """
+    if not isinstance(source, ColumnSource):
+        return None
+    samples = sum(len(source.labels(split)) for split in (("train", "valid") if folds else ("train",)))
+    return ColumnMoments(source, targets, folds) if samples > 4 * source.width() else None
+
+
+def compute_moments(
+    wanted: Iterable[ColumnMoments], *, workers: int = 0, scheduler: str | None = None
+) -> Iterator[list[Moments]]:
+    """Compute and keep the moments of columns, and yield those of each, one per fold.
+
+    Parameters
+    ----------
+    wanted : iterable of ColumnMoments
+        The columns.
+    workers, scheduler
+        Who computes them: see `map_pieces`.
+
+    Raises
+    ------
+    InputError, CacheError
+        Where a feature is not finite, a fold is empty, or a shard is damaged.
+    """
+    columns = list(wanted)
+    jobs = [(column, part) for column in columns for part in column.ranges()]
+    results = _results(jobs, workers, scheduler)
+    for column in columns:
+        moments = add_folds(itertools.islice(results, len(column.ranges())), max(1, column.folds))
+        column.keep(moments)
+        yield moments
+
+
+def range_moments(
+    entry: Path, column: str, part: Range, targets: Targets, folds: int, place: Arithmetic, threads: int | None
+) -> dict[int, Moments]:
+    """Return the moments of some shards of a column by fold; all under fold 0 without folds.
+
+    Parameters
+    ----------
+    entry : Path
+        Folder of the entry.
+    column : str
+        The column, such as ``block06/mean``.
+    part : (str, int, int)
+        Split, first shard, and the one after the last.
+    targets, folds
+        See `ColumnMoments`.
+    place : Arithmetic
+        Where the products run.
+    threads : int, optional
+        Threads of each product; as many as the process has by default.
+    """
+    source = ColumnSource(FeatureStore(entry), column)
+    split, start, stop = part
+    blocks = source.blocks(split, start, stop)
+    with products_on(place), threadpool_limits(threads):
+        if not folds:
+            return {0: training_moments(blocks, targets)}
+        first = source.store.entry.blocks(split)[start][0] * source.tokens()
+        return partial_moments(numbered(blocks, deal(source, split, folds)[first:]), targets)
+
+
+def _results(
+    jobs: list[tuple[ColumnMoments, Range]], workers: int, scheduler: str | None
+) -> Iterator[dict[int, Moments]]:
+    """Yield the result of each job in order; only as many are worked on at once as may be held."""
+    alone = workers <= 1 and scheduler is None
+    while jobs:
+        sizes = itertools.accumulate(column.bytes() for column, _ in jobs)
+        number = 1 if alone else max(1, sum(size <= HELD for size in sizes))
+        settings = arithmetic(), None if alone else 1
+        tasks = [
+            (column.entry.path, column.source.column, part, column.targets, column.folds, *settings)
+            for column, part in jobs[:number]
+        ]
+        yield from map_pieces(range_moments, tasks, workers=workers, scheduler=scheduler)
+        jobs = jobs[number:]

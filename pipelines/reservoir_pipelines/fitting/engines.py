@@ -1,0 +1,166 @@
+"""The kinds of readout that ``fit`` can sweep: ridge, logistic, and any scikit-learn estimator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from reservoir import InputError
+from reservoir.readouts import LOGISTIC_ALPHAS, Moments, cross_sweep, logistic_sweep, parse_alphas, sweep
+from reservoir_pipelines.fitting.column_moments import ColumnMoments, column_moments, compute_moments
+from reservoir_pipelines.fitting.sources import Source, SplitBlocks, fold_blocks
+from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
+
+RIDGE_ALPHAS = "1e-2:1e6:25"
+
+
+class Engine(Protocol):
+    """Something that fits one kind of readout under all its settings."""
+
+    def moments(self, source: Source) -> ColumnMoments | None:
+        """Return which moments of a source it takes and keeps; None where it reads the source itself."""
+        ...
+
+    def run(self, source: Source) -> Trial:
+        """Fit and choose."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RidgeEngine:
+    """Exact ridge readouts of every penalty.
+
+    Parameters
+    ----------
+    classes : int
+        Classes per output; 0 for regression.
+    alphas : ndarray, (A,)
+        Penalties on standardised features.
+    folds : int, default 0
+        0 chooses on the validation split, K >= 2 by K-fold cross-validation over train and valid.
+    balanced : bool, default False
+        Count all classes the same in fitting.
+    """
+
+    classes: int
+    alphas: np.ndarray
+    folds: int = 0
+    balanced: bool = False
+
+    def moments(self, source: Source) -> ColumnMoments | None:
+        """Return the moments of the training samples, or of the folds."""
+        return column_moments(source, make_targets(source, self.classes, self.balanced), self.folds)
+
+    def run(self, source: Source) -> Trial:
+        """Sweep one source, from kept moments where there are."""
+        targets = make_targets(source, self.classes, self.balanced)
+        moments = _kept(self.moments(source))
+        if self.folds:
+            swept = cross_sweep(_Again(source, self.folds), targets, self.alphas, folds=self.folds, moments=moments)
+        else:
+            train, valid = source.blocks("train"), source.blocks("valid")
+            swept = sweep(train, valid, targets, self.alphas, moments=moments[0] if moments else None)
+        return trial_of("ridge", source, swept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogisticEngine:
+    """Multinomial logistic readouts of every penalty, from passes that serve all of them.
+
+    Parameters
+    ----------
+    classes : int
+        Classes per output.
+    alphas : ndarray, (A,)
+        Penalties on standardised features, scikit-learn's 1 / C.
+    balanced : bool, default False
+        Count all classes the same in fitting.
+    """
+
+    classes: int
+    alphas: np.ndarray
+    balanced: bool = False
+
+    def moments(self, source: Source) -> ColumnMoments | None:
+        """Return the moments of the training samples: their principal axes make the solver fast."""
+        return column_moments(source, make_targets(source, self.classes, self.balanced))
+
+    def run(self, source: Source) -> Trial:
+        """Sweep one source."""
+        targets = make_targets(source, self.classes, self.balanced)
+        train, valid = SplitBlocks(source, "train"), SplitBlocks(source, "valid")
+        moments = _kept(self.moments(source))
+        swept = logistic_sweep(train, valid, targets, self.alphas, moments=moments[0] if moments else None)
+        return trial_of("logistic", source, swept)
+
+
+def make_engine(
+    readout: str, classes: int, alphas: str | None = None, select: str = "valid", *, balanced: bool = False
+) -> Engine:
+    """Return the engine of a readout's name.
+
+    Parameters
+    ----------
+    readout : str
+        ``ridge``, ``logistic``, or the import path of a scikit-learn estimator with parameters to try, as in
+        ``sklearn.svm.LinearSVC:C=0.1,1``.
+    classes : int
+        Classes per output; 0 for regression.
+    alphas : str, optional
+        Penalties LO:HI:N; by default 1e-2:1e6:25 for ridge, 1e-1:1e5:10 for logistic.
+    select : str, default "valid"
+        ``valid``, or ``cvK`` for K-fold cross-validation (ridge only).
+    balanced : bool, default False
+        Count all classes the same in fitting.
+
+    Raises
+    ------
+    InputError
+        If there is no such readout, or the settings do not go together.
+    """
+    folds = _folds(select)
+    if balanced and not classes:
+        raise InputError("--class-weight balanced: the task has no classes")
+    if readout == "ridge":
+        return RidgeEngine(classes=classes, alphas=parse_alphas(alphas or RIDGE_ALPHAS), folds=folds, balanced=balanced)
+    if folds:
+        raise InputError(f"--select {select}: cross-validation is for ridge; choose {readout} on valid")
+    if readout == "logistic":
+        if not classes:
+            raise InputError("--readout logistic: the task has no classes; use ridge")
+        values = parse_alphas(alphas) if alphas else LOGISTIC_ALPHAS
+        return LogisticEngine(classes=classes, alphas=values, balanced=balanced)
+    from reservoir_pipelines.fitting.sklearn_readout import EstimatorEngine
+
+    if alphas:
+        raise InputError(f"--alphas: {readout} takes its parameters after a colon, as in sklearn.svm.LinearSVC:C=0.1,1")
+    return EstimatorEngine.parse(readout, classes, balanced=balanced)
+
+
+@dataclass(frozen=True)
+class _Again:
+    """The samples with their folds, as often as they are iterated."""
+
+    source: Source
+    folds: int
+
+    def __iter__(self) -> Any:
+        return fold_blocks(self.source, self.folds)
+
+
+def _folds(select: str) -> int:
+    if select == "valid":
+        return 0
+    number = select.removeprefix("cv")
+    if not select.startswith("cv") or not number.isdigit() or int(number) < 2:
+        raise InputError(f"--select {select}: choose valid, or cvK with K of at least 2, such as cv5")
+    return int(number)
+
+
+def _kept(wanted: ColumnMoments | None) -> list[Moments] | None:
+    """Return the moments of a column, computed only where they are not kept."""
+    if wanted is None:
+        return None
+    return wanted.load() or next(compute_moments([wanted]))

@@ -1,0 +1,136 @@
+"""The columns that ``fit`` chooses from: those of one cached entry, or of several side by side."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from reservoir_cache import Entry, FeatureStore
+
+from reservoir import InputError
+from reservoir_pipelines.extraction.extract import Extraction
+from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, Source
+
+Features = Extraction | FeatureStore | Path | str
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The columns to choose from: those of one entry, or of several under numbered names.
+
+    Parameters
+    ----------
+    stores : tuple of FeatureStore
+        The entries.
+    """
+
+    stores: tuple[FeatureStore, ...]
+
+    @classmethod
+    def of(cls, features: Features | Sequence[Features]) -> Pool:
+        """Open what `fit` was given.
+
+        Raises
+        ------
+        InputError
+            If the entries are not of one task and the same rows.
+        """
+        given = [features] if isinstance(features, str) or not isinstance(features, Sequence) else features
+        if not given:
+            raise InputError("fit: give at least one entry")
+        stores = tuple(_open(one) for one in given)
+        for store in stores:
+            if lacking := [split for split in ("train", "valid", "test") if split not in store.splits]:
+                name = store.entry.path.name
+                raise InputError(f"{name}: it has no split {lacking[0]!r} to fit on; give an entry that extract made")
+        first = stores[0].entry.spec
+        for store in stores[1:]:
+            if store.entry.spec.task != first.task or store.entry.spec.data != first.data:
+                names = f"{store.entry.path.name} and {stores[0].entry.path.name}"
+                raise InputError(f"{names} hold different rows; extract both from the same data with the same limit")
+        return cls(stores)
+
+    @property
+    def store(self) -> FeatureStore:
+        """The first entry's features."""
+        return self.stores[0]
+
+    @property
+    def entry(self) -> Entry:
+        """The first entry."""
+        return self.stores[0].entry
+
+    @property
+    def title(self) -> str:
+        """Name of the entry, or of the first of several with how many more there are and the digest of all."""
+        names = [store.entry.path.name for store in self.stores]
+        if len(names) == 1:
+            return names[0]
+        return f"{names[0]}+{len(names) - 1}-{hashlib.sha256('/'.join(names).encode()).hexdigest()[:8]}"
+
+    @property
+    def folder(self) -> Path:
+        """Where results go by default: below the cache's ``readouts``, or beside an entry that was taken elsewhere."""
+        path = self.entry.path.resolve()
+        if path.parent.parent.name != "features":
+            return path.with_name(f"{self.title}-readouts")
+        return path.parents[2] / "readouts" / self.entry.spec.task["name"] / self.title
+
+    def columns(self) -> list[str]:
+        """Return the names of all columns that every split of their entry holds."""
+        if len(self.stores) == 1:
+            return _cached(self.store)
+        return [f"{n}:{column}" for n, store in enumerate(self.stores, start=1) for column in _cached(store)]
+
+    def source(self, name: str) -> Source:
+        """Return the samples of a column, or of several joined by a plus."""
+        parts = tuple(self.column(part) for part in name.split("+"))
+        return parts[0] if len(parts) == 1 else JoinedSource(parts)
+
+    def column(self, name: str) -> ColumnSource:
+        """Return the samples of a single column."""
+        number, colon, column = name.partition(":")
+        if not colon:
+            return ColumnSource(self.store, name)
+        return ColumnSource(self.stores[int(number) - 1], column, name)
+
+
+def choose_columns(pool: Pool, columns: str | Sequence[str]) -> tuple[tuple[str, ...], int]:
+    """Return the columns to try, and how many may be joined greedily (0: none).
+
+    Raises
+    ------
+    InputError
+        If one is not cached.
+    """
+    cached = pool.columns()
+    wanted = [c.strip() for c in columns.split(",")] if isinstance(columns, str) else list(columns)
+    most = 0
+    if len(wanted) == 1 and wanted[0].startswith("best:"):
+        number = wanted[0].removeprefix("best:")
+        if not number.isdigit() or int(number) < 1:
+            raise InputError(f"--columns {wanted[0]}: write best:K with K of at least 1, such as best:4")
+        wanted, most = ["all"], int(number)
+    if wanted == ["all"]:
+        wanted = [c for c in cached if not c.endswith("/all")] or cached
+    for column in wanted:
+        for part in column.split("+"):
+            if part not in cached:
+                raise InputError(f"column {part!r}: not cached here; cached are {', '.join(cached) or 'none'}")
+    if not wanted:
+        have = f"name some of {', '.join(cached)}" if cached else "run reservoir extract again to finish the entry"
+        raise InputError(f"no columns to fit; {have}")
+    return tuple(dict.fromkeys(wanted)), most
+
+
+def _open(features: Features) -> FeatureStore:
+    if isinstance(features, FeatureStore):
+        return features
+    return features.store if isinstance(features, Extraction) else FeatureStore(Path(features))
+
+
+def _cached(store: FeatureStore) -> list[str]:
+    columns: Mapping[str, Sequence[str]] = {split: store[split].columns for split in store.splits}
+    return [c for c in columns["train"] if all(c in others for others in columns.values())]

@@ -1,0 +1,227 @@
+"""Any scikit-learn estimator as a readout: standardised features, a grid over its parameters, saved through skops."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from reservoir import InputError
+from reservoir.readouts import Tally, Targets
+from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.sources import Source
+from reservoir_pipelines.fitting.trials import Trial, make_targets
+
+MEMORY = 2 * 10**9  # bytes of float32 features that are fitted at once; beyond, an estimator has to take them in pieces
+PASSES = 5  # over the features, for an estimator that takes them in pieces
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimatorReadout:
+    """A fitted estimator in the place of a linear readout.
+
+    Parameters
+    ----------
+    model : estimator
+        A fitted scikit-learn pipeline of standardisation and estimator.
+    targets : Targets
+        The form of the labels.
+    """
+
+    model: Any
+    targets: Targets
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Return the labels (n, outputs) of features (n, w)."""
+        return np.asarray(self.model.predict(x)).reshape(len(x), self.targets.outputs)
+
+    def scores(self, x: np.ndarray) -> np.ndarray:
+        """Return the labels coded as targets, (n, T): what counting right labels needs."""
+        return self.targets.encode(self.predict(x))
+
+    def probabilities(self, x: np.ndarray) -> np.ndarray:
+        """Return the probability of each class, (n, outputs, classes); 1 for the label where the model has none."""
+        classes = self.targets.classes
+        if not hasattr(self.model, "predict_proba"):
+            return np.eye(classes)[self.predict(x).astype(int)]
+        found = self.model.predict_proba(x)
+        seen = self.model.classes_
+        parts = list(zip(found, seen, strict=True)) if isinstance(found, list) else [(found, seen)]
+        out = np.zeros((len(x), len(parts), classes))
+        for number, (chances, names) in enumerate(parts):
+            out[:, number, np.asarray(names).astype(int)] = chances
+        return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimatorEngine:
+    """Fits one scikit-learn estimator under every combination of the given parameters.
+
+    Parameters
+    ----------
+    path : str
+        Import path of its class.
+    grid : tuple of dict
+        Parameters of each combination.
+    classes : int
+        Classes per output; 0 for regression.
+    """
+
+    path: str
+    grid: tuple[dict[str, Any], ...]
+    classes: int
+
+    @classmethod
+    def parse(cls, text: str, classes: int, *, balanced: bool = False) -> EstimatorEngine:
+        """Read ``module.Class:name=value,value;name=value`` into an engine over all combinations.
+
+        Raises
+        ------
+        InputError
+            If there is no such estimator, it is none for the kind of task, or it has no such parameter.
+        """
+        path, _, settings = text.partition(":")
+        estimator = _import(path)
+        values: dict[str, list[Any]] = {}
+        for part in filter(None, settings.split(";")):
+            name, equals, choices = part.partition("=")
+            if not equals or not choices:
+                raise InputError(f"--readout {text}: write parameters as name=value,value;name=value")
+            values[name.strip()] = [_literal(choice) for choice in choices.split(",")]
+        if balanced:
+            values["class_weight"] = ["balanced"]
+        known = _example(estimator, path, classes).get_params()
+        for name in values:
+            if name not in known:
+                raise InputError(f"--readout {path}: it has no parameter {name!r}; it has {', '.join(sorted(known))}")
+        grid = tuple(dict(zip(values, choice, strict=True)) for choice in product(*values.values()))
+        return cls(path=path, grid=grid, classes=classes)
+
+    def moments(self, source: Source) -> None:
+        """Return None: an estimator sees the features themselves."""
+
+    def run(self, source: Source) -> Trial:
+        """Fit every combination on one source and score it on valid."""
+        targets = make_targets(source, self.classes)
+        found: list[tuple[Result, EstimatorReadout]] = []
+        for settings in self.grid:
+            model, converged = _fit(self._pipeline(settings), source, targets)
+            readout = EstimatorReadout(model=model, targets=targets)
+            tally = Tally(targets)
+            for x, y in source.blocks("valid"):
+                tally.update(readout.scores(x)[None], y)
+            result = Result(
+                columns=source.columns,
+                readout=self._name(settings),
+                alpha=None,
+                valid_accuracy=float(tally.accuracy()[0]),
+                converged=converged,
+            )
+            found.append((result, readout))
+        best = max(range(len(found)), key=lambda number: found[number][0].valid_accuracy)
+        return Trial(results=tuple(result for result, _ in found), best=best, readout=found[best][1])
+
+    def _pipeline(self, settings: dict[str, Any]) -> Any:
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+
+        return make_pipeline(StandardScaler(), _import(self.path)(**settings))
+
+    def _name(self, settings: dict[str, Any]) -> str:
+        values = ", ".join(f"{name}={value}" for name, value in settings.items())
+        return f"{self.path}({values})" if values else self.path
+
+
+def _fit(model: Any, source: Source, targets: Targets) -> tuple[Any, bool]:
+    """Fit a pipeline, in memory where the features fit and in pieces beyond; return it and whether it converged."""
+    from sklearn.exceptions import ConvergenceWarning
+
+    size = sum(x.nbytes for x, _ in source.blocks("train"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConvergenceWarning)
+        try:
+            if size <= MEMORY:
+                x, y = (np.concatenate(part) for part in zip(*source.blocks("train"), strict=True))
+                model = _wrapped(model, targets)
+                model.fit(x, y.ravel() if targets.outputs == 1 else y)
+            else:
+                _fit_in_pieces(model, source, targets, size)
+        except (ValueError, TypeError) as error:
+            raise InputError(
+                f"readout {type(model[-1]).__name__} on {source.name}: {error}".replace("\n", " ")
+            ) from error
+    return model, not any(issubclass(w.category, ConvergenceWarning) for w in caught)
+
+
+def _wrapped(model: Any, targets: Targets) -> Any:
+    """Return the pipeline with an estimator of its own per output, where there are several."""
+    from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
+
+    if targets.outputs == 1:
+        return model
+    model.steps[-1] = ("outputs", (MultiOutputClassifier if targets.classes else MultiOutputRegressor)(model[-1]))
+    return model
+
+
+def _fit_in_pieces(model: Any, source: Source, targets: Targets, size: int) -> None:
+    scaler, estimator = model[0], model[-1]
+    if not hasattr(estimator, "partial_fit") or targets.outputs > 1:
+        raise InputError(
+            f"readout {type(estimator).__name__}: {size / 1e9:.1f} GB of features do not go in at once, and it cannot "
+            "take them in pieces; use ridge, logistic or an estimator with partial_fit, or fewer rows"
+        )
+    for x, _ in source.blocks("train"):
+        scaler.partial_fit(x)
+    known = {"classes": np.arange(targets.classes)} if targets.classes else {}
+    for _ in range(PASSES):
+        for x, y in source.blocks("train"):
+            estimator.partial_fit(scaler.transform(x), y.ravel(), **known)
+
+
+def _import(path: str) -> Any:
+    from sklearn.base import BaseEstimator
+
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"--readout {path}: no such readout ({error}); use ridge, logistic or an import path such as "
+            "sklearn.linear_model.LogisticRegression"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, BaseEstimator) and hasattr(found, "predict")):
+        raise InputError(f"--readout {path}: it is no scikit-learn classifier or regressor")
+    return found
+
+
+def _example(estimator: type, path: str, classes: int) -> Any:
+    """Return an estimator with its default parameters, of a kind that the task's labels need."""
+    from sklearn.base import is_classifier, is_regressor
+
+    try:
+        found = estimator()
+    except TypeError as error:
+        raise InputError(f"--readout {path}: it cannot be made from numbers and names alone ({error})") from error
+    if classes and not is_classifier(found):
+        raise InputError(
+            f"--readout {path}: it is no classifier, and the task has {classes} classes; choose one, such as "
+            "sklearn.linear_model.LogisticRegression"
+        )
+    if not classes and not is_regressor(found):
+        raise InputError(
+            f"--readout {path}: it is no regressor, and the task's targets are real values; choose one, such as "
+            "sklearn.linear_model.Ridge"
+        )
+    return found
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError):
+        return text.strip()

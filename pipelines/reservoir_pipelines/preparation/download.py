@@ -1,0 +1,167 @@
+"""Fetch the publishers' files, each known by its SHA-256."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from reservoir.errors import InputError
+from reservoir_pipelines.workspace import cache_root
+
+BLOCK = 2**16
+"""Bytes received at a time; of an answer that breaks off, less than this is lost."""
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file as its publisher offers it.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+    sha256 : str
+        The sum of its bytes, in hex; a file with another is never used.
+    bases : tuple of str
+        Addresses of folders that have it, to be tried in order.
+    """
+
+    name: str
+    sha256: str
+    bases: tuple[str, ...]
+
+
+def _idx(bases: tuple[str, ...], *sums: str) -> tuple[Remote, ...]:
+    names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    return tuple(Remote(f"{name}-ubyte.gz", sha256, bases) for name, sha256 in zip(names, sums, strict=True))
+
+
+_CIFAR = Remote(
+    "cifar-10-binary.tar.gz",
+    "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    ("https://www.cs.toronto.edu/~kriz",),
+)
+
+FILES: dict[str, tuple[Remote, ...]] = {
+    "mnist": _idx(
+        ("https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"),
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    ),
+    "fashion-mnist": _idx(
+        (
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+        ),
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    ),
+    "cifar10": (_CIFAR,),
+    "cifar10-lra": (_CIFAR,),
+}
+"""What can be fetched. The publishers of the proteins and of Long Range Arena give no sums."""
+
+FOLDERS = {"mnist": "mnist", "fashion-mnist": "fashion-mnist", "cifar10": "cifar-10", "cifar10-lra": "cifar-10"}
+
+
+def download(
+    task: str,
+    *,
+    cache: Path | None = None,
+    mirrors: Sequence[str] = (),
+    progress: Callable[[str, int, int | None], None] | None = None,
+) -> Path:
+    """Fetch a task's files where they are not here already, and return their folder.
+
+    An interrupted download goes on where it stopped. Only a file whose SHA-256 is the known one gets its name.
+
+    Parameters
+    ----------
+    task : str
+        The name of a task.
+    cache : Path, optional
+        The root folder; files are kept under ``<root>/downloads/``.
+    mirrors : sequence of str
+        Addresses of folders with the same files, tried before the publisher's.
+    progress : callable, optional
+        Called with the file's name, the bytes that are here, and all its bytes where they are known.
+
+    Returns
+    -------
+    Path
+        A folder for ``data``.
+
+    Raises
+    ------
+    InputError
+        If the task has nothing to fetch, or no address gives the file.
+    """
+    if task not in FILES:
+        raise InputError(f"task {task!r} is not downloaded; {', '.join(FILES)} are: give --data DIR for the others")
+    folder = cache_root(cache) / "downloads" / FOLDERS[task]
+    folder.mkdir(parents=True, exist_ok=True)
+    for remote in FILES[task]:
+        if not (folder / remote.name).is_file():
+            _fetch(remote, folder, [*mirrors, *remote.bases], progress)
+    return folder
+
+
+def _fetch(
+    remote: Remote, folder: Path, bases: Sequence[str], progress: Callable[[str, int, int | None], None] | None
+) -> None:
+    import pooch
+    import requests
+
+    part = folder / f"{remote.name}.part"
+    pooch.get_logger().setLevel("WARNING")
+
+    def resume(url: str, output_file: str, pooch: object) -> None:
+        _continue(url, part, remote.name, progress)
+        part.replace(output_file)
+
+    failures = []
+    for base in bases:
+        url = f"{base.rstrip('/')}/{remote.name}"
+        try:
+            pooch.retrieve(url, f"sha256:{remote.sha256}", fname=remote.name, path=folder, downloader=resume)  # pyright: ignore[reportArgumentType]
+        except requests.RequestException as error:
+            failures.append(f"{url}: {error}")
+        except ValueError:
+            # What pooch raises for a wrong sum; it has removed the file, so the next address starts from nothing.
+            failures.append(f"{url}: other bytes than the publisher's")
+        else:
+            return
+    raise InputError(
+        f"{remote.name} could not be fetched ({'; '.join(failures)}); try again, name a "
+        "mirror, or fetch it yourself and give --data DIR"
+    )
+
+
+def _continue(url: str, part: Path, name: str, progress: Callable[[str, int, int | None], None] | None) -> None:
+    """Append to a partial file what is missing of it."""
+    import requests
+
+    here = part.stat().st_size if part.exists() else 0
+    headers = {"Range": f"bytes={here}-", "Accept-Encoding": "identity"} if here else {"Accept-Encoding": "identity"}
+    with requests.get(url, headers=headers, stream=True, timeout=30) as answer:
+        if here and answer.status_code == requests.codes.requested_range_not_satisfiable:
+            # Nothing is missing, or the rest belongs to another file; the sum will tell.
+            return
+        answer.raise_for_status()
+        if answer.status_code != requests.codes.partial_content:
+            here = 0
+        length = answer.headers.get("Content-Length")
+        total = here + int(length) if length else None
+        with part.open("ab" if here else "wb") as file:
+            for block in answer.iter_content(BLOCK):
+                file.write(block)
+                here += len(block)
+                if progress:
+                    progress(name, here, total)
+    if total is not None and here != total:
+        raise requests.ConnectionError(f"the connection ended after {here} of {total} bytes")

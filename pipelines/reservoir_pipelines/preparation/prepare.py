@@ -1,0 +1,226 @@
+"""The stage ``prepare``: from raw files or a generator to typed arrays on disk, split once and for all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, TaskOptions
+from reservoir.tasks import SPLITS, TASKS, Piece, Source, Split, Task, check_split, own_name, task_named
+from reservoir_pipelines.preparation.download import download
+from reservoir_pipelines.preparation.prepared import (
+    INDEX,
+    VERSION,
+    Prepared,
+    PreparedSplit,
+    digest,
+    scaling_to_json,
+    split_order,
+)
+from reservoir_pipelines.stage import stage
+from reservoir_pipelines.workers import map_pieces
+from reservoir_pipelines.workspace import cache_root, data_folder
+
+
+@stage
+def prepare(
+    task: str, options: TaskOptions, cluster: ClusterOptions, files: DownloadOptions, root: CacheOptions
+) -> Prepared:
+    """Prepare a task's data, or open it where that has been done.
+
+    The data lies under ``<root>/prepared/<task>-<settings>/<files>/``, the last two being digests of the task's
+    parameters and of the names, sizes and times of the source files. Such a folder is written under another name and
+    then renamed, so it is whole or absent, and never changes: changed source files lead to another folder.
+
+    Parameters
+    ----------
+    task : str
+        The name of a task, or the path of your own data.
+    **options
+        Fields of `TaskOptions`, `ClusterOptions`, `DownloadOptions` and `CacheOptions`.
+
+    Raises
+    ------
+    InputError
+        For an unknown task or parameter, and for files that are missing or damaged.
+    """
+    cache = root.cache
+    folder = download(task, cache=cache, mirrors=files.mirrors) if files.fetch else data_folder(options.data)
+    source = task_named(task, data=folder, **options.given)
+    settings = settings_folder(task, source, cache)
+    try:
+        origin = [_origin(path) for path in source.files()]
+    except InputError:
+        earlier = latest(settings)
+        if folder is not None or earlier is None:
+            raise
+        return Prepared.open(earlier)
+    final = settings / _hash(origin)
+    if final.exists():
+        try:
+            return Prepared.open(final)
+        except InputError:
+            shutil.rmtree(final)
+    _remove_leftovers(settings)
+    _write(source, origin, final, cluster)
+    return Prepared.open(final, reused=False)
+
+
+def settings_folder(task: str, source: Source, cache: Path | None = None) -> Path:
+    """Return the folder of a task with these parameters; it has a folder for each state of the source files."""
+    values = {f.name: getattr(source, f.name) for f in fields(source) if f.name not in {"data", "origin"}}  # pyright: ignore
+    name = task if task in TASKS else own_name(task)
+    return cache_root(cache) / "prepared" / f"{name}-{_hash({'version': VERSION, **values})}"
+
+
+def latest(settings: Path) -> Path | None:
+    """Return the folder that was prepared last, if any."""
+    indices = sorted(settings.glob(f"*/{INDEX}"), key=lambda index: index.stat().st_mtime)
+    return indices[-1].parent if indices else None
+
+
+def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: ClusterOptions) -> None:
+    """Write all pieces and the index into a temporary folder, and give it its name."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    folder = final.parent.resolve() / f".{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex}"
+    folder.mkdir()
+    try:
+        tasks = ((source, piece, number, folder) for number, piece in enumerate(source.pieces()))
+        written = map_pieces(write_piece, tasks, workers=cluster.workers, scheduler=cluster.scheduler)
+        _write_index(source, origin, folder, written)
+        try:
+            folder.rename(final)
+        except OSError:
+            if not (final / INDEX).exists():
+                raise
+            # Another process prepared the same data meanwhile; its bytes are ours.
+        sync_folder(final.parent)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_piece(source: Source, piece: Piece, number: int, folder: Path) -> list[dict[str, Any]]:
+    """Write the rows of a piece, one file per split, and return what was written.
+
+    A worker that is killed leaves nothing under a final name, so the piece can be written again by another.
+    """
+    written = []
+    for name, split in source.read(piece).items():
+        if len(split):
+            check_split(source.task, name, split)
+            file = f"{name}/{number:05d}.h5"
+            _write_rows(folder / file, split)
+            size = (folder / file).stat().st_size
+            counts = {"rows": len(split), "dropped": split.dropped, "cut": split.cut}
+            written.append({"split": name, "name": file, "bytes": size, **counts})
+    return written
+
+
+def _write_rows(path: Path, split: Split) -> None:
+    from reservoir_cache.hdf import new_file
+
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_suffix(f".{uuid.uuid4().hex}")
+    y = split.y if split.y.dtype.kind == "f" else split.y.astype(np.min_scalar_type(int(split.y.max())))
+    with new_file(temporary) as file:
+        for name, array in {"x": split.x, "y": y, "lengths": split.lengths.astype(np.int32)}.items():
+            file.create_dataset(name, data=array, track_times=False)
+    _sync(temporary)
+    temporary.replace(path)
+
+
+def _write_index(
+    source: Source, origin: list[dict[str, Any]], folder: Path, written: list[list[dict[str, Any]]]
+) -> None:
+    files: dict[str, list[dict[str, Any]]] = {}
+    for file in (file for piece in written for file in piece):
+        files.setdefault(file["split"], []).append(file)
+    for name in SPLITS:
+        if name not in files:
+            raise InputError(f"task {source.task.name!r}: no rows for the split {name!r}")
+    names = split_order(set(files))
+    splits = {n: PreparedSplit(n, tuple((folder / f["name"], f["rows"]) for f in files[n])) for n in names}
+    scaling = source.scaling()
+    index = {
+        "version": VERSION,
+        "task": source.task.to_dict(),
+        "scaling": scaling_to_json(scaling),
+        "digest": digest(source.task, scaling, splits),
+        "splits": {name: _totals(files[name]) for name in names},
+        "source": origin,
+        "warnings": _warnings(source.task, splits),
+    }
+    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
+    _sync(folder / INDEX)
+    for name in names:
+        sync_folder(folder / name)
+    sync_folder(folder)
+
+
+def _totals(files: list[dict[str, Any]]) -> dict[str, Any]:
+    totals = {count: sum(file[count] for file in files) for count in ("rows", "dropped", "cut")}
+    return {**totals, "files": [{key: file[key] for key in ("name", "rows", "bytes")} for file in files]}
+
+
+def _warnings(task: Task, splits: Mapping[str, PreparedSplit]) -> list[str]:
+    """Return what the user should know: classes of which nothing can be learnt."""
+    if not task.classes:
+        return []
+    known = set(np.unique(splits["train"].y).tolist())
+    warnings = []
+    for name in splits:
+        unseen = sorted(set(np.unique(splits[name].y).tolist()) - known)
+        if unseen:
+            classes = ", ".join(str(task.label(c)) for c in unseen[:5]) + (", ..." if len(unseen) > 5 else "")
+            warnings.append(f"classes of the split {name!r} that no row of 'train' has ({len(unseen)}): {classes}")
+    return warnings
+
+
+def _origin(path: Path) -> dict[str, Any]:
+    stat = path.stat()
+    return {"name": path.name, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove temporary folders of processes of this host that are no more."""
+    for leftover in folder.glob(f".{os.uname().nodename}-*"):
+        if not _runs(int(leftover.name.split("-")[-2])):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,64 @@
+"""What ``reservoir tasks`` shows: the tasks, their shapes, and whether their data is here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from reservoir.errors import InputError
+from reservoir.tasks import TASKS, Source, Tokens, task_named
+from reservoir_pipelines.preparation.download import FILES
+from reservoir_pipelines.preparation.prepare import latest, settings_folder
+from reservoir_pipelines.preparation.prepared import Prepared
+from reservoir_pipelines.workspace import data_folder
+
+
+def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict[str, Any]]:
+    """Return one row per named task, with its default parameters.
+
+    Parameters
+    ----------
+    data : Path, optional
+        The folder of the publishers' files; ``RESERVOIR_DATA`` by default.
+    cache : Path, optional
+        The root folder, to see what is prepared.
+
+    Returns
+    -------
+    list of dict
+        ``task``, ``tokens`` (the longest sequence), ``input`` ("16 values" or "25 symbols" a token), ``classes``,
+        ``labels_per_row`` (readout tokens times outputs), ``splits`` (rows by split where they are known, else None),
+        ``data`` ("generated", "here", "prepared" or "missing"), and ``remedy``, what to do where it is missing, or "".
+    """
+    folder = data_folder(data)
+    return [_row(name, task_named(name, data=folder), cache) for name in TASKS]
+
+
+def _row(name: str, source: Source, cache: Path | None) -> dict[str, Any]:
+    task = source.task
+    earlier = latest(settings_folder(name, source, cache))
+    rows = Prepared.open(earlier).rows if earlier else None
+    status, remedy = _data(name, source)
+    if status == "missing" and rows:
+        status, remedy = "prepared", ""
+    if rows is None and status == "generated" and "train_rows" in task.parameters:
+        rows = {split: task.parameters[f"{split}_rows"] for split in ("train", "valid", "test")}
+    return {
+        "task": name,
+        "tokens": task.max_tokens,
+        "input": f"{task.form.vocabulary} symbols" if isinstance(task.form, Tokens) else f"{task.form.dim} values",
+        "classes": task.classes,
+        "labels_per_row": task.readout_tokens * task.outputs,
+        "splits": rows,
+        "data": status,
+        "remedy": remedy,
+    }
+
+
+def _data(name: str, source: Source) -> tuple[str, str]:
+    try:
+        files = source.files()
+    except InputError as error:
+        fetch = f"; or reservoir prepare {name} --download" if name in FILES else ""
+        return "missing", f"{error}{fetch}"
+    return ("here" if files else "generated"), ""

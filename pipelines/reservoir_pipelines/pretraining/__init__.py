@@ -1,0 +1,1 @@
+"""The stage ``pretrain``: language models made from a random start, and compared."""

@@ -1,0 +1,170 @@
+"""What ``compare-pretraining`` returns and writes: one row per corpus, as a table and a picture."""
+
+from __future__ import annotations
+
+import csv
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.pretraining.outcome import Pretraining
+from reservoir_pipelines.training.training_result import Training
+from reservoir_pipelines.workspace import replace_file
+
+FIELDS = (
+    "corpus",
+    "tokens",
+    "unit",
+    "test_bits",
+    "entropy",
+    "bits_recalled",
+    "columns",
+    "output_only_valid_accuracy",
+    "output_only_test_accuracy",
+    "fpt_steps",
+    "fpt_valid_accuracy",
+    "fpt_test_accuracy",
+    "folder",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """What a backbone is worth to a task.
+
+    Parameters
+    ----------
+    corpus : str
+        What it was pretrained on, or ``random``.
+    pretraining : Pretraining or None
+        How that went; None for ``random``.
+    output_only : Result
+        The readout of its frozen hidden states that did best on the validation split.
+    fpt : Training or None
+        The Frozen Pretrained Transformer, of which more is trained; None where that was left out.
+    """
+
+    corpus: str
+    pretraining: Pretraining | None
+    output_only: Result
+    fpt: Training | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return {
+            "corpus": self.corpus,
+            "pretraining": self.pretraining.to_dict() if self.pretraining else None,
+            "output_only": self.output_only.to_dict(),
+            "fpt": self.fpt.to_dict() if self.fpt else None,
+        }
+
+    def cells(self) -> tuple[Any, ...]:
+        """Return the values of `FIELDS`; None where there is none."""
+        made, fpt = self.pretraining, self.fpt
+        return (
+            self.corpus,
+            made.tokens if made else 0,
+            made.unit if made else None,
+            made.test_bits if made else None,
+            made.entropy if made else None,
+            made.test_accuracy if made else None,
+            "+".join(self.output_only.columns),
+            self.output_only.valid_accuracy,
+            self.output_only.test_accuracy,
+            fpt.steps if fpt else None,
+            fpt.valid_accuracy if fpt else None,
+            fpt.test_accuracy if fpt else None,
+            made.folder if made else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Backbones of one shape side by side.
+
+    Parameters
+    ----------
+    task, backbone : str
+        The task, and the shape.
+    rows : tuple of Compared
+        One per corpus.
+    results, plot : Path
+        The same as CSV, and a picture of it.
+    seconds : float
+        Wall time.
+    """
+
+    task: str
+    backbone: str
+    rows: tuple[Compared, ...]
+    results: Path
+    plot: Path
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return {
+            "task": self.task,
+            "backbone": self.backbone,
+            "rows": [row.to_dict() for row in self.rows],
+            "results": str(self.results),
+            "plot": str(self.plot),
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def write_comparison(path: Path, rows: Sequence[Compared]) -> None:
+    """Write one line per corpus as CSV; the file is replaced whole."""
+
+    def write(part: Path) -> None:
+        with part.open("x", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(FIELDS)
+            for row in rows:
+                writer.writerow([f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row.cells()])
+
+    replace_file(path, write)
+
+
+def plot_comparison(path: Path, rows: Sequence[Compared], title: str) -> None:
+    """Draw the test accuracies of each corpus as bars: of the output alone, and of the FPT.
+
+    Parameters
+    ----------
+    path : Path
+        The PNG to write.
+    rows : sequence of Compared
+    title : str
+        Heading of the picture.
+    """
+    from matplotlib.figure import Figure
+
+    from reservoir_pipelines.plots import COLOURS, GRID, INK
+
+    inches = max(6.5, 1.8 + 1.3 * len(rows))
+    bars = [("output only", [row.output_only.test_accuracy for row in rows])]
+    if any(row.fpt for row in rows):
+        bars.append(("FPT", [row.fpt.test_accuracy if row.fpt else None for row in rows]))
+    figure = Figure(figsize=(inches, 4.2), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(bars)
+    for number, (name, accuracies) in enumerate(bars):
+        places = [row + (number - (len(bars) - 1) / 2) * width for row in range(len(rows))]
+        heights = [100 * (accuracy or 0.0) for accuracy in accuracies]
+        drawn = axes.bar(places, heights, width * 0.94, color=COLOURS[number], label=name)
+        told = ["-" if accuracy is None else f"{100 * accuracy:.1f}" for accuracy in accuracies]
+        axes.bar_label(drawn, told, fontsize=8, color=INK, padding=2)
+    axes.set_xticks(range(len(rows)), [row.corpus for row in rows])
+    axes.set_xlabel("pretrained on")
+    axes.set_ylabel("test accuracy (%)")
+    axes.margins(y=0.12)
+    axes.grid(axis="y", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9, loc="upper right", ncols=2, bbox_to_anchor=(1, 1.1))
+    # A name of a backbone with its settings has no spaces, and may be longer than a line.
+    figure.suptitle("\n".join(textwrap.wrap(title, int(11 * inches))), fontsize=11, color=INK)
+    replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))

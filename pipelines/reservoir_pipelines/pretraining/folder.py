@@ -1,0 +1,66 @@
+"""The folder of a pretrained model: what transformers keeps of one, and the course of its pretraining."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from reservoir import InputError
+from reservoir.pretraining.corpora import Corpus
+from reservoir.pretraining.language_model import LanguageModel
+from reservoir_pipelines.workspace import share, system_errors
+
+RUN = "pretraining"
+"""Folder inside the model's that holds the course of its pretraining."""
+
+
+def check_folder(out: Path) -> None:
+    """Check that a model can be written to a folder: it is new, empty, or that of a pretraining.
+
+    Raises
+    ------
+    InputError
+        If it is not.
+    """
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out}: a file is there; name a folder")
+    if out.exists() and not (out / RUN).is_dir() and any(out.iterdir()):
+        raise InputError(f"--out {out}: the folder has other things in it; name an empty or a new one")
+
+
+def has_model(out: Path, corpus: Corpus) -> bool:
+    """Return whether the folder has the files that `save_model` wrote to it."""
+    files = ["config.json", "model*.safetensors"]
+    if getattr(corpus, "tokenizer", None) is not None:
+        files += ["tokenizer.json", "tokenizer_config.json"]
+    return all(any(out.glob(file)) for file in files)
+
+
+def save_model(out: Path, model: LanguageModel, corpus: Corpus | None = None) -> None:
+    """Write a model, and the tokenizer of a text, as transformers keeps them; each file is whole or as it was.
+
+    Parameters
+    ----------
+    out : Path
+        The folder.
+    model : LanguageModel
+    corpus : Corpus, optional
+        What it was trained on, if that is tokens.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    part = Path(tempfile.mkdtemp(prefix=".model-", suffix=".part", dir=out))
+    try:
+        with system_errors():
+            model.model.save_pretrained(part)
+        tokenizer = getattr(corpus, "tokenizer", None)
+        if tokenizer is not None:
+            # Without its configuration, transformers would take the tokenizer that the family's published models have.
+            special = {} if model.causal else {"mask_token": "<mask>"}
+            PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(part)
+        for file in part.iterdir():
+            share(file)
+            file.replace(out / file.name)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

@@ -1,0 +1,46 @@
+"""Stages: functions over groups of options, called with the options as keywords."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import wraps
+from typing import Any, TypeVar
+
+from reservoir import options
+from reservoir.options import Options
+
+R = TypeVar("R")
+
+
+def stage(function: Callable[..., R]) -> Callable[..., R]:
+    """Return a function whose parameters that are groups of options are given field by field, or as groups.
+
+    Of ``extract(task, reservoir: ReservoirOptions, ...)`` the calls ``extract("mnist", backbone="gpt2")`` and
+    ``extract("mnist", ReservoirOptions(backbone="gpt2"))`` are the same; what is named goes before what a group says.
+    """
+    parameters = inspect.signature(function).parameters
+    groups = {name: kind for name, p in parameters.items() if (kind := getattr(options, str(p.annotation), None))}
+    owner = {item.name: name for name, kind in groups.items() for item in fields(kind)}
+
+    @wraps(function)
+    def call(*arguments: Any, **settings: Any) -> R:
+        plain = [value for value in arguments if not isinstance(value, Options)]
+        made = [value for value in arguments if isinstance(value, Options)]
+        given: dict[str, dict[str, Any]] = {name: {} for name in groups}
+        for name in [name for name in settings if name in owner]:
+            given[owner[name]][name] = settings.pop(name)
+        for name, kind in groups.items():
+            base = next((value for value in made if isinstance(value, kind)), None)
+            settings[name] = replace(base, **given[name]) if base else kind(**given[name])
+        return function(*plain, **settings)
+
+    own = [p for name, p in parameters.items() if name not in groups]
+    keywords = [
+        inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=item.type)
+        for kind in groups.values()
+        for item in fields(kind)
+    ]
+    vars(call)["__signature__"] = inspect.Signature([*own, *keywords])
+    return call

@@ -1,0 +1,1 @@
+"""The stage ``train``: runs in their folders."""

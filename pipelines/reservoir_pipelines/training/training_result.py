@@ -1,0 +1,168 @@
+"""What ``train`` returns, and its picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from reservoir_pipelines.training.run import METRICS, read_journal
+from reservoir_pipelines.workspace import replace_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What a training came to.
+
+    Accuracies are shares of right labels, or R^2 for regression.
+
+    Parameters
+    ----------
+    run : str
+        Folder of the run, for `predict` and `attention`.
+    steps : int
+        Steps done.
+    best_step : int or None
+        Steps after which the weights did best on the validation split; None if the loss diverged before the first
+        validation.
+    valid_accuracy, valid_loss : float or None
+        Of these weights.
+    test_accuracy, test_loss : float or None
+        Of these weights.
+    converged_step : int or None
+        First validation from which on the accuracy stayed within 0.01 of the last one's.
+    diverged_step : int or None
+        Step at which the loss diverged.
+    groups : tuple of str
+        What was trained.
+    trained : int
+        Number of values that were trained.
+    frozen_tensors : int
+        Number of tensors that were not; each was compared with itself before training and has not changed by a bit.
+    seconds : float
+        Time of the steps, without validations.
+    score : str, default "accuracy"
+        What the accuracies are: ``R²`` for regression, whose losses are squared errors of standardised targets.
+    """
+
+    run: str
+    steps: int
+    best_step: int | None
+    valid_accuracy: float | None
+    valid_loss: float | None
+    test_accuracy: float | None
+    test_loss: float | None
+    converged_step: int | None
+    diverged_step: int | None
+    groups: tuple[str, ...]
+    trained: int
+    frozen_tensors: int
+    seconds: float
+    score: str = "accuracy"
+
+    @property
+    def path(self) -> Path:
+        """Folder of the run."""
+        return Path(self.run)
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``: ``step`` with ``loss``, or with ``valid_loss``."""
+        return read_journal(self.path / METRICS)
+
+    @property
+    def losses(self) -> list[float]:
+        """Loss of each step."""
+        return [line["loss"] for line in self.history if "loss" in line]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self) | {"groups": list(self.groups)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Training:
+        """Build a result from what `to_dict` returned."""
+        return cls(**{**values, "groups": tuple(values["groups"])})
+
+
+def plot_training(
+    path: Path, history: Sequence[dict[str, Any]], best_step: int | None, title: str, *, score: str = "accuracy"
+) -> None:
+    """Draw loss and accuracy over the steps, on train and on valid, with the chosen step marked.
+
+    Parameters
+    ----------
+    path : Path
+        The PNG to write.
+    history : sequence of dict
+        Lines of ``metrics.jsonl``.
+    best_step : int, optional
+        The chosen step.
+    title : str
+        Heading of the picture.
+    score : {"accuracy", "R²"}, default "accuracy"
+        What the accuracies of the history are; shares are drawn in percent.
+    """
+    from matplotlib.figure import Figure
+
+    from reservoir_pipelines.plots import INK
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    loss, accuracy = figure.subplots(1, 2)
+    _draw(loss, history, "loss", best_step)
+    loss.set_ylabel("loss")
+    _scale_losses(loss)
+    percent = score == "accuracy"
+    _draw(accuracy, history, "accuracy", best_step, factor=100.0 if percent else 1.0)
+    accuracy.set_ylabel(f"{score} (%)" if percent else score)
+    figure.suptitle(title, fontsize=11, color=INK)
+    replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
+
+
+def _draw(axes: Axes, history: Sequence[dict[str, Any]], name: str, best_step: int | None, factor: float = 1.0) -> None:
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    from reservoir_pipelines.plots import COLOURS, GRID, INK
+
+    train = np.array([(line["step"], line[name]) for line in history if line.get(name) is not None], float)
+    valid = [(n["step"], n[f"valid_{name}"]) for n in history if n.get(f"valid_{name}") is not None]
+    if len(train):
+        width = max(1, len(train) // 100)
+        smooth = factor * np.convolve(train[:, 1], np.full(width, 1 / width), mode="valid")
+        line = "o-" if len(train) == 1 else "-"
+        axes.plot(train[width - 1 :, 0], smooth, line, color=COLOURS[0], markersize=3, linewidth=1, label="train")
+    if valid:
+        steps, values = zip(*valid, strict=True)
+        axes.plot(steps, factor * np.array(values), "o-", color=COLOURS[1], markersize=3, linewidth=1.5, label="valid")
+    if best_step is not None:
+        axes.axvline(best_step, color=INK, linestyle="--", linewidth=1, label="best")
+    axes.set_xlabel("step")
+    axes.set_xlim(0, 1.03 * max([1, *(line["step"] for line in history)]))
+    axes.xaxis.set_major_locator(MaxNLocator(9, integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.grid(color=GRID, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=9)
+
+
+def _scale_losses(axes: Axes) -> None:
+    """Make the axis of positive losses logarithmic, with at least three labels, which are plain numbers."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+
+    losses = np.concatenate([line.get_ydata() for line in axes.lines if line.get_label() in ("train", "valid")] or [[]])
+    if not len(losses) or losses.min() <= 0:
+        return
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    locator = LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,))
+    labelled = [tick for tick in locator.tick_values(low, high) if low <= tick <= high]
+    axes.yaxis.set_major_locator(locator if len(labelled) >= 3 else MaxNLocator(5))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

@@ -1,0 +1,89 @@
+"""Where everything that is kept lies, and files that are whole or as they were."""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reservoir.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def cache_root(cache: Path | None = None) -> Path:
+    """Return the root folder: the argument, else ``RESERVOIR_CACHE``, else the platform's user cache folder.
+
+    Raises
+    ------
+    InputError
+        If there is something else under that name.
+    """
+    named = cache or os.environ.get("RESERVOIR_CACHE")
+    if not named:
+        import platformdirs
+
+        named = platformdirs.user_cache_dir("reservoir", appauthor=False)
+    root = Path(named)
+    if root.exists() and not root.is_dir():
+        raise InputError(f"the cache {root} is no folder; name another with --cache DIR or RESERVOIR_CACHE")
+    return root
+
+
+def data_folder(data: Path | None = None) -> Path | None:
+    """Return the folder of the publishers' files: the argument, else ``RESERVOIR_DATA``, else None."""
+    if data is None and os.environ.get("RESERVOIR_DATA"):
+        data = Path(os.environ["RESERVOIR_DATA"])
+    if data is not None and not Path(data).is_dir():
+        raise InputError(f"the data folder {data} does not exist; name another with --data DIR or RESERVOIR_DATA")
+    return None if data is None else Path(data)
+
+
+def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write a file under a temporary name and move it into place, so that it is whole or as it was."""
+    part = path.with_name(f".{path.name}-{uuid.uuid4().hex}.part")
+    try:
+        write(part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a safetensors file that others may read as they may read every new file.
+
+    Raises
+    ------
+    OSError
+        If the system refuses it, as on a full disk.
+    """
+    from safetensors.torch import save_file
+
+    with system_errors():
+        save_file(dict(tensors), path)
+    share(path)
+
+
+@contextmanager
+def system_errors() -> Iterator[None]:
+    """Raise what safetensors says of the system as the OSError that it is."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        if not (found := re.search(r"\(os error (\d+)\)", str(error))):
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
+
+
+def share(path: Path) -> None:
+    """Give a file, which safetensors makes for its owner alone, the permissions of every new file."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)

@@ -1,0 +1,312 @@
+"""Every option once: its name, type, default, one line of help and check.
+
+The parameters of a Python call, the flags of the command line, the keys of a configuration file, what an entry or a run
+keeps of how it was asked for, and the parameters of the estimators are all made from these fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from reservoir.errors import InputError
+
+SEEDS = 2**63
+"""Number of seeds: those of torch's generators have 63 bits."""
+
+G = TypeVar("G", bound="Options")
+
+Check = Callable[[Any], str | None]
+"""Returns what to do about a value that cannot be used, or None."""
+
+
+def option(default: Any, text: str, check: Check | None = None, *, flag: str = "", shown: str = "") -> Any:
+    """Return a field; ``flag`` and ``shown``, its default in the help, are said where they are not the plain ones."""
+    return field(default=default, metadata={"help": text, "check": check, "flag": flag, "shown": shown})
+
+
+def at_least(low: int) -> Check:
+    """Check that a number is whole and at least ``low``."""
+    return lambda value: None if value == int(value) and value >= low else f"give a whole number from {low}"
+
+
+def one_of(*names: str) -> Check:
+    """Check that a value is one of these."""
+    return lambda value: None if value in names else f"choose among {', '.join(names)}"
+
+
+def positive(value: float) -> str | None:
+    """Check that a number is finite and above zero."""
+    return None if 0 < value < float("inf") else "give a positive number"
+
+
+def share(value: float) -> str | None:
+    """Check that a number is from 0 up to, not including, 1."""
+    return None if 0 <= value < 1 else "give a share from 0 up to, not including, 1"
+
+
+def seed_number(value: int) -> str | None:
+    """Check that a number can seed a generator."""
+    return None if 0 <= value < SEEDS else f"give a whole number from 0 to {SEEDS - 1}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A group of options, checked when it is made."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value, check = getattr(self, item.name), item.metadata.get("check")
+            if check and value is not None and (fault := check(value)):
+                raise InputError(f"{flag_of(item)} {value}: {fault}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the options as plain JSON values."""
+        return {n: str(v) if isinstance(v, Path) else v for n, v in asdict(self).items()}
+
+
+def as_group(options: Options, kind: type[G]) -> G:
+    """Return those of the options that another group has too."""
+    shared = {item.name for item in fields(kind)}
+    return kind(**{name: value for name, value in vars(options).items() if name in shared})
+
+
+def flag_of(item: Any) -> str:
+    """Return the flag of a field, such as ``--learning-rate``."""
+    return "--" + (item.metadata["flag"] or item.name.replace("_", "-"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShapeOptions(Options):
+    """Which backbone, and the seed of what is drawn."""
+
+    backbone: str | None = option(None, "gpt2, bert-base-uncased, lstm, a model folder, a hub name ...", shown="mini")
+    seed: int = option(0, "Seed of drawn weights, of the input layer, and of the order of rows.", seed_number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(ShapeOptions):
+    """A backbone with its weights."""
+
+    init: str | None = option(
+        None,
+        "pretrained, random, statistics or a folder with a backbone",
+        shown="pretrained, where anybody publishes such weights",
+    )
+    depth: int | None = option(None, "Keep only the first so many blocks, and the final norm.")
+
+    @property
+    def title(self) -> str:
+        """Short name for folders and tables, such as ``gpt2-random`` or ``gpt2-depth6-random``."""
+        name = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(self.backbone or "").name).strip("-.")
+        depth = f"-depth{self.depth}" if self.depth else ""
+        return f"{name or 'backbone'}{depth}-{self.init}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReservoirOptions(ModelOptions):
+    """A frozen map: a backbone with its weights behind a fixed input layer."""
+
+    gain: float = option(1.41, "Scale of the input layer.", positive)
+    patch: int = option(1, "Values per token: windows of a float sequence.", at_least(1))
+    stride: int | None = option(None, "Values from one window to the next.", at_least(1), shown="the patch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions(Options):
+    """Which data: the files of a task and its parameters."""
+
+    data: Path | None = option(None, "Folder of the publisher's files.", shown="RESERVOIR_DATA")
+    parameters: Mapping[str, Any] | None = option(
+        None, "A parameter of the task, NAME=VALUE; repeat for more.", flag="param"
+    )
+    views: int | None = option(None, "Augmented copies of each training row (cifar10).")
+    protocol: str | None = option(None, "paper: as the authors' code did it (listops, homology).")
+    standardise: bool = option(True, "Your own floats: mean 0, deviation 1 per channel.")
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The parameters of the task, those with a flag of their own among them."""
+        flags = {"views": self.views, "protocol": self.protocol, "standardise": None if self.standardise else False}
+        return dict(self.parameters or {}) | {name: value for name, value in flags.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOptions(TaskOptions):
+    """Which data, and how many rows of it."""
+
+    limit: int | None = option(None, "At most so many rows of each split, a fixed draw.", at_least(1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions(Options):
+    """Where everything is kept."""
+
+    cache: Path | None = option(None, "Root of the cache.", shown="RESERVOIR_CACHE, else the user's cache")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions(Options):
+    """Where the arithmetic runs."""
+
+    device: str = option("auto", "cpu, cuda, or auto: a GPU where there is one.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceOptions(CacheOptions, DeviceOptions):
+    """Where everything is kept, and where the arithmetic runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeOptions(Options):
+    """In which precision a model runs."""
+
+    compute: str = option(
+        "auto", "float32, bfloat16, or auto: bfloat16 where it is native.", one_of("auto", "float32", "bfloat16")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionOptions(ComputeOptions):
+    """In which precision a model runs, and its features are kept."""
+
+    store: str = option("float16", "float16, bfloat16 or float32 on disk.", one_of("float16", "bfloat16", "float32"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureOptions(PrecisionOptions):
+    """What is kept of the hidden states."""
+
+    layers: str | Sequence[str] = option("all", "embed, block01 ..., final, comma-separated, or all.")
+    pool: str | Sequence[str] = option("last,mean", "last, mean, max, first, segments8, all; comma-separated.")
+    batch_rows: int | None = option(None, "Rows per batch of a new entry.", at_least(1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions(Options):
+    """Which other processes share the work."""
+
+    workers: int = option(0, "Local processes; 0 for none.")
+    scheduler: str | None = option(None, "A dask.distributed scheduler, tcp://host:port.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadOptions(Options):
+    """Whether the publisher's files are fetched."""
+
+    fetch: bool = option(False, "Fetch the publisher's files where missing.", flag="download")
+    mirrors: Sequence[str] = option((), "Other places of the files; tried first.", flag="mirror")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOptions(Options):
+    """Where results are written."""
+
+    out: Path | None = option(None, "Folder or file of the results.", shown="in the cache")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitOptions(OutOptions, ClusterOptions):
+    """Which readouts are tried, and how one is chosen."""
+
+    columns: str | Sequence[str] = option(
+        "all", "Columns to try, comma-separated; a+b for two side by side; all; best:4 greedily."
+    )
+    readout: str = option("ridge", "ridge, logistic, or an import path such as sklearn.svm.LinearSVC:C=0.1,1")
+    alphas: str | None = option(None, "Penalties LO:HI:N on standardised features.")
+    select: str = option("valid", "valid, or cvK: K-fold cross-validation over train and valid.")
+    class_weight: str | None = option(None, "balanced: all classes count the same.", one_of("balanced"))
+    curve: str | None = option(None, "Training rows of a learning curve, such as 100,1000.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthOptions(Options):
+    """How long a training is."""
+
+    steps: int | None = option(None, "Steps in all.", at_least(1), shown="5000; of pretrain 2000")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions(LengthOptions):
+    """The steps of a training, end to end or of a language model."""
+
+    learning_rate: float | None = option(
+        None,
+        "Of Adam.",
+        positive,
+        shown="train: 1e-3, 3e-4 for LSTMs, 1e-4 for homology; pretrain: 2e-3 at most, 5e-4 on bit-memory",
+    )
+    eval_every: int = option(500, "Steps between validations, each with a checkpoint.", at_least(1))
+    compiled: bool = option(False, "Compile the model, on a GPU; pretrain's on a CPU too.", flag="compile")
+    resume: bool = option(False, "Go on from the last checkpoint.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(Options):
+    """Which run of train."""
+
+    run: Path | None = option(None, "Folder of a run of train.", shown="in the cache")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(StepOptions, PrecisionOptions, RunOptions):
+    """What is trained end to end, and how."""
+
+    train: str | Sequence[str] | None = option(
+        None,
+        "Groups that are trained, comma-separated: input, output, positions, layernorm, attention, feedforward, "
+        "recurrent, last-attention, or all",
+        shown="input,layernorm,positions,output",
+    )
+    batch: int = option(8, "Rows of one forward pass in one process.", at_least(1))
+    accumulate: int = option(1, "Forward passes per step.", at_least(1))
+    dropout: float = option(0.1, "Share of values dropped above the lowest trained one; 0: none.", share)
+    clip: float = option(1.0, "Most that the norm of the gradients may be.", positive)
+    rows: str = option("auto", "fresh, augmented or stored rows; auto: as the task allows.")
+    from_cache: bool = option(False, "Take what lies below the lowest trained layer from the cache.")
+    recompute: bool = option(False, "Compute each block again in the backward pass: less memory.")
+    on_divergence: str = option("stop", "stop, or report the best checkpoint before.", one_of("stop", "report"))
+    bound: float = option(1e4, "A loss above it counts as diverged.", positive)
+    track: str | None = option(None, "tensorboard, wandb or mlflow, besides metrics.jsonl.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(ComputeOptions):
+    """How a language model reads its corpus."""
+
+    vocabulary: int = option(256, "Of text 256 for bytes, more for a tokenizer; of a stream: any.")
+    batch_tokens: int = option(4096, "Tokens of a step.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainOptions(StepOptions, TextOptions):
+    """The recipe of a language model."""
+
+    context: int | None = option(None, "Tokens read at a time.", shown="1024, or the model's")
+    short: int | None = option(None, "... in the first steps.", shown="a quarter of it")
+    short_share: float = option(0.6, "Share of the steps that read short windows; then they double.")
+    warm_up: int = option(200, "Steps up to the highest learning rate; then it falls along a cosine.")
+    weight_decay: float = option(0.1, "Of AdamW, for matrices.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonOptions(LengthOptions, TextOptions, OutOptions):
+    """What backbones of one shape are pretrained on, and for how long."""
+
+    corpora: str | Sequence[str] = option(
+        "text,bit-memory,nesting,zipf,uniform,random", "What to pretrain on, comma-separated; random: nothing."
+    )
+    text: Path | None = option(None, "The text: a file (also .gz), or a folder of them.")
+    tokens: int = option(2**22, "Tokens that each pretraining reads, to the nearest step.", at_least(1))
+    output_only: bool = option(False, "Leave out the FPTs.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOptions(RunOptions, OutOptions):
+    """Which attention maps are drawn."""
+
+    layer: int = option(1, "The block whose attention is drawn, from 1.")
+    average: int = option(64, "Rows of the mean; the first is drawn alone too.")
+    split: str = option("test", "Split of the rows.")

@@ -1,0 +1,1 @@
+"""Pretraining: corpora, language model, recipe and steps."""

@@ -1,0 +1,122 @@
+"""Language models to pretrain: a backbone's shape with its token embeddings and the head that predicts tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reservoir.backbones import draw_parameters, find
+from reservoir.backbones.names import first_line, quiet
+from reservoir.errors import InputError
+from reservoir.pretraining.corpora import generator
+
+MASKED = 0.15
+"""Share of the tokens that a masked model has to predict (Devlin et al. 2019, section 3.1)."""
+
+CAUSAL = ("gpt2", "llama", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
+BOTH_WAYS = ("bert", "roberta", "xlm-roberta", "distilbert")
+
+
+class LanguageModel(nn.Module):
+    """A model of the probabilities of tokens, drawn at random from its family's default initialisation.
+
+    Parameters
+    ----------
+    backbone : str
+        Gives the shape: a known backbone, a folder or a hub name. Its own vocabulary does not matter.
+    vocabulary : int
+        Number of tokens of the corpus.
+    seed : int, default 0
+        Seed of the weights.
+    eager : bool, default False
+        Attention as plain products, which a compiler fuses, instead of torch's own kernel.
+
+    Raises
+    ------
+    InputError
+        If the family has no such model, or its configuration does not work.
+    """
+
+    def __init__(self, backbone: str, vocabulary: int, seed: int = 0, *, eager: bool = False) -> None:
+        from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+        super().__init__()
+        quiet()
+        family, config = find(backbone)
+        if family.name not in (*CAUSAL, *BOTH_WAYS):
+            raise InputError(
+                f"--backbone {backbone}: {family.name} models cannot be pretrained here; take one of "
+                f"{', '.join((*CAUSAL, *BOTH_WAYS))}"
+            )
+        self.causal = family.name in CAUSAL
+        self.mask_token = vocabulary
+        config.vocab_size = vocabulary if self.causal else vocabulary + 1
+        for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            setattr(config, token, None)
+        self._positions, self._first_position = family.groups.get("positions", ()), 0
+        if family.name in ("roberta", "xlm-roberta"):
+            config.pad_token_id = 1  # from which these count their positions
+            self._first_position = 2
+        for name in config.to_dict():
+            if name.endswith(("dropout", "pdrop", "dropout_prob")):
+                setattr(config, name, 0.0)  # no text is seen twice
+        self.max_tokens = family.shape(config).max_tokens
+        kind = AutoModelForCausalLM if self.causal else AutoModelForMaskedLM
+        # By default transformers takes torch's own kernel where the family can.
+        attention = "eager" if eager else None
+        try:
+            self.model: Any = kind.from_config(config, dtype=torch.float32, attn_implementation=attention)
+        except (ValueError, TypeError, LookupError, AssertionError, RuntimeError, ZeroDivisionError) as error:
+            raise InputError(f"--backbone {backbone}: its configuration does not work ({first_line(error)})") from error
+        draw_parameters(self.model, family, config, seed)
+        self.model.tie_weights()
+
+    @property
+    def extra(self) -> int:
+        """Tokens that a window has beyond what the model reads: the causal model's last target."""
+        return 1 if self.causal else 0
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return what the model gives each next token.
+
+        Parameters
+        ----------
+        tokens : Tensor of int64, (windows, tokens)
+
+        Returns
+        -------
+        Tensor of float32, (windows, tokens, vocabulary)
+            Logits: at a place, of the token after it for a causal model, else of the token there.
+        """
+        more: dict[str, Any] = {"use_cache": False} if self.causal else {}
+        if self._first_position:
+            # Left to themselves these models take every token of the padding's number, which is one of ours, for none.
+            places = torch.arange(tokens.shape[1], device=tokens.device)
+            more["position_ids"] = (self._first_position + places).expand_as(tokens)
+        return self.model(input_ids=tokens, **more).logits.float()
+
+    @torch.no_grad()
+    def repeat_positions(self, count: int) -> None:
+        """Give the positions from ``count`` on the learned values of the first ones, over and over."""
+        for name, parameter in self.model.named_parameters():
+            # The kinds of token that some families add are of that group too, and few.
+            if any(piece in name for piece in self._positions) and len(parameter) >= (self.max_tokens or 0):
+                places = torch.arange(len(parameter) - self._first_position, device=parameter.device)
+                parameter[self._first_position :] = parameter[self._first_position + places % count]
+
+    def hide(self, windows: Tensor, *parts: object) -> tuple[Tensor, Tensor]:
+        """Return the windows with some of their tokens masked, and where, for a model that sees both ways.
+
+        All hidden tokens become the mask token, so that what is measured is what is trained.
+
+        Parameters
+        ----------
+        windows : Tensor of int64, (windows, tokens)
+        *parts : object
+            Keys of the draw.
+        """
+        drawn = generator("mask", *parts).random(tuple(windows.shape), dtype="float32")
+        hidden = torch.from_numpy(drawn).to(windows.device) < MASKED
+        return windows.masked_fill(hidden, self.mask_token), hidden

@@ -1,0 +1,140 @@
+"""The map of a run: which reservoir, on which device, in which precision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from reservoir.errors import InputError
+from reservoir.options import ModelOptions, ReservoirOptions
+from reservoir.tasks.task import Task, Vectors
+
+if TYPE_CHECKING:
+    import torch
+
+    from reservoir.fpt import FPT
+
+DEFAULT_BACKBONE = "mini"
+"""The backbone meant where none is named; its weights come with this package."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reservoir(ReservoirOptions):
+    """A frozen map of which nothing is left open: `ReservoirOptions` with what was not said filled in."""
+
+    backbone: str = DEFAULT_BACKBONE
+    init: str = "pretrained"
+    stride: int = 1
+
+    @classmethod
+    def choose(cls, options: ModelOptions) -> Reservoir:
+        """Fill in what was not said.
+
+        A backbone is meant with its pretrained weights, unless nobody publishes any of its kind or its settings are
+        changed; an ``init`` that is a folder is a whole backbone with its weights; windows do not overlap.
+        """
+        backbone, init = options.backbone, options.init
+        if init is not None and Path(init).is_dir():
+            if backbone is not None:
+                raise InputError(f"--init {init}: the folder holds a whole backbone; leave out --backbone {backbone}")
+            backbone, init = str(Path(init).resolve()), "pretrained"
+        name = full_name(backbone or DEFAULT_BACKBONE)
+        if init is None:
+            from reservoir.backbones import default_init
+
+            init = default_init(name)
+        said = {key: value for key, value in vars(options).items() if value is not None}
+        said |= {"backbone": name, "init": init, "stride": said.get("stride", said.get("patch", 1))}
+        return cls(**said)
+
+    def windowed(self, task: Task) -> Task:
+        """Return the task as the model sees it, with windows as tokens; refuse one that has none."""
+        if (self.patch, self.stride) == (1, 1):
+            return task
+        what = f"--patch {self.patch}: "
+        if not isinstance(task.form, Vectors):
+            raise InputError(f"{what}the tokens of task {task.name!r} are symbols, which have no windows")
+        if task.readout_tokens > 1:
+            raise InputError(f"{what}task {task.name!r} labels single tokens, which windows do not keep")
+        tokens = (task.max_tokens - self.patch) // self.stride + 1
+        if tokens < 1:
+            raise InputError(f"{what}the sequences of task {task.name!r} have {task.max_tokens} values")
+        return replace(task, form=Vectors(self.patch * task.form.dim), max_tokens=tokens)
+
+
+def full_name(backbone: str) -> str:
+    """Return a folder or a GGUF file by its full path, and any other name as it is.
+
+    The name of `DEFAULT_BACKBONE` is this package's own in whatever folder one stands; a folder of that name is
+    ``./mini``.
+    """
+    path = Path(backbone)
+    if backbone != DEFAULT_BACKBONE and (path.is_dir() or (path.suffix == ".gguf" and path.is_file())):
+        return str(path.resolve())
+    return backbone
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model on its device, frozen or trained, with what identifies it: the digest of its float32 weights."""
+
+    fpt: FPT
+    settings: Reservoir
+    family: str
+    digest: str
+    device: torch.device
+    compute: str
+
+
+def load_model(task: Task, settings: Reservoir, device: str = "auto", compute: str = "auto") -> LoadedModel:
+    """Build the model of a resolved reservoir for a task, in evaluation mode on its device."""
+    from reservoir.backbones import load_backbone, weights_digest
+    from reservoir.fpt import FPT
+
+    place = choose_device(device)
+    dtype_name = choose_compute(compute, place)
+    backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
+    fpt = FPT(settings.windowed(task), backbone, settings.seed, settings.gain).eval()
+    digest = weights_digest(backbone)
+    import torch
+
+    backbone.set_compute(getattr(torch, dtype_name))
+    return LoadedModel(
+        fpt=fpt.to(place),
+        family=backbone.family.name,
+        settings=settings,
+        digest=digest,
+        device=place,
+        # A recurrent backbone does not follow into bfloat16.
+        compute=str(backbone.compute).removeprefix("torch."),
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of that name; ``auto`` is a GPU where there is one, else the CPU."""
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {name!r}: not available here; use --device cpu, cuda or auto") from error
+    return device
+
+
+def choose_compute(name: str, device: torch.device) -> str:
+    """Return the precision of the products: ``auto`` is bfloat16 where the hardware multiplies it natively."""
+    import torch
+
+    if name != "auto":
+        return name
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        # The two questions are private in torch, so a version without them gets the safe answer.
+        asks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+        native = device.type == "cpu" and any(getattr(torch.cpu, ask, bool)() for ask in asks)
+    return "bfloat16" if native else "float32"

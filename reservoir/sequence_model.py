@@ -1,0 +1,139 @@
+"""One torch module from stored sequences to logits: everything that ``predict`` does, in tensors alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from reservoir.features import column_shapes
+from reservoir.pooling import parse_column
+from reservoir.readouts import LinearReadout
+from reservoir.reservoir import LoadedModel
+from reservoir.tasks.task import Scaling
+
+
+class Branch(nn.Module):
+    """The columns of one frozen map: windows, input layer, blocks up to the deepest wanted layer, poolings.
+
+    Parameters
+    ----------
+    model : LoadedModel
+        The map, on the CPU; its output layer, which no column reads, is dropped.
+    columns : sequence of str
+        What is read, in this order.
+    """
+
+    def __init__(self, model: LoadedModel, columns: Sequence[str]) -> None:
+        super().__init__()
+        self.fpt = model.fpt
+        self.fpt.output = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
+        self.columns = list(columns)
+        self.shapes = column_shapes(self.fpt.task, self.fpt.backbone.width, columns)
+        self.patch, self.stride = model.settings.patch, model.settings.stride
+        self.windowed = (self.patch, self.stride) != (1, 1)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
+        """Return what the readout sees of each column, (samples, width), from scaled sequences and their lengths."""
+        if self.windowed:
+            # unfold puts the values of a window last; a token has the channels fastest.
+            x = x.unfold(1, self.patch, self.stride).transpose(2, 3).flatten(2)
+            lengths = (lengths - self.patch) // self.stride + 1
+        pooled = self.fpt.features(x, lengths, self.columns)
+        return [self._samples(column, pooled[column]) for column in self.columns]
+
+    def cut(self) -> object:
+        """Return the context in which the blocks above the deepest wanted layer are taken out."""
+        return self.fpt.backbone.recording({parse_column(column)[0]: _ignore for column in self.columns})
+
+    def _samples(self, column: str, values: Tensor) -> Tensor:
+        """Pad to the longest sequence and lay out as `reservoir.readouts.samples` does."""
+        tokens, _ = self.shapes[column]
+        if column.endswith("/all"):
+            values = nn.functional.pad(values, (0, 0, 0, tokens - values.shape[1]))
+        return values.flatten(0, 1) if 1 < tokens == self.fpt.task.readout_tokens else values.flatten(1)
+
+
+class SequenceModel(nn.Module):
+    """From stored sequences to logits: scaling, frozen maps, readout.
+
+    The product with the readout's weights runs in float64: channels of a frozen transformer may sit at 3000 with a
+    spread below one, and float32 sums of such products keep no digit of what tells two rows apart.
+
+    Parameters
+    ----------
+    scaling : Scaling, optional
+        From stored values to what the maps see; None for symbols.
+    branches : sequence of Branch
+        The frozen maps, in the order of the readout's weights.
+    readout : LinearReadout
+        The linear model.
+    """
+
+    offset: Tensor
+    scale: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, scaling: Scaling | None, branches: Sequence[Branch], readout: LinearReadout) -> None:
+        super().__init__()
+        self.scaled = scaling is not None
+        if scaling is not None:
+            self.register_buffer("offset", torch.from_numpy(np.array(scaling.offset, np.float32)))
+            self.register_buffer("scale", torch.from_numpy(np.array(scaling.scale, np.float32)))
+        self.branches = nn.ModuleList(branches)
+        weight, bias = logit_weights(readout)
+        self.register_buffer("weight", torch.from_numpy(weight))
+        self.register_buffer("bias", torch.from_numpy(bias))
+        task = branches[0].fpt.task
+        self.shape = (task.readout_tokens, task.outputs, *([task.classes] if task.classes else []))
+        self.requires_grad_(False).eval()
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logits of sequences.
+
+        Parameters
+        ----------
+        x : Tensor, (batch, tokens, dim) of float32 or (batch, tokens) of int64
+            Right-padded sequences as stored, not scaled.
+        lengths : Tensor of int64, (batch,)
+            Real tokens of each.
+
+        Returns
+        -------
+        Tensor of float32, (batch, readout_tokens, outputs, classes)
+            Their softmax over the last axis gives the probabilities of `predict`. For regression the predictions,
+            (batch, readout_tokens, outputs).
+        """
+        if self.scaled:
+            x = (x - self.offset) * self.scale
+        features = torch.cat([values for branch in self.branches for values in branch(x, lengths)], dim=1)
+        return (features.double() @ self.weight + self.bias).float().reshape(-1, *self.shape)
+
+    @contextmanager
+    def cut(self) -> Iterator[None]:
+        """Take out the blocks that no column needs, as long as the context lasts."""
+        with ExitStack() as stack:
+            for branch in self.branches:
+                stack.enter_context(branch.cut())  # pyright: ignore
+            yield
+
+
+def logit_weights(readout: LinearReadout) -> tuple[np.ndarray, np.ndarray]:
+    """Return a readout as one linear map to calibrated logits: weights (w, k) and bias (k,), float64.
+
+    k is outputs * classes, the classes fastest; for regression the number of outputs. The codings of `Targets` are
+    linear in the scores, so that they and the temperature go into the weights.
+    """
+    if not readout.targets.classes:
+        return readout.coef, readout.intercept
+    weight = readout.targets.logits(readout.coef) / readout.temperature
+    bias = readout.targets.logits(readout.intercept[None]) / readout.temperature
+    return weight.reshape(len(weight), -1), bias.reshape(-1)
+
+
+def _ignore(hidden: Tensor) -> None:
+    """Record nothing: the layer is only named, so that what lies above it is taken out."""

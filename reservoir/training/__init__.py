@@ -1,0 +1,1 @@
+"""Training end to end: rows, objective, loop, and what is trained."""

@@ -1,0 +1,112 @@
+"""Rows as a model takes them, and the endless sequence of them that training reads."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reservoir.features import to_tokens
+from reservoir.reservoir import LoadedModel
+from reservoir.tasks.task import Scaling, Split
+
+Rows = Callable[[np.ndarray], Split]
+"""From numbers (n,) of an endless sequence of rows to these rows."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows on the device.
+
+    Parameters
+    ----------
+    x : Tensor
+        What the model's first layer takes, right-padded to the longest of these rows.
+    y : Tensor, (rows, readout_tokens, outputs)
+        Class numbers (int64) or real targets (float32).
+    lengths : Tensor of int64, (rows,)
+        Real tokens of each row.
+    """
+
+    x: Tensor
+    y: Tensor
+    lengths: Tensor
+
+
+def random_key(*parts: object) -> int:
+    """Return a number of 64 bits that depends on all parts and on nothing else: the seed of one random decision."""
+    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:8])
+
+
+class StoredRows:
+    """The rows of a split over and over, each epoch in an order of its own.
+
+    Parameters
+    ----------
+    split : Split
+        The rows.
+    seed : int
+        Chooses the orders.
+    views : callable, optional
+        ``views(x, rows, epoch) -> x``: augments rows.
+    """
+
+    def __init__(
+        self, split: Split, seed: int, views: Callable[[np.ndarray, np.ndarray, int], np.ndarray] | None = None
+    ) -> None:
+        self._split, self._seed, self._views = split, seed, views
+        self._order = lru_cache(maxsize=2)(self._draw)
+
+    def __call__(self, numbers: np.ndarray) -> Split:
+        """Return the rows of these numbers: number n is in epoch ``n // rows``."""
+        size = len(self._split)
+        epochs = numbers // size
+        rows = np.empty_like(numbers)
+        for epoch in np.unique(epochs):
+            inside = epochs == epoch
+            rows[inside] = self._order(int(epoch))[numbers[inside] % size]
+        x = self._split.x[rows]
+        if self._views:
+            x = x.copy()
+            for epoch in np.unique(epochs):
+                inside = epochs == epoch
+                x[inside] = self._views(x[inside], rows[inside], int(epoch))
+        return Split(x=x, y=self._split.y[rows], lengths=self._split.lengths[rows])
+
+    def _draw(self, epoch: int) -> np.ndarray:
+        key = random_key(self._seed, "order", epoch)
+        return np.random.Generator(np.random.Philox(key=key)).permutation(len(self._split))
+
+
+Convert = Callable[[Split], Batch]
+"""From stored rows to a batch on the device."""
+
+
+def raw_rows(model: LoadedModel, scaling: Scaling | None) -> Convert:
+    """Return the conversion of stored sequences into what the input layer takes."""
+
+    def convert(rows: Split) -> Batch:
+        x, lengths = to_tokens(model, scaling, rows.x, rows.lengths)
+        return _batch(np.ascontiguousarray(x[:, : int(lengths.max())]), rows.y, lengths, model.device)
+
+    return convert
+
+
+def hidden_rows(device: torch.device, *, cut: bool) -> Convert:
+    """Return the conversion of cached hidden states (rows, tokens, width); ``cut`` where they are whole sequences."""
+
+    def convert(rows: Split) -> Batch:
+        x = rows.x[:, : int(rows.lengths.max())] if cut else rows.x
+        return _batch(np.ascontiguousarray(x, np.float32), rows.y, rows.lengths, device)
+
+    return convert
+
+
+def _batch(x: np.ndarray, y: np.ndarray, lengths: np.ndarray, device: torch.device) -> Batch:
+    arrays = (x, y, lengths.astype(np.int64))
+    return Batch(*(torch.from_numpy(array).to(device, non_blocking=True) for array in arrays))
