@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from reservoir_cache import Entry, FeatureStore
-from reservoir_pipelines import extract, fit, pieces
+from reservoir_pipelines import extract, fit
+from reservoir_pipelines import workers as pieces
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.fitting import column_moments
 from reservoir_pipelines.fitting.column_moments import ColumnMoments, compute_moments
