@@ -10,7 +10,7 @@ from reservoir_cache.encoding import STORED_DTYPE
 from reservoir_cache.entry import Entry
 from reservoir_cache.errors import CacheError, Problem
 from reservoir_cache.locks import LOCK_FILE, live_runs
-from reservoir_cache.publish import sync
+from reservoir_cache.publish import refuse_links, sync
 from reservoir_cache.spec import Layout, Spec, difference
 from reservoir_cache.specfile import NAME as SPEC_FILE
 
@@ -50,6 +50,10 @@ def remove(path: Path) -> None:
         If the folder is no entry, or a run is at work on it.
     """
     path = Path(path)
+    refuse_links(*path.parents[:2])
+    if path.is_symlink() and path.parent.parent.name == "features":
+        path.unlink()  # what it leads to is not the cache's
+        return
     if path.parent.parent.name != "features" or not ((path / SPEC_FILE).exists() or (path / LOCK_FILE).exists()):
         raise CacheError(f"{path}: not an entry of the cache; 'reservoir cache list' shows them")
     if runs := live_runs(path):

@@ -15,7 +15,7 @@ from reservoir_cache import derived, verification
 from reservoir_cache.errors import CacheError, Problem, repair_command
 from reservoir_cache.locks import entry_locks, live_runs
 from reservoir_cache.manifest import Manifest, is_sound, read_manifest
-from reservoir_cache.publish import make_folder
+from reservoir_cache.publish import make_folder, refuse_links
 from reservoir_cache.spec import FORMAT, Layout, Spec, check_name
 from reservoir_cache.specfile import NAME as SPEC_FILE
 from reservoir_cache.specfile import SpecFile, read_spec_file
@@ -68,6 +68,7 @@ class Entry:
             raise CacheError(f"specification: format is {spec.format}; this program writes format {FORMAT}")
         folder = Path(root) / "features" / spec.task["name"]
         path = folder / f"{check_name(name, 'entry name')}-{spec.key[:16]}"
+        _refuse_links(path)
         try:
             make_folder(path)
         except OSError as error:
@@ -94,6 +95,7 @@ class Entry:
             If it is no entry, of another format version, or its specification does not hash to its key.
         """
         path = Path(path)
+        _refuse_links(path)
         found = read_spec_file(path)
         return cls(path, found.spec, found.layout, found.made_with)
 
@@ -130,6 +132,10 @@ class Entry:
                     f"{self.path / split / 'manifest.json'}: its {name} is {getattr(found, name)!r}, not "
                     f"{getattr(empty, name)!r}; {repair_command(self.key)}"
                 )
+        if max((shard.block for shard in found.shards), default=0) >= len(self.blocks(split)):
+            raise CacheError(
+                f"{self.path / split / 'manifest.json'}: lists a block too many; {repair_command(self.key)}"
+            )
         return found
 
     def missing(self, split: str, columns: Iterable[str]) -> dict[int, tuple[str, ...]]:
@@ -289,3 +295,10 @@ class Entry:
         if split not in self.spec.rows:
             raise CacheError(f"{self.path}: no split {split!r}; it has {', '.join(self.splits)}")
         return self.spec.rows[split]
+
+
+def _refuse_links(path: Path) -> None:
+    """Refuse an entry that a link leads to or out of."""
+    refuse_links(path, *path.parents[:2])
+    if path.is_dir():
+        refuse_links(*path.iterdir())

@@ -29,17 +29,30 @@ def new_file(path: Path) -> Iterator[h5py.File]:
 
 
 def read_array(group: h5py.Group, name: str) -> NDArray:
-    """Read a whole dataset.
+    """Read a whole dataset of numbers; raises KeyError if it is absent, or its values do not lie in this very file.
 
-    Raises
-    ------
-    KeyError
-        If there is no dataset of that name.
+    A dataset may name other files (virtual and external storage), and one without storage reads as any number of zeros.
     """
-    item = group[name]
-    if not isinstance(item, h5py.Dataset):
-        raise KeyError(f"{name} is not a dataset")
+    item = member(group, name)
+    if not isinstance(item, h5py.Dataset) or item.dtype.kind not in "biufc":
+        raise KeyError(f"{name} is not a dataset of numbers")
+    properties = item.id.get_create_plist()
+    contiguous = properties.get_layout() == h5py.h5d.CONTIGUOUS and not properties.get_external_count()
+    if not contiguous or item.id.get_storage_size() != item.nbytes:
+        raise KeyError(f"{name} does not lie in the file in one piece")
     return np.asarray(item[()])
+
+
+def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
+    """Return a group or dataset of this very file; raises KeyError if it is absent or reached through a link only."""
+    item: object = group
+    for part in name.split("/"):
+        if not isinstance(item, h5py.Group) or not isinstance(item.get(part, getlink=True), h5py.HardLink):
+            raise KeyError(f"{name} is not in the file itself")
+        item = item[part]
+    if not isinstance(item, h5py.Group | h5py.Dataset):
+        raise KeyError(f"{name} is neither a group nor a dataset")
+    return item
 
 
 def read_attribute(group: h5py.HLObject, name: str) -> str | int:

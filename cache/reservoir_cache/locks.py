@@ -176,7 +176,7 @@ def entry_locks(folder: Path) -> EntryLocks:
         except FileNotFoundError:
             pass
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except OSError as error:
             raise CacheError(f"{path}: cannot be opened for writing ({error.strerror}); check permissions") from error
         status = os.fstat(descriptor)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from reservoir_cache.errors import CacheError
-from reservoir_cache.publish import publish_json, read_json
+from reservoir_cache.publish import is_regular, publish_json, read_json
+from reservoir_cache.spec import check_name
 
 NAME = "manifest.json"
+TARGETS_FILE = "targets.h5"
+
+_SHARD_FILE = re.compile(r"([0-9]{5,})-(0|[1-9][0-9]*)\.h5")
+_CRC32 = re.compile(r"[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / NAME
     content: dict[str, Any] = read_json(path)
     try:
-        return Manifest(
+        manifest = Manifest(
             **{
                 **content,
                 "columns": {name: Column(**shape) for name, shape in content["columns"].items()},
@@ -133,13 +139,65 @@ def read_manifest(folder: Path) -> Manifest:
                 "targets": Targets(**content["targets"]) if content["targets"] else None,
             }
         )
-    except (TypeError, KeyError, AttributeError) as error:
+        _check(manifest)
+    except (CacheError, TypeError, ValueError, KeyError, AttributeError) as error:
         raise CacheError(f"{path}: not a manifest of this format ({error})") from error
+    return manifest
 
 
 def is_sound(folder: Path, line: Shard | Targets) -> bool:
     """Whether the file of a manifest's line is there with its size: the cheap check, made on every open."""
-    try:
-        return (folder / line.file).stat().st_size == line.bytes
-    except OSError:
-        return False
+    return is_regular(folder / line.file, line.bytes)
+
+
+def shard_name(block: int, part: int) -> str:
+    """Return the name of a shard's file."""
+    return f"{block:05d}-{part}.h5"
+
+
+def block_of(file: str) -> int:
+    """Return the block of a shard by its file's name; raises CacheError for any other name."""
+    match = _SHARD_FILE.fullmatch(file)
+    if not match or file != shard_name(int(match[1]), int(match[2])):
+        raise CacheError(f"{file!r} is not the name of a shard")
+    return int(match[1])
+
+
+def check_column_name(name: str) -> None:
+    """Refuse a name that is not ``layer/pooling``; both parts are names of groups in HDF5 files."""
+    parts = name.split("/")
+    if len(parts) != 2:
+        raise CacheError(f"column {name!r}: a column is named layer/pooling, like block06/mean")
+    for part in parts:
+        check_name(part, f"column {name!r}: part")
+
+
+def _check(manifest: Manifest) -> None:
+    """Believe no name, number or checksum of a file: whoever can write a manifest can also renew its crc32."""
+    for name, shape in manifest.columns.items():
+        check_column_name(name)
+        _check_whole(1, shape.tokens, shape.width)
+    seen = set()
+    for shard in manifest.shards:
+        if block_of(shard.file) != shard.block:
+            raise CacheError(f"{shard.file} is not a shard of block {shard.block!r}")
+        held = {(shard.block, name) for name in shard.columns}
+        if seen & held or not shard.columns.keys() <= manifest.columns.keys():
+            raise CacheError(f"{shard.file} holds a column twice, or one that is not listed")
+        seen |= held
+        _check_file(shard.bytes, shard.crc32, *shard.columns.values())
+    if manifest.targets:
+        if manifest.targets.file != TARGETS_FILE:
+            raise CacheError(f"{manifest.targets.file!r} is not the name of the labels' file")
+        _check_file(manifest.targets.bytes, manifest.targets.crc32)
+
+
+def _check_file(size: object, *crcs: object) -> None:
+    _check_whole(0, size)
+    if wrong := [crc for crc in crcs if not isinstance(crc, str) or not _CRC32.fullmatch(crc)]:
+        raise CacheError(f"{wrong[0]!r} is not a checksum")
+
+
+def _check_whole(least: int, *values: object) -> None:
+    if wrong := [value for value in values if type(value) is not int or value < least]:
+        raise CacheError(f"{wrong[0]!r} is not a whole number of at least {least}")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import stat
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,22 @@ def make_folder(path: Path) -> None:
         make_folder(path.parent)
         path.mkdir(exist_ok=True)
         sync(path.parent)
+
+
+def is_regular(path: Path, size: int | None = None) -> bool:
+    """Whether a file is there, of that size if one is given, and neither a link nor a pipe nor a device."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and size in (None, status.st_size)
+
+
+def refuse_links(*paths: Path) -> None:
+    """Refuse symbolic links, which may lead out of the cache."""
+    for path in paths:
+        if path.is_symlink():
+            raise CacheError(f"{path}: a symbolic link, which the cache does not follow; remove the link")
 
 
 def sync(path: Path) -> None:

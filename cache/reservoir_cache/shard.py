@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from reservoir_cache.encoding import STORED_DTYPE, Encoded
 from reservoir_cache.errors import CacheError
-from reservoir_cache.hdf import new_file, read_array, read_attribute
-from reservoir_cache.manifest import Column
-from reservoir_cache.spec import check_name
+from reservoir_cache.hdf import member, new_file, read_array, read_attribute
+from reservoir_cache.manifest import Column, check_column_name
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,7 @@ def check_column(name: str, x: NDArray, rows: int, known: Column | None) -> None
     CacheError
         If it is not named ``layer/pooling``, not float32, or not of shape (rows, tokens, width) as before.
     """
-    parts = name.split("/")
-    if len(parts) != 2:
-        raise CacheError(f"column {name!r}: a column is named layer/pooling, like block06/mean")
-    for part in parts:
-        check_name(part, f"column {name!r}: part")
+    check_column_name(name)
     if x.dtype != np.float32 or x.ndim != 3 or len(x) != rows or 0 in x.shape:
         raise CacheError(f"column {name}: needs float32 of shape ({rows}, tokens, width), not {x.dtype} {x.shape}")
     if known and x.shape[1:] != (known.tokens, known.width):
@@ -104,10 +99,11 @@ def inspect_shard(path: Path, store: str) -> tuple[ShardHeader, dict[str, Column
     shapes, crcs = {}, {}
     with h5py.File(path, "r", locking=False) as file:
         header = read_header(file)
-        for name in [f"{layer}/{pooling}" for layer, group in file.items() for pooling in group]:
+        for name in [f"{layer}/{pooling}" for layer in _groups(file) for pooling in _groups(file, layer)]:
+            check_column_name(name)
             encoded = read_column(file, name, store)
             crcs[name] = encoded.crc32()
-            if read_attribute(file[f"{name}/values"], "crc32") != crcs[name]:
+            if read_attribute(member(file, f"{name}/values"), "crc32") != crcs[name]:
                 raise CacheError(f"{path}: column {name} is damaged")
             shapes[name] = Column(*encoded.values.shape[1:])
     return header, shapes, crcs
@@ -128,3 +124,10 @@ def verify_shard(path: Path, header: ShardHeader, columns: Mapping[str, Encoded]
             found = read_column(file, column, store)
             if found.values.shape != meant.values.shape or found.crc32() != meant.crc32():
                 raise CacheError(f"{path}: column {column} does not read back as written; check the disk")
+
+
+def _groups(file: h5py.File, name: str | None = None) -> list[str]:
+    group = member(file, name) if name else file
+    if not isinstance(group, h5py.Group):
+        raise KeyError(f"{name} is not a group")
+    return [str(part) for part in group]

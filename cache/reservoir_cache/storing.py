@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from reservoir_cache.encoding import encode
 from reservoir_cache.locks import entry_locks
-from reservoir_cache.manifest import Column, Shard, is_sound
+from reservoir_cache.manifest import Column, Shard, is_sound, shard_name
 from reservoir_cache.publish import file_crc32, publish
 from reservoir_cache.shard import ShardHeader, check_column, verify_shard, write_shard
 from reservoir_cache.spec import FORMAT
@@ -58,7 +58,7 @@ def store_block(entry: Entry, split: str, block: int, arrays: Mapping[str, NDArr
     encoded = {name: encode(x, store, column=name, first_row=low) for name, x in new.items()}
     header = ShardHeader(FORMAT, entry.key, split, block, low, high)
     taken = {shard.file for shard in sound}
-    path = folder / next(name for part in range(len(taken) + 1) if (name := f"{block:05d}-{part}.h5") not in taken)
+    path = folder / next(name for part in range(len(taken) + 1) if (name := shard_name(block, part)) not in taken)
     publish(
         path,
         run,

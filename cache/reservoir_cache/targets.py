@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from reservoir_cache.errors import CacheError
 from reservoir_cache.hdf import new_file, read_array
-from reservoir_cache.manifest import Manifest, Targets
+from reservoir_cache.manifest import TARGETS_FILE, Manifest, Targets
 from reservoir_cache.publish import file_crc32, publish
 
-NAME = "targets.h5"
 RANKS = {"y": 3, "lengths": 1, "index": 1}
 
 
@@ -57,9 +56,9 @@ def publish_targets(folder: Path, manifest: Manifest, targets: Mapping[str, NDAr
         if any(found[name].tobytes() != arrays[name].tobytes() for name in RANKS):
             raise CacheError(f"{path}: does not read back as written; check the disk")
 
-    path = folder / NAME
+    path = folder / TARGETS_FILE
     publish(path, run, write, verify)
-    return replace(manifest, targets=Targets(NAME, path.stat().st_size, file_crc32(path)))
+    return replace(manifest, targets=Targets(TARGETS_FILE, path.stat().st_size, file_crc32(path)))
 
 
 def read_targets(path: Path) -> dict[str, NDArray]:

@@ -11,8 +11,8 @@ from reservoir_cache.derived import fault
 from reservoir_cache.errors import CacheError, Problem, repair_command
 from reservoir_cache.hdf import UNREADABLE
 from reservoir_cache.locks import EntryLocks, entry_locks
-from reservoir_cache.manifest import NAME, Manifest, Shard, Targets
-from reservoir_cache.publish import file_crc32
+from reservoir_cache.manifest import NAME, Manifest, Shard, Targets, block_of
+from reservoir_cache.publish import file_crc32, is_regular
 from reservoir_cache.shard import ShardHeader, inspect_shard
 from reservoir_cache.spec import FORMAT
 
@@ -59,12 +59,16 @@ def repair(entry: Entry, problems: Iterable[Problem]) -> list[Problem]:
     locks = entry_locks(entry.path)
     by_folder: dict[Path, list[Problem]] = {}
     for problem in problems:
+        if problem.path.parent.parent != entry.path:
+            raise CacheError(f"{problem.path}: not a file of {entry.path}; repair the entry that it belongs to")
         by_folder.setdefault(problem.path.parent, []).append(problem)
     for folder, found in by_folder.items():
         with locks.run() as run, locks.mutex():
             files = {problem.path.name for problem in found}
             if folder.name == derived.FOLDER:
                 _delete(folder, files)
+                if NAME not in files:
+                    derived.forget(folder, files, run)
             elif NAME in files:
                 _rebuild(entry, folder.name).write(folder, run)
             else:
@@ -98,7 +102,10 @@ def _drop(entry: Entry, split: str, files: set[str], locks: EntryLocks, run: str
 
 def _delete(folder: Path, files: Iterable[str]) -> None:
     for file in files:
-        (folder / file).unlink(missing_ok=True)
+        try:
+            (folder / file).unlink(missing_ok=True)
+        except OSError as error:
+            raise CacheError(f"{folder / file}: cannot be removed ({error.strerror}); remove it by hand") from error
 
 
 def _rebuild(entry: Entry, split: str) -> Manifest:
@@ -107,10 +114,14 @@ def _rebuild(entry: Entry, split: str) -> Manifest:
     manifest = Manifest(FORMAT, entry.key, split, entry.spec.rows[split])
     for path in sorted(folder.glob("*.h5")):
         try:
-            header, shapes, crcs = inspect_shard(path, entry.spec.store)
-            if header != ShardHeader(FORMAT, entry.key, split, header.block, *ranges[header.block]):
+            if not is_regular(path) or not 0 <= block_of(path.name) < len(ranges):
                 continue
-        except (*UNREADABLE, IndexError):
+            header, shapes, crcs = inspect_shard(path, entry.spec.store)
+            if header.block != block_of(path.name) or header != ShardHeader(
+                FORMAT, entry.key, split, header.block, *ranges[header.block]
+            ):
+                continue
+        except (*UNREADABLE, CacheError):
             continue
         known = {name for shard in manifest.of_block(header.block) for name in shard.columns}
         if not known & crcs.keys():
@@ -127,7 +138,7 @@ def _lines(manifest: Manifest) -> dict[str, Shard | Targets]:
 def _derived_problems(entry: Entry) -> list[Problem]:
     folder, remedy = entry.path / derived.FOLDER, "it is computed again when needed"
     listed = derived.listed(folder)
-    if not listed and (folder / derived.NAME).exists():
+    if listed is None:
         return [Problem(folder / derived.NAME, "damaged", remedy)]
     faults = {folder / file: fault(folder / file, line) for file, line in listed.items()}
     return [Problem(path, what, remedy) for path, what in faults.items() if what]
