@@ -11,6 +11,9 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+TARGET_RANKS = {"y": 3, "lengths": 1, "index": 1}
+"""Number of dimensions of each dataset of ``targets.h5``, in the order in which they are written."""
+
 # What HDF5 and h5py raise on a damaged file: CacheError, which says more, is a ValueError.
 UNREADABLE = (OSError, KeyError, ValueError, TypeError, RuntimeError, MemoryError)
 
@@ -43,6 +46,18 @@ def read_array(group: h5py.Group, name: str) -> NDArray:
     return np.asarray(item[()])
 
 
+def read_targets(path: Path) -> dict[str, NDArray]:
+    """Read y, lengths and index of ``targets.h5``."""
+    with h5py.File(path, "r", locking=False) as file:
+        return {name: read_array(file, name) for name in TARGET_RANKS}
+
+
+def read_attribute(group: h5py.HLObject, name: str) -> str | int:
+    """Read an attribute that is a whole number or a fixed-length ASCII string; raises KeyError if it is absent."""
+    value = group.attrs[name]
+    return value.decode("ascii") if isinstance(value, bytes) else int(value)  # pyright: ignore[reportArgumentType]
+
+
 def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
     """Return a group or dataset of this very file; raises KeyError if it is absent or reached through a link only."""
     item: object = group
@@ -55,7 +70,9 @@ def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
     return item
 
 
-def read_attribute(group: h5py.HLObject, name: str) -> str | int:
-    """Read an attribute that is a whole number or a fixed-length ASCII string; raises KeyError if it is absent."""
-    value = group.attrs[name]
-    return value.decode("ascii") if isinstance(value, bytes) else int(value)  # pyright: ignore[reportArgumentType]
+def names(file: h5py.File, name: str = "") -> list[str]:
+    """Return the names in a group of this very file, or in the file itself."""
+    group = member(file, name) if name else file
+    if not isinstance(group, h5py.Group):
+        raise KeyError(f"{name} is not a group")
+    return [str(part) for part in group]

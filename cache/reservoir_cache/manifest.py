@@ -28,21 +28,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Shard:
-    """One immutable file with some columns of one block.
-
-    Parameters
-    ----------
-    file : str
-        Name in the split's folder.
-    block : int
-        Number of the block.
-    bytes : int
-        Size of the file.
-    crc32 : str
-        CRC-32 of the file.
-    columns : dict of str to str
-        Each column's CRC-32 of stored values, then offset.
-    """
+    """One immutable file with some columns of one block; ``columns`` maps each to its CRC-32 of values, then offset."""
 
     file: str
     block: int
@@ -62,25 +48,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything of one split.
-
-    Parameters
-    ----------
-    format : int
-        Version of the format.
-    key : str
-        Key of the entry.
-    split : str
-        Name of the split.
-    rows : int
-        Rows of the split.
-    columns : dict of str to Column
-        Every column that any shard holds.
-    shards : tuple of Shard
-        In order of block, then file.
-    targets : Targets or None
-        None until they are written.
-    """
+    """Everything of one split: the columns that any shard holds, the shards by block and file, the labels if written."""
 
     format: int
     key: str
@@ -90,13 +58,20 @@ class Manifest:
     shards: tuple[Shard, ...] = ()
     targets: Targets | None = None
 
+    @property
+    def files(self) -> dict[str, Shard | Targets]:
+        """Every listed file by its name."""
+        lines: tuple[Shard | Targets, ...] = self.shards + ((self.targets,) if self.targets else ())
+        return {line.file: line for line in lines}
+
     def of_block(self, block: int) -> list[Shard]:
         """Return the shards of one block."""
         return [shard for shard in self.shards if shard.block == block]
 
     def with_shard(self, shard: Shard, columns: dict[str, Column]) -> Manifest:
-        """Return the manifest with a shard, and the shapes of its columns, added."""
-        shards = sorted((*self.shards, shard), key=lambda each: (each.block, each.file))
+        """Return the manifest with a shard, and the shapes of its columns, added or in place of a file of that name."""
+        others = (each for each in self.shards if each.file != shard.file)
+        shards = sorted((*others, shard), key=lambda each: (each.block, each.file))
         return replace(self, shards=tuple(shards), columns={**self.columns, **columns})
 
     def without(self, files: set[str]) -> Manifest:
@@ -107,7 +82,7 @@ class Manifest:
         targets = None if self.targets and self.targets.file in files else self.targets
         return replace(self, shards=shards, columns=columns, targets=targets)
 
-    def write(self, folder: Path, run: str) -> None:
+    def write(self, folder: Path) -> None:
         """Publish the manifest in the split's folder."""
         content = {
             **vars(self),
@@ -115,19 +90,11 @@ class Manifest:
             "shards": [vars(shard) for shard in self.shards],
             "targets": vars(self.targets) if self.targets else None,
         }
-        publish_json(folder / NAME, run, content)
+        publish_json(folder / NAME, content)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a split's folder.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is none.
-    CacheError
-        If it is damaged.
-    """
+    """Read the manifest of a split; raises FileNotFoundError if there is none, CacheError if it is damaged."""
     path = folder / NAME
     content: dict[str, Any] = read_json(path)
     try:

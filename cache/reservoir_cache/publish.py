@@ -7,8 +7,8 @@
 5. ``os.replace`` to the final name;
 6. fsync of the folder.
 
-A temporary name ends in ``.<run>.tmp``, where <run> is the identity of the writing process (see ``locks``), so a later
-run knows which ones a dead process left behind.
+A temporary name ends in ``.<run>.tmp``, where <run> is the identity of the writing process, so a later run knows which
+ones a dead process left behind.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
+import secrets
+import socket
 import stat
 import zlib
 from collections.abc import Callable
@@ -26,20 +29,19 @@ from reservoir_cache.errors import CacheError
 
 _CHUNK = 1 << 20
 _counter = itertools.count()
+_identity = ""
 
 
-def publish(final: Path, run: str, write: Callable[[Path], None], verify: Callable[[Path], None]) -> None:
-    """Write a file under a temporary name, verify it, and give it its final name.
+def publish_file(final: Path, write: Callable[[Path], object], verify: Callable[[Path], object] | None = None) -> None:
+    """Write a file under a temporary name, verify it, and give it its final name: it is whole, or as it was.
 
     Parameters
     ----------
     final : Path
         The final name; its folder exists. What lies there is replaced in one step.
-    run : str
-        Identity of the writing process.
     write : callable
-        Creates the file it is given; must fail if it exists.
-    verify : callable
+        Creates the file it is given, which does not exist yet.
+    verify : callable, optional
         Reads the file it is given and raises CacheError if it is not what was meant.
 
     Raises
@@ -47,10 +49,11 @@ def publish(final: Path, run: str, write: Callable[[Path], None], verify: Callab
     CacheError
         If the file cannot be written or does not read back.
     """
-    temporary = final.with_name(f".{final.name}.{next(_counter)}.{run}.tmp")
+    temporary = final.with_name(f".{final.name}.{next(_counter)}.{run_identity()}.tmp")
     try:
         write(temporary)
-        verify(temporary)
+        if verify:
+            verify(temporary)
         sync(temporary)
         temporary.replace(final)
         sync(final.parent)
@@ -59,6 +62,74 @@ def publish(final: Path, run: str, write: Callable[[Path], None], verify: Callab
         raise CacheError(f"{final}: cannot be written ({why}); check free space and permissions") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def publish_json(final: Path, content: dict[str, Any], *, indent: int | None = None) -> None:
+    """Publish a JSON document; ``crc32``, over the compact text of the other fields, is added to it.
+
+    Parameters
+    ----------
+    final : Path
+        The final name; its folder exists.
+    content : dict
+        JSON values.
+    indent : int, optional
+        Spaces of indentation; by default the document is one line.
+
+    Raises
+    ------
+    CacheError
+        If the file cannot be written or does not read back.
+    """
+    text = _text({**content, "crc32": _checksum(content)}, indent)
+
+    def write(path: Path) -> None:
+        with path.open("x", encoding="ascii") as file:
+            file.write(text)
+
+    def verify(path: Path) -> None:
+        if path.read_text(encoding="ascii") != text:
+            raise CacheError(f"{final}: does not read back as written; check the disk")
+
+    publish_file(final, write, verify)
+
+
+def read_json(path: Path, *, indent: int | None = None) -> dict[str, Any]:
+    """Read a document written by ``publish_json`` with the same indentation, without its ``crc32``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it is not there.
+    CacheError
+        If a single byte of it has changed.
+    """
+    try:
+        text = path.read_bytes().decode("ascii")
+        content = json.loads(text)
+        crc = content.pop("crc32")
+        sound = crc == _checksum(content) and text == _text({**content, "crc32": crc}, indent)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CacheError(f"{path}: unreadable ({error})") from error
+    if not sound:
+        raise CacheError(f"{path}: damaged, its checksum does not match its content")
+    return content
+
+
+def file_crc32(path: Path) -> str:
+    """Return the CRC-32 of a whole file as 8 hexadecimal digits; raises OSError if it cannot be read."""
+    crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            crc = zlib.crc32(chunk, crc)
+    return f"{crc:08x}"
+
+
+def run_identity() -> str:
+    """Return the identity of this process: host, process number and 8 random digits; no '.' in it."""
+    return _identity
 
 
 def temporary_owner(path: Path) -> str | None:
@@ -70,10 +141,13 @@ def temporary_owner(path: Path) -> str | None:
 
 def make_folder(path: Path) -> None:
     """Create a folder with its parents, each durable in the folder that holds it."""
-    if not path.is_dir():
-        make_folder(path.parent)
-        path.mkdir(exist_ok=True)
-        sync(path.parent)
+    try:
+        if not path.is_dir():
+            make_folder(path.parent)
+            path.mkdir(exist_ok=True)
+            sync(path.parent)
+    except OSError as error:
+        raise CacheError(f"{path}: cannot be created ({error.strerror}); choose another folder with --cache") from error
 
 
 def is_regular(path: Path, size: int | None = None) -> bool:
@@ -101,54 +175,6 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def file_crc32(path: Path) -> str:
-    """Return the CRC-32 of a whole file as 8 hexadecimal digits."""
-    crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            crc = zlib.crc32(chunk, crc)
-    return f"{crc:08x}"
-
-
-def publish_json(final: Path, run: str, content: dict[str, Any], *, indent: int | None = None) -> None:
-    """Publish a JSON document; ``crc32``, over the compact text of the other fields, is added to it."""
-    text = _text({**content, "crc32": _checksum(content)}, indent)
-
-    def write(path: Path) -> None:
-        with path.open("x", encoding="ascii") as file:
-            file.write(text)
-
-    def verify(path: Path) -> None:
-        if path.read_text(encoding="ascii") != text:
-            raise CacheError(f"{final}: does not read back as written; check the disk")
-
-    publish(final, run, write, verify)
-
-
-def read_json(path: Path, *, indent: int | None = None) -> dict[str, Any]:
-    """Read a document written by ``publish_json``, without its ``crc32``.
-
-    Raises
-    ------
-    FileNotFoundError
-        If it is not there.
-    CacheError
-        If a single byte of it has changed.
-    """
-    try:
-        text = path.read_bytes().decode("ascii")
-        content = json.loads(text)
-        crc = content.pop("crc32")
-        sound = crc == _checksum(content) and text == _text({**content, "crc32": crc}, indent)
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CacheError(f"{path}: unreadable ({error})") from error
-    if not sound:
-        raise CacheError(f"{path}: damaged, its checksum does not match its content")
-    return content
-
-
 def _checksum(content: dict[str, Any]) -> str:
     return f"{zlib.crc32(_text(content, None).encode()):08x}"
 
@@ -156,3 +182,13 @@ def _checksum(content: dict[str, Any]) -> str:
 def _text(content: dict[str, Any], indent: int | None) -> str:
     separators = (",", ":") if indent is None else None
     return json.dumps(content, sort_keys=True, indent=indent, separators=separators, allow_nan=False) + "\n"
+
+
+def _identify() -> None:
+    global _identity  # noqa: PLW0603
+    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname()) or "host"
+    _identity = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+_identify()
+os.register_at_fork(after_in_child=_identify)

@@ -12,9 +12,10 @@ from reservoir_cache import (
     check_space,
     last_entry,
     list_entries,
-    near_matches,
     remove,
     required_bytes,
+    verify,
+    write_block,
 )
 
 
@@ -43,15 +44,6 @@ def test_the_last_entry_is_the_one_last_created_or_opened_for_writing(tmp_path, 
     assert last_entry(tmp_path, "toy") == second
 
 
-def test_near_matches_come_nearest_first_with_their_differences(tmp_path, toy):
-    wanted = toy.spec()
-    far = toy.entry(tmp_path, padding="none", init={"kind": "random", "seed": 3})
-    near = toy.entry(tmp_path, input={**wanted.input, "gain": 2})
-    toy.entry(tmp_path, task={"name": "other"})
-    toy.entry(tmp_path)
-    assert near_matches(tmp_path, wanted) == [(near, ["input.gain"]), (far, ["init.seed", "padding"])]
-
-
 def test_remove_deletes_an_entry_and_nothing_else(tmp_path, toy):
     entry, other = toy.fill(toy.entry(tmp_path)), toy.entry(tmp_path, padding="none")
     for wrong in (tmp_path, entry.path.parent, entry.path / "train", tmp_path / "nothing"):
@@ -62,7 +54,7 @@ def test_remove_deletes_an_entry_and_nothing_else(tmp_path, toy):
     remove(entry.path)
     assert not entry.path.exists()
     assert list_entries(tmp_path) == [other]
-    assert toy.fill(toy.entry(tmp_path)).verify() == []
+    assert verify(toy.fill(toy.entry(tmp_path))) == []
 
 
 def test_a_broken_entry_can_be_removed(tmp_path, toy):
@@ -81,7 +73,7 @@ def test_required_bytes_is_just_above_what_is_written(tmp_path, toy, store, widt
     entry = toy.entry(tmp_path, block_rows=32, data={"digest": "d", "rows": {"train": 70}}, store=store)
     needed = required_bytes(entry.spec, entry.layout, {"train": 70}, shapes)
     for block, (low, high) in enumerate(entry.blocks("train")):
-        entry.write_block("train", block, {name: np.ones((high - low, 1, width), np.float32) for name in shapes})
+        write_block(entry, "train", block, {name: np.ones((high - low, 1, width), np.float32) for name in shapes})
     raw = 70 * 5 * width * (2 if store == "float16" else 4)
     written = sum(path.stat().st_size for path in (entry.path / "train").iterdir())
     assert raw < written <= needed

@@ -8,8 +8,25 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from reservoir_cache import CacheError, Entry, FeatureStore, Layout, Spec, broken_entries, list_entries, remove
-from reservoir_cache.publish import file_crc32, publish_json
+from reservoir_cache import (
+    CacheError,
+    Entry,
+    FeatureStore,
+    Layout,
+    Problem,
+    Spec,
+    broken_entries,
+    file_crc32,
+    list_entries,
+    load_arrays,
+    publish_json,
+    remove,
+    repair,
+    save_arrays,
+    verify,
+    write_block,
+    write_targets,
+)
 
 COLUMN = "final/last"
 
@@ -29,18 +46,18 @@ def entry(tmp_path):
     )
     entry = Entry.create(tmp_path / "cache", "gpt2-random", spec, Layout(batch_rows=2, block_rows=4), {})
     extract(entry)
-    entry.save_arrays("ridge", {"n": np.arange(3)}, {})
+    save_arrays(entry, "ridge", {"n": np.arange(3)}, {})
     return entry
 
 
 def extract(entry):
     """Write what is missing."""
     index = np.arange(6)
-    entry.set_rows("train", 6, {"y": index.reshape(6, 1, 1), "lengths": index, "index": index})
+    write_targets(entry, "train", {"y": index.reshape(6, 1, 1), "lengths": index, "index": index})
     for block in entry.missing("train", [COLUMN]):
         low, high = entry.blocks("train")[block]
         x = np.random.default_rng(block).standard_normal((high - low, 1, 8)).astype(np.float32)
-        entry.write_block("train", block, {COLUMN: x})
+        write_block(entry, "train", block, {COLUMN: x})
 
 
 @pytest.fixture
@@ -56,7 +73,7 @@ def rewrite(path, change):
     content = json.loads(path.read_text())
     del content["crc32"]
     change(content)
-    publish_json(path, "run", content)
+    publish_json(path, content)
 
 
 HOSTILE = {
@@ -85,10 +102,10 @@ def test_no_line_of_a_manifest_is_believed_unchecked(entry, outside, what):
     for read in (lambda: entry.manifest("train"), lambda: FeatureStore(entry)["train"][COLUMN]):
         with pytest.raises(CacheError, match=r"manifest\.json: "):
             read()
-    assert [problem.path.name for problem in entry.verify()] == ["manifest.json"]
-    entry.repair()
+    assert [problem.path.name for problem in verify(entry)] == ["manifest.json"]
+    repair(entry)
     extract(entry)
-    assert entry.verify() == []
+    assert verify(entry) == []
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -98,10 +115,10 @@ def test_no_name_in_the_manifest_of_moments_leads_out(entry, outside, name):
         entry.path / "moments" / "manifest.json",
         lambda content: content["files"].update({name: {"bytes": 1, "crc32": "00000000"}}),
     )
-    assert [problem.path.name for problem in entry.verify()] == ["manifest.json"]
-    entry.repair()
+    assert [problem.path.name for problem in verify(entry)] == ["manifest.json"]
+    repair(entry)
     assert outside.read_bytes() == b"precious"
-    assert entry.verify() == []
+    assert verify(entry) == []
 
 
 def contents(folder):
@@ -173,14 +190,14 @@ def test_what_is_not_a_plain_file_is_damage_and_only_unlinked(entry, tmp_path, f
         with pytest.raises(CacheError, match="missing, or not of"):
             FeatureStore(entry)["train"]
     else:
-        assert entry.load_arrays("ridge") is None
-    assert [problem.path for problem in entry.verify()] == [path]
+        assert load_arrays(entry, "ridge") is None
+    assert [problem.path for problem in verify(entry)] == [path]
     if kind == "folder":
         return
-    entry.repair()
+    repair(entry)
     assert not path.is_symlink()
     extract(entry)
-    assert entry.verify() == []
+    assert verify(entry) == []
     assert elsewhere.read_bytes() == before
 
 
@@ -245,13 +262,11 @@ def test_a_manifest_is_not_rebuilt_from_shards_that_lead_elsewhere(entry, tmp_pa
     (entry.path / "train" / "00001-1.h5").symlink_to(tmp_path / "elsewhere.h5")
     shutil.copy(entry.path / "train" / "00001-0.h5", entry.path / "train" / "00000-1.h5")  # another block's
     (entry.path / "train" / "manifest.json").write_text("{")
-    entry.repair()
+    repair(entry)
     assert [shard.file for shard in entry.manifest("train").shards] == ["00001-0.h5"]
 
 
 def test_repair_refuses_the_problems_of_another_folder(entry, tmp_path):
-    from reservoir_cache import Problem
-
     other = tmp_path / "train" / "manifest.json"
     with pytest.raises(CacheError, match="not a file of"):
-        entry.repair([Problem(Path(other), "missing", "")])
+        repair(entry, [Problem(Path(other), "missing", "")])
