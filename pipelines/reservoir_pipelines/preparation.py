@@ -143,7 +143,7 @@ def write_piece(source: Source, piece: Piece, number: int, folder: Path) -> list
 
 
 def _write_rows(path: Path, split: Split) -> None:
-    from reservoir_cache.hdf import new_file
+    from reservoir_cache import new_file
 
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_suffix(f".{uuid.uuid4().hex}")

@@ -88,6 +88,7 @@ def verify(
 ) -> None:
     """Read every byte of an entry, or of all, against its checksums; exit code 1 if something is damaged."""
     from reservoir_cache import broken_entries, list_entries
+    from reservoir_cache import verify as problems_of
 
     from reservoir_pipelines.commands.output import print_json, print_table
     from reservoir_pipelines.root import cache_root
@@ -96,7 +97,7 @@ def verify(
     entries = [_find(entry, cache)] if entry else list_entries(root)
     problems = [] if entry else broken_entries(root)
     for one in entries:
-        problems += one.verify()
+        problems += problems_of(one)
     if json:
         print_json(
             {
@@ -115,10 +116,12 @@ def verify(
 @app.command()
 def repair(entry: Name, cache: Cache = None, json: Json = False, config: Config = None) -> None:
     """Take damaged files out of an entry, so that the next extract computes them again."""
+    from reservoir_cache import repair as mend
+
     from reservoir_pipelines.commands.output import print_json, print_table
 
     found = _find(entry, cache)
-    problems = found.repair()
+    problems = mend(found)
     if json:
         print_json({"entry": str(found.path), "removed": [str(problem.path) for problem in problems]})
     else:
@@ -161,7 +164,7 @@ def _find(name: str, cache: Any) -> Entry:
 
 
 def _summary(entry: Entry) -> dict[str, Any]:
-    from reservoir_cache import CacheError
+    from reservoir_cache import CacheError, entry_bytes
 
     try:
         columns = {column for split in entry.splits for column in entry.manifest(split).columns}
@@ -174,7 +177,7 @@ def _summary(entry: Entry) -> dict[str, Any]:
         "key": entry.key,
         "rows": entry.spec.rows,
         "columns": sorted(columns, key=_depth),
-        "bytes": entry.bytes(),
+        "bytes": entry_bytes(entry),
         "compute": entry.spec.compute,
         "store": entry.spec.store,
     }
