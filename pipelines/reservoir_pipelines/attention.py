@@ -279,7 +279,7 @@ def _symbols(task: Task) -> Sequence[str]:
 def _save(done: Attention) -> None:
     """Write the arrays and the picture, or say in one line why that cannot be."""
     import h5py
-    from reservoir_cache.hdf import new_file
+    from reservoir_cache import new_file
 
     from reservoir_pipelines.model_plots import plot_attention
 

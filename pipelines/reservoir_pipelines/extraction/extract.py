@@ -8,7 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from reservoir_cache import Entry, FeatureStore, Layout, ShardWriter, Spec, check_space, required_bytes
+from reservoir_cache import (
+    Entry,
+    FeatureStore,
+    Layout,
+    ShardWriter,
+    Spec,
+    check_space,
+    entry_bytes,
+    repair,
+    required_bytes,
+    write_targets,
+)
 
 from reservoir.features import column_shapes, forward
 from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions, as_group
@@ -130,7 +141,7 @@ def extract(
         entry=entry.path,
         rows={split: len(index) for split, index in rows.items()},
         columns=columns,
-        bytes=entry.bytes(),
+        bytes=entry_bytes(entry),
         seconds=time.monotonic() - started,
         reused=computed == 0,
         computed_rows=computed,
@@ -162,14 +173,11 @@ class _Run:
             say(f"{name}: {rows:,} rows, {len(self.columns)} columns, {size_text(space)} on disk")
             check_space(self.root, space)
         entry = Entry.create(self.root, self.settings.title, self.spec, self.layout, self._made_with())
-        entry.repair(entry.verify())
+        repair(entry)
         for split, index in self.rows.items():
             whole = self.prepared.split(split)
-            entry.set_rows(
-                split,
-                len(index),
-                targets={"y": whole.y[index], "lengths": whole.lengths[index], "index": index.astype(np.int64)},
-            )
+            targets = {"y": whole.y[index], "lengths": whole.lengths[index], "index": index.astype(np.int64)}
+            write_targets(entry, split, targets)
         todo = self._missing(entry)
         count = sum(_block_rows(entry, split, block) for split, block, _ in todo)
         if exists and todo:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache.hdf import new_file
-from reservoir_cache.publish import file_crc32, publish_json, sync
+from reservoir_cache import file_crc32, new_file, publish_json
+from reservoir_cache.publish import sync
 
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, TaskOptions
@@ -160,7 +160,7 @@ def _write_index(
         "source": origin,
         "warnings": _warnings(source.task, splits),
     }
-    publish_json(folder / INDEX, "prepare", index)
+    publish_json(folder / INDEX, index)
     for name in names:
         sync(folder / name)
 

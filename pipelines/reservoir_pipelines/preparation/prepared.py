@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import CacheError
-from reservoir_cache.publish import file_crc32, read_json
+from reservoir_cache import CacheError, file_crc32, read_json
 
 from reservoir.errors import InputError
 from reservoir.tasks import SPLITS, Scaling, Split, Task
