@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from functools import partial
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from reservoir.backbones import Backbone
 from reservoir.pooling import parse_column, pool
+from reservoir.random import generator
 from reservoir.tasks.task import Task, Tokens, Vectors
 
 DEFAULT_GAIN = 1.41
@@ -39,8 +39,7 @@ class InputLayer(nn.Module):
     def __init__(self, form: Vectors | Tokens, width: int, seed: int = 0, gain: float = DEFAULT_GAIN) -> None:
         super().__init__()
         size = form.dim if isinstance(form, Vectors) else form.vocabulary
-        key = int.from_bytes(hashlib.sha256(f"{seed}/input".encode()).digest()[:16])
-        normal = np.random.Generator(np.random.Philox(key=key)).standard_normal((max(size, width), min(size, width)))
+        normal = generator(seed, "input").standard_normal((max(size, width), min(size, width)))
         if isinstance(form, Tokens):
             table = normal.reshape(size, width) * (gain / DEFAULT_GAIN)
             self.map: nn.Module = nn.Embedding.from_pretrained(torch.from_numpy(table).float(), freeze=False)
@@ -89,10 +88,10 @@ class FPT(nn.Module):
         self.task = task
         self.inputs = InputLayer(task.form, backbone.width, seed, gain)
         self.backbone = backbone
-        generator = torch.Generator().manual_seed(seed)
+        draw = torch.Generator().manual_seed(seed)
         self.output = nn.Linear(backbone.width, task.outputs * max(task.classes, 1))
         with torch.no_grad():
-            nn.init.orthogonal_(self.output.weight, gain=DEFAULT_GAIN, generator=generator)
+            nn.init.orthogonal_(self.output.weight, gain=DEFAULT_GAIN, generator=draw)
             self.output.bias.zero_()
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from reservoir.backbones import draw_parameters, find
 from reservoir.backbones.names import first_line, quiet
-from reservoir.corpora import generator
 from reservoir.errors import InputError
+from reservoir.random import generator
 
 MASKED = 0.15
 """Share of the tokens that a masked model has to predict (Devlin et al. 2019, section 3.1)."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import Family
 from reservoir.backbones.names import SHIPPED, altered, find, first_line, gguf, quiet
 from reservoir.errors import InputError
+from reservoir.random import generator
 
 INITS = ("pretrained", "random", "statistics")
 
@@ -105,7 +107,7 @@ def draw_parameters(
     """Redraw the weights of a model of some family; see `draw_random`."""
 
     def draw(name: str, values: np.ndarray) -> np.ndarray | None:
-        return family.draw(name, values.shape, config, _generator(seed, name))
+        return family.draw(name, values.shape, config, generator(seed, name))
 
     _redraw(model, draw, prefixes)
 
@@ -116,7 +118,7 @@ def draw_statistics(backbone: Backbone, seed: int) -> None:
     def draw(name: str, values: np.ndarray) -> np.ndarray:
         # In double precision, so that the order of the sum does not reach the digits of a float32.
         mean, std = np.float32(values.mean(dtype=np.float64)), np.float32(values.std(dtype=np.float64))
-        return _generator(seed, name).standard_normal(values.shape, dtype=np.float32) * std + mean
+        return generator(seed, name).standard_normal(values.shape, dtype=np.float32) * std + mean
 
     _redraw(backbone.model, draw)
 
@@ -155,18 +157,17 @@ def _redraw(
         list(threads.map(redraw, wanted))
 
 
-def _generator(seed: int, name: str) -> np.random.Generator:
-    key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16])
-    return np.random.Generator(np.random.Philox(key=key))
-
-
 class _Undrawn(TorchFunctionMode):
     """Leaves out the draws of a model under construction: ours replace them, and they take as long."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_"):
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") not in ("normal_", "uniform_", "kaiming_uniform_"):
+            return func(*args, **kwargs)
+        tensor = args[0] if args else kwargs["tensor"]
+        # The functions of `torch.nn.init` are Python's, and nobody looks at what they leave. A tensor's own methods are
+        # called by one that does: it draws a truncated normal again until all of it is in bounds, as zeros are.
+        return tensor if isinstance(func, FunctionType) else tensor.zero_()
 
 
 def _build(name: str, family: Family, config: Any) -> nn.Module:

@@ -11,8 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
-from reservoir.corpora.corpus import HELD_OUT, Corpus, HeldOut, generator
+from reservoir.corpora.corpus import HELD_OUT, Corpus, HeldOut
 from reservoir.errors import InputError
+from reservoir.random import generator
 
 HELD_OUT_TOKENS = 1 << 18
 """Tokens of a held-out part, less what does not fill a window."""

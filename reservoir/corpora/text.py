@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from reservoir.corpora.corpus import HeldOut, generator
+from reservoir.corpora.corpus import HeldOut
 from reservoir.corpora.tokens import byte_tokenizer, encode, first_invalid, train_tokenizer
 from reservoir.errors import InputError
+from reservoir.random import generator
 
 BYTES = 256
 TRAIN, VALID = 0.90, 0.05

@@ -13,7 +13,7 @@ from reservoir.backbones.names import find
 from reservoir.errors import InputError
 from reservoir.fpt import FPT
 from reservoir.tasks.task import Task, Vectors
-from tests.reservoir.models import save
+from tests.reservoir.models import MODELS, save
 
 # Parameters of the published models without pooling layer and head, as their papers and model cards count them.
 PUBLISHED = {
@@ -84,6 +84,31 @@ def test_random_weights_are_these_on_every_machine():
     # Philox keyed by the first half of the SHA-256 of "0/wpe.weight", NumPy's ziggurat in float32, times 0.02.
     expected = [0.0303772055, -0.014048853, 0.0057907938, 0.00832299516]
     np.testing.assert_array_equal(weights[0].numpy(), np.array(expected, np.float32))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_building_never_rejects_what_memory_held_before(kind, tmp_path, monkeypatch):
+    """Torch draws a truncated normal until no value is out of bounds, which without draws would be never."""
+    folder = str(save(kind, tmp_path / kind))
+    expected = weights_digest(load_backbone(folder))
+    where, rejections = torch.where, []
+
+    def out_of_bounds(create):
+        def filled(*sizes, **settings):
+            tensor = create(*sizes, **settings)
+            return tensor.fill_(1e6) if tensor.is_floating_point() else tensor
+
+        return filled
+
+    def counted(*arguments):
+        rejections.append(1)
+        assert len(rejections) < 100, "torch goes on rejecting"
+        return where(*arguments)
+
+    for name in ("empty", "empty_like", "randn"):
+        monkeypatch.setattr(torch, name, out_of_bounds(getattr(torch, name)))
+    monkeypatch.setattr(torch, "where", counted)
+    assert weights_digest(load_backbone(folder)) == expected
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "gpt2"])

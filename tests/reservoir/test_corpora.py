@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reservoir.corpora import BYTES, STREAMS, Text, corpus_named, generator
+from reservoir.corpora import BYTES, STREAMS, Text, corpus_named
 from reservoir.corpora.streams import Independent, Nesting, shannon, zipf_law
 from reservoir.errors import InputError
+from reservoir.random import generator
 
 PROSE = "Ein Löwe, zwei Löwen: “quoted” — naïve façade, 漢字 and 🎲. "
 
