@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from reservoir.backbones.family import Family, Shape
-from reservoir.backbones.hub import Hub, draw_normal
+from reservoir.backbones.hub import HubLoader, draw_normal
 
 # The constant vector of the first token type is added with the positions, so it is counted with them.
 GROUPS = {
@@ -48,7 +48,7 @@ def offset_positions(config: Any) -> int:
 
 def _family(name: str, positions: Callable[[Any], int], **facts: Any) -> Family:
     defaults: dict[str, Any] = {
-        "maker": Hub(options={"add_pooling_layer": False}),
+        "loader": HubLoader(options={"add_pooling_layer": False}),
         "blocks": "encoder.layer",
         "attention": "attention.self",
         "feedforward": ("intermediate", "output"),
@@ -73,7 +73,7 @@ XLM_ROBERTA = _family("xlm-roberta", offset_positions)
 DISTILBERT = _family(
     "distilbert",
     lambda config: config.max_position_embeddings,
-    maker=Hub(),
+    loader=HubLoader(),
     blocks="transformer.layer",
     attention="attention",
     feedforward=("ffn",),

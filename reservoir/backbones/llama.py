@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from reservoir.backbones.family import Family, Shape
-from reservoir.backbones.hub import Hub, draw_normal
+from reservoir.backbones.hub import HubLoader, draw_normal
 
 MODEL_TYPES = ("llama", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
 
@@ -50,7 +50,7 @@ def _shape(config: Any) -> Shape:
 FAMILIES = {
     name: Family(
         name=name,
-        maker=Hub(),
+        loader=HubLoader(),
         shape=_shape,
         run=_run,
         blocks="layers",

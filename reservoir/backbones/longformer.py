@@ -9,7 +9,7 @@ from typing import Any
 
 from reservoir.backbones.bert import GROUPS, HEADS, offset_positions, run
 from reservoir.backbones.family import Family, Shape
-from reservoir.backbones.hub import Hub, draw_normal
+from reservoir.backbones.hub import HubLoader, draw_normal
 
 
 def _config() -> Any:
@@ -39,7 +39,7 @@ def _shape(config: Any) -> Shape:
 
 LONGFORMER = Family(
     name="longformer",
-    maker=Hub(options={"add_pooling_layer": False}),
+    loader=HubLoader(options={"add_pooling_layer": False}),
     shape=_shape,
     run=run,
     blocks="encoder.layer",

@@ -29,7 +29,7 @@ def whole_count(backbone: Backbone) -> int:
     """
     cut = backbone.shape.depth - backbone.depth
     per_block = sum(parameter.numel() for parameter in backbone.blocks[-1].parameters())
-    return backbone.family.maker.count(backbone.config) - cut * per_block
+    return backbone.family.loader.count(backbone.config) - cut * per_block
 
 
 def trained_counts(backbone: Backbone, task: Task) -> dict[str, int]:

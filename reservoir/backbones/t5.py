@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from reservoir.backbones.family import Family, Shape
-from reservoir.backbones.hub import Hub
+from reservoir.backbones.hub import HubLoader
 
 
 def _model(_config: Any) -> Any:
@@ -48,7 +48,7 @@ def _draw(name: str, shape: tuple[int, ...], config: Any, generator: np.random.G
 
 T5 = Family(
     name="t5",
-    maker=Hub(model=_model),
+    loader=HubLoader(model=_model),
     shape=lambda config: Shape(config.num_layers, config.d_model, None, causal=False),
     run=_run,
     blocks="encoder.block",
@@ -59,6 +59,8 @@ T5 = Family(
         "feedforward": (".DenseReluDense.",),
     },
     draw=_draw,
+    scheme="normal, deviation initializer_factor over the root of a sum's terms, of queries also of a head's width",
+    note="the encoder alone: the parameters of the decoder are not counted",
     final_norm="encoder.final_layer_norm",
     unused=("shared", "encoder.embed_tokens"),
     heads=("decoder.", "lm_head."),

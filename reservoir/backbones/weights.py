@@ -19,11 +19,12 @@ from torch.overrides import TorchFunctionMode
 
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import Family
+from reservoir.backbones.hub import draw_normal
 from reservoir.backbones.names import SHIPPED, altered, find, first_line, gguf, quiet
 from reservoir.errors import InputError
 from reservoir.random import generator
 
-INITS = ("pretrained", "random", "statistics")
+INITS = ("pretrained", "random", "random-flat", "statistics")
 
 # Transformers replaces functions of the whole process while it builds a model (initialisers, the tying of weights), and
 # two threads that do so at once can leave them replaced for good.
@@ -38,10 +39,12 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
     name : str
         A known name such as ``gpt2`` or ``esn:units=500``, a folder with a ``config.json``, a GGUF file, or the name of
         a model on the Hugging Face hub. The weights of ``mini`` come with this package.
-    init : {"random", "pretrained", "statistics"}, default "random"
-        ``random`` draws every weight from the family's default scheme and needs neither network nor weights;
-        ``pretrained`` loads safetensors; ``statistics`` draws every tensor from a normal distribution with the mean and
-        the standard deviation of the pretrained one (Lu et al. 2021, section 3.7).
+    init : {"random", "random-flat", "pretrained", "statistics"}, default "random"
+        ``random`` draws every weight from the family's own scheme and needs neither network nor weights;
+        ``random-flat`` draws every matrix with the one deviation ``initializer_range``, as the "random" GPT-2 of Lu et
+        al. 2021 was, whose library did not yet scale its ``c_proj`` down; ``pretrained`` loads safetensors;
+        ``statistics`` draws every tensor from a normal distribution with the mean and the standard deviation of the
+        pretrained one (ibid., section 3.7).
     seed : int, default 0
         Seed of what is drawn.
     depth : int, optional
@@ -55,8 +58,8 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
     Raises
     ------
     InputError
-        If the name, its configuration or its weights are not here, or a weight is missing, extra, of another shape or
-        not finite; the weight is named.
+        If the name, its configuration or its weights are not here, the family has no such draw, or a weight is missing,
+        extra, of another shape or not finite; the weight is named.
     """
     if init not in INITS:
         raise InputError(f"init {init!r}: choose one of {', '.join(INITS)}, or a folder with weights")
@@ -70,20 +73,40 @@ def _make(name: str, init: str, seed: int, depth: int | None) -> Backbone:
     blocks = family.shape(config).depth
     if depth is not None and not 1 <= depth <= blocks:
         raise InputError(f"depth {depth}: backbone {name!r} has {blocks} blocks; keep 1 to {blocks} of them")
-    if init == "random":
-        backbone = Backbone(_build(name, family, config), family, config, depth)
-        draw_random(backbone, seed)
-        return backbone
-    model = _load(name, family, config)
-    backbone = Backbone(model, family, getattr(model, "config", config), depth)
-    draw_random(backbone, seed, family.own)
+    flat = init == "random-flat"
+    if flat and not hasattr(config, "initializer_range"):
+        raise InputError(f"init 'random-flat': {family.name} has no initializer_range; use --init random")
+    drawn = init in ("random", "random-flat")
+    model = _build(name, family, config) if drawn else _load(name, family, config)
+    backbone = Backbone(model, family, config if drawn else getattr(model, "config", config), depth)
+    draw_parameters(backbone.model, family, backbone.config, seed, ("",) if drawn else family.own, flat=flat)
     if init == "statistics":
         draw_statistics(backbone, seed)
     return backbone
 
 
-def draw_random(backbone: Backbone, seed: int, prefixes: tuple[str, ...] = ("",)) -> None:
-    """Redraw weights in place from the family's default initialisation.
+def describe_weights(backbone: Backbone, init: str) -> str:
+    """Return in a few words where the weights of a backbone come from, and what its numbers leave out."""
+    flat = f"every matrix normal, deviation {getattr(backbone.config, 'initializer_range', None)}"
+    words = {
+        "pretrained": "as published",
+        "random": backbone.family.scheme,
+        "random-flat": f"{flat}, as the random GPT-2 of Lu et al. 2021",
+        "statistics": "every tensor normal, with the mean and deviation of the published one",
+    }
+    return "; ".join(filter(None, (words[init], backbone.family.note)))
+
+
+def draw_parameters(
+    model: nn.Module,
+    family: Family,
+    config: Any,
+    seed: int,
+    prefixes: tuple[str, ...] = ("",),
+    *,
+    flat: bool = False,
+) -> None:
+    """Redraw the weights of a model in place from its family's default initialisation.
 
     Each tensor has a generator of its own, keyed by the seed and its name, and is drawn by NumPy: the same seed gives
     the same tensors on every machine (torch's own normal draws depend on the CPU's vector instructions), and a model
@@ -91,29 +114,23 @@ def draw_random(backbone: Backbone, seed: int, prefixes: tuple[str, ...] = ("",)
 
     Parameters
     ----------
-    backbone : Backbone
-        The model; constants (biases, norms) stay as built.
+    model : Module
+        Of the family; its constants (biases, norms) stay as built.
+    family, config
+        As `find` returns them.
     seed : int
         Any non-negative integer.
     prefixes : tuple of str, default all
         Beginnings of the names of the parameters that are drawn.
+    flat : bool, default False
+        Draw every matrix with the deviation ``config.initializer_range`` instead.
     """
-    draw_parameters(backbone.model, backbone.family, backbone.config, seed, prefixes)
-
-
-def draw_parameters(
-    model: nn.Module, family: Family, config: Any, seed: int, prefixes: tuple[str, ...] = ("",)
-) -> None:
-    """Redraw the weights of a model of some family; see `draw_random`."""
-
-    def draw(name: str, values: np.ndarray) -> np.ndarray | None:
-        return family.draw(name, values.shape, config, generator(seed, name))
-
-    _redraw(model, draw, prefixes)
+    scheme = draw_normal if flat else family.draw
+    _redraw(model, lambda name, values: scheme(name, values.shape, config, generator(seed, name)), prefixes)
 
 
 def draw_statistics(backbone: Backbone, seed: int) -> None:
-    """Redraw every parameter in place, normal with its own mean and standard deviation (keyed as `draw_random`)."""
+    """Redraw every parameter, normal with its own mean and standard deviation (keyed as in `draw_parameters`)."""
 
     def draw(name: str, values: np.ndarray) -> np.ndarray:
         # In double precision, so that the order of the sum does not reach the digits of a float32.
@@ -173,21 +190,20 @@ class _Undrawn(TorchFunctionMode):
 def _build(name: str, family: Family, config: Any) -> nn.Module:
     try:
         with _Undrawn():
-            return family.maker.build(config)
+            return family.loader.build(config)
     except (ValueError, TypeError, LookupError, AssertionError, RuntimeError, ZeroDivisionError) as error:
         raise InputError(f"backbone {name!r}: its configuration does not work ({first_line(error)})") from error
 
 
 def _load(name: str, family: Family, config: Any) -> nn.Module:
-    place = str(SHIPPED.get(name, name))
-    folder = Path(place)
+    folder = Path(SHIPPED.get(name, name))
     if altered(name):
         raise InputError(f"backbone {name!r}: no pretrained weights fit changed settings; use --init random")
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         raise InputError(f"backbone {name!r}: the folder has no weights (*.safetensors); add them or use --init random")
     try:
-        source = str(folder.parent) if gguf(name) else place
-        model, info = family.maker.load(source, config, **gguf(name))
+        source = str(folder.parent) if gguf(name) else str(SHIPPED.get(name, name))
+        model, info = family.loader.load(source, config, **gguf(name))
     except Exception as error:  # the loader raises OSError, SafetensorError, RuntimeError and more for a bad file
         raise InputError(
             f"backbone {name!r}: its weights cannot be loaded ({first_line(error)}); "

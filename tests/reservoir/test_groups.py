@@ -47,7 +47,7 @@ _AROUND = ["pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weigh
 BLOCK["qwen3"] = ("layers.{}.", BLOCK["llama"][1] + _QK)
 BLOCK["gemma2"] = ("layers.{}.", BLOCK["llama"][1] + _AROUND)
 BLOCK["gemma3_text"] = ("layers.{}.", BLOCK["llama"][1] + _AROUND + _QK)
-BLOCK["lstm-star"] = BLOCK["lstm"]
+BLOCK["lstm-star"] = BLOCK["lstm-norm"] = BLOCK["lstm"]
 _BERT_OUTSIDE = [
     f"embeddings.{name}"
     for name in ("position_embeddings.weight", "token_type_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias")
