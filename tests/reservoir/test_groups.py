@@ -129,6 +129,8 @@ def test_the_layer_below_which_nothing_is_trained(groups, layer, tmp_path):
     above = {None: set(rates), "final": set(), "block02": {n for n in rates if ".h.2." in n}}
     assert dropped == above.get(layer, {n for n in rates if ".h." in n})
     assert set(rates.values()) <= {0.0, 0.25}
+    set_dropout(fpt, 0.25, below=True)
+    assert {m.p for m in fpt.modules() if isinstance(m, torch.nn.Dropout)} == {0.25}
 
 
 @pytest.mark.parametrize("kind", KINDS)
