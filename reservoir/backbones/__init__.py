@@ -3,9 +3,8 @@
 Families
 --------
 gpt2 : mini, whose weights come with this package; small, medium, large and xl; any GPT-2 folder or hub name.
-bert : BERT, RoBERTa, XLM-RoBERTa, DistilBERT, MiniLM.
+bert : BERT, RoBERTa, XLM-RoBERTa, DistilBERT, MiniLM, and Longformer for up to 4,096 tokens.
 t5 : the encoder of T5, without its decoder.
-longformer : attention inside a sliding window, up to 4,096 tokens.
 vit : the Vision Transformer over any sequence of vectors.
 llama : Llama, SmolLM, Mistral, Qwen, Gemma.
 lstm : the paper's LSTM of 3 or 12 layers as released, its LSTM*, and ``lstm-norm`` with the cell of Ba et al. 2016.
@@ -16,7 +15,7 @@ from reservoir.backbones.attention import attention_maps
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import GROUPS
 from reservoir.backbones.names import FAMILIES, KNOWN, default_init, find
-from reservoir.backbones.weights import INITS, describe_weights, draw_parameters, load_backbone, weights_digest
+from reservoir.backbones.weights import INITS, describe_weights, load_backbone, weights_digest
 
 __all__ = [
     "FAMILIES",
@@ -27,7 +26,6 @@ __all__ = [
     "attention_maps",
     "default_init",
     "describe_weights",
-    "draw_parameters",
     "find",
     "load_backbone",
     "weights_digest",

@@ -7,10 +7,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
 
 from reservoir.backbones.family import Family, Shape
-from reservoir.backbones.hub import HubLoader, draw_normal
+from reservoir.backbones.hub import HubLoader, draw_normal, run_causal
 
 
 def _config(depth: int, width: int, heads: int, **more: Any) -> Any:
@@ -30,10 +29,6 @@ KNOWN = {
 }
 
 
-def _run(model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor:
-    return model(inputs_embeds=embeds, attention_mask=mask, use_cache=False).last_hidden_state
-
-
 def _draw(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
     """Draw as `draw_normal`, projections back into the residual stream over the root of their number."""
     return draw_normal(name, shape, config, generator, math.sqrt(2 * config.n_layer) if "c_proj" in name else 1.0)
@@ -43,7 +38,7 @@ GPT2 = Family(
     name="gpt2",
     loader=HubLoader(),
     shape=lambda config: Shape(config.n_layer, config.n_embd, config.n_positions, causal=True),
-    run=_run,
+    run=run_causal,
     blocks="h",
     groups={"positions": ("wpe.",), "layernorm": ("ln_",), "attention": (".attn.",), "feedforward": (".mlp.",)},
     draw=_draw,

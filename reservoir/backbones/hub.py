@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def base_model(config: Any) -> Any:
@@ -61,6 +61,16 @@ class HubLoader:
         with torch.device("meta"):
             model = self.model(config)(deepcopy(config), **self.options)
         return sum(parameter.numel() for parameter in model.parameters())
+
+
+def run(model: nn.Module, embeds: Tensor, mask: Tensor | None, **more: Any) -> Tensor:
+    """Return the last hidden states of a model that takes input embeddings."""
+    return model(inputs_embeds=embeds, attention_mask=mask, **more).last_hidden_state
+
+
+def run_causal(model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the same of a model that would keep its keys and values."""
+    return run(model, embeds, mask, use_cache=False)
 
 
 def offline(source: str) -> bool:

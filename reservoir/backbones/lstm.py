@@ -144,11 +144,7 @@ class FusedLSTM(nn.Module):
             return self.dropout(self.lstm(x)[0])
 
 
-CELLS: dict[str, Callable[[int], nn.Module]] = {
-    "released": ReleasedLSTM,
-    "normalised": NormalisedLSTM,
-    "plain": FusedLSTM,
-}
+CELLS = {"released": ReleasedLSTM, "normalised": NormalisedLSTM, "plain": FusedLSTM}
 
 
 class Layer(nn.Module):
@@ -160,8 +156,7 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, tokens, width) to (batch, tokens, width)."""
-        states = self.cell(x)
-        return x + states if self.residual else states
+        return x + self.cell(x) if self.residual else self.cell(x)
 
 
 class StackedLSTM(nn.Module):

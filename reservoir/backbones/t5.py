@@ -9,10 +9,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
 
 from reservoir.backbones.family import Family, Shape
-from reservoir.backbones.hub import HubLoader
+from reservoir.backbones.hub import HubLoader, run
 
 
 def _model(_config: Any) -> Any:
@@ -33,10 +32,6 @@ KNOWN = {
 }
 
 
-def _run(model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor:
-    return model(inputs_embeds=embeds, attention_mask=mask).last_hidden_state
-
-
 def _draw(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
     """Draw a weight with the standard deviation that keeps activations of order one without a scaled attention."""
     if "layer_norm" in name:
@@ -50,7 +45,7 @@ T5 = Family(
     name="t5",
     loader=HubLoader(model=_model),
     shape=lambda config: Shape(config.num_layers, config.d_model, None, causal=False),
-    run=_run,
+    run=run,
     blocks="encoder.block",
     groups={
         "positions": ("relative_attention_bias",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -18,9 +18,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from reservoir.backbones.backbone import Backbone
-from reservoir.backbones.family import Family
+from reservoir.backbones.family import Draw, Family
 from reservoir.backbones.hub import draw_normal
-from reservoir.backbones.names import SHIPPED, altered, find, first_line, gguf, quiet
+from reservoir.backbones.names import SHIPPED, find, first_line, gguf, is_altered, quiet
 from reservoir.errors import InputError
 from reservoir.random import generator
 
@@ -73,13 +73,15 @@ def _make(name: str, init: str, seed: int, depth: int | None) -> Backbone:
     blocks = family.shape(config).depth
     if depth is not None and not 1 <= depth <= blocks:
         raise InputError(f"depth {depth}: backbone {name!r} has {blocks} blocks; keep 1 to {blocks} of them")
-    flat = init == "random-flat"
-    if flat and not hasattr(config, "initializer_range"):
+    if init == "random-flat" and not hasattr(config, "initializer_range"):
         raise InputError(f"init 'random-flat': {family.name} has no initializer_range; use --init random")
-    drawn = init in ("random", "random-flat")
-    model = _build(name, family, config) if drawn else _load(name, family, config)
-    backbone = Backbone(model, family, config if drawn else getattr(model, "config", config), depth)
-    draw_parameters(backbone.model, family, backbone.config, seed, ("",) if drawn else family.own, flat=flat)
+    if init in ("random", "random-flat"):
+        backbone = Backbone(_build(name, family, config), family, config, depth)
+        draw_parameters(backbone.model, draw_normal if init == "random-flat" else family.draw, config, seed)
+        return backbone
+    model = _load(name, family, config)
+    backbone = Backbone(model, family, getattr(model, "config", config), depth)
+    draw_parameters(model, family.draw, backbone.config, seed, family.own)
     if init == "statistics":
         draw_statistics(backbone, seed)
     return backbone
@@ -97,36 +99,14 @@ def describe_weights(backbone: Backbone, init: str) -> str:
     return "; ".join(filter(None, (words[init], backbone.family.note)))
 
 
-def draw_parameters(
-    model: nn.Module,
-    family: Family,
-    config: Any,
-    seed: int,
-    prefixes: tuple[str, ...] = ("",),
-    *,
-    flat: bool = False,
-) -> None:
-    """Redraw the weights of a model in place from its family's default initialisation.
+def draw_parameters(model: nn.Module, draw: Draw, config: Any, seed: int, prefixes: tuple[str, ...] = ("",)) -> None:
+    """Redraw in place the parameters of a model whose names begin so, less constants such as norms.
 
     Each tensor has a generator of its own, keyed by the seed and its name, and is drawn by NumPy: the same seed gives
     the same tensors on every machine (torch's own normal draws depend on the CPU's vector instructions), and a model
     cut to fewer blocks keeps the weights of the blocks it has.
-
-    Parameters
-    ----------
-    model : Module
-        Of the family; its constants (biases, norms) stay as built.
-    family, config
-        As `find` returns them.
-    seed : int
-        Any non-negative integer.
-    prefixes : tuple of str, default all
-        Beginnings of the names of the parameters that are drawn.
-    flat : bool, default False
-        Draw every matrix with the deviation ``config.initializer_range`` instead.
     """
-    scheme = draw_normal if flat else family.draw
-    _redraw(model, lambda name, values: scheme(name, values.shape, config, generator(seed, name)), prefixes)
+    _redraw(model, lambda name, values: draw(name, values.shape, config, generator(seed, name)), prefixes)
 
 
 def draw_statistics(backbone: Backbone, seed: int) -> None:
@@ -197,7 +177,7 @@ def _build(name: str, family: Family, config: Any) -> nn.Module:
 
 def _load(name: str, family: Family, config: Any) -> nn.Module:
     folder = Path(SHIPPED.get(name, name))
-    if altered(name):
+    if is_altered(name):
         raise InputError(f"backbone {name!r}: no pretrained weights fit changed settings; use --init random")
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         raise InputError(f"backbone {name!r}: the folder has no weights (*.safetensors); add them or use --init random")
@@ -214,23 +194,17 @@ def _load(name: str, family: Family, config: Any) -> nn.Module:
 
 
 def _check_loaded(name: str, family: Family, model: nn.Module, info: dict[str, Any]) -> None:
-    extra = [key for key in info["unexpected_keys"] if not _without_prefix(key, model).startswith(family.heads)]
-    # A mismatched entry is (key, checkpoint shape, model shape).
-    wrong = [str(entry[0]) for entry in info["mismatched_keys"]]
-    missing = [key for key in info["missing_keys"] if not key.startswith((*family.unused, *family.own))]
-    for what, keys in (("misses", missing), ("has an extra", extra), ("has another shape for", wrong)):
-        _refuse(name, what, keys)
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    wrong = {
+        "misses": [key for key in info["missing_keys"] if not key.startswith((*family.unused, *family.own))],
+        "has an extra": [k for k in info["unexpected_keys"] if not k.removeprefix(prefix).startswith(family.heads)],
+        # An entry is (key, checkpoint shape, model shape).
+        "has another shape for": [str(entry[0]) for entry in info["mismatched_keys"]],
+    }
+    for what, keys in wrong.items():
+        if keys:
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            raise InputError(f"backbone {name!r}: the checkpoint {what} weight {min(keys)}{more}; it is not used")
     for key, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise InputError(f"backbone {name!r}: weight {key} holds NaN or infinity; the checkpoint is damaged")
-
-
-def _refuse(name: str, what: str, keys: Iterable[str]) -> None:
-    first, *others = sorted(keys) or [""]
-    if first:
-        more = f" and {len(others)} more" if others else ""
-        raise InputError(f"backbone {name!r}: the checkpoint {what} weight {first}{more}; it is not used")
-
-
-def _without_prefix(key: str, model: nn.Module) -> str:
-    return key.removeprefix(f"{getattr(model, 'base_model_prefix', '')}.")
