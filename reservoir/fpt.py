@@ -20,10 +20,10 @@ OUTPUT_INITS = ("orthogonal", "linear")
 
 
 class InputLayer(nn.Module):
-    r"""The fixed map from a task's tokens to the backbone's width.
+    """The fixed map from tokens to the backbone's width (Lu et al. 2021, appendix).
 
-    Vectors go through :math:`h = W x` with orthogonal columns of norm ``gain`` and zero bias; symbols through a table
-    of Gaussian embeddings with standard deviation ``gain / 1.41`` (Lu et al. 2021, appendix).
+    Vectors go through orthogonal columns of norm ``gain``; symbols through Gaussian embeddings of deviation
+    ``gain / 1.41``.
     """
 
     def __init__(self, form: Vectors | Tokens, width: int, seed: int = 0, gain: float = DEFAULT_GAIN) -> None:
@@ -56,13 +56,12 @@ class FPT(nn.Module):
     backbone : Backbone
         The frozen transformer.
     seed : int, default 0
-        Seed of the input layer and of the output.
+        Of the input layer and of the output.
     gain : float, default 1.41
         Scale of the input layer, as an echo state network's ``input_scaling``.
     output_init : {"orthogonal", "linear"}, default "orthogonal"
-        Where the output starts, which extraction does not use: with orthogonal rows of norm 1.41 and no bias, or with
-        weights and biases uniform up to ``width ** -0.5`` as torch's `Linear` and the authors' code do (rows of norm
-        0.58).
+        Where the output starts: with orthogonal rows of norm 1.41 and no bias, or uniform up to ``width ** -0.5`` as
+        torch's `Linear` and so the authors' (rows of norm 0.58). Extraction does not use it.
 
     Raises
     ------
@@ -87,12 +86,9 @@ class FPT(nn.Module):
         self.backbone = backbone
         self.output = nn.Linear(backbone.width, task.outputs * max(task.classes, 1))
         if output_init == "linear":
-            bound = backbone.width**-0.5
-            weight, bias = (
-                generator(seed, f"output.{name}").uniform(-bound, bound, tuple(parameter.shape))
-                for name, parameter in self.output.named_parameters()
-            )
-            _set(self.output, weight, bias)
+            bound, (outputs, width) = backbone.width**-0.5, self.output.weight.shape
+            weight = generator(seed, "output.weight").uniform(-bound, bound, (outputs, width))
+            _set(self.output, weight, generator(seed, "output.bias").uniform(-bound, bound, outputs))
         else:
             nn.init.orthogonal_(self.output.weight, DEFAULT_GAIN, generator=torch.Generator().manual_seed(seed))
             nn.init.zeros_(self.output.bias)
@@ -125,31 +121,28 @@ class FPT(nn.Module):
     def features(self, x: Tensor, lengths: Tensor, columns: list[str]) -> dict[str, Tensor]:
         """Return pooled hidden states from one forward pass that stops after the deepest wanted layer.
 
-        Each layer is pooled inside its hook, so that the states of no two layers are held together.
-
         Parameters
         ----------
         x, lengths : Tensor
             As for `forward`.
         columns : list of str
-            Columns such as ``block06/mean``; an `InputError` names a layer or pooling that does not exist.
+            Such as ``block06/mean``; an `InputError` names a layer or pooling that does not exist.
 
         Returns
         -------
         dict of str to Tensor of float32, (batch, kept tokens, kept width)
         """
         pooled: dict[str, Tensor] = {}
-        wanted: dict[str, list[tuple[str, str]]] = {}
-        for column in columns:
-            layer, pooling = parse_column(column)
-            wanted.setdefault(layer, []).append((column, pooling))
+        parsed = {column: parse_column(column) for column in columns}
 
-        def record(of_layer: list[tuple[str, str]], hidden: Tensor) -> None:
+        # A layer is pooled inside its hook, so that the states of no two layers are held together.
+        def record(layer: str, hidden: Tensor) -> None:
             with torch.autocast(x.device.type, enabled=False):  # means are products too, and would be rounded
-                for column, pooling in of_layer:
-                    pooled[column] = pool(hidden, lengths, pooling, self.task.readout_tokens)
+                for column, (of, pooling) in parsed.items():
+                    if of == layer:
+                        pooled[column] = pool(hidden, lengths, pooling, self.task.readout_tokens)
 
-        with self.backbone.recording({layer: partial(record, of_layer) for layer, of_layer in wanted.items()}):
+        with self.backbone.recording({layer: partial(record, layer) for layer, _ in parsed.values()}):
             self.backbone(self.inputs(x), lengths)
         return pooled
 

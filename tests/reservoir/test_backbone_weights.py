@@ -273,9 +273,9 @@ def test_wrong_settings_are_refused():
     ],
 )
 def test_settings_that_no_model_can_have_are_refused(name, words):
-    told = refusal(name)
-    assert told.startswith(f"backbone {name!r}: ")
-    assert words in told
+    message = refusal(name)
+    assert message.startswith(f"backbone {name!r}: ")
+    assert words in message
 
 
 def test_a_missing_weight_is_named(copy):
