@@ -18,8 +18,8 @@ class Card:
 
     Parameters
     ----------
-    name, family, init : str
-        As it was named, its family, and where its weights come from.
+    name, family, init, weights : str
+        As it was named, its family, where its weights come from, and in words how they are drawn.
     depth, width : int
         Blocks and hidden width.
     max_tokens : int or None
@@ -44,6 +44,7 @@ class Card:
     name: str
     family: str
     init: str
+    weights: str
     depth: int
     width: int
     max_tokens: int | None
@@ -107,7 +108,7 @@ def card(
     InputError
         If the backbone or the task is not known, or the task is too long for it.
     """
-    from reservoir.backbones import load_backbone
+    from reservoir.backbones import describe_weights, load_backbone
     from reservoir.backbones.parameters import deviations, group_counts, paper_counts, trained_counts, whole_count
     from reservoir.tasks import task_named
     from reservoir_pipelines.model_plots import plot_deviations
@@ -125,6 +126,7 @@ def card(
         name=name,
         family=backbone.family.name,
         init=settings.init,
+        weights=describe_weights(backbone, settings.init),
         depth=backbone.depth,
         width=backbone.width,
         max_tokens=backbone.max_tokens,

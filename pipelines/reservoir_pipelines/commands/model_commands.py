@@ -23,8 +23,8 @@ from reservoir_pipelines.commands.options import (
 Init = Annotated[
     str | None,
     typer.Option(
-        help="pretrained, random, statistics or a folder with a backbone [default: pretrained, where anybody publishes "
-        "such weights]"
+        help="pretrained, random, random-flat, statistics or a folder with a backbone [default: pretrained, where "
+        "anybody publishes such weights]"
     ),
 ]
 Depth = Annotated[int | None, typer.Option(help="Keep only the first so many blocks, and the final norm.")]
@@ -60,7 +60,7 @@ def backbone(
     frozen = sum(done.groups.values())
     rows: list[tuple[str, Any]] = [
         ("family", f"{done.family}, {'causal' if done.causal else 'sees both ways'}"),
-        ("weights", done.init),
+        ("weights", f"{done.init}: {done.weights}"),
         ("depth", f"{done.depth} blocks"),
         ("width", done.width),
         ("longest", f"{done.max_tokens:,} tokens" if done.max_tokens else "any number of tokens"),

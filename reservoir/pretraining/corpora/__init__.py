@@ -11,7 +11,7 @@ from reservoir.pretraining.corpora.corpus import HELD_OUT, Corpus, HeldOut, gene
 from reservoir.pretraining.corpora.streams import STREAMS
 from reservoir.pretraining.corpora.text import BYTES, Text
 
-__all__ = ["BYTES", "HELD_OUT", "MOST_TOKENS", "STREAMS", "Corpus", "HeldOut", "Text", "corpus_named", "generator"]
+__all__ = ["BYTES", "HELD_OUT", "MOST_TOKENS", "STREAMS", "Corpus", "HeldOut", "Text", "corpus_named"]
 
 MOST_TOKENS = 2**20
 """Of a vocabulary: more than any tokenizer's, and few enough for their embeddings to be had."""
