@@ -7,24 +7,23 @@ second pass scores each sample by the path that has not seen it. Memory is of or
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.readouts.gather import Samples, Training, solve
+from reservoir.readouts.gather import Samples, Training, head, solve
 from reservoir.readouts.moments import Accumulator, Moments, leave_one_out
 from reservoir.readouts.paths import LinearPath, Scorer
-from reservoir.readouts.ridge import DEFAULT_ALPHAS
+from reservoir.readouts.ridge import DEFAULT_ALPHAS, ridge_path
 from reservoir.readouts.scoring import Tally
 from reservoir.readouts.sweep import Sweep
 from reservoir.readouts.targets import Targets
 
 FoldBlock = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Features (m, w), labels (m, outputs) and fold numbers (m,) of some samples."""
+"""Features (m, w), labels (m, outputs) and fold numbers, (m,) or (m, repeats), of some samples."""
 
 
 def cross_sweep(
@@ -33,67 +32,79 @@ def cross_sweep(
     alphas: np.ndarray = DEFAULT_ALPHAS,
     *,
     folds: int = 5,
+    repeats: int = 1,
     moments: Sequence[Moments] | None = None,
+    one_standard_error: bool = False,
 ) -> Sweep:
-    """Fit a ridge readout for every penalty and choose one by K-fold cross-validation.
+    """Fit a ridge readout for every penalty and choose one by K-fold cross-validation, repeated over several deals.
 
-    The accuracy of a penalty is over all samples, each scored by the model of the other folds; the path that is
-    returned is fitted on all of them. The temperature comes from the same held-out scores.
-
-    Parameters
-    ----------
-    train : re-iterable of (ndarray (m, w), ndarray (m, outputs), ndarray of int (m,))
-        Blocks of features, labels and fold numbers in [0, folds); iterated three times.
-    targets : Targets
-        The coding of the labels, and their weights.
-    alphas : ndarray, (A,), default 25 values from 1e-2 to 1e6
-        Penalties, positive.
-    folds : int, default 5
-        Number of folds, at least 2.
-    moments : sequence of Moments, optional
-        Of each fold, from an earlier `fold_moments`: saves the first pass.
-
-    Returns
-    -------
-    Sweep
-
-    Raises
-    ------
-    InputError
-        Where a fold is empty, a penalty is not positive, or a feature not finite.
+    The accuracy of a penalty is over all samples, each scored by the model of the other folds, averaged over the deals;
+    the path that is returned is fitted on all of them. The temperature comes from held-out scores of the first deal.
+    ``train`` is iterated three times, and twice more for each further deal. Moments of each fold, deal after deal, from
+    an earlier `fold_moments` save the first pass. By the rule of one standard error, that of the mean over folds, the
+    largest penalty is chosen that is no worse than the best by more.
     """
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds; give at least 2")
-    whole, rests = _join(list(moments)) if moments is not None else _gather(train, targets, folds)
-    paths = [solve(rest, alphas) for rest in rests]
-    scorers, tally = [Scorer(path, targets) for path in paths], Tally(targets)
+    deals = [_Deal(train, number) for number in range(repeats)]
+    stored = [moments and moments[number * folds : (number + 1) * folds] for number in range(repeats)]
+    whole, paths = _paths(deals[0], targets, alphas, folds, stored[0])
+    scores = [_score(deals[0], targets, paths)]
+    for deal, part in zip(deals[1:], stored[1:], strict=True):
+        scores.append(_score(deal, targets, _paths(deal, targets, alphas, folds, part)[1]))
+    accuracy, error = np.mean(scores, axis=0)
+    kept = whole if isinstance(whole, Moments) else None
+    found = Sweep.of(solve(whole, alphas), accuracy, targets, kept, error if one_standard_error else None)
+    return replace(found, temperature=_temperature(deals[0], targets, paths, found.best))
+
+
+@dataclass(frozen=True, eq=False)
+class _Deal:
+    """Blocks with the fold numbers of one deal, as often as they are iterated."""
+
+    train: Iterable[FoldBlock]
+    number: int
+
+    def __iter__(self) -> Iterator[FoldBlock]:
+        for x, y, fold in self.train:
+            yield x, y, fold if fold.ndim == 1 else fold[:, self.number]
+
+
+def _paths(
+    train: _Deal, targets: Targets, alphas: np.ndarray, folds: int, moments: Sequence[Moments] | None
+) -> tuple[Training, list[LinearPath]]:
+    """Return all training data, and the path fitted on all folds but each: from samples where they are few."""
+    few, stream = (None, train) if moments else head(train)
+    if few is None:
+        moments = moments or fold_moments(stream, targets, folds)
+        rests, whole = leave_one_out(moments), functools.reduce(operator.add, moments)
+        return whole, [ridge_path(rest, alphas) for rest in rests]
+    x, y, fold = few
+    _check_folds(np.bincount(fold, minlength=folds))
+    samples = Samples(x=x, y=targets.encode(y), weights=targets.weights(y))
+    return samples, [solve(samples.rows(fold != k), alphas) for k in range(folds)]
+
+
+def _score(train: _Deal, targets: Targets, paths: list[LinearPath]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the held-out accuracy (A,) of every penalty over all samples, and its standard error over folds."""
+    scorers = [Scorer(path, targets) for path in paths]
+    together, apart = Tally(targets), [Tally(targets) for _ in paths]
     for x, y, fold in train:
         for k in np.unique(fold):
-            tally.update(scorers[k](x[fold == k]), y[fold == k])
-    stored = whole if isinstance(whole, Moments) else None
-    found = Sweep.of(solve(whole, alphas), tally.accuracy(), targets, stored)
-    return replace(found, temperature=_temperature(train, targets, paths, found.best))
+            scores, labels = scorers[k](x[fold == k]), y[fold == k]
+            together.update(scores, labels)
+            apart[k].update(scores, labels)
+    spread = np.std([tally.accuracy() for tally in apart], axis=0, ddof=1)
+    return together.accuracy(), spread / np.sqrt(len(paths))
 
 
 def fold_moments(train: Iterable[FoldBlock], targets: Targets, folds: int) -> list[Moments]:
-    """Return the moments of each fold, from blocks of features, labels and fold numbers in [0, folds).
-
-    Raises
-    ------
-    InputError
-        Where a fold is empty, or a feature not finite.
-    """
+    """Return the moments of each fold, from blocks of features, labels and fold numbers in [0, folds)."""
     return add_folds([partial_moments(train, targets)], folds)
 
 
 def partial_moments(train: Iterable[FoldBlock], targets: Targets) -> dict[int, Moments]:
-    """Return the moments of every fold that occurs in some blocks: `add_folds` sums those of all parts of the data.
-
-    Raises
-    ------
-    InputError
-        Where a feature is not finite.
-    """
+    """Return the moments of every fold that occurs in some blocks: `add_folds` sums those of all parts of the data."""
     accumulators: dict[int, Accumulator] = {}
     for x, y, fold in train:
         coded, weights = targets.encode(y), targets.weights(y)
@@ -106,13 +117,7 @@ def partial_moments(train: Iterable[FoldBlock], targets: Targets) -> dict[int, M
 
 
 def add_folds(parts: Iterable[Mapping[int, Moments]], folds: int) -> list[Moments]:
-    """Return the moments of each fold over all parts of the data, added in the order of the parts, one held at a time.
-
-    Raises
-    ------
-    InputError
-        Where a fold is empty.
-    """
+    """Return the moments of each fold over all parts of the data, added in their order, one held at a time."""
     sums: dict[int, Moments] = {}
     for part in parts:
         for k, moments in part.items():
@@ -121,34 +126,13 @@ def add_folds(parts: Iterable[Mapping[int, Moments]], folds: int) -> list[Moment
     return [sums[k] for k in range(folds)]
 
 
-def _gather(train: Iterable[FoldBlock], targets: Targets, folds: int) -> tuple[Training, Iterable[Training]]:
-    """Return all training data and, for each fold, that of the others: samples where they are few, else moments."""
-    head: list[FoldBlock] = []
-    stream = iter(train)
-    for block in stream:
-        head.append(block)
-        if sum(len(x) for x, *_ in head) >= block[0].shape[1]:
-            return _join(fold_moments(itertools.chain(head, stream), targets, folds))
-    if not head:
-        raise InputError("readout: there are no training samples; give at least one")
-    x, y, fold = (np.concatenate(part) for part in zip(*head, strict=True))
-    _check_folds(np.bincount(fold, minlength=folds))
-    whole = Samples(x=x, y=targets.encode(y), weights=targets.weights(y))
-    return whole, (whole.rows(fold != k) for k in range(folds))
-
-
-def _join(moments: list[Moments]) -> tuple[Training, Iterable[Training]]:
-    """Return the moments of all folds, and for each fold those of the others."""
-    return functools.reduce(operator.add, moments), leave_one_out(moments)
-
-
 def _check_folds(counts: np.ndarray) -> None:
     """Raise `InputError` naming the first fold without samples."""
     if not counts.all():
         raise InputError(f"cross-validation: fold {np.argmin(counts)} of {len(counts)} is empty; use fewer folds")
 
 
-def _temperature(train: Iterable[FoldBlock], targets: Targets, paths: list[LinearPath], best: int) -> float:
+def _temperature(train: _Deal, targets: Targets, paths: list[LinearPath], best: int) -> float:
     """Return the temperature that suits the scores of every sample under the chosen penalty, held out."""
     if not targets.classes:
         return 1.0

@@ -41,23 +41,11 @@ class LinearReadout:
         return self.targets.predict(self.scores(x))
 
     def probabilities(self, x: np.ndarray) -> np.ndarray:
-        """Return the probability of each class, (n, outputs, classes), of features (n, w).
-
-        Raises
-        ------
-        InputError
-            For regression.
-        """
+        """Return the probability of each class, (n, outputs, classes), of features (n, w); not for regression."""
         return self.targets.probabilities(self.scores(x), self.temperature)
 
     def calibrate(self, blocks: Iterable[Block]) -> LinearReadout:
-        """Return the same readout with the temperature that suits held-out samples best.
-
-        Parameters
-        ----------
-        blocks : iterable of (ndarray (m, w), ndarray (m, outputs))
-            Features and labels that the readout was not fitted on.
-        """
+        """Return the same readout with the temperature that suits blocks of held-out features and labels best."""
         pairs = [(self.scores(x), y) for x, y in blocks]
         scores, labels = (np.concatenate(part) for part in zip(*pairs, strict=True))
         return replace(self, temperature=self.targets.fit_temperature(scores, labels))

@@ -34,20 +34,8 @@ Block = tuple[np.ndarray, np.ndarray]
 class Moments:
     """Centred second moments of features and targets.
 
-    Parameters
-    ----------
-    count : float
-        The sum of the weights: without weights, the number of samples.
-    mean : ndarray of float64, (w,)
-        Of the features.
-    xx : ndarray of float64, (w, w)
-        Centred scatter of the features.
-    xy : ndarray of float64, (w, t)
-        Centred products of features and targets.
-    y_mean : ndarray of float64, (t,)
-        Of the targets.
-    yy : ndarray of float64, (t,)
-        Centred squares of the targets.
+    ``count`` is the sum of the weights: without weights, the number of samples. ``mean`` (w,) and ``y_mean`` (t,) are
+    those of features and targets; ``xx`` (w, w), ``xy`` (w, t) and ``yy`` (t,) their centred squares and products.
     """
 
     count: float
@@ -56,11 +44,6 @@ class Moments:
     xy: np.ndarray
     y_mean: np.ndarray
     yy: np.ndarray
-
-    @property
-    def width(self) -> int:
-        """The number w of features."""
-        return len(self.mean)
 
     @property
     def std(self) -> np.ndarray:
@@ -73,14 +56,7 @@ class Moments:
     def __add__(self, other: Moments) -> Moments:
         """Return the moments of both sets of samples together.
 
-        Raises
-        ------
-        InputError
-            Where widths or targets differ.
-
-        References
-        ----------
-        Chan, Golub and LeVeque (1983), Algorithms for computing the sample variance, equation 2.1.
+        Reference: Chan, Golub and LeVeque (1983), Algorithms for computing the sample variance, equation 2.1.
         """
         if self.xy.shape != other.xy.shape:
             raise InputError(
@@ -204,14 +180,8 @@ class Accumulator:
         self._filled = 0
 
 
-def accumulate(blocks: Iterable[tuple[np.ndarray, ...]]) -> Moments:
-    """Return the moments of a stream of (features (m, w), targets (m, t)), with or without weights (m,) as a third.
-
-    Raises
-    ------
-    InputError
-        Where there are no blocks, shapes change between them, or a value is not finite.
-    """
+def accumulate(blocks: Iterable[tuple[Any, ...]]) -> Moments:
+    """Return the moments of a stream of (features (m, w), targets (m, t)), with or without weights (m,) as a third."""
     accumulator = None
     for x, y, *weights in blocks:
         if accumulator is None:

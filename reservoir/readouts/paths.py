@@ -16,18 +16,9 @@ from reservoir.readouts.targets import Targets
 class LinearPath:
     """The linear models of every penalty, for features as they are (not standardised): scores are x coef + intercept.
 
-    Parameters
-    ----------
-    alphas : ndarray of float64, (A,)
-        Penalties.
-    coef : ndarray of float64, (A, w, t)
-        Exactly 0 for constant channels.
-    intercept : ndarray of float64, (A, t)
-        Scores of x = 0.
-    center : ndarray of float64, (w,)
-        The features' mean; `scores` subtracts it first, so that float32 keeps the digits of a channel at 3000 +- 0.5.
-    converged : ndarray of bool, (A,)
-        Whether an iterative solver reached its tolerance; always True for ridge, which is solved exactly.
+    ``alphas`` (A,) are the penalties, ``coef`` (A, w, t) is exactly 0 for constant channels, ``intercept`` (A, t) the
+    scores of x = 0. ``center`` (w,) is the features' mean, which `Scorer` subtracts first, so that float32 keeps the
+    digits of a channel at 3000 +- 0.5. ``converged`` (A,): whether an iterative solver reached its tolerance.
     """
 
     alphas: np.ndarray
@@ -46,21 +37,7 @@ class LinearPath:
         scale: np.ndarray,
         converged: np.ndarray | None = None,
     ) -> LinearPath:
-        """Return the path of models of standardised features, z = (x - mean) * scale and scores z weights + offset.
-
-        Parameters
-        ----------
-        alphas : ndarray, (A,)
-            Penalties.
-        weights : ndarray of float64, (A, w, t)
-            Of standardised features.
-        offset : ndarray of float64, (t,) or (A, t)
-            Scores of the mean.
-        mean, scale : ndarray of float64, (w,)
-            Of the standardisation; scale is 0 for constant channels.
-        converged : ndarray of bool, (A,), optional
-            All True by default.
-        """
+        """Return the path of weights (A, w, t) for standardised features (x - mean) * scale, and their offset."""
         coef = weights * scale[:, None]
         converged = np.ones(len(alphas), bool) if converged is None else converged
         return cls(
@@ -70,10 +47,6 @@ class LinearPath:
             center=mean,
             converged=converged,
         )
-
-    def scores(self, x: np.ndarray) -> np.ndarray:
-        """Return the scores of every penalty, (A, n, t), of features (n, w): one matrix product in their precision."""
-        return Scorer(self)(x)
 
     def readout(self, index: int, targets: Targets, temperature: float = 1.0) -> LinearReadout:
         """Return the readout of one penalty, by its index."""
@@ -85,13 +58,8 @@ class LinearPath:
 class Scorer:
     """Scores blocks of features under every penalty of a path, laid out once for one matrix product per block.
 
-    Parameters
-    ----------
-    path : LinearPath
-        The models.
-    targets : Targets, optional
-        The coding of the labels. Scores of real targets get their offset in float64: beside a mean of 1e5, float32
-        would round a spread of 0.3 away. By default they are those of classes.
+    Scores of real targets, if the coding is given, get their offset in float64: beside a mean of 1e5, float32 would
+    round a spread of 0.3 away. By default they are those of classes.
     """
 
     def __init__(self, path: LinearPath, targets: Targets | None = None) -> None:

@@ -8,18 +8,13 @@ from reservoir.readouts.targets import Targets
 
 
 class Tally:
-    """Running accuracy of A readouts over blocks of samples.
+    """Running accuracy of A readouts over blocks: the share of right labels, over samples and outputs, or R^2.
 
-    Classes: the share of right labels, over samples and outputs. Regression: the mean over outputs of
+    For real targets it is the mean over outputs of
 
         R^2 = 1 - sum (y - s)^2 / sum (y - mean y)^2
 
     (a constant output counts 1 where it is met exactly and 0 elsewhere, as in ``sklearn.metrics.r2_score``).
-
-    Parameters
-    ----------
-    targets : Targets
-        The coding of the labels.
     """
 
     def __init__(self, targets: Targets) -> None:
@@ -31,15 +26,7 @@ class Tally:
         self._squares = np.zeros(targets.outputs)
 
     def update(self, scores: np.ndarray, y: np.ndarray) -> Tally:
-        """Count a block.
-
-        Parameters
-        ----------
-        scores : ndarray, (A, m, T)
-            Of each readout.
-        y : ndarray, (m, outputs)
-            Labels.
-        """
+        """Count a block: scores (A, m, T) of each readout against labels (m, outputs)."""
         if self.targets.classes:
             hits = (self.targets.predict(scores) == y).sum(axis=(1, 2))
         else:
@@ -54,13 +41,7 @@ class Tally:
         return self
 
     def accuracy(self) -> np.ndarray:
-        """Return the accuracy of each readout, (A,), over all samples counted so far.
-
-        Raises
-        ------
-        ValueError
-            Where nothing was counted.
-        """
+        """Return the accuracy of each readout, (A,), over all samples so far; `ValueError` where there are none."""
         if self._hits is None:
             raise ValueError("no samples were counted")
         if self.targets.classes:
@@ -71,11 +52,13 @@ class Tally:
         return np.where(constant, np.where(self._hits > 0, 0.0, 1.0), 1.0 - ratio).mean(axis=-1)
 
 
-def accuracy(targets: Targets, scores: np.ndarray, y: np.ndarray) -> float:
-    """Return the accuracy of one readout: scores (n, T) against labels (n, outputs); R^2 for regression."""
-    return float(Tally(targets).update(scores[None], y).accuracy()[0])
+def best_penalty(alphas: np.ndarray, accuracies: np.ndarray, errors: np.ndarray | None = None) -> int:
+    """Return the index of the highest accuracy; of equal ones, that of the larger penalty.
 
-
-def best_penalty(alphas: np.ndarray, accuracies: np.ndarray) -> int:
-    """Return the index of the highest accuracy; of equal ones, that of the larger penalty."""
-    return int(np.lexsort((alphas, accuracies))[-1])
+    With standard errors (A,), of the largest penalty that is within one error of the highest accuracy.
+    """
+    best = int(np.lexsort((alphas, accuracies))[-1])
+    if errors is None:
+        return best
+    near = accuracies >= accuracies[best] - errors[best]
+    return int(np.argmax(np.where(near, alphas, -np.inf)))

@@ -20,20 +20,10 @@ from reservoir.readouts.targets import Targets
 class Sweep:
     """What a sweep over penalties found.
 
-    Parameters
-    ----------
-    path : LinearPath
-        The model of every penalty, fitted on all training samples.
-    accuracy : ndarray of float64, (A,)
-        Of each penalty on held-out samples (R^2 for regression).
-    best : int
-        Index of the chosen penalty: the most accurate, of equal ones the largest.
-    targets : Targets
-        The coding of the labels.
-    moments : Moments, optional
-        Of the training samples; None where the solution came from the samples themselves.
-    temperature : float, default 1
-        Of the chosen readout's probabilities, where held-out scores were at hand to fit it.
+    ``path`` holds the model of every penalty, fitted on all training samples; ``accuracy`` (A,) that on held-out ones
+    (R^2 for regression); ``best`` the index of the chosen one. ``moments`` are those of the training samples,
+    None where the solution came from the samples themselves; ``temperature`` is that of the chosen readout's
+    probabilities, where held-out scores were at hand to fit it.
     """
 
     path: LinearPath
@@ -44,9 +34,16 @@ class Sweep:
     temperature: float = 1.0
 
     @classmethod
-    def of(cls, path: LinearPath, accuracy: np.ndarray, targets: Targets, moments: Moments | None = None) -> Sweep:
-        """Return the sweep that chooses among the models of a path by their accuracies, (A,)."""
-        best = best_penalty(path.alphas, accuracy)
+    def of(
+        cls,
+        path: LinearPath,
+        accuracy: np.ndarray,
+        targets: Targets,
+        moments: Moments | None = None,
+        errors: np.ndarray | None = None,
+    ) -> Sweep:
+        """Return the sweep that chooses among a path's models by accuracies (A,), or by one standard error (A,)."""
+        best = best_penalty(path.alphas, accuracy, errors)
         return cls(path=path, accuracy=accuracy, best=best, targets=targets, moments=moments)
 
     @property
@@ -67,28 +64,10 @@ def sweep(
     *,
     moments: Moments | None = None,
 ) -> Sweep:
-    """Fit a ridge readout for every penalty and choose one by validation.
+    """Fit a ridge readout for every penalty and choose one by validation; each of train and valid is iterated once.
 
-    Parameters
-    ----------
-    train, valid : iterable of (ndarray (m, w), ndarray (m, outputs))
-        Blocks of features and labels, as `samples` lays them out; each is iterated once. ``train`` is not read where
-        moments are given.
-    targets : Targets
-        The coding of the labels, and their weights.
-    alphas : ndarray, (A,), default 25 values from 1e-2 to 1e6
-        Penalties, positive.
-    moments : Moments, optional
-        Of the training samples with encoded targets, from an earlier pass.
-
-    Returns
-    -------
-    Sweep
-
-    Raises
-    ------
-    InputError
-        Where there are no samples, a penalty is not positive, or a feature not finite.
+    Blocks are features (m, w) and labels (m, outputs), as `samples` lays them out. Moments of the training samples with
+    encoded targets, from an earlier pass, stand for train, which then is not read.
     """
     training = gather(train, targets) if moments is None else moments
     path = solve(training, alphas)
