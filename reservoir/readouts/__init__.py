@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from reservoir.readouts.confidence import accuracy_interval, mcnemar, paired_bootstrap
 from reservoir.readouts.device import Arithmetic, NumpyArithmetic, TorchArithmetic, arithmetic, products_on
-from reservoir.readouts.folds import deal_folds
 from reservoir.readouts.forward import Step, forward_selection
-from reservoir.readouts.gather import Samples, gather, solve, training_moments
-from reservoir.readouts.kfold import add_folds, cross_sweep, fold_moments, partial_moments
-from reservoir.readouts.linear import LinearReadout
+from reservoir.readouts.gather import gather, solve, training_moments
+from reservoir.readouts.kfold import add_folds, cross_sweep, deal_folds, fold_moments, partial_moments
+from reservoir.readouts.linear import LinearPath, LinearReadout, Scorer
 from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic_sweep
-from reservoir.readouts.moments import Accumulator, Block, Moments, accumulate, leave_one_out
-from reservoir.readouts.paths import LinearPath, Scorer
+from reservoir.readouts.moments import Block, Moments, accumulate
 from reservoir.readouts.ridge import DEFAULT_ALPHAS, kernel_path, parse_alphas, ridge_path, widened
-from reservoir.readouts.scoring import Tally, best_penalty
-from reservoir.readouts.sweep import Sweep, score, sweep
+from reservoir.readouts.sweep import Sweep, Tally, score, sweep
 from reservoir.readouts.targets import Targets, balanced_weights, samples, unsample
 
 if TYPE_CHECKING:
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_ALPHAS",
     "LOGISTIC_ALPHAS",
-    "Accumulator",
     "Arithmetic",
     "Block",
     "LinearPath",
@@ -42,7 +38,6 @@ __all__ = [
     "NumpyArithmetic",
     "RidgeSweepClassifier",
     "RidgeSweepRegressor",
-    "Samples",
     "Scorer",
     "Step",
     "Sweep",
@@ -54,14 +49,12 @@ __all__ = [
     "add_folds",
     "arithmetic",
     "balanced_weights",
-    "best_penalty",
     "cross_sweep",
     "deal_folds",
     "fold_moments",
     "forward_selection",
     "gather",
     "kernel_path",
-    "leave_one_out",
     "logistic_path",
     "logistic_sweep",
     "mcnemar",

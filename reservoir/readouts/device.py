@@ -41,10 +41,6 @@ class NumpyArithmetic:
         if shift is not None:
             out -= shift
 
-    def cast(self, array: np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:
-        """Return the array in another precision; itself where nothing changes."""
-        return array.astype(dtype, copy=False)
-
     def product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Return the matrix product."""
         return a @ b
@@ -81,12 +77,6 @@ class TorchArithmetic:
         out.copy_(self.put(x))
         if shift is not None:
             out -= shift
-
-    def cast(self, array: Any, dtype: npt.DTypeLike) -> Any:
-        """Return the tensor in another precision."""
-        import torch
-
-        return array.to(getattr(torch, np.dtype(dtype).name))
 
     def product(self, a: Any, b: Any) -> Any:
         """Return the matrix product, without TF32 whatever the process has set."""

@@ -9,11 +9,10 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.readouts.gather import Training, gather, solve
+from reservoir.readouts.linear import Scorer
 from reservoir.readouts.moments import Block
-from reservoir.readouts.paths import Scorer
 from reservoir.readouts.ridge import DEFAULT_ALPHAS
-from reservoir.readouts.scoring import Tally
-from reservoir.readouts.sweep import Sweep
+from reservoir.readouts.sweep import Sweep, Tally
 from reservoir.readouts.targets import Targets
 
 
@@ -36,13 +35,10 @@ def forward_selection(
 ) -> list[Step]:
     """Add the column that raises validation accuracy most, until none does or there are ``limit`` of them.
 
-    One pass over train yields the moments of all columns concatenated; those of any subset are a part of them. Each
-    step then solves every candidate and passes once over valid for all of them. Memory is of order the square of the
-    widths' sum, so a long list of columns is first cut to the most accurate ones.
-
-    ``train`` and ``valid`` are blocks of features of all columns side by side, and labels; ``columns`` says where each
-    column lies among the features. There is at least one step; the last is the most accurate, and of equally good
-    columns the first in ``columns`` is taken.
+    One pass over train yields the moments of all columns side by side; those of any subset, given by where each column
+    lies, are a part of them. Each step then solves every candidate and passes once over valid for all of them. Memory
+    is of order the square of the widths' sum, so a long list of columns is first cut to the most accurate ones. There
+    is at least one step; the last is the most accurate, and of equally good columns the first is taken.
     """
     if not columns or limit < 1:
         raise InputError(f"columns: at most {limit} of {len(columns)} columns; give at least one of both")

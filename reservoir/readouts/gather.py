@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from reservoir.errors import InputError
+from reservoir.readouts.linear import LinearPath
 from reservoir.readouts.moments import Block, Moments, accumulate
-from reservoir.readouts.paths import LinearPath
 from reservoir.readouts.ridge import kernel_path, ridge_path
 from reservoir.readouts.targets import Targets
 
@@ -26,7 +26,7 @@ class Samples:
 
     def select(self, features: np.ndarray | slice) -> Samples:
         """Return the same samples with some of the features."""
-        return Samples(x=self.x[:, features], y=self.y, weights=self.weights)
+        return replace(self, x=self.x[:, features])
 
     def rows(self, chosen: np.ndarray) -> Samples:
         """Return some of the samples, by a mask (n,)."""
@@ -46,9 +46,7 @@ def gather(blocks: Iterable[Block], targets: Targets) -> Training:
     return Samples(x=x, y=targets.encode(y), weights=targets.weights(y))
 
 
-def head(
-    blocks: Iterable[tuple[np.ndarray, ...]],
-) -> tuple[tuple[np.ndarray, ...] | None, Iterable[Any]]:
+def head(blocks: Iterable[tuple[np.ndarray, ...]]) -> tuple[tuple[np.ndarray, ...] | None, Iterable[Any]]:
     """Return the parts of all blocks put together where samples are fewer than features; else None, and the blocks."""
     seen: list[tuple[np.ndarray, ...]] = []
     stream = iter(blocks)

@@ -15,11 +15,10 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.readouts.gather import Samples, Training, head, solve
+from reservoir.readouts.linear import LinearPath, Scorer
 from reservoir.readouts.moments import Accumulator, Moments, leave_one_out
-from reservoir.readouts.paths import LinearPath, Scorer
 from reservoir.readouts.ridge import DEFAULT_ALPHAS, ridge_path
-from reservoir.readouts.scoring import Tally
-from reservoir.readouts.sweep import Sweep
+from reservoir.readouts.sweep import Sweep, Tally
 from reservoir.readouts.targets import Targets
 
 FoldBlock = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -53,8 +52,7 @@ def cross_sweep(
     for deal, part in zip(deals[1:], stored[1:], strict=True):
         scores.append(_score(deal, targets, _paths(deal, targets, alphas, folds, part)[1]))
     accuracy, error = np.mean(scores, axis=0)
-    kept = whole if isinstance(whole, Moments) else None
-    found = Sweep.of(solve(whole, alphas), accuracy, targets, kept, error if one_standard_error else None)
+    found = Sweep.of(solve(whole, alphas), accuracy, targets, whole, error if one_standard_error else None)
     return replace(found, temperature=_temperature(deals[0], targets, paths, found.best))
 
 
@@ -89,13 +87,27 @@ def _score(train: _Deal, targets: Targets, paths: list[LinearPath]) -> tuple[np.
     """Return the held-out accuracy (A,) of every penalty over all samples, and its standard error over folds."""
     scorers = [Scorer(path, targets) for path in paths]
     together, apart = Tally(targets), [Tally(targets) for _ in paths]
-    for x, y, fold in train:
-        for k in np.unique(fold):
-            scores, labels = scorers[k](x[fold == k]), y[fold == k]
-            together.update(scores, labels)
-            apart[k].update(scores, labels)
+    for k, x, y in _by_fold(train):
+        scores = scorers[k](x)
+        together.update(scores, y)
+        apart[k].update(scores, y)
     spread = np.std([tally.accuracy() for tally in apart], axis=0, ddof=1)
     return together.accuracy(), spread / np.sqrt(len(paths))
+
+
+def _temperature(train: _Deal, targets: Targets, paths: list[LinearPath], best: int) -> float:
+    """Return the temperature that suits the scores of every sample under the chosen penalty, held out."""
+    readouts = [path.readout(best, targets) for path in paths]
+    pairs = [(readouts[k].scores(x), y) for k, x, y in _by_fold(train)]
+    scores, labels = (np.concatenate(part) for part in zip(*pairs, strict=True))
+    return targets.fit_temperature(scores, labels)
+
+
+def _by_fold(train: Iterable[FoldBlock]) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield the samples of each block by their fold: its number, features and labels."""
+    for x, y, fold in train:
+        for k in np.unique(fold).tolist():
+            yield k, x[fold == k], y[fold == k]
 
 
 def fold_moments(train: Iterable[FoldBlock], targets: Targets, folds: int) -> list[Moments]:
@@ -106,13 +118,10 @@ def fold_moments(train: Iterable[FoldBlock], targets: Targets, folds: int) -> li
 def partial_moments(train: Iterable[FoldBlock], targets: Targets) -> dict[int, Moments]:
     """Return the moments of every fold that occurs in some blocks: `add_folds` sums those of all parts of the data."""
     accumulators: dict[int, Accumulator] = {}
-    for x, y, fold in train:
-        coded, weights = targets.encode(y), targets.weights(y)
-        for k in np.unique(fold).tolist():
-            if k not in accumulators:
-                accumulators[k] = Accumulator(x.shape[1], targets.columns)
-            chosen = fold == k
-            accumulators[k].update(x[chosen], coded[chosen], None if weights is None else weights[chosen])
+    for k, x, y in _by_fold(train):
+        if k not in accumulators:
+            accumulators[k] = Accumulator(x.shape[1], targets.columns)
+        accumulators[k].update(x, targets.encode(y), targets.weights(y))
     return {k: accumulator.moments() for k, accumulator in accumulators.items()}
 
 
@@ -132,14 +141,51 @@ def _check_folds(counts: np.ndarray) -> None:
         raise InputError(f"cross-validation: fold {np.argmin(counts)} of {len(counts)} is empty; use fewer folds")
 
 
-def _temperature(train: _Deal, targets: Targets, paths: list[LinearPath], best: int) -> float:
-    """Return the temperature that suits the scores of every sample under the chosen penalty, held out."""
-    if not targets.classes:
-        return 1.0
-    readouts = [path.readout(best, targets) for path in paths]
-    scores, labels = [], []
-    for x, y, fold in train:
-        for k in np.unique(fold):
-            scores.append(readouts[k].scores(x[fold == k]))
-            labels.append(y[fold == k])
-    return targets.fit_temperature(np.concatenate(scores), np.concatenate(labels))
+def deal_folds(
+    rows: int,
+    folds: int,
+    *,
+    labels: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
+    repeat: int = 0,
+    seed: int = 0,
+) -> np.ndarray:
+    """Return the fold of each row, (rows,) of int64; every ``repeat`` is another deal of the same rows.
+
+    Folds differ by one row at most; with class labels (rows,), also within each class. Rows of one group, (rows,) of
+    any values, share a fold: the largest groups are dealt first, each to the fold that has fewest of its classes.
+    """
+    units = rows if groups is None else len(np.unique(groups))
+    if not 2 <= folds <= units:
+        what = "rows" if groups is None else "groups"
+        raise InputError(
+            f"cross-validation: {folds} folds of {units} {what}; give at least 2 folds, and {what} for each"
+        )
+    draw = np.random.default_rng((seed, repeat))
+    if groups is not None:
+        return _deal_groups(draw, folds, np.zeros(rows, int) if labels is None else labels, groups)
+    shuffled = draw.permutation(rows)
+    order = shuffled if labels is None else shuffled[np.argsort(labels[shuffled], kind="stable")]
+    fold = np.empty(rows, np.int64)
+    # Dealt in turns, class after class: whoever gets one row more of a class gets one less of the next.
+    fold[order] = draw.permutation(folds)[np.arange(rows) % folds]
+    return fold
+
+
+def _deal_groups(draw: np.random.Generator, folds: int, labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Return folds that keep groups whole, with as even a share of every class as the groups allow."""
+    _, number = np.unique(groups, return_inverse=True)
+    classes, code = np.unique(labels, return_inverse=True)
+    counts = np.zeros((number.max() + 1, len(classes)))
+    np.add.at(counts, (number, code), 1)
+    shares = counts / counts.sum(axis=0)
+    order = draw.permutation(len(counts))
+    order = order[np.argsort(-counts[order].sum(axis=1), kind="stable")]
+    held, chosen = np.zeros((folds, len(classes))), np.empty(len(counts), np.int64)
+    for group in order:
+        # The sum of squared shares of all folds grows least where the group meets fewest of its own classes.
+        clash = held @ shares[group]
+        best = np.flatnonzero(clash <= clash.min() * (1 + 1e-9))
+        chosen[group] = best[np.argmin(held[best].sum(axis=1))]
+        held[chosen[group]] += counts[group]
+    return chosen[number]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,7 @@ ARMIJO = 1e-4
 LONGEST_SEARCH = 20
 
 
-@dataclass(frozen=True, eq=False)
-class Minimum:
+class Minimum(NamedTuple):
     """Where a minimisation ended: the best point (d,), and whether the next step was within the tolerance."""
 
     point: np.ndarray

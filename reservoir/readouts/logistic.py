@@ -8,9 +8,7 @@ At W = 0 and equal classes the Hessian in W is k Z'PZ + alpha I, with k = 1 / cl
 one column). With the eigenvectors V and eigenvalues l of Z'PZ, the unknowns U of W = V (k l + alpha)^-1/2 U make it the
 identity, for every penalty alike; L-BFGS then needs tens of passes where the correlated features need hundreds.
 
-References
-----------
-Boehning (1992), Multinomial logistic regression algorithm (the bound k Z'PZ on the Hessian).
+Reference: Boehning (1992), Multinomial logistic regression algorithm (the bound k Z'PZ on the Hessian).
 """
 
 from __future__ import annotations
@@ -25,8 +23,8 @@ from scipy.special import expit, logsumexp
 from reservoir.errors import InputError
 from reservoir.readouts.gather import Training, gather
 from reservoir.readouts.lbfgs import Evaluation, minimise_together
+from reservoir.readouts.linear import LinearPath
 from reservoir.readouts.moments import BLOCK_ROWS, Block, Moments
-from reservoir.readouts.paths import LinearPath
 from reservoir.readouts.ridge import inverse, positive, standardise
 from reservoir.readouts.sweep import Sweep, score
 from reservoir.readouts.targets import Targets
@@ -49,8 +47,7 @@ def logistic_sweep(
     """
     training = gather(train, targets) if moments is None else moments
     path = logistic_path(train, targets, alphas, training)
-    stored = training if isinstance(training, Moments) else None
-    return Sweep.of(path, score(path, valid, targets), targets, stored)
+    return Sweep.of(path, score(path, valid, targets), targets, training)
 
 
 def logistic_path(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -54,10 +54,7 @@ class Moments:
         return np.sqrt(np.where(constant, 0.0, variance))
 
     def __add__(self, other: Moments) -> Moments:
-        """Return the moments of both sets of samples together.
-
-        Reference: Chan, Golub and LeVeque (1983), Algorithms for computing the sample variance, equation 2.1.
-        """
+        """Return the moments of both sets of samples together (Chan, Golub and LeVeque 1983, equation 2.1)."""
         if self.xy.shape != other.xy.shape:
             raise InputError(
                 f"moments: (features, targets) {self.xy.shape} and {other.xy.shape} do not add; use the same columns"
@@ -80,14 +77,7 @@ class Moments:
     def select(self, features: np.ndarray | slice) -> Moments:
         """Return the moments of some of the features, by indices or a slice: some columns of a concatenation."""
         rows = self.xx[features]
-        return Moments(
-            count=self.count,
-            mean=self.mean[features],
-            xx=rows[:, features],
-            xy=self.xy[features],
-            y_mean=self.y_mean,
-            yy=self.yy,
-        )
+        return replace(self, mean=self.mean[features], xx=rows[:, features], xy=self.xy[features])
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the fields as float64 arrays, by name; `from_arrays` is the inverse."""
@@ -193,10 +183,9 @@ def accumulate(blocks: Iterable[tuple[Any, ...]]) -> Moments:
 
 
 def leave_one_out(folds: Sequence[Moments]) -> Iterator[Moments]:
-    """Yield, for each of K >= 2 folds, the moments of all the others.
+    """Yield, for each of K >= 2 folds, the moments of all the others, added up.
 
-    The others are added up rather than the fold subtracted from the sum: a channel that varies in one fold alone is
-    then exactly constant in the rest, where a difference would leave it rounding noise.
+    With a difference, a channel that varies in one fold alone would not be exactly constant in the rest.
     """
     for left_out in range(len(folds)):
         yield functools.reduce(operator.add, (fold for k, fold in enumerate(folds) if k != left_out))

@@ -9,9 +9,8 @@ from the samples (kernel form, for fewer samples than features), and b = mean Y.
 tridiagonal form, after which each penalty is cheap. In expectation over masks, dropout of the standardised features
 with rate p adds exactly such a penalty, alpha = samples * p / (1 - p): the penalty sweep is the dropout sweep.
 
-References
-----------
-Hoerl and Kennard (1970), Ridge regression; Wager, Wang and Liang (2013), Dropout training as adaptive regularization.
+References: Hoerl and Kennard (1970), Ridge regression; Wager, Wang and Liang (2013), Dropout training as adaptive
+regularization.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.readouts.device import arithmetic
+from reservoir.readouts.linear import LinearPath
 from reservoir.readouts.moments import Moments
-from reservoir.readouts.paths import LinearPath
 from reservoir.readouts.tridiagonal import Tridiagonal
 
 DEFAULT_ALPHAS = np.logspace(-2, 6, 25)
@@ -96,16 +95,11 @@ def widened(alphas: np.ndarray, best: int) -> np.ndarray | None:
     """
     low, high = float(np.min(alphas)), float(np.max(alphas))
     ratio = max(10 ** (1 / 3), (high / low) ** (1 / max(1, len(alphas) - 1)))
-    below = above = 0
-    if alphas[best] == low:
-        below = max(0, int(np.log(low / WIDEST[0]) / np.log(ratio) + 1e-9))
-    if alphas[best] == high:
-        above = max(0, int(np.log(WIDEST[1] / high) / np.log(ratio) + 1e-9))
-    if not below + above:
-        return None
-    return np.concatenate(
-        [low / ratio ** np.arange(below, 0, -1), np.sort(alphas), high * ratio ** np.arange(1, above + 1)]
-    )
+    ends = low / WIDEST[0], WIDEST[1] / high
+    below, above = (int(np.log(max(1, end)) / np.log(ratio) + 1e-9) for end in ends)
+    less = low / ratio ** np.arange(below, 0, -1) if alphas[best] == low else []
+    more = high * ratio ** np.arange(1, above + 1) if alphas[best] == high else []
+    return np.concatenate([less, np.sort(alphas), more]) if len(less) + len(more) else None
 
 
 def positive(alphas: np.ndarray) -> np.ndarray:

@@ -90,15 +90,13 @@ class Targets:
     def fit_temperature(self, scores: np.ndarray, y: np.ndarray) -> float:
         """Return the temperature whose softmax gives held-out labels the least cross-entropy, with a grain of doubt.
 
-        After n rows that were all right the next is wrong with probability 1 / (n + 2), by Laplace's rule of succession.
-        So much of each label's weight goes to the other classes: without it, rows that are all right would ask for a
+        After n rows that were all right the next is wrong with chance 1 / (n + 2), by Laplace's rule of succession. So
+        much of each label's weight goes to the other classes: without it, rows that are all right would ask for a
         temperature of 0, and the first error would be made with certainty.
 
-        ``scores`` (n, T) are of rows that the readout was not fitted on, ``y`` (n, outputs) are their labels; the result
-        lies between e^-7 and e^7, and is 1 for regression.
-
-        References: Guo et al. (2017), On calibration of modern neural networks, section 4.2; Platt (1999),
-        Probabilistic outputs for support vector machines, section 2.2, for labels that are not quite 0 and 1.
+        ``scores`` (n, T) are of rows that the readout was not fitted on, ``y`` (n, outputs) their labels. References:
+        Guo et al. (2017), On calibration of modern neural networks, section 4.2; Platt (1999), Probabilistic outputs
+        for support vector machines, section 2.2, for labels that are not quite 0 and 1.
         """
         if not self.classes:
             return 1.0

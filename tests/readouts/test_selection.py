@@ -14,13 +14,13 @@ from reservoir.readouts import (
     Scorer,
     Tally,
     Targets,
-    best_penalty,
     cross_sweep,
     deal_folds,
     fold_moments,
     forward_selection,
     sweep,
 )
+from reservoir.readouts.sweep import best_penalty
 
 ALPHAS = np.logspace(-1, 4, 6)
 

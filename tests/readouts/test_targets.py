@@ -9,7 +9,8 @@ from sklearn.linear_model import RidgeClassifier
 from sklearn.metrics import accuracy_score, log_loss, r2_score
 
 from reservoir.errors import InputError
-from reservoir.readouts import Scorer, Tally, Targets, accumulate, best_penalty, ridge_path, samples, sweep, unsample
+from reservoir.readouts import Scorer, Tally, Targets, accumulate, ridge_path, samples, sweep, unsample
+from reservoir.readouts.sweep import best_penalty
 
 
 @given(
