@@ -140,7 +140,7 @@ class FPT(nn.Module):
             with torch.autocast(x.device.type, enabled=False):  # means are products too, and would be rounded
                 for column, (of, pooling) in parsed.items():
                     if of == layer:
-                        pooled[column] = pool(hidden, lengths, pooling, self.task.readout_tokens)
+                        pooled[column] = pool(hidden, lengths, pooling, self.task.readout_tokens, self.task.max_tokens)
 
         with self.backbone.recording({layer: partial(record, layer) for layer, _ in parsed.values()}):
             self.backbone(self.inputs(x), lengths)

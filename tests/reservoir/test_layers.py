@@ -9,9 +9,10 @@ import torch
 from reservoir.backbones import load_backbone
 from reservoir.errors import InputError
 from reservoir.fpt import FPT
-from reservoir.pooling import POOLINGS, pool
+from reservoir.pooling import pool
 from reservoir.tasks.task import Task, Vectors
 
+POOLINGS = ("last", "mean", "max", "first", "segments8", "all", "std", "min", "quantiles3", "tokens")
 READOUT_TOKENS = 2
 
 
@@ -56,7 +57,12 @@ def hand_pool(hidden, pooling, max_tokens):
     if pooling == "segments8":
         bounds = [i * n // 8 for i in range(9)]
         return np.concatenate([h[a : max(b, a + 1)].mean(0) for a, b in itertools.pairwise(bounds)])[None]
-    return {"mean": h.mean(0), "max": h.max(0), "first": h[0]}[pooling][None]
+    if pooling == "quantiles3":
+        return np.quantile(h, [0.25, 0.5, 0.75], axis=0).reshape(1, -1)
+    if pooling == "tokens":
+        return np.concatenate([h.ravel(), np.zeros((max_tokens - n) * h.shape[1], h.dtype)])[None]
+    of_channels = {"mean": h.mean(0), "max": h.max(0), "first": h[0], "std": h.std(0), "min": h.min(0)}
+    return of_channels[pooling][None]
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)

@@ -7,7 +7,7 @@ uniform, zipf, nesting : synthetic streams of tokens, whose entropy is known.
 from pathlib import Path
 
 from reservoir.errors import InputError
-from reservoir.pretraining.corpora.corpus import HELD_OUT, Corpus, HeldOut, generator
+from reservoir.pretraining.corpora.corpus import HELD_OUT, Corpus, HeldOut
 from reservoir.pretraining.corpora.streams import STREAMS
 from reservoir.pretraining.corpora.text import BYTES, Text
 
