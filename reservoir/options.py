@@ -308,5 +308,5 @@ class AttentionOptions(RunOptions, OutOptions):
     """Which attention maps are drawn."""
 
     layer: int = option(1, "The block whose attention is drawn, from 1.")
-    average: int = option(64, "Rows of the mean; the first is drawn alone too.")
+    average: int = option(64, "Rows of the mean; the first is drawn alone too.", at_least(1))
     split: str = option("test", "Split of the rows.")

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from reservoir import InputError
-from reservoir.pretraining.language_model import LanguageModel
 from reservoir.options import SEEDS
+from reservoir.pretraining.language_model import LanguageModel
 
 CONTEXT = 1024
 """Most tokens that a model reads at a time where nobody says how many."""
