@@ -205,7 +205,7 @@ def _symbols(task: Task) -> Sequence[str]:
 def _save(done: Attention) -> None:
     """Write the arrays and the picture, or say in one line why that cannot be."""
     import h5py
-    from reservoir_cache.hdf import new_file
+    from reservoir_cache import new_file
 
     def write(part: Path) -> None:
         with new_file(part) as file:

@@ -69,7 +69,8 @@ def _parameter(item: Field[Any]) -> inspect.Parameter:
     """Return the flag of a field; what is not given is None, so that it can be told from a default."""
     kind = str(item.type).partition(" |")[0]
     several = kind.startswith(("Mapping", "Sequence"))
-    shown = item.metadata["shown"] or ("" if item.default in (None, (), True, False) else item.default)
+    plain = item.default is not None and not isinstance(item.default, bool | tuple)
+    shown = item.metadata["shown"] or (item.default if plain else "")
     text = item.metadata["help"] + (f" [default: {shown}]" if shown != "" else "")
     flag = flag_of(item)
     flags = [f"{flag}/--no-{flag[2:]}"] if item.default is True else [flag]

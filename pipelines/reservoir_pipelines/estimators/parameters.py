@@ -61,4 +61,4 @@ def options_of(estimator: Any, kind: type[G]) -> G:
 
 def _described(item: Field[Any]) -> str:
     shown = item.metadata["shown"]
-    return item.metadata["help"] + (f" None: {shown}." if shown else "")
+    return item.metadata["help"].rstrip(".") + "." + (f" None: {shown}." if shown else "")

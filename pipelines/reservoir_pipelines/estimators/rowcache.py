@@ -20,6 +20,7 @@ from reservoir_cache import (
     check_space,
     difference,
     required_bytes,
+    write_targets,
 )
 
 from reservoir.features import column_shapes, forward
@@ -169,7 +170,7 @@ class RowCache:
         entry = Entry.create(self.root, self._name, spec, layout, {"reservoir": model.settings.to_dict()})
         labels = np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), 1, -1)
         lengths = np.full(len(digests), task.max_tokens, np.int32)
-        entry.set_rows(ROWS, len(digests), {"y": labels, "lengths": lengths, "index": np.arange(len(digests))})
+        write_targets(entry, ROWS, {"y": labels, "lengths": lengths, "index": np.arange(len(digests))})
         return entry
 
     @staticmethod

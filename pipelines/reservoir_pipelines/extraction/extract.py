@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from reservoir_cache import Entry, FeatureStore, Layout, Spec, check_space, required_bytes
+from reservoir_cache import (
+    Entry,
+    FeatureStore,
+    Layout,
+    Spec,
+    check_space,
+    entry_bytes,
+    repair,
+    required_bytes,
+    write_targets,
+)
 
 from reservoir.features import column_shapes, forward
 from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions, as_group
@@ -136,7 +146,7 @@ def extract(
         entry=entry.path,
         rows={split: len(index) for split, index in rows.items()},
         columns=columns,
-        bytes=entry.bytes(),
+        bytes=entry_bytes(entry),
         seconds=time.monotonic() - started,
         reused=computed == 0,
         computed_rows=computed,
@@ -168,14 +178,11 @@ class _Run:
             say(f"{name}: {rows:,} rows, {len(self.columns)} columns, {size_text(space)} on disk")
             check_space(self.root, space)
         entry = Entry.create(self.root, self.settings.title, self.spec, self.layout, self._made_with())
-        entry.repair(entry.verify())
+        repair(entry)
         for split, index in self.rows.items():
             whole = self.prepared.split(split)
-            entry.set_rows(
-                split,
-                len(index),
-                targets={"y": whole.y[index], "lengths": whole.lengths[index], "index": index.astype(np.int64)},
-            )
+            targets = {"y": whole.y[index], "lengths": whole.lengths[index], "index": index.astype(np.int64)}
+            write_targets(entry, split, targets)
         todo = {split: entry.missing(split, self.columns) for split in self.rows}
         ranges = [entry.blocks(split)[block] for split, blocks in todo.items() for block in blocks]
         count = sum(high - low for low, high in ranges)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from reservoir_cache import Entry, FeatureStore
+from reservoir_cache import Entry, FeatureStore, load_arrays, save_arrays
 from threadpoolctl import threadpool_limits
 
 from reservoir.readouts import Moments, Targets, add_folds, partial_moments, training_moments
@@ -44,13 +44,13 @@ class ColumnMoments:
 
     def load(self) -> list[Moments] | None:
         """Return the moments that are kept, one per fold; None where any is absent or damaged."""
-        found = [self.entry.load_arrays(name) for name in self._names()]
+        found = [load_arrays(self.entry, name) for name in self._names()]
         return [Moments.from_arrays(part[0]) for part in found if part] if all(found) else None
 
     def keep(self, moments: Sequence[Moments]) -> None:
         """Write the moments of all folds into the entry."""
         for name, part in zip(self._names(), moments, strict=True):
-            self.entry.save_arrays(name, part.to_arrays(), {"columns": [self.source.column]})
+            save_arrays(self.entry, name, part.to_arrays(), {"columns": [self.source.column]})
 
     def ranges(self) -> list[Range]:
         """Return the ranges of shards into which the column is cut: as even as the shards allow."""

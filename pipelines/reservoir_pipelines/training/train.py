@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from reservoir_cache.spec import STORES
+from reservoir_cache import STORES
 
 from reservoir import InputError
 from reservoir.reservoir import GAIN, Reservoir

@@ -1,0 +1,89 @@
+"""The commands ``reservoir tasks``, ``prepare`` and ``extract``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from reservoir.options import (
+    CacheOptions,
+    ClusterOptions,
+    DownloadOptions,
+    FeatureOptions,
+    PlaceOptions,
+    ReservoirOptions,
+    RowOptions,
+    TaskOptions,
+)
+from reservoir_pipelines.command import command
+
+Task = Annotated[str, typer.Argument(help="A task's name, the path of your own data, or module:function.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    command(app, (TaskOptions, "data"), CacheOptions)(tasks)
+    command(app, TaskOptions, ClusterOptions, DownloadOptions, CacheOptions)(prepare)
+    command(app, ReservoirOptions, RowOptions, FeatureOptions, PlaceOptions)(extract)
+
+
+def tasks(given: dict[str, Any], json: bool) -> None:
+    """List the tasks, their shapes, and whether their data is here."""
+    from reservoir_pipelines.output import print_json, print_table
+    from reservoir_pipelines.preparation.task_table import task_table
+
+    rows = task_table(**given)
+    if json:
+        print_json(rows)
+        return
+    print_table(
+        ("task", "a token", "#tokens", "#labels", "#classes", "splits", "data"),
+        [
+            (r["task"], r["input"], f"{r['tokens']:,}", r["labels_per_row"], f"{r['classes']:,}", _splits(r), r["data"])
+            for r in rows
+        ],
+    )
+    if missing := [(r["task"], r["remedy"]) for r in rows if r["remedy"]]:
+        print_table(("missing", "what to do"), missing)
+
+
+def _splits(row: dict[str, Any]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in row["splits"].items()) if row["splits"] else "-"
+
+
+def prepare(task: Task, given: dict[str, Any], json: bool) -> None:
+    """Read a task's files into typed arrays, split once and for all; extract does it by itself where needed."""
+    from reservoir_pipelines.output import print_json, print_table, say
+    from reservoir_pipelines.preparation.prepare import prepare as stage
+
+    prepared = stage(task, **given)
+    for note in prepared.notes():
+        say(note)
+    if json:
+        print_json({"prepared": str(prepared.path), "rows": prepared.rows, "digest": prepared.digest})
+    else:
+        rows = [(name, f"{rows:,}") for name, rows in prepared.rows.items()]
+        print_table(("split", "#rows"), rows, str(prepared.path))
+
+
+def extract(task: Task, given: dict[str, Any], json: bool) -> None:
+    """Run a frozen transformer over a task once and cache its hidden states."""
+    from reservoir_pipelines.extraction.extract import extract as stage
+    from reservoir_pipelines.output import print_json, print_table, size_text
+
+    done = stage(task, **given)
+    if json:
+        print_json(done.to_dict())
+        return
+    print_table(
+        ("extracted", ""),
+        [
+            ("entry", done.entry),
+            ("rows", ", ".join(f"{count:,} {split}" for split, count in done.rows.items())),
+            ("columns", f"{len(done.columns)}: {done.columns[0]} ... {done.columns[-1]}"),
+            ("on disk", size_text(done.bytes)),
+            ("forward pass", "none, reused" if done.reused else f"{done.computed_rows:,} rows"),
+            ("time", f"{done.seconds:.1f} s"),
+        ],
+    )
