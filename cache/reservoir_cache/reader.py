@@ -48,6 +48,9 @@ class FeatureStore:
         """The splits that have features, sorted."""
         return [split for split in self.entry.splits if (self.entry.path / split / NAME).exists()]
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.splits)
+
     def __getitem__(self, split: str) -> SplitFeatures:
         if split not in self._splits:
             self._splits[split] = SplitFeatures(self.entry, split)
@@ -142,9 +145,14 @@ class SplitFeatures:
         return found
 
     @property
-    def y(self) -> NDArray:
+    def labels(self) -> NDArray:
         """Labels of shape (rows, readout_tokens, outputs)."""
         return self._targets["y"]
+
+    @property
+    def y(self) -> NDArray:
+        """Labels: (rows,) where a row has one, else (rows, readout_tokens, outputs)."""
+        return self.labels[:, 0, 0] if self.labels.shape[1:] == (1, 1) else self.labels
 
     @property
     def lengths(self) -> NDArray:

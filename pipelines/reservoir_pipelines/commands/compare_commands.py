@@ -97,7 +97,7 @@ def _show(done: Any) -> None:
             f"{row.pretraining.tokens:,}" if row.pretraining else "-",
             row.pretraining.told("test") if row.pretraining else "-",
             f"{row.pretraining.entropy:.3f}" if row.pretraining and row.pretraining.entropy is not None else "-",
-            percent(row.output_only.test_accuracy),
+            percent(row.output_only.test_score),
             percent(row.fpt.test_accuracy if row.fpt else None),
         )
         for row in done.rows
