@@ -13,7 +13,7 @@ from reservoir.pretraining.language_model import LanguageModel
 CONTEXT = 1024
 """Most tokens that a model reads at a time where nobody says how many."""
 
-LEARNING_RATE = 2e-3
+STEPS, LEARNING_RATE = 2000, 2e-3
 
 RECIPE = ("steps", "batch_tokens", "context", "short", "short_share", "learning_rate", "warm_up", "weight_decay")
 """The options that change the result, besides the corpus and the precision."""
@@ -28,9 +28,9 @@ class PretrainRecipe(PretrainOptions):
     rest, and the context has two. Steps of few tokens want a long mean of squares: ``beta2``.
     """
 
-    steps: int
-    context: int
-    short: int
+    steps: int = STEPS
+    context: int = CONTEXT
+    short: int = CONTEXT // 4
     learning_rate: float = LEARNING_RATE
     seed: int = 0
     beta2: float = 0.99

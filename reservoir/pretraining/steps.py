@@ -29,7 +29,7 @@ class LanguageSteps:
     ) -> None:
         matrices = [p for p in model.parameters() if p.ndim > 1]
         vectors = [p for p in model.parameters() if p.ndim < 2]
-        self.optimizer = torch.optim.AdamW(
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
             [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
             lr=recipe.learning_rate,
             betas=(0.9, recipe.beta2),

@@ -34,7 +34,8 @@ class FPTSteps:
         self, model: FPT, forward: nn.Module, rows: TrainingRows, options: TrainOptions, seed: int, ranks: Processes
     ) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.Adam(self._parameters, lr=options.learning_rate or LEARNING_RATE, fused=True)
+        rate = options.learning_rate or LEARNING_RATE
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(self._parameters, lr=rate, fused=True)
         self._forward, self._classes = forward, model.task.classes
         self._rows, self._options, self._seed, self._ranks = rows, options, seed, ranks
 

@@ -13,7 +13,7 @@ from reservoir.errors import InputError
 from reservoir.options import PlaceOptions, PretrainOptions, ShapeOptions
 from reservoir.pretraining.corpora import HELD_OUT, Corpus, HeldOut, corpus_named
 from reservoir.pretraining.language_model import LanguageModel
-from reservoir.pretraining.recipe import PretrainRecipe, choose_recipe
+from reservoir.pretraining.recipe import STEPS, PretrainRecipe, choose_recipe
 from reservoir.pretraining.steps import LanguageSteps
 from reservoir.reservoir import DEFAULT_BACKBONE, choose_compute, choose_device
 from reservoir.training.trainer import DivergedError, State
@@ -25,7 +25,6 @@ from reservoir_pipelines.stage import stage
 from reservoir_pipelines.training.run import CURVE, Run, make_config
 from reservoir_pipelines.training.session import train_in
 
-STEPS = 2000
 FINAL_TOKENS = 2**18
 """Most held-out tokens that are measured at the end."""
 

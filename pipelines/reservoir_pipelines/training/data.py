@@ -69,9 +69,7 @@ def sequences(
     else:
         train = StoredRows(read("train"), seed, augment if kind == "augmented" else None)
     convert = raw_rows(model, prepared.scaling)
-    return TrainingRows(
-        train=train, valid=read("valid"), test=read("test"), convert=convert, scored=_batch_rows(model)
-    )
+    return TrainingRows(train=train, valid=read("valid"), test=read("test"), convert=convert, scored=_batch_rows(model))
 
 
 def read_split(prepared: Prepared, name: str, rows: np.ndarray) -> Split:
