@@ -12,8 +12,8 @@ import numpy as np
 from reservoir import InputError
 from reservoir.readouts import samples, unsample
 from reservoir.tasks import encode
-from reservoir.tasks.columns import open_columns
-from reservoir.tasks.idx import read_idx
+from reservoir.tasks.images.idx import read_idx
+from reservoir.tasks.own.files import open_columns
 from reservoir_pipelines.bundle import Bundle
 from reservoir_pipelines.forward import forward
 from reservoir_pipelines.frozen import FrozenModel
@@ -121,7 +121,7 @@ def read_inputs(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
         If it is not there, not readable, has no ``x``, or not one length per row of it.
     """
     if file.suffix not in COLUMN_FILES and file.is_file():
-        return read_idx(file, dimensions=3), None
+        return read_idx(file, (28, 28)), None
     columns = open_columns(str(file))
     if "x" not in columns.shapes:
         raise InputError(f"{file}: it has no array 'x'; put the sequences there")

@@ -4,7 +4,7 @@
 - expressions: ``listops``
 - images: ``digits``, ``mnist``, ``fashion-mnist``, ``cifar10``, ``cifar10-lra``
 - proteins: ``homology``
-- your own data: the path of a file or ``module:function``, see `reservoir.tasks.arrays.Arrays`
+- your own data: the path of a file or ``module:function``, see `reservoir.tasks.own`
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from typing import Any, cast
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.arrays import FUNCTION, Arrays, clean_lengths, encode_array, own_name
 from reservoir.tasks.bits import BitMemory, BitXor
-from reservoir.tasks.cifar import Cifar10, Cifar10Lra
-from reservoir.tasks.images import Digits, FashionMnist, Mnist
+from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, FashionMnist, Mnist
 from reservoir.tasks.listops import ListOps
+from reservoir.tasks.own import FUNCTION, OwnData, clean_lengths, encode_array, own_name
 from reservoir.tasks.proteins import Homology
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors, check_split
@@ -29,7 +28,6 @@ from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors, 
 __all__ = [
     "SPLITS",
     "TASKS",
-    "Arrays",
     "Piece",
     "Scaling",
     "Source",
@@ -77,7 +75,7 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
     if name in TASKS:
         constructor, start = TASKS[name], {"data": data}
     elif Path(name).suffix or "/" in name or FUNCTION.fullmatch(name):
-        constructor, start = cast("Callable[..., Source]", Arrays), {"origin": name}
+        constructor, start = cast("Callable[..., Source]", OwnData), {"origin": name}
     else:
         near = difflib.get_close_matches(name, TASKS, n=1)
         meant = f"; did you mean {near[0]!r}?" if near else ""

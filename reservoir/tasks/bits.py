@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.images import pixels, sequences
 from reservoir.tasks.rows import row_hash
-from reservoir.tasks.source import Piece, full_lengths, generated_pieces
+from reservoir.tasks.source import Piece, Source, check_sequences, full_lengths, generated_pieces
 from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Vectors
 
 PIECE_ROWS = 1024
@@ -21,32 +20,16 @@ MOST_HELD_OUT = (6, 20)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BitMemory:
+class BitMemory(Source):
     """Recall one of several bit strings, shown again with some bits masked.
 
     ``patterns`` strings of ``n`` bits of -1 and +1 are shown, ``token_bits`` of them a token, then one of the strings
     with each bit set to 0 with probability ``mask``; each of the last ``n / token_bits`` tokens is to give back its
-    bits as they were. The default is the paper's: 120 tokens of 50 bits, the last 20 read out.
-
-    Parameters
-    ----------
-    data : Path, optional
-        Not used.
-    n : int, default 1000
-        Bits of a string.
-    patterns : int, default 5
-        Strings to remember.
-    token_bits : int, default 50
-        Bits per token.
-    mask : float, default 0.5
-        Probability of a bit to be masked.
-    train_rows, valid_rows, test_rows : int
-        Rows of each split; fewer rows are the first of more.
-    seed : int, default 0
-        Chooses the rows.
+    bits as they were. The default is the paper's: 120 tokens of 50 bits, the last 20 read out. Fewer rows are the first
+    of more.
     """
 
-    data: Path | None = None
+    data: Path | None = None  # not used
     n: int = 1000
     patterns: int = 5
     token_bits: int = 50
@@ -76,10 +59,6 @@ class BitMemory:
             parameters={f: getattr(self, f) for f in self.__dataclass_fields__ if f != "data"},
         )
 
-    def files(self) -> list[Path]:
-        """Return no files."""
-        return []
-
     def pieces(self) -> list[Piece]:
         """Return stretches of rows, each with a generator of its own."""
         return generated_pieces((self.train_rows, self.valid_rows, self.test_rows), PIECE_ROWS)
@@ -96,41 +75,25 @@ class BitMemory:
 
     def scaling(self) -> Scaling:
         """Return the identity."""
-        return pixels(1.0, self.token_bits)
+        return Scaling.uniform(1.0, self.token_bits)
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return sequences (rows, tokens, token_bits) as they are."""
-        return sequences(self.task, x), full_lengths(x)
+        return check_sequences(self.task, x), full_lengths(x)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BitXor:
+class BitXor(Source):
     """Add bit strings modulo two, bit by bit.
 
     ``patterns`` strings of ``n`` bits of 0 and 1 are shown, ``token_bits`` of them a token; the tokens of the last
     string are to give the sums. The default is the paper's: 10 tokens of one bit, the last 5 read out. There are only
     ``2 ** (n * patterns)`` inputs (1,024), so the splits share inputs: what is tested is whether the function fits at
-    all. With ``held_out`` a hash of the input decides its split, and what is tested is whether it generalises.
-
-    Parameters
-    ----------
-    data : Path, optional
-        Not used.
-    n : int, default 5
-        Bits of a string.
-    patterns : int, default 2
-        Strings to add.
-    token_bits : int, default 1
-        Bits per token.
-    train_rows, valid_rows, test_rows : int
-        Rows of each split; fewer rows are the first of more.
-    seed : int, default 0
-        Chooses the rows.
-    held_out : bool, default False
-        Keep the inputs of valid and test (a tenth each) out of train; for up to 20 bits in all.
+    all. With ``held_out`` (up to 20 bits in all) a hash of the input decides its split, a tenth each for valid and
+    test, and what is tested is whether it generalises. Fewer rows are the first of more.
     """
 
-    data: Path | None = None
+    data: Path | None = None  # not used
     n: int = 5
     patterns: int = 2
     token_bits: int = 1
@@ -161,10 +124,6 @@ class BitXor:
             parameters={f: getattr(self, f) for f in self.__dataclass_fields__ if f not in ignored},
         )
 
-    def files(self) -> list[Path]:
-        """Return no files."""
-        return []
-
     def pieces(self) -> list[Piece]:
         """Return stretches of rows, each with a generator of its own."""
         return generated_pieces((self.train_rows, self.valid_rows, self.test_rows), PIECE_ROWS)
@@ -183,11 +142,11 @@ class BitXor:
 
     def scaling(self) -> Scaling:
         """Return the identity."""
-        return pixels(1.0, self.token_bits)
+        return Scaling.uniform(1.0, self.token_bits)
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return sequences (rows, tokens, token_bits) as they are."""
-        return sequences(self.task, x), full_lengths(x)
+        return check_sequences(self.task, x), full_lengths(x)
 
 
 def _inputs_of(split: str, bits: int) -> np.ndarray:

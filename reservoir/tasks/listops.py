@@ -10,8 +10,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.expressions import CLOSE, SYMBOLS, encode_texts, evaluate, random_expressions
-from reservoir.tasks.images import classes_of
-from reservoir.tasks.source import Piece, find_file, generated_pieces
+from reservoir.tasks.source import Piece, Source, classes_of, find_file, generated_pieces
 from reservoir.tasks.task import SPLITS, Split, Task, Tokens
 
 PIECE_ROWS = 4096
@@ -32,7 +31,7 @@ FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_te
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListOps:
+class ListOps(Source):
     """Work out expressions like ``[MAX 4 [MIN 2 3 ] 0 ]``; ten classes.
 
     Symbols are 0 for padding, then as in `reservoir.tasks.expressions.SYMBOLS`. Where the data folder holds Long Range
@@ -42,38 +41,20 @@ class ListOps:
     ``protocol="paper"`` does what the authors' code did: brackets are lost, the generated expressions have 500 to 2,000
     symbols, all are cut at ``max_tokens``, padding counts as input (the last position is read), and the test split is
     the validation split.
-
-    Parameters
-    ----------
-    data : Path, optional
-        The folder of the files.
-    source : {"auto", "files", "generated"}
-        Where expressions come from; "auto" is as said above.
-    protocol : {"ours", "paper"}
-    max_tokens : int, default 512
-        Where sequences of the files, and of the paper's protocol, are cut. Cut sequences are counted.
-    min_length, max_length : int, optional
-        Symbols of a generated expression, brackets included; 100 to 512, or the paper's 500 to 2,000.
-    train_rows, valid_rows, test_rows : int
-        Rows to generate; by default as many as Long Range Arena has.
-    depth, arguments : int, default 10
-        Most levels, and most arguments of an operator.
-    seed : int, default 0
-        Chooses the generated rows, all of them different.
     """
 
     data: Path | None = None
-    source: str = "auto"
-    protocol: str = "ours"
-    max_tokens: int = 512
-    min_length: int | None = None
-    max_length: int | None = None
-    train_rows: int = 96_000
+    source: str = "auto"  # auto, files or generated
+    protocol: str = "ours"  # ours or paper
+    max_tokens: int = 512  # where sequences of the files, and of the paper's protocol, are cut and counted
+    min_length: int | None = None  # of a generated expression, brackets included; 100 to 512, or the paper's
+    max_length: int | None = None  # 500 to 2,000
+    train_rows: int = 96_000  # as many as Long Range Arena has
     valid_rows: int = 2000
     test_rows: int = 2000
-    depth: int = 10
-    arguments: int = 10
-    seed: int = 0
+    depth: int = 10  # most levels
+    arguments: int = 10  # most arguments of an operator
+    seed: int = 0  # chooses the generated rows, all of them different
 
     def __post_init__(self) -> None:
         if self.source not in {"auto", "files", "generated"}:
@@ -143,10 +124,6 @@ class ListOps:
             part = slice(end - self._rows[name], end)
             splits |= self._shared(name, Split(x=rows.x[part], y=rows.y[part], lengths=rows.lengths[part]))
         return splits
-
-    def scaling(self) -> None:
-        """Return None: these are symbols."""
-        return
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return an array of texts (rows,), or of symbols (rows, tokens) with lengths, as sequences."""

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.images import classes_of
-from reservoir.tasks.source import Piece, find_file
+from reservoir.tasks.source import Piece, Source, classes_of, find_file
 from reservoir.tasks.task import Split, Task, Tokens
 from reservoir.tasks.unpickle import UnsafePickle, read_pickle
 
@@ -37,24 +36,18 @@ _SYMBOLS[np.frombuffer(LETTERS.encode(), np.uint8)] = np.arange(1, len(LETTERS) 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Homology:
+class Homology(Source):
     """Which of 1,195 folds a protein has.
 
     TAPE (Rao et al. 2019) holds out whole folds, superfamilies and families. The split ``test`` is its headline, the
-    held-out folds; ``test_superfamily`` and ``test_family`` are splits of their own.
+    held-out folds; ``test_superfamily`` and ``test_family`` are splits of their own. Proteins longer than
+    ``max_tokens`` are dropped, and counted.
 
-    Parameters
-    ----------
-    data : Path, optional
-        The folder with ``remote_homology_train.json`` and its kin, or the same as LMDB (``.lmdb``).
-    max_tokens : int, default 1024
-        Longer proteins are dropped, and counted.
-    protocol : {"ours", "paper"}
-        "paper" drops proteins of ``max_tokens`` or longer, reads padding as input (the last position is read), and
-        tests on the validation split.
+    ``protocol="paper"`` drops proteins of ``max_tokens`` or longer, reads padding as input (the last position is read),
+    and tests on the validation split.
     """
 
-    data: Path | None = None
+    data: Path | None = None  # the folder with remote_homology_train.json and its kin, or the same as .lmdb
     max_tokens: int = 1024
     protocol: str = "ours"
 
@@ -101,10 +94,6 @@ class Homology:
         return (
             {"valid": rows, "test": rows} if self.protocol == "paper" and piece.part == "valid" else {piece.part: rows}
         )
-
-    def scaling(self) -> None:
-        """Return None: these are symbols."""
-        return
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return an array of texts (rows,), or of symbols (rows, tokens) with lengths, as sequences."""

@@ -149,6 +149,11 @@ class Scaling:
     offset: np.ndarray
     scale: np.ndarray
 
+    @classmethod
+    def uniform(cls, scale: float, dim: int, offset: float = 0.0) -> Scaling:
+        """Return the scaling that is the same for each of ``dim`` values."""
+        return cls(offset=np.full(dim, offset, np.float32), scale=np.full(dim, scale, np.float32))
+
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return float32 values of the same shape as ``x`` (..., dim)."""
         return (x.astype(np.float32) - self.offset) * self.scale

@@ -32,15 +32,7 @@ FOLDERS = ("", "cifar-10-batches-bin", "cifar-10-batches-py", "cifar10", "cifar-
 
 @dataclass(frozen=True)
 class Batches:
-    """The six batches as found.
-
-    Parameters
-    ----------
-    paths : tuple of Path
-        The six files, or the one archive.
-    binary : bool
-        Binary records, or pickles.
-    """
+    """The six batches as found: six files, or the one archive; of binary records, or pickles."""
 
     paths: tuple[Path, ...]
     binary: bool
@@ -52,13 +44,7 @@ class Batches:
 
 
 def find_batches(task: str, data: Path | None) -> Batches:
-    """Return the batches below a data folder: of a folder before an archive, binary before pickled.
-
-    Raises
-    ------
-    InputError
-        Saying what was looked for, where, and what to do.
-    """
+    """Return the batches below a data folder: of a folder before an archive, binary before pickled."""
     remedy = "name the folder with --data DIR or RESERVOIR_DATA"
     wanted = "cifar-10-batches-bin, cifar-10-batches-py, cifar-10-binary.tar.gz or cifar-10-python.tar.gz"
     if data is None:
@@ -82,12 +68,7 @@ def find_batches(task: str, data: Path | None) -> Batches:
 
 
 def read_batches(found: Batches, wanted: slice) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return images and labels of some of the six batches.
-
-    Returns
-    -------
-    list of (ndarray of uint8 (rows, 32, 32, 3), ndarray of uint8 (rows,))
-    """
+    """Return images (rows, 32, 32, 3) and labels (rows,), bytes, of some of the six batches."""
     if not found.packed:
         return [_parse(str(path), _read(path), found.binary) for path in found.paths[wanted]]
     members = _unpack(found.paths[0], [f"{b}.bin" if found.binary else b for b in BATCHES[wanted]])

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.columns import Columns, open_columns
-from reservoir.tasks.labels import Labels, encode_labels, split_rows
-from reservoir.tasks.source import Piece, full_lengths
-from reservoir.tasks.tables import function_file
+from reservoir.tasks.own.files import Columns, open_columns
+from reservoir.tasks.own.labels import Labels, encode_labels, split_rows
+from reservoir.tasks.own.tables import function_file
+from reservoir.tasks.own.values import clean_symbols, clean_values, standardisation
+from reservoir.tasks.source import Piece, Source, full_lengths
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
-from reservoir.tasks.values import clean_symbols, clean_values, standardisation
 
 MOST_SYMBOLS = 1_000_000
 """Larger integers are values, not symbols: no embedding has a row for each."""
@@ -25,7 +25,7 @@ FUNCTION = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
-class Arrays:
+class OwnData(Source):
     """A task from the arrays ``x``, ``y`` and optionally ``lengths`` and ``split``.
 
     - ``x`` (rows, tokens, dim): vectors; (rows, tokens) of floats: vectors of one value; (rows, tokens) of integers:

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.tables import read_csv, read_function, read_parquet
+from reservoir.tasks.own.tables import read_csv, read_function, read_parquet
 
 BOMB_RATIO = 1000
 """Deflate cannot shrink by more than 1,032; an array said to be larger than its bytes by this is not data."""
