@@ -11,15 +11,12 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.readouts import samples, unsample
-from reservoir.tasks import encode
-from reservoir.tasks.images.idx import read_idx
-from reservoir.tasks.own.files import open_columns
+from reservoir.tasks import encode, read_new
 from reservoir_pipelines.bundle import Bundle
 from reservoir_pipelines.forward import forward
 from reservoir_pipelines.frozen import FrozenModel
 from reservoir_pipelines.runs.trained import load_part, open_readout
 
-COLUMN_FILES = (".npz", ".h5", ".hdf5")
 BATCH_ROWS = 32
 BLOCK_ROWS = 256
 
@@ -52,8 +49,7 @@ def predict(readout: Path, file: Path, *, device: str = "auto") -> Iterator[Pred
     readout : Path
         Folder or JSON file that `fit` wrote, or the folder of a run of `train`.
     file : Path
-        ``.npz`` or ``.h5`` with ``x`` (and ``lengths``), or an idx file of images; sequences, or raw inputs as the task
-        takes them.
+        Any file that a task can be made from, without labels, or an idx file of images; see `reservoir.tasks.read_new`.
     device : str, default "auto"
         Where the forward pass runs.
 
@@ -69,7 +65,7 @@ def predict(readout: Path, file: Path, *, device: str = "auto") -> Iterator[Pred
         frozen weights are not those that the readout was fitted on.
     """
     bundle = open_readout(readout)
-    x, lengths = read_inputs(file)
+    x, lengths, _ = read_new(file, bundle.task)
     x, lengths = encode(bundle.task, x, lengths)
     models = [load_part(bundle.task, part, device, readout) for part in bundle.parts]
     for start in range(0, len(x), BLOCK_ROWS):
@@ -110,27 +106,3 @@ def _bare(nested: list[Any]) -> Any:
     """Return (tokens, outputs, ...) without the levels that have a single member."""
     outer = [inner[0] if len(inner) == 1 else inner for inner in nested]
     return outer[0] if len(outer) == 1 else outer
-
-
-def read_inputs(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the sequences of a file and their lengths, where it has them.
-
-    Raises
-    ------
-    InputError
-        If it is not there, not readable, has no ``x``, or not one length per row of it.
-    """
-    if file.suffix not in COLUMN_FILES and file.is_file():
-        return read_idx(file, (28, 28)), None
-    columns = open_columns(str(file))
-    if "x" not in columns.shapes:
-        raise InputError(f"{file}: it has no array 'x'; put the sequences there")
-    if not columns.shapes["x"]:
-        raise InputError(f"{file}: x is a single number; give one sequence per row")
-    rows = columns.shapes["x"][0]
-    if columns.shapes.get("lengths", (rows,)) != (rows,):
-        raise InputError(
-            f"{file}: x has {rows} rows and lengths the shape {columns.shapes['lengths']}; give one per row"
-        )
-    lengths = columns.read("lengths", 0, rows) if "lengths" in columns.shapes else None
-    return columns.read("x", 0, rows), lengths

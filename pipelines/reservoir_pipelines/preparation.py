@@ -174,7 +174,7 @@ def _write_index(
         "digest": digest(source.task, scaling, splits),
         "splits": {name: _totals(files[name]) for name in names},
         "source": origin,
-        "warnings": _warnings(source.task, splits),
+        "warnings": [*source.notes(), *_warnings(source.task, splits)],
     }
     (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
     _sync(folder / INDEX)

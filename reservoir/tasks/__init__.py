@@ -20,7 +20,16 @@ from reservoir.errors import InputError
 from reservoir.tasks.bits import BitMemory, BitXor
 from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, FashionMnist, Mnist
 from reservoir.tasks.listops import ListOps
-from reservoir.tasks.own import FUNCTION, OwnData, clean_lengths, encode_array, own_name
+from reservoir.tasks.own import (
+    FUNCTION,
+    OwnData,
+    clean_lengths,
+    encode_own,
+    own_name,
+    read_integers,
+    read_labels,
+    read_new,
+)
 from reservoir.tasks.proteins import Homology
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors, check_split
@@ -38,6 +47,9 @@ __all__ = [
     "check_split",
     "encode",
     "own_name",
+    "read_integers",
+    "read_labels",
+    "read_new",
     "task_named",
 ]
 
@@ -105,7 +117,7 @@ def encode(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tupl
         Where the shape, the type or a value is not this task's.
     """
     if task.name not in TASKS:
-        return encode_array(task, x, lengths)
+        return encode_own(task, x, lengths)
     stored, found = TASKS[task.name](**task.parameters).encode(x, lengths)
     if lengths is not None:
         clean_lengths(task.name, lengths, *stored.shape[:2])

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.expressions import CLOSE, SYMBOLS, encode_texts, evaluate, random_expressions
-from reservoir.tasks.source import Piece, Source, classes_of, find_file, generated_pieces
+from reservoir.tasks.expressions import CLOSE, encode_texts, evaluate, random_expressions
+from reservoir.tasks.source import Piece, Source, check_symbols, classes_of, find_file, generated_pieces
 from reservoir.tasks.task import SPLITS, Split, Task, Tokens
 
 PIECE_ROWS = 4096
@@ -18,6 +18,9 @@ PIECE_ROWS = 4096
 
 PIECE_BYTES = 2**24
 """Bytes of a file that are read at a time."""
+
+MOST_LINE = 2**20
+"""Bytes of a line; the longest of Long Range Arena have some 20,000."""
 
 ROOTS = 2048
 """Trees grown at a time; more do not fit the processor's cache and are slower."""
@@ -134,12 +137,7 @@ class ListOps(Source):
                 raise InputError(f"row {row}: {lengths[row]} symbols; the task has at most {self.task.max_tokens}")
             rows = self._pad(symbols, lengths)
             return rows[0], rows[1]
-        if x.ndim != 2 or x.dtype.kind not in "ui" or x.shape[1] > self.task.max_tokens or x.max() >= len(SYMBOLS):
-            raise InputError(
-                f"task 'listops': inputs of shape {x.shape} and type {x.dtype}; give texts like "
-                f"'[MAX 2 3 ]', or symbols of shape (rows, at most {self.task.max_tokens})"
-            )
-        return x, np.maximum((x != 0).sum(axis=1), 1).astype(np.int32) if lengths is None else lengths
+        return check_symbols(self.task, x, lengths, "texts like '[MAX 2 3 ]'")
 
     # ---- settings
 
@@ -242,16 +240,20 @@ def _lines(path: Path, lo: int, hi: int) -> list[str]:
     with path.open("rb") as file:
         if lo:
             file.seek(lo - 1)
-            file.readline()
+            file.readline(MOST_LINE)
         size = hi - file.tell()
-        block = file.read(size) + file.readline() if size > 0 else b""
+        block = file.read(size) + file.readline(MOST_LINE) if size > 0 else b""
     try:
-        return block.decode().splitlines()
+        lines = block.decode().splitlines()
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: no text at byte {lo + error.start}; is it another file, or packed?") from None
+    if max(map(len, lines), default=0) >= MOST_LINE:
+        raise InputError(f"{path}: a line of more than {MOST_LINE} characters; is it another file?")
+    return lines
 
 
 def _lines_before(path: Path, lo: int) -> int:
     """Return the number of lines, the header included, before the first row of a range of bytes."""
     with path.open("rb") as file:
-        return 1 + file.read(max(lo - 1, 0)).count(b"\n")
+        blocks = iter(lambda: file.read(min(PIECE_BYTES, max(lo - 1 - file.tell(), 0))), b"")
+        return 1 + sum(block.count(b"\n") for block in blocks)

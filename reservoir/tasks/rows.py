@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 
 HELD_OUT = 0.1
@@ -50,3 +52,22 @@ def stratified(labels: np.ndarray, shares: dict[str, float]) -> np.ndarray:
         for name, part in zip(names, np.split(members, edges), strict=True):
             split[part] = name
     return split
+
+
+def grouped(groups: np.ndarray, shares: dict[str, float]) -> np.ndarray:
+    """Return the split of each row, (rows,) of str, so that all rows of a group (rows,) are in one.
+
+    The groups are ordered by a hash of their names, and go to the first split that has not its share of the rows yet;
+    each split gets a group as long as there are any.
+    """
+    names, members = np.unique(groups.astype(str), return_inverse=True)
+    sizes = np.bincount(members)
+    order = np.argsort(row_hash(np.array([zlib.crc32(name.encode()) for name in names.tolist()])), kind="stable")
+    ends, place, taken = np.cumsum(list(shares.values())) * len(groups), 0, 0
+    split_of = np.zeros(len(names), np.int64)
+    for left, group in zip(range(len(order), 0, -1), order, strict=True):
+        split_of[group] = place
+        taken += sizes[group]
+        if place < len(shares) - 1 and (taken >= ends[place] or left <= len(shares) - place):
+            place += 1
+    return np.array(list(shares))[split_of[members]]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Vectors
+from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors
 
 
 class Piece(NamedTuple):
@@ -98,6 +98,27 @@ def check_sequences(task: Task, x: np.ndarray) -> np.ndarray:
             f"(rows, {task.max_tokens}, {task.form.dim})"
         )
     return x
+
+
+def check_symbols(task: Task, x: np.ndarray, lengths: np.ndarray | None, texts: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return new symbols (rows, tokens) of a task and their lengths, up to the last that is not padding; or refuse them.
+
+    ``texts`` says what may be given instead.
+    """
+    assert isinstance(task.form, Tokens)
+    if x.ndim != 2 or x.dtype.kind not in "ui" or not 0 < x.shape[1] <= task.max_tokens:
+        raise InputError(
+            f"task {task.name!r}: inputs of shape {x.shape} and type {x.dtype}; give {texts}, or symbols of shape "
+            f"(rows, at most {task.max_tokens})"
+        )
+    wrong = (x < 0) | (x >= task.form.vocabulary)
+    if wrong.any():
+        row, token = (int(i) for i in np.argwhere(wrong)[0])
+        raise InputError(
+            f"task {task.name!r}, row {row}, token {token}: {x[row, token]} is no symbol from 0 to "
+            f"{task.form.vocabulary - 1}"
+        )
+    return x, np.maximum((x != 0).sum(axis=1), 1).astype(np.int32) if lengths is None else lengths
 
 
 def generated_pieces(rows: Sequence[int], step: int) -> list[Piece]:

@@ -1,143 +1,109 @@
-"""Arrays by name, whatever file or function they come from; ``.npz`` and ``.h5`` are read here."""
+"""Arrays by name, whatever file or function they come from."""
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Callable
+import importlib
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.own.tables import read_csv, read_function, read_parquet
+from reservoir.tasks.own.cells import array_of, pad
+from reservoir.tasks.own.columns import Columns, InMemory, Roles
+from reservoir.tasks.own.fasta import header_labels, read_fasta
+from reservoir.tasks.own.hdf5 import Hdf5
+from reservoir.tasks.own.letters import codes_of
+from reservoir.tasks.own.npz import Npz
+from reservoir.tasks.own.roles import Sorting
+from reservoir.tasks.own.tables import read_csv, read_jsonl, read_parquet
 
-BOMB_RATIO = 1000
-"""Deflate cannot shrink by more than 1,032; an array said to be larger than its bytes by this is not data."""
-
-BOMB_BYTES = 2**30
-"""Below this an array may shrink as it likes: rows of zeros are harmless."""
-
-
-class Columns(Protocol):
-    """Named arrays with one row per sequence."""
-
-    path: Path
-    shapes: dict[str, tuple[int, ...]]
-    dtypes: dict[str, np.dtype]
-    piece_rows: int
-
-    def read(self, name: str, lo: int, hi: int) -> np.ndarray:
-        """Return the rows ``lo`` to ``hi`` of an array."""
-        ...
+ARRAYS = {".npz": Npz, ".h5": Hdf5, ".hdf5": Hdf5}
+TABLES = {".csv": read_csv, ".tsv": read_csv, ".jsonl": read_jsonl, ".parquet": read_parquet}
+FASTA = (".fasta", ".fa", ".faa", ".fna")
+SUFFIXES = (*ARRAYS, *TABLES, *FASTA)
 
 
-def open_columns(origin: str) -> Columns:
+def open_columns(origin: str, roles: Roles | None = None, *, fill: bool = False, labelled: bool = True) -> Columns:
     """Return the arrays of a file by its suffix, or of ``module:function``.
 
-    Raises
-    ------
-    InputError
-        If there is no such file, no such format, or the file is damaged.
+    ``fill`` lets cells of a table be empty, as NaN; without ``labelled`` nothing is missed that only training needs.
     """
-    readers: dict[str, Callable[[Path], Columns]] = {
-        ".npz": Npz,
-        ".h5": Hdf5,
-        ".hdf5": Hdf5,
-        ".csv": read_csv,
-        ".parquet": read_parquet,
-    }
-    path = Path(origin)
+    path, roles = Path(origin), roles or Roles()
     if ":" in path.name and not path.exists():
         return read_function(origin)
     if not path.is_file():
-        raise InputError(f"{path}: no such file; give the path of your data")
-    if path.suffix not in readers:
-        raise InputError(f"{path}: files of type {path.suffix!r} are not read; give one of {', '.join(readers)}")
-    return readers[path.suffix](path)
+        raise InputError(f"{path}: no {'regular' if path.exists() else 'such'} file; give the path of your data")
+    if path.suffix in ARRAYS:
+        return _with_letters(origin, ARRAYS[path.suffix](path))
+    if path.suffix in TABLES:
+        return Sorting(path, TABLES[path.suffix](path), roles, fill=fill, labelled=labelled).arrays_of_table()
+    if path.suffix in FASTA:
+        return _fasta(path, roles, labelled)
+    raise InputError(f"{path}: files of type {path.suffix!r} are not read; give one of {', '.join(SUFFIXES)}")
 
 
-def check_size(path: Path, name: str, size: int, stored: int) -> None:
-    """Refuse an array that would unpack to far more than what is stored of it."""
-    if size > BOMB_BYTES and size > BOMB_RATIO * max(stored, 1):
-        raise InputError(f"{path}: array {name!r} claims {size} bytes and {stored} are stored; the file is damaged")
+def _fasta(path: Path, roles: Roles, labelled: bool) -> Columns:
+    table, note = read_fasta(path), ""
+    headers = table.pop("header")
+    if labelled:
+        table["label"], note = header_labels(path, headers, roles.label)
+    sorting = Sorting(path, table, Roles(id="id", text="sequence"), fill=False, labelled=labelled)
+    columns = sorting.arrays_of_table()
+    columns.notes += [note] if note else []
+    columns.found.clear()
+    return columns
 
 
-class Npz:
-    """The arrays of a ``.npz`` archive. It unpacks an array as a whole, so all rows are one piece."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.dtypes: dict[str, np.dtype] = {}
-        try:
-            with zipfile.ZipFile(path) as archive:
-                for member in archive.infolist():
-                    if member.filename.endswith(".npy"):
-                        self._header(archive, member)
-        except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"{path}: no readable .npz archive ({error}); write it again with numpy.savez") from None
-        self.piece_rows = 2**62
-
-    def read(self, name: str, lo: int, hi: int) -> np.ndarray:
-        """Return the rows ``lo`` to ``hi`` of an array."""
-        try:
-            with np.load(self.path, allow_pickle=False) as archive:
-                return archive[name][lo:hi]
-        except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
-            raise InputError(f"{self.path}: array {name!r} cannot be read ({error}); write the file again") from None
-
-    def _header(self, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
-        name = member.filename.removesuffix(".npy")
-        with archive.open(member) as file:
-            version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = read(file)
-            start = file.tell()
-        if dtype.hasobject:
-            raise InputError(f"{self.path}: array {name!r} holds Python objects; give numbers or strings of one shape")
-        size = int(np.prod(shape, dtype=object)) * dtype.itemsize
-        check_size(self.path, name, max(size, member.file_size), member.compress_size)
-        if size != member.file_size - start:
-            raise InputError(
-                f"{self.path}: array {name!r} of shape {shape} needs {size} bytes and has {member.file_size - start}; "
-                "the file is damaged: write it again"
-            )
-        self.shapes[name], self.dtypes[name] = shape, dtype
+def _with_letters(origin: str, columns: Columns) -> Columns:
+    """Return arrays of which ``x`` may be texts (rows,) as arrays of their letters."""
+    if "x" not in columns.shapes or columns.dtypes["x"].kind not in "US" or len(columns.shapes["x"]) != 1:
+        return columns
+    arrays = {name: columns.read(name, 0, columns.shapes["x"][0]) for name in columns.shapes if name != "lengths"}
+    try:
+        texts = [text.decode() if isinstance(text, bytes) else text for text in arrays["x"].tolist()]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{origin}: x holds bytes that are no UTF-8 ({error}); give texts") from None
+    arrays["x"], arrays["lengths"] = codes_of(origin, texts)
+    return InMemory(arrays, letters=True)
 
 
-class Hdf5:
-    """The datasets at the root of an HDF5 file, read by stretches of rows."""
+def read_function(name: str) -> InMemory:
+    """Call a function ``module:name`` that yields ``(sequence, label)`` or ``(sequence, label, split)``.
 
-    def __init__(self, path: Path):
-        import h5py
+    A sequence is a text, a list or array of integers or of floats, or (tokens, dim) of floats. The module is looked for
+    in the current folder, too.
+    """
+    rows = list(_function(name)())
+    path = function_file(name)
+    if not rows or any(not isinstance(row, tuple) or not 2 <= len(row) <= 3 for row in rows):
+        raise InputError(f"{name} must yield pairs (sequence, label), or triples with the split, and some")
+    letters = all(isinstance(row[0], str) for row in rows)
+    x, lengths = (codes_of if letters else pad)(str(path), [row[0] for row in rows])
+    arrays = {"x": x, "lengths": lengths, "y": array_of(path, "labels", [row[1] for row in rows])}
+    if any(len(row) == 3 for row in rows):
+        arrays["split"] = np.array([str(row[2]) if len(row) == 3 else "missing" for row in rows])
+    return InMemory(arrays, letters=letters)
 
-        self.path, self.piece_rows = path, 4096
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.dtypes: dict[str, np.dtype] = {}
-        try:
-            with h5py.File(path, "r", locking=False) as file:
-                for name, dataset in file.items():
-                    if isinstance(dataset, h5py.Dataset):
-                        text = h5py.check_string_dtype(dataset.dtype) is not None
-                        if dataset.dtype.hasobject and not text:
-                            raise InputError(f"{path}: dataset {name!r} is ragged; pad it and give lengths")
-                        check_size(path, name, dataset.nbytes, dataset.id.get_storage_size())
-                        self.shapes[name], self.dtypes[name] = dataset.shape, np.dtype("S1") if text else dataset.dtype
-        except OSError as error:
-            raise InputError(f"{path}: no readable HDF5 file ({error}); write it again") from None
 
-    def read(self, name: str, lo: int, hi: int) -> np.ndarray:
-        """Return the rows ``lo`` to ``hi`` of a dataset."""
-        import h5py
+def function_file(name: str) -> Path:
+    """Return the file of the module of ``module:name``."""
+    _function(name)
+    return Path(str(sys.modules[name.partition(":")[0]].__file__))
 
-        try:
-            with h5py.File(self.path, "r", locking=False) as file:
-                dataset = file[name]
-                assert isinstance(dataset, h5py.Dataset)
-                text = h5py.check_string_dtype(dataset.dtype) is not None
-                return np.asarray(dataset.asstr()[lo:hi], dtype=str) if text else dataset[lo:hi]
-        except OSError as error:
-            raise InputError(f"{self.path}: dataset {name!r} cannot be read ({error}); write the file again") from None
+
+def _function(name: str) -> Callable[[], Iterable[Any]]:
+    module, _, function = name.partition(":")
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"{name}: {error}; give module:function, the module in this folder or installed") from None
+    finally:
+        sys.path.remove(here)
+    if not isinstance(found, Callable):
+        raise InputError(f"{name} is no function; give module:function, which yields (sequence, label)")
+    return found
