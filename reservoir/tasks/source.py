@@ -101,7 +101,7 @@ def check_sequences(task: Task, x: np.ndarray) -> np.ndarray:
 
 
 def check_symbols(task: Task, x: np.ndarray, lengths: np.ndarray | None, texts: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return new symbols (rows, tokens) of a task and their lengths, up to the last that is not padding; or refuse them.
+    """Return new symbols (rows, tokens) of a task and their lengths, which do not count padding; or refuse them.
 
     ``texts`` says what may be given instead.
     """

@@ -32,11 +32,11 @@ def wide(columns):
 def test_the_label_is_named_and_columns_are_left_out(tmp_path):
     a, b, ward = RNG.normal(size=12).round(3), RNG.normal(size=12).round(3), np.arange(12) % 2
     text = wide({"": range(12), "a": a, "Unnamed: 7": range(12), "noise": a, "b": b, "ward": ward, "split": SPLITS})
-    source = source_of(tmp_path / "t.csv", text, label="ward", drop="noise")
+    source = source_of(tmp_path / "t.csv", text, label="ward", drop=["noise"])
     assert source.task.form == Vectors(1) and source.task.max_tokens == 2 and source.task.classes == 2
     assert np.array_equal(all_rows(source)["train"].x[:, :, 0], np.stack([a, b], 1)[::3].astype(np.float32))
     assert [note for note in source.notes() if "'Unnamed: 0'" in note] and len(source.notes()) == 2
-    assert source.task.parameters == {"label": "ward", "drop": ("noise",)}
+    assert source.task.parameters == {"label": "ward", "drop": "noise"}
 
 
 def test_a_column_of_names_is_no_value(tmp_path):

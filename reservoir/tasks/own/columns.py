@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -67,7 +67,7 @@ class Roles:
     time: str = ""
     group: str = ""
     text: str = ""
-    drop: tuple[str, ...] = field(default=())
+    drop: str = ""  # several, with commas between
 
 
 def check_expansion(path: Path, name: str, size: int, stored: int) -> None:

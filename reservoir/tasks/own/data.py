@@ -54,7 +54,7 @@ class OwnData(Source):
     time: str = ""
     group: str = ""
     text: str = ""
-    drop: str | tuple[str, ...] = ()  # one column, several, or names with commas between
+    drop: str | tuple[str, ...] = ""  # one column, several, or names with commas between
 
     def __post_init__(self) -> None:
         for one, other in (("values", "symbols"), ("regression", "classes")):
@@ -62,8 +62,8 @@ class OwnData(Source):
                 raise InputError(f"{self.origin}: give {one} or {other}, not both")
         if self.missing not in {"", "interpolate"}:
             raise InputError(f"{self.origin}: missing is {self.missing!r}; give interpolate, or leave it out")
-        dropped = self.drop.split(",") if isinstance(self.drop, str) else self.drop
-        object.__setattr__(self, "drop", tuple(name.strip() for name in dropped if name.strip()))
+        if not isinstance(self.drop, str):
+            object.__setattr__(self, "drop", ",".join(self.drop))
 
     def __reduce__(self) -> tuple[type, tuple]:
         """Leave the arrays behind when another process is to read the file."""

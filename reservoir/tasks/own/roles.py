@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.own import cells
+from reservoir.tasks.own.cells import column, is_text, numbers, pad, value
 from reservoir.tasks.own.columns import InMemory, Roles
 from reservoir.tasks.own.letters import codes_of
 from reservoir.tasks.own.tables import Table
@@ -58,7 +58,7 @@ class Sorting:
     # ---- which column is what
 
     def _drop(self) -> None:
-        for name in self.roles.drop:
+        for name in filter(None, map(str.strip, self.roles.drop.split(","))):
             if name not in self.table and self.labelled:
                 self._refuse(name, "drop")
             self.table.pop(name, None)
@@ -104,7 +104,7 @@ class Sorting:
             return whole
         labels, others = self._labels(), {"split", "lengths", "groups", self.roles.group, self.roles.time}
         rest = [name for name in self.table if name not in {*labels, *others}]
-        if not rest or not all(cells.is_text(self.table[name]) for name in rest):
+        if not rest or not all(is_text(self.table[name]) for name in rest):
             return ""
         rest.sort(key=lambda name: sum(len(str(cell)) for cell in self.table[name]))
         text, more = rest[-1], rest[:-1]
@@ -146,11 +146,11 @@ class Sorting:
         else:
             self._values()
         if lengths is not None:
-            self.arrays["lengths"] = cells.column(self.path, "lengths", lengths)
+            self.arrays["lengths"] = column(self.path, "lengths", lengths)
 
     def _take(self, labels: list[str], groups: str) -> None:
         """Take labels, split and groups out of the table."""
-        y = [cells.column(self.path, name, self.table.pop(name)) for name in labels]
+        y = [column(self.path, name, self.table.pop(name)) for name in labels]
         if y and self.labelled:
             self.arrays["y"] = y[0] if len(y) == 1 else np.stack(y, axis=1)
         if "split" in self.table:
@@ -159,29 +159,29 @@ class Sorting:
             self.arrays["groups"] = np.array([str(cell).strip() for cell in self.table.pop(groups)])
 
     def _sequences(self, whole: str) -> None:
-        column = self.table.pop(whole)
+        sequences = self.table.pop(whole)
         if self.table:
             self.notes.append(f"columns that are not read, beside {whole!r}: {', '.join(list(self.table)[:8])}")
-        if self.roles.text or cells.is_text(column):
-            texts = ["" if cell is None else str(cell) for cell in column]
+        if self.roles.text or is_text(sequences):
+            texts = ["" if cell is None else str(cell) for cell in sequences]
             self.arrays["x"], self.arrays["lengths"] = codes_of(str(self.path), texts)
             self.found["text"], self.letters = whole, True
         else:
-            sequences = [cells.numbers(self.path, row, cell) for row, cell in enumerate(column)]
-            self.arrays["x"], self.arrays["lengths"] = cells.pad(str(self.path), sequences)
+            found = [numbers(self.path, row, cell) for row, cell in enumerate(sequences)]
+            self.arrays["x"], self.arrays["lengths"] = pad(str(self.path), found)
 
     def _values(self) -> None:
         """Take columns of one value each as floats (rows, values); rows may end early."""
         if not self.table:
             raise InputError(f"{self.path}: no columns of values, and no column named x or sequence")
         names, columns = list(self.table), list(self.table.values())
-        empty = np.array([[cell is None or cell == "" for cell in column] for column in columns]).T
+        empty = np.array([[cell is None or cell == "" for cell in cells] for cells in columns]).T
         lengths = len(names) - np.argmin(empty[:, ::-1], axis=1)
         x = np.zeros(empty.shape)
-        for place, (name, column) in enumerate(zip(names, columns, strict=True)):
-            for row, cell in enumerate(column):
+        for place, (name, cells) in enumerate(zip(names, columns, strict=True)):
+            for row, cell in enumerate(cells):
                 if place < lengths[row]:
-                    x[row, place] = cells.value(self.path, row, name, cell)
+                    x[row, place] = value(self.path, row, name, cell)
         self._check_gaps(x, names)
         self.arrays["x"], self.arrays["lengths"] = x, lengths
 
@@ -196,7 +196,7 @@ class Sorting:
         time = time or next((name for name in TIMES if name in self.table), "")
         if time:
             self.found |= {} if self.roles.time else {"time": time}
-            times = cells.column(self.path, time, self.table.pop(time))
+            times = column(self.path, time, self.table.pop(time))
         else:
             times = np.arange(self.rows)
         member = np.array([series[key] for key in ids])
@@ -208,13 +208,13 @@ class Sorting:
         lengths = np.bincount(member)
         if not self.table:
             raise InputError(f"{self.path}: no columns of values beside {name!r}")
-        values = np.array([[cells.value(self.path, r, n, c) for r, c in enumerate(self.table[n])] for n in self.table])
+        values = np.array([[value(self.path, r, n, c) for r, c in enumerate(self.table[n])] for n in self.table])
         self._check_gaps(values.T, list(self.table))
         for array in list(self.arrays):
             self.arrays[array] = self._of_series(array, name, member, order, lengths)
         ends = np.cumsum(lengths)
         x = [values.T[order[end - n : end]] for end, n in zip(ends, lengths, strict=True)]
-        self.arrays["x"], self.arrays["lengths"] = cells.pad(str(self.path), x)
+        self.arrays["x"], self.arrays["lengths"] = pad(str(self.path), x)
         self.arrays["ids"] = np.array(list(series))
         by = f"by {time!r}" if time else "as the file has them"
         self.notes.append(
