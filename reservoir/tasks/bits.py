@@ -19,8 +19,40 @@ MOST_HELD_OUT = (6, 20)
 """Bits of inputs that are few enough to list and enough for each split to have some."""
 
 
+class _Bits(Source):
+    """What both tasks share: rows are drawn in pieces, and sequences are given as they are."""
+
+    n: int
+    token_bits: int
+    train_rows: int
+    valid_rows: int
+    test_rows: int
+
+    def pieces(self) -> list[Piece]:
+        """Return stretches of rows, each with a generator of its own."""
+        return generated_pieces((self.train_rows, self.valid_rows, self.test_rows), PIECE_ROWS)
+
+    def scaling(self) -> Scaling:
+        """Return the identity."""
+        return Scaling.uniform(1.0, self.token_bits)
+
+    def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return sequences (rows, tokens, token_bits) as they are."""
+        return check_sequences(self.task, x), full_lengths(x)
+
+    def _check(self, *names: str) -> None:
+        for name in ("n", "token_bits", "train_rows", "valid_rows", "test_rows", *names):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"{name} is {value}; give a whole number above 0")
+        if self.n % self.token_bits:
+            raise InputError(
+                f"{self.n} bits are no whole number of tokens of {self.token_bits} bits; choose token_bits to divide n"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
-class BitMemory(Source):
+class BitMemory(_Bits):
     """Recall one of several bit strings, shown again with some bits masked.
 
     ``patterns`` strings of ``n`` bits of -1 and +1 are shown, ``token_bits`` of them a token, then one of the strings
@@ -40,8 +72,7 @@ class BitMemory(Source):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_positive(self, "n", "patterns", "token_bits", "train_rows", "valid_rows", "test_rows")
-        _check_tokens(self.n, self.token_bits)
+        self._check("patterns")
         if not 0 <= self.mask <= 1:
             raise InputError(f"bit-memory: mask is {self.mask}; give a probability from 0 to 1")
 
@@ -59,10 +90,6 @@ class BitMemory(Source):
             parameters={f: getattr(self, f) for f in self.__dataclass_fields__ if f != "data"},
         )
 
-    def pieces(self) -> list[Piece]:
-        """Return stretches of rows, each with a generator of its own."""
-        return generated_pieces((self.train_rows, self.valid_rows, self.test_rows), PIECE_ROWS)
-
     def read(self, piece: Piece) -> dict[str, Split]:
         """Draw the rows of one piece."""
         draw = _generator(self.seed, piece)
@@ -73,17 +100,9 @@ class BitMemory(Source):
         y = (asked.reshape(PIECE_ROWS, -1, self.token_bits) > 0).astype(np.int64)
         return _first_rows(piece, x, y)
 
-    def scaling(self) -> Scaling:
-        """Return the identity."""
-        return Scaling.uniform(1.0, self.token_bits)
-
-    def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return sequences (rows, tokens, token_bits) as they are."""
-        return check_sequences(self.task, x), full_lengths(x)
-
 
 @dataclass(frozen=True, kw_only=True)
-class BitXor(Source):
+class BitXor(_Bits):
     """Add bit strings modulo two, bit by bit.
 
     ``patterns`` strings of ``n`` bits of 0 and 1 are shown, ``token_bits`` of them a token; the tokens of the last
@@ -104,8 +123,7 @@ class BitXor(Source):
     held_out: bool = False
 
     def __post_init__(self) -> None:
-        _check_positive(self, "n", "patterns", "token_bits", "train_rows", "valid_rows", "test_rows")
-        _check_tokens(self.n, self.token_bits)
+        self._check("patterns")
         if self.held_out and not MOST_HELD_OUT[0] <= self.n * self.patterns <= MOST_HELD_OUT[1]:
             raise InputError(f"held_out goes with {MOST_HELD_OUT[0]} to {MOST_HELD_OUT[1]} bits in all; leave it out")
 
@@ -124,10 +142,6 @@ class BitXor(Source):
             parameters={f: getattr(self, f) for f in self.__dataclass_fields__ if f not in ignored},
         )
 
-    def pieces(self) -> list[Piece]:
-        """Return stretches of rows, each with a generator of its own."""
-        return generated_pieces((self.train_rows, self.valid_rows, self.test_rows), PIECE_ROWS)
-
     def read(self, piece: Piece) -> dict[str, Split]:
         """Draw the rows of one piece."""
         shape = (PIECE_ROWS, self.patterns, self.n)
@@ -139,14 +153,6 @@ class BitXor(Source):
             strings = draw.integers(0, 2, shape, dtype=np.int8)
         y = (strings.sum(axis=1, dtype=np.int64) % 2).reshape(PIECE_ROWS, -1, self.token_bits)
         return _first_rows(piece, strings.reshape(PIECE_ROWS, -1, self.token_bits), y)
-
-    def scaling(self) -> Scaling:
-        """Return the identity."""
-        return Scaling.uniform(1.0, self.token_bits)
-
-    def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return sequences (rows, tokens, token_bits) as they are."""
-        return check_sequences(self.task, x), full_lengths(x)
 
 
 def _inputs_of(split: str, bits: int) -> np.ndarray:
@@ -165,15 +171,3 @@ def _first_rows(piece: Piece, x: np.ndarray, y: np.ndarray) -> dict[str, Split]:
     """Return as many of the drawn rows as the piece has, so that its generator does not depend on their number."""
     rows = piece.hi - piece.lo
     return {piece.part: Split(x=x[:rows], y=y[:rows], lengths=full_lengths(x[:rows]))}
-
-
-def _check_positive(source: BitMemory | BitXor, *names: str) -> None:
-    for name in names:
-        value = getattr(source, name)
-        if not isinstance(value, int) or value < 1:
-            raise InputError(f"{name} is {value}; give a whole number above 0")
-
-
-def _check_tokens(n: int, token_bits: int) -> None:
-    if n % token_bits:
-        raise InputError(f"{n} bits are no whole number of tokens of {token_bits} bits; choose token_bits to divide n")

@@ -11,6 +11,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from io import BufferedReader
@@ -34,12 +35,19 @@ class Isolated:
     """A file in the hands of ``answer(path, request)`` of a module of ours, in a process started when needed."""
 
     def __init__(self, module: str, path: Path):
-        self._module, self._path = module, path
+        self._module, self._path, self._turn = module, path, threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
 
     def ask(self, **request: Any) -> Any:
         """Return what the module answers: JSON values or an array; its errors, and its death, are an `InputError`."""
-        process = self._process = self._process or self._start()
+        with self._turn:
+            return self._ask(request)
+
+    def _ask(self, request: dict[str, Any]) -> Any:
+        if self._process is None or self._owner != os.getpid():  # not that of the process we were forked from
+            self._process, self._owner = self._start(), os.getpid()
+        process = self._process
         assert process.stdin and process.stdout
         try:
             process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -79,11 +87,13 @@ class Isolated:
             stderr=subprocess.DEVNULL,
             env=environment,
         )
-        weakref.finalize(self, _end, process)
+        weakref.finalize(self, _end, process, os.getpid())
         return process
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    if owner != os.getpid():
+        return
     for pipe in (process.stdin, process.stdout):
         if pipe:
             pipe.close()

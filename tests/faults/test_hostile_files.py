@@ -338,6 +338,19 @@ def answer(path, request):
         assert said in str(caught.value) and "mine.h5" in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_forked_process_reads_with_a_process_of_its_own(tmp_path, monkeypatch):
+    (tmp_path / "pid.py").write_text("import os\ndef answer(path, request):\n    return os.getpid()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    file = Isolated("pid", Path("mine.h5"))
+    first = file.ask()
+    if not (child := os.fork()):
+        os._exit(0 if file.ask() != first else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert file.ask() == first
+
+
 def test_a_file_that_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "mine.npz")
     assert "no regular file" in outcome(tmp_path / "mine.npz")
+    with pytest.raises(InputError, match="no regular file"):
+        task_named(str(tmp_path / "mine.npz")).files()

@@ -14,7 +14,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.tasks.own.columns import Columns, Roles
 from reservoir.tasks.own.encode import clean_lengths, encode_own
-from reservoir.tasks.own.files import function_file, open_columns
+from reservoir.tasks.own.files import check_file, function_file, open_columns
 from reservoir.tasks.own.kinds import MOST_SYMBOLS, SAMPLE, Reading, read_integers
 from reservoir.tasks.own.labels import Labels, encode_labels, split_rows
 from reservoir.tasks.own.letters import UNKNOWN, alphabet_of, shown, to_symbols
@@ -88,8 +88,7 @@ class OwnData(Source):
         """Return the one file; of a function, its module."""
         if FUNCTION.fullmatch(self.origin):
             return [function_file(self.origin)]
-        if not Path(self.origin).is_file():
-            raise InputError(f"{self.origin}: no such file; give the path of your data")
+        check_file(Path(self.origin))
         return [Path(self.origin)]
 
     def pieces(self) -> list[Piece]:

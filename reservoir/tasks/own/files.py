@@ -34,8 +34,7 @@ def open_columns(origin: str, roles: Roles | None = None, *, fill: bool = False,
     path, roles = Path(origin), roles or Roles()
     if ":" in path.name and not path.exists():
         return read_function(origin)
-    if not path.is_file():
-        raise InputError(f"{path}: no {'regular' if path.exists() else 'such'} file; give the path of your data")
+    check_file(path)
     if path.suffix in ARRAYS:
         return _with_letters(origin, ARRAYS[path.suffix](path))
     if path.suffix in TABLES:
@@ -43,6 +42,12 @@ def open_columns(origin: str, roles: Roles | None = None, *, fill: bool = False,
     if path.suffix in FASTA:
         return _fasta(path, roles, labelled)
     raise InputError(f"{path}: files of type {path.suffix!r} are not read; give one of {', '.join(SUFFIXES)}")
+
+
+def check_file(path: Path) -> None:
+    """Refuse what is not there, and what is no file: reading a pipe might never end."""
+    if not path.is_file():
+        raise InputError(f"{path}: no {'regular' if path.exists() else 'such'} file; give the path of your data")
 
 
 def _fasta(path: Path, roles: Roles, labelled: bool) -> Columns:
