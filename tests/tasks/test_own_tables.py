@@ -249,3 +249,14 @@ def test_new_rows_of_a_table_need_no_label(tmp_path):
     task = source_of(tmp_path / "t.csv", wide(rows | {"kind": np.arange(12) % 2}), label="kind").task
     (tmp_path / "new.csv").write_text(wide(rows))
     assert np.array_equal(read_new(tmp_path / "new.csv", task)[0], read_new(tmp_path / "t.csv", task)[0])
+
+
+def test_rows_of_one_id_that_are_sequences_of_their_own_stay_together(tmp_path):
+    text = wide({"id": np.arange(60) // 4, "u": range(60), "v": range(60), "y": np.arange(60) % 2})
+    with pytest.raises(InputError, match=r"another label than before under the same 'id'.* say group=id or drop=id"):
+        source_of(tmp_path / "t.csv", text).task  # noqa: B018
+    source = source_of(tmp_path / "t.csv", text, group="id")
+    splits = all_rows(source)
+    assert source.task.max_tokens == 2 and sum(map(len, splits.values())) == 60
+    assert {len(split) % 4 for split in splits.values()} == {0}
+    assert source_of(tmp_path / "t.csv", text, drop="id").task.max_tokens == 2

@@ -76,8 +76,15 @@ def numbers(path: Path, row: int, cell: Any) -> Any:
     return found
 
 
-def value(path: Path, row: int, name: str, cell: Any) -> float:
-    """Return a cell of a single number; NaN where it is empty."""
+def values(path: Path, name: str, cells: Sequence[Any]) -> np.ndarray:
+    """Return a column of single numbers as floats (rows,), NaN where a cell is empty."""
+    try:
+        return np.array(cells, np.float64)
+    except (TypeError, ValueError):
+        return np.array([_value(path, row, name, cell) for row, cell in enumerate(cells)])
+
+
+def _value(path: Path, row: int, name: str, cell: Any) -> float:
     if cell is None or (isinstance(cell, str) and cell.strip().lower() in GAPS):
         return np.nan
     try:

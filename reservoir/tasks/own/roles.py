@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.own.cells import column, is_text, numbers, pad, value
+from reservoir.tasks.own.cells import column, is_text, numbers, pad, values
 from reservoir.tasks.own.columns import InMemory, Roles
 from reservoir.tasks.own.letters import codes_of
 from reservoir.tasks.own.tables import Table
@@ -177,11 +177,8 @@ class Sorting:
         names, columns = list(self.table), list(self.table.values())
         empty = np.array([[cell is None or cell == "" for cell in cells] for cells in columns]).T
         lengths = len(names) - np.argmin(empty[:, ::-1], axis=1)
-        x = np.zeros(empty.shape)
-        for place, (name, cells) in enumerate(zip(names, columns, strict=True)):
-            for row, cell in enumerate(cells):
-                if place < lengths[row]:
-                    x[row, place] = value(self.path, row, name, cell)
+        x = np.stack([values(self.path, name, cells) for name, cells in zip(names, columns, strict=True)], axis=1)
+        x[np.arange(len(names)) >= lengths[:, None]] = 0
         self._check_gaps(x, names)
         self.arrays["x"], self.arrays["lengths"] = x, lengths
 
@@ -208,12 +205,12 @@ class Sorting:
         lengths = np.bincount(member)
         if not self.table:
             raise InputError(f"{self.path}: no columns of values beside {name!r}")
-        values = np.array([[value(self.path, r, n, c) for r, c in enumerate(self.table[n])] for n in self.table])
-        self._check_gaps(values.T, list(self.table))
+        tokens = np.stack([values(self.path, column, cells) for column, cells in self.table.items()], axis=1)
+        self._check_gaps(tokens, list(self.table))
         for array in list(self.arrays):
             self.arrays[array] = self._of_series(array, name, member, order, lengths)
         ends = np.cumsum(lengths)
-        x = [values.T[order[end - n : end]] for end, n in zip(ends, lengths, strict=True)]
+        x = [tokens[order[end - n : end]] for end, n in zip(ends, lengths, strict=True)]
         self.arrays["x"], self.arrays["lengths"] = pad(str(self.path), x)
         self.arrays["ids"] = np.array(list(series))
         by = f"by {time!r}" if time else "as the file has them"
