@@ -1,10 +1,10 @@
 """Tasks: sequences with labels. One file per family; `TASKS` has them all by name.
 
 - bits: ``bit-memory``, ``bit-xor``
-- expressions: ``listops``
+- listops: ``listops``
 - images: ``digits``, ``mnist``, ``fashion-mnist``, ``cifar10``, ``cifar10-lra``
 - proteins: ``homology``
-- your own data: the path of a file or ``module:function``, see `reservoir.tasks.own`
+- your own data: the path of a file or ``module:function``, see `reservoir.tasks.own.data.OwnData`
 """
 
 from __future__ import annotations
