@@ -92,7 +92,7 @@ class ModelOptions(ShapeOptions):
 
     init: str | None = option(
         None,
-        "pretrained, random, statistics or a folder with a backbone",
+        "pretrained, random, random-flat (as the paper drew GPT-2), statistics, or a folder with a backbone",
         shown="pretrained, where anybody publishes such weights",
     )
     depth: int | None = option(None, "Keep only the first so many blocks, and the final norm.")
@@ -284,11 +284,19 @@ class TextOptions(ComputeOptions):
 class PretrainOptions(StepOptions, TextOptions):
     """The recipe of a language model."""
 
-    context: int | None = option(None, "Tokens read at a time.", shown="1024, or the model's")
-    short: int | None = option(None, "... in the first steps.", shown="a quarter of it")
-    short_share: float = option(0.6, "Share of the steps that read short windows; then they double.")
-    warm_up: int = option(200, "Steps up to the highest learning rate; then it falls along a cosine.")
-    weight_decay: float = option(0.1, "Of AdamW, for matrices.")
+    context: int | None = option(None, "Tokens read at a time.", at_least(2), shown="1024, or the model's")
+    short: int | None = option(None, "... in the first steps.", at_least(1), shown="a quarter of it")
+    short_share: float = option(
+        0.6,
+        "Share of the steps that read short windows; then they double.",
+        lambda value: None if 0 <= value <= 1 else "give a share from 0 to 1",
+    )
+    warm_up: int = option(200, "Steps up to the highest learning rate; then it falls along a cosine.", at_least(0))
+    weight_decay: float = option(
+        0.1,
+        "Of AdamW, for matrices.",
+        lambda value: None if 0 <= value < float("inf") else "give a number from 0",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,5 +316,5 @@ class AttentionOptions(RunOptions, OutOptions):
     """Which attention maps are drawn."""
 
     layer: int = option(1, "The block whose attention is drawn, from 1.")
-    average: int = option(64, "Rows of the mean; the first is drawn alone too.")
+    average: int = option(64, "Rows of the mean; the first is drawn alone too.", at_least(1))
     split: str = option("test", "Split of the rows.")

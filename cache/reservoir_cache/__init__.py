@@ -1,59 +1,48 @@
 """Where features live: a cache of HDF5 shards that are finished or absent. FORMAT.md is the format.
 
-Nothing here imports h5py until it is used, so that a command line may import this package and stay quick.
+Nothing here imports h5py or numpy until it is used, so that a command line may import this package and stay quick.
 """
+# ruff: noqa: F401
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from reservoir_cache.catalog import (
+    EntrySummary,
+    broken_entries,
+    check_space,
+    entry_bytes,
+    last_entry,
+    list_entries,
+    prune,
+    remove,
+    required_bytes,
+    summarize,
+)
+from reservoir_cache.entry import Entry
+from reservoir_cache.errors import CacheError, Problem
+from reservoir_cache.publish import file_crc32, publish_file, publish_json, read_json
+from reservoir_cache.spec import FORMAT, STORES, Layout, Spec
+
 if TYPE_CHECKING:
-    from reservoir_cache.catalog import (
-        broken_entries,
-        check_space,
-        last_entry,
-        list_entries,
-        near_matches,
-        remove,
-        required_bytes,
-    )
-    from reservoir_cache.entry import Entry
-    from reservoir_cache.errors import CacheError, Problem
+    from reservoir_cache.derived import load_arrays, save_arrays
+    from reservoir_cache.hdf import new_file
     from reservoir_cache.reader import FeatureStore, SplitFeatures
-    from reservoir_cache.spec import FORMAT, Layout, Spec, difference
-    from reservoir_cache.writer import ShardWriter
+    from reservoir_cache.verification import repair, verify
+    from reservoir_cache.writer import ShardWriter, write_block, write_targets
 
-__all__ = [
-    "FORMAT",
-    "CacheError",
-    "Entry",
-    "FeatureStore",
-    "Layout",
-    "Problem",
-    "ShardWriter",
-    "Spec",
-    "SplitFeatures",
-    "broken_entries",
-    "check_space",
-    "difference",
-    "last_entry",
-    "list_entries",
-    "near_matches",
-    "remove",
-    "required_bytes",
-]
-
-_HOME = {
-    **dict.fromkeys(("CacheError", "Problem"), "errors"),
-    **dict.fromkeys(("FORMAT", "Layout", "Spec", "difference"), "spec"),
-    "Entry": "entry",
-    "ShardWriter": "writer",
+_LATER = {
+    **dict.fromkeys(("load_arrays", "save_arrays"), "derived"),
+    "new_file": "hdf",
     **dict.fromkeys(("FeatureStore", "SplitFeatures"), "reader"),
+    **dict.fromkeys(("repair", "verify"), "verification"),
+    **dict.fromkeys(("ShardWriter", "write_block", "write_targets"), "writer"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME.get(name, 'catalog')}"), name)
+    return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)

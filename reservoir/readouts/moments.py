@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -34,20 +34,8 @@ Block = tuple[np.ndarray, np.ndarray]
 class Moments:
     """Centred second moments of features and targets.
 
-    Parameters
-    ----------
-    count : float
-        The sum of the weights: without weights, the number of samples.
-    mean : ndarray of float64, (w,)
-        Of the features.
-    xx : ndarray of float64, (w, w)
-        Centred scatter of the features.
-    xy : ndarray of float64, (w, t)
-        Centred products of features and targets.
-    y_mean : ndarray of float64, (t,)
-        Of the targets.
-    yy : ndarray of float64, (t,)
-        Centred squares of the targets.
+    ``count`` is the sum of the weights: without weights, the number of samples. ``mean`` (w,) and ``y_mean`` (t,) are
+    those of features and targets; ``xx`` (w, w), ``xy`` (w, t) and ``yy`` (t,) their centred squares and products.
     """
 
     count: float
@@ -58,11 +46,6 @@ class Moments:
     yy: np.ndarray
 
     @property
-    def width(self) -> int:
-        """The number w of features."""
-        return len(self.mean)
-
-    @property
     def std(self) -> np.ndarray:
         """Standard deviations, (w,), as ``StandardScaler`` has them; exactly 0 for constant channels."""
         variance = np.diagonal(self.xx) / self.count
@@ -71,17 +54,7 @@ class Moments:
         return np.sqrt(np.where(constant, 0.0, variance))
 
     def __add__(self, other: Moments) -> Moments:
-        """Return the moments of both sets of samples together.
-
-        Raises
-        ------
-        InputError
-            Where widths or targets differ.
-
-        References
-        ----------
-        Chan, Golub and LeVeque (1983), Algorithms for computing the sample variance, equation 2.1.
-        """
+        """Return the moments of both sets of samples together (Chan, Golub and LeVeque 1983, equation 2.1)."""
         if self.xy.shape != other.xy.shape:
             raise InputError(
                 f"moments: (features, targets) {self.xy.shape} and {other.xy.shape} do not add; use the same columns"
@@ -104,14 +77,7 @@ class Moments:
     def select(self, features: np.ndarray | slice) -> Moments:
         """Return the moments of some of the features, by indices or a slice: some columns of a concatenation."""
         rows = self.xx[features]
-        return Moments(
-            count=self.count,
-            mean=self.mean[features],
-            xx=rows[:, features],
-            xy=self.xy[features],
-            y_mean=self.y_mean,
-            yy=self.yy,
-        )
+        return replace(self, mean=self.mean[features], xx=rows[:, features], xy=self.xy[features])
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the fields as float64 arrays, by name; `from_arrays` is the inverse."""
@@ -204,14 +170,8 @@ class Accumulator:
         self._filled = 0
 
 
-def accumulate(blocks: Iterable[tuple[np.ndarray, ...]]) -> Moments:
-    """Return the moments of a stream of (features (m, w), targets (m, t)), with or without weights (m,) as a third.
-
-    Raises
-    ------
-    InputError
-        Where there are no blocks, shapes change between them, or a value is not finite.
-    """
+def accumulate(blocks: Iterable[tuple[Any, ...]]) -> Moments:
+    """Return the moments of a stream of (features (m, w), targets (m, t)), with or without weights (m,) as a third."""
     accumulator = None
     for x, y, *weights in blocks:
         if accumulator is None:
@@ -223,10 +183,9 @@ def accumulate(blocks: Iterable[tuple[np.ndarray, ...]]) -> Moments:
 
 
 def leave_one_out(folds: Sequence[Moments]) -> Iterator[Moments]:
-    """Yield, for each of K >= 2 folds, the moments of all the others.
+    """Yield, for each of K >= 2 folds, the moments of all the others, added up.
 
-    The others are added up rather than the fold subtracted from the sum: a channel that varies in one fold alone is
-    then exactly constant in the rest, where a difference would leave it rounding noise.
+    With a difference, a channel that varies in one fold alone would not be exactly constant in the rest.
     """
     for left_out in range(len(folds)):
         yield functools.reduce(operator.add, (fold for k, fold in enumerate(folds) if k != left_out))

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
 import samples
-from reservoir_pipelines import preparation as stage
+from reservoir_pipelines.preparation import prepare as stage
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared
 
@@ -120,7 +120,7 @@ def test_damage_is_named(cache):
         Prepared.open(prepared.path)
     index = prepared.path / "prepared.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | {"version": 99}))
-    with pytest.raises(InputError, match="format version 99"):
+    with pytest.raises(InputError, match="checksum does not match"):
         Prepared.open(prepared.path)
 
 
@@ -131,3 +131,12 @@ def test_missing_data_names_the_way_out(cache, tmp_path):
         prepare("mnist", data=tmp_path / "nowhere")
     with pytest.raises(InputError, match="train, valid, test"):
         prepare("digits").split("dev")
+
+
+def test_how_own_data_was_read_is_kept_and_said(tmp_path, cache):
+    x = (2048 + 400 * np.sin(np.arange(50) / 9 + np.arange(60)[:, None])).astype(int)
+    np.savez(tmp_path / "counts.npz", x=x, y=np.arange(60) % 2)
+    for _ in range(2):
+        (note,) = prepare(str(tmp_path / "counts.npz")).notes()
+        assert note.startswith("counts.npz: x read as values (neighbours differ by")
+    assert prepare(str(tmp_path / "counts.npz"), parameters={"values": True}).notes() == []

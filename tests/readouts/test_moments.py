@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reservoir.errors import InputError
-from reservoir.readouts import Accumulator, Moments, accumulate, leave_one_out
-from reservoir.readouts.moments import BLOCK_ROWS
+from reservoir.readouts import Moments, accumulate
+from reservoir.readouts.moments import BLOCK_ROWS, Accumulator, leave_one_out
 
 ROWS = 3 * BLOCK_ROWS + 517
 

@@ -7,26 +7,18 @@ uniform, zipf, nesting : synthetic streams of tokens, whose entropy is known.
 from pathlib import Path
 
 from reservoir.errors import InputError
-from reservoir.pretraining.corpora.corpus import HELD_OUT, Corpus, HeldOut, generator
+from reservoir.pretraining.corpora.corpus import HELD_OUT, Corpus, HeldOut
 from reservoir.pretraining.corpora.streams import STREAMS
 from reservoir.pretraining.corpora.text import BYTES, Text
 
-__all__ = ["BYTES", "HELD_OUT", "MOST_TOKENS", "STREAMS", "Corpus", "HeldOut", "Text", "corpus_named", "generator"]
+__all__ = ["BYTES", "HELD_OUT", "MOST_TOKENS", "STREAMS", "Corpus", "HeldOut", "Text", "corpus_named"]
 
 MOST_TOKENS = 2**20
 """Of a vocabulary: more than any tokenizer's, and few enough for their embeddings to be had."""
 
 
 def corpus_named(name: str, vocabulary: int) -> Corpus:
-    """Return the corpus of a name: a stream, or else the text at a path.
-
-    A stream's name means the stream even where a file is called so; ``./zipf`` is the file.
-
-    Raises
-    ------
-    InputError
-        If there is no such corpus, or it has no such vocabulary.
-    """
+    """Return the corpus of a name: a stream, also where a file is called so, or else the text at a path."""
     known = ", ".join((*STREAMS, "bit-memory"))
     if not name:
         raise InputError(f"corpus '': give text, or one of {known}")

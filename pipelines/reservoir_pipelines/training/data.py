@@ -1,0 +1,130 @@
+"""What a training reads: rows from the prepared data, fresh, augmented, or hidden states from the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.reservoir import LoadedModel
+from reservoir.tasks.fresh import FreshRows, augment_sequences, is_augmented, is_generated
+from reservoir.tasks.source import Source
+from reservoir.tasks.task import Split, Tokens
+from reservoir.tasks.windows import window_counts
+from reservoir.training.rows import Rows, StoredRows, TrainingRows, hidden_rows, random_key, raw_rows
+from reservoir.training.target_scale import TargetScale
+from reservoir.training.upper import UpperPart
+from reservoir_pipelines.extraction.plan import BATCH_TOKENS
+from reservoir_pipelines.output import size_text
+from reservoir_pipelines.preparation.prepared import Prepared
+
+if TYPE_CHECKING:
+    from reservoir_cache import FeatureStore, SplitFeatures
+
+KINDS = ("auto", "fresh", "augmented", "stored")
+
+
+def choose_kind(kind: str, source: Source, name: str, *, from_cache: bool) -> str:
+    """Return which rows a step trains on: ``fresh`` ones that no other step has, ``augmented`` or ``stored`` ones.
+
+    ``auto`` takes fresh rows of tasks that are generated, augments cifar10's images, and stores all others.
+    """
+    if kind not in KINDS:
+        raise InputError(f"--rows {kind}: choose among {', '.join(KINDS)}")
+    if from_cache:
+        if kind in ("fresh", "augmented"):
+            raise InputError(f"--rows {kind} --from-cache: the cache holds stored rows only; leave out one of the two")
+        return "stored"
+    can = {"fresh": is_generated(source), "augmented": is_augmented(source), "stored": True}
+    if kind == "auto":
+        return next(name for name, possible in can.items() if possible)
+    if not can[kind]:
+        raise InputError(f"--rows {kind}: task {name!r} has no such rows; use --rows stored")
+    return kind
+
+
+def sequences(
+    model: LoadedModel,
+    prepared: Prepared,
+    numbers: Mapping[str, np.ndarray],
+    source: Source,
+    kind: str,
+    targets: TargetScale | None,
+) -> TrainingRows:
+    """Return sequences: of each split the rows of some numbers, or of ``train`` fresh ones from the task's source."""
+    seed = model.settings.seed
+
+    def augment(x: np.ndarray, rows: np.ndarray, epoch: int) -> np.ndarray:
+        return augment_sequences(source, x, numbers["train"][rows], random_key(seed, "view", epoch))
+
+    def read(split: str) -> Split:
+        found = read_split(prepared, split, numbers[split])
+        return targets.apply(found) if targets else found
+
+    if kind == "fresh":
+        train: Rows = FreshRows(source, seed)
+    else:
+        train = StoredRows(read("train"), seed, augment if kind == "augmented" else None)
+    convert = raw_rows(model, prepared.scaling)
+    return TrainingRows(train=train, valid=read("valid"), test=read("test"), convert=convert, scored=_batch_rows(model))
+
+
+def read_split(prepared: Prepared, name: str, rows: np.ndarray) -> Split:
+    """Return some rows of a prepared split, in memory."""
+    split = prepared.split(name)
+    if len(rows) == len(split):
+        return split.read(0, len(split))
+    whole = split.read(0, int(rows[-1]) + 1)
+    return Split(x=whole.x[rows], y=whole.y[rows], lengths=whole.lengths[rows])
+
+
+def hidden_states(
+    model: LoadedModel, upper: UpperPart, store: FeatureStore, targets: TargetScale | None
+) -> TrainingRows:
+    """Return the cached hidden states that the upper part of a model reads, in memory."""
+    column = f"{upper.layer}/{upper.pooling}"
+    read = {split: _hidden(store[split], column, model) for split in ("train", "valid", "test")}
+    if targets:
+        read = {name: targets.apply(split) for name, split in read.items()}
+    return TrainingRows(
+        train=StoredRows(read["train"], model.settings.seed),
+        valid=read["valid"],
+        test=read["test"],
+        convert=hidden_rows(model.device, cut=upper.pooling == "all"),
+        scored=_batch_rows(model),
+    )
+
+
+def _batch_rows(model: LoadedModel) -> int:
+    """Return how many rows are scored at a time."""
+    kind = "cuda" if model.device.type == "cuda" else "cpu"
+    return max(1, BATCH_TOKENS[kind] // model.fpt.task.max_tokens)
+
+
+def _hidden(split: SplitFeatures, column: str, model: LoadedModel) -> Split:
+    tokens, width = split.shape(column)
+    size = 4 * split.rows * tokens * width
+    free = _free_memory()
+    if free is not None and size > 0.9 * free:
+        raise InputError(
+            f"--from-cache: {split.rows:,} rows of {column} take {size_text(size)} of memory, and {size_text(free)} "
+            "are free; use --limit, or train without the cache"
+        )
+    lengths, settings = split.lengths, model.settings
+    if not isinstance(model.fpt.task.form, Tokens) and (settings.patch, settings.stride) != (1, 1):
+        lengths = window_counts(lengths, settings.patch, settings.stride).astype(np.int32)
+    y = split.y if split.y.dtype.kind == "f" else split.y.astype(np.int64)
+    return Split(x=split[column].reshape(split.rows, tokens, width), y=y, lengths=lengths)
+
+
+def _free_memory() -> int | None:
+    """Return the bytes of memory that are free, where the system says so."""
+    try:
+        with Path("/proc/meminfo").open() as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None

@@ -1,0 +1,129 @@
+"""Small grey images as sequences of patches: scikit-learn's handwritten digits, MNIST and Fashion-MNIST."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.tasks.images.idx import read_idx
+from reservoir.tasks.images.patches import image_split, patches
+from reservoir.tasks.rows import SHARES, held_out, stratified
+from reservoir.tasks.source import Piece, Source, check_sequences, find_file, full_lengths
+from reservoir.tasks.task import Scaling, Split, Task, Vectors
+
+CLOTHES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+
+
+@dataclass(frozen=True)
+class Digits(Source):
+    """The 1,797 handwritten digits of scikit-learn, 0 to 16: 16 tokens of 2x2 pixels, split 60/20/20 by class."""
+
+    data: Path | None = None  # not used: scikit-learn carries the digits
+
+    @property
+    def task(self) -> Task:
+        """The description."""
+        return Task(name="digits", form=Vectors(4), max_tokens=16, classes=10)
+
+    def pieces(self) -> list[Piece]:
+        """Return one piece: all rows."""
+        return [Piece("all", 0, 1797)]
+
+    def read(self, piece: Piece) -> dict[str, Split]:
+        """Return the three splits."""
+        from sklearn.datasets import load_digits
+
+        images, labels = (np.asarray(array) for array in load_digits(return_X_y=True))
+        x, _ = self.encode(images.reshape(-1, 8, 8)[piece.lo : piece.hi].astype(np.uint8))
+        split = stratified(labels, SHARES)
+        return {name: image_split(x[split == name], labels[split == name]) for name in SHARES}
+
+    def scaling(self) -> Scaling:
+        """Return the map from 0..16 to [0, 1]."""
+        return Scaling.uniform(1 / 16, 4)
+
+    def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return images (rows, 8, 8) of values 0 to 16, or sequences (rows, 16, 4), as sequences."""
+        x = patches(x, 2) if x.ndim == 3 and x.shape[1:] == (8, 8) else check_sequences(self.task, x)
+        return x, full_lengths(x)
+
+
+@dataclass(frozen=True)
+class Mnist(Source):
+    """MNIST from its four idx files: 28x28 images, zero-padded to 32x32, as 64 tokens of 4x4 pixels.
+
+    About a tenth of the training file, by `reservoir.tasks.rows.held_out`, is the validation split.
+    """
+
+    data: Path | None = None  # the folder with the files, gzipped or not
+    folders = ("", "mnist", "MNIST/raw")
+
+    @property
+    def task(self) -> Task:
+        """The description."""
+        return Task(name="mnist", form=Vectors(16), max_tokens=64, classes=10)
+
+    def files(self) -> list[Path]:
+        """Return the four files: images and labels, first of the training set."""
+        return [path for part in ("train", "t10k") for path in self._pair(part)]
+
+    def pieces(self) -> list[Piece]:
+        """Return one piece per image file: a gzipped file can only be read from its beginning."""
+        return [Piece("train", 0, 60_000), Piece("t10k", 0, 10_000)]
+
+    def read(self, piece: Piece) -> dict[str, Split]:
+        """Return train and valid, or test."""
+        image_path, label_path = self._pair(piece.part)
+        images, labels = read_idx(image_path, (28, 28)), read_idx(label_path)
+        if len(images) != len(labels):
+            raise InputError(
+                f"{image_path} has {len(images)} images and {label_path} {len(labels)} labels; take both from one place"
+            )
+        if labels.size and labels.max() > 9:
+            row = int(np.argmax(labels > 9))
+            raise InputError(f"{label_path}, row {row}: label {labels[row]} is not in 0..9; fetch the file again")
+        x, _ = self.encode(images)
+        if piece.part == "t10k":
+            return {"test": image_split(x, labels)}
+        valid = held_out(np.arange(len(x)))
+        return {"train": image_split(x[~valid], labels[~valid]), "valid": image_split(x[valid], labels[valid])}
+
+    def scaling(self) -> Scaling:
+        """Return the map from 0..255 to [0, 1]."""
+        return Scaling.uniform(1 / 255, 16)
+
+    def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return images (rows, 28, 28) of values 0 to 255, or sequences (rows, 64, 16), as sequences."""
+        images = x.ndim == 3 and x.shape[1:] == (28, 28)
+        x = patches(np.pad(x, ((0, 0), (2, 2), (2, 2))), 4) if images else check_sequences(self.task, x)
+        return x, full_lengths(x)
+
+    def _pair(self, part: str) -> tuple[Path, Path]:
+        return self._find(f"{part}-images-idx3-ubyte"), self._find(f"{part}-labels-idx1-ubyte")
+
+    def _find(self, name: str) -> Path:
+        return find_file(self.task.name, self.data, self.folders, (name, f"{name}.gz"))
+
+
+@dataclass(frozen=True)
+class FashionMnist(Mnist):
+    """Fashion-MNIST: clothes in MNIST's format, and under the same file names.
+
+    So that MNIST is not taken for it, its files are looked for in a folder that is called ``fashion...`` itself, or in
+    one of `folders` below the data folder.
+    """
+
+    folders = ("fashion-mnist", "fashion_mnist", "fashion", "FashionMNIST/raw")
+
+    @property
+    def task(self) -> Task:
+        """The description."""
+        return Task(name="fashion-mnist", form=Vectors(16), max_tokens=64, classes=10, labels=CLOTHES)
+
+    def _find(self, name: str) -> Path:
+        named = self.data is not None and "fashion" in self.data.name.lower()
+        folders = ("", *self.folders) if named else self.folders
+        return find_file(self.task.name, self.data, folders, (name, f"{name}.gz"))

@@ -1,0 +1,70 @@
+"""Values of your own data: checked, cut to their rows, and standardised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.tasks.task import Scaling
+
+
+def clean_symbols(where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: int, first_row: int = 0) -> np.ndarray:
+    """Return symbols in the smallest sufficient type, zero after each row's end; refuse those outside a vocabulary."""
+    real = np.arange(x.shape[1]) < lengths[:, None]
+    wrong = real & ~((x >= 0) & (x < vocabulary) & (x == np.rint(x)))
+    if wrong.any():
+        row, token = (int(i) for i in np.argwhere(wrong)[0])
+        raise InputError(
+            f"{where}: {x[row, token]} in row {first_row + row}, token {token} is no symbol from 0 to {vocabulary - 1}"
+        )
+    return np.where(real, x, 0).astype(np.min_scalar_type(vocabulary - 1))
+
+
+def clean_values(where: str, x: np.ndarray, lengths: np.ndarray, first_row: int = 0) -> np.ndarray:
+    """Return values as float32 (bytes stay bytes), zero after each row's end; refuse those that are not finite."""
+    real = (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
+    with np.errstate(over="ignore"):
+        values = np.where(real, x, 0).astype(np.uint8 if x.dtype == np.uint8 else np.float32)
+    wrong = ~np.isfinite(values)
+    if wrong.any():
+        row, token, channel = (int(i) for i in np.argwhere(wrong)[0])
+        raise InputError(
+            f"{where}: x is {x[row, token, channel]} in row {first_row + row}, token {token}, column {channel}; "
+            "repair or remove the row, end it there with lengths, or fill gaps (missing=interpolate)"
+        )
+    return values
+
+
+def without_gaps(where: str, x: np.ndarray, lengths: np.ndarray, first_row: int = 0) -> np.ndarray:
+    """Return floats (rows, tokens, dim) with NaN on the line between their neighbours in time, or like the nearest."""
+    x = x.copy()
+    gaps = np.isnan(x) & (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
+    for row, channel in np.argwhere(gaps.any(axis=1)):
+        series, missing = x[row, : lengths[row], channel], gaps[row, : lengths[row], channel]
+        if missing.all():
+            raise InputError(f"{where}: no value at all in row {first_row + row}, column {channel}; remove the row")
+        series[missing] = np.interp(np.flatnonzero(missing), np.flatnonzero(~missing), series[~missing])
+    return x
+
+
+def standardisation(stretches: Iterator[np.ndarray]) -> Scaling:
+    """Return the standardisation of tokens that come in stretches (tokens, dim); 1 for a channel that does not vary.
+
+    Sums are taken around the first stretch's mean, in float64, so that a large constant does not eat the spread.
+    """
+    first = next(stretches)
+    shift = first.mean(axis=0, dtype=np.float64)
+    count, total, squares = 0, np.zeros_like(shift), np.zeros_like(shift)
+    for tokens in chain([first], stretches):
+        centred = tokens - shift
+        count += len(centred)
+        total = total + centred.sum(axis=0)
+        squares = squares + (centred**2).sum(axis=0)
+    mean = total / count
+    deviation = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    still = deviation <= 1e-12 * np.maximum(np.abs(shift + mean), 1e-300)
+    scale = 1 / np.where(still, 1, deviation)
+    return Scaling(offset=(shift + mean).astype(np.float32), scale=scale.astype(np.float32))
