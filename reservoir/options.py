@@ -13,6 +13,9 @@ from typing import Any, TypeVar
 
 from reservoir.errors import InputError
 
+SERIES = "your own series: {}, else {}"
+"""How the help shows a default that goes by the data."""
+
 SEEDS = 2**63
 """Number of seeds: those of torch's generators have 63 bits."""
 
@@ -50,6 +53,12 @@ def share(value: float) -> str | None:
 def seed_number(value: int) -> str | None:
     """Check that a number can seed a generator."""
     return None if 0 <= value < SEEDS else f"give a whole number from 0 to {SEEDS - 1}"
+
+
+def dilation_list(value: str) -> str | None:
+    """Check that a text is ``auto``, or whole numbers from 1, comma-separated."""
+    fits = value == "auto" or all(part.isdecimal() and int(part) > 0 for part in value.split(","))
+    return None if fits else "give auto, or whole numbers from 1 such as 1,2,4"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +118,37 @@ class ModelOptions(ShapeOptions):
 class ReservoirOptions(ModelOptions):
     """A frozen map: a backbone with its weights behind a fixed input layer."""
 
-    gain: float = option(1.41, "Scale of the input layer.", positive)
-    patch: int = option(1, "Values per token: windows of a float sequence.", at_least(1))
-    stride: int | None = option(None, "Values from one window to the next.", at_least(1), shown="the patch")
+    input: str | None = option(
+        None,
+        "orthogonal, or kernels: random ones, each of one dilation; of vectors.",
+        one_of("orthogonal", "kernels"),
+        shown=SERIES.format("kernels", "orthogonal"),
+    )
+    gain: float | None = option(None, "Scale of the input layer.", positive, shown="1.41; of kernels 6")
+    patch: int | None = option(
+        None, "Values per token: windows of a float sequence.", at_least(1), shown=SERIES.format(9, 1)
+    )
+    stride: int | None = option(
+        None, "Values from one window to the next.", at_least(1), shown=SERIES.format("up to 1024 windows", "the patch")
+    )
+    dilations: str | None = option(
+        None,
+        "Steps between a window's values, such as 1,2,4, side by side; auto: 1, 2, 4 ... up to the length.",
+        dilation_list,
+        shown=SERIES.format("auto", 1),
+    )
+    pad: str | None = option(
+        None,
+        "valid: windows inside the sequence; same: one around every stride-th value, zeros outside.",
+        one_of("valid", "same"),
+        shown=SERIES.format("same", "valid"),
+    )
+    normalise: str | None = option(
+        None,
+        "Scale of floats: of the channel in all rows, of each series, or both side by side.",
+        one_of("channel", "series", "both"),
+        shown=SERIES.format("both", "channel"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +216,15 @@ class PrecisionOptions(ComputeOptions):
 class FeatureOptions(PrecisionOptions):
     """What is kept of the hidden states."""
 
-    layers: str | Sequence[str] = option("all", "embed, block01 ..., final, comma-separated, or all.")
-    pool: str | Sequence[str] = option("last,mean", "last, mean, max, first, segments8, all; comma-separated.")
+    layers: str | Sequence[str] | None = option(
+        None, "embed, block01 ..., final, comma-separated, or all.", shown=SERIES.format("embed,block01", "all")
+    )
+    pool: str | Sequence[str] | None = option(
+        None,
+        "last, mean, std, min, max, first, segmentsK, quantilesK, sharesK, tokens, all; comma-separated.",
+        shown="named tasks: last,mean; your own series: quantiles9,shares13,max,min,segments8; symbols: "
+        "last,mean,segments8,tokens",
+    )
     batch_rows: int | None = option(None, "Rows per batch of a new entry.", at_least(1))
 
 

@@ -25,7 +25,7 @@ _OWN: dict[str, tuple[Any, str]] = {
     "class_weight": (None, "``balanced`` or weights by class, as in scikit-learn."),
 }
 _HEAD = ["    Parameters", "    ----------"]
-_DEFAULTS = {"pool": "mean"}
+_DEFAULTS = {"layers": "all", "pool": "mean"}
 """Where an estimator differs from `extract`: each column is fitted K times."""
 
 

@@ -22,6 +22,7 @@ from reservoir_cache import (
     write_targets,
 )
 
+from reservoir.defaults import default_layers, default_pools, default_windows
 from reservoir.features import column_shapes, forward
 from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions, as_group
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
@@ -120,15 +121,20 @@ def extract(
         For input that cannot be used, before anything is computed wherever that can be known.
     """
     started = time.monotonic()
-    settings = Reservoir.choose(reservoir)
+    Reservoir.choose(reservoir)  # refuses what cannot be meant before any data is read
     root = cache_root(place.cache)
     prepared = prepare(task, as_group(source, TaskOptions), cache=root)
     for note in prepared.notes():
         say(note)
+    settings = Reservoir.choose(reservoir, default_windows(prepared.task, sum(prepared.rows.values())))
     model = load_model(prepared.task, settings, place.device, keep.compute)
-    columns = choose_columns(model, keep.layers, keep.pool)
+    columns = choose_columns(
+        model,
+        default_layers(prepared.task) if keep.layers is None else keep.layers,
+        default_pools(prepared.task, model.fpt.backbone.width) if keep.pool is None else keep.pool,
+    )
     rows = draw_rows(prepared, source.limit)
-    check_windows(prepared, rows, settings.patch)
+    check_windows(prepared, rows, model.windows)
     spec = make_spec(prepared, rows, model, keep.store)
     layout = choose_layout(model, columns, keep.batch_rows)
     asked = replace(

@@ -12,8 +12,7 @@ from reservoir.errors import InputError
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.fresh import FreshRows, augment_sequences, is_augmented, is_generated
 from reservoir.tasks.source import Source
-from reservoir.tasks.task import Split, Tokens
-from reservoir.tasks.windows import window_counts
+from reservoir.tasks.task import Split
 from reservoir.training.rows import Rows, StoredRows, TrainingRows, hidden_rows, random_key, raw_rows
 from reservoir.training.target_scale import TargetScale
 from reservoir.training.upper import UpperPart
@@ -113,9 +112,7 @@ def _hidden(split: SplitFeatures, column: str, model: LoadedModel) -> Split:
             f"--from-cache: {split.rows:,} rows of {column} take {size_text(size)} of memory, and {size_text(free)} "
             "are free; use --limit, or train without the cache"
         )
-    lengths, settings = split.lengths, model.settings
-    if not isinstance(model.fpt.task.form, Tokens) and (settings.patch, settings.stride) != (1, 1):
-        lengths = window_counts(lengths, settings.patch, settings.stride).astype(np.int32)
+    lengths = split.lengths if model.windows.plain else model.windows.counts(split.lengths)
     y = split.y if split.y.dtype.kind == "f" else split.y.astype(np.int64)
     return Split(x=split[column].reshape(split.rows, tokens, width), y=y, lengths=lengths)
 

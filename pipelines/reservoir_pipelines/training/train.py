@@ -84,7 +84,7 @@ def train(
         rate = options.learning_rate or default_rate(model.family, prepared.task.name)
         options = replace(options, steps=options.steps or STEPS, learning_rate=rate, train=groups)
         numbers = draw_rows(prepared, source.limit)
-        check_windows(prepared, numbers, settings.patch)
+        check_windows(prepared, numbers, model.windows)
         classes = prepared.task.classes
         targets = None if classes else TargetScale.of(prepared.split("train").y[numbers["train"]])
         spec = make_spec(prepared, numbers, model, options.store if options.from_cache else "float32").to_dict()
