@@ -30,7 +30,7 @@ print(before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 def write_entry(root: Path, rows: int, width: int) -> Path:
     """Write an entry with ``rows`` training rows of one column and return its folder."""
-    from reservoir_cache import Entry, Layout, ShardWriter, Spec
+    from reservoir_cache import Entry, Layout, ShardWriter, Spec, write_targets
 
     from reservoir.tasks import Task, Vectors
 
@@ -53,7 +53,7 @@ def write_entry(root: Path, rows: int, width: int) -> Path:
         for split, count in counts.items():
             y = draw.integers(0, 10, (count, 1, 1))
             targets = {"y": y, "lengths": np.ones(count, np.int32), "index": np.arange(count)}
-            entry.set_rows(split, count, targets=targets)
+            write_targets(entry, split, targets)
             for block, (low, high) in enumerate(entry.blocks(split)):
                 values = draw.standard_normal((high - low, 1, width), dtype=np.float32)
                 values[:, 0, 0] += y[low:high, 0, 0]

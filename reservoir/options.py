@@ -92,7 +92,7 @@ class ModelOptions(ShapeOptions):
 
     init: str | None = option(
         None,
-        "pretrained, random, statistics or a folder with a backbone",
+        "pretrained, random, random-flat (as the paper drew GPT-2), statistics, or a folder with a backbone",
         shown="pretrained, where anybody publishes such weights",
     )
     depth: int | None = option(None, "Keep only the first so many blocks, and the final norm.")
@@ -316,5 +316,5 @@ class AttentionOptions(RunOptions, OutOptions):
     """Which attention maps are drawn."""
 
     layer: int = option(1, "The block whose attention is drawn, from 1.")
-    average: int = option(64, "Rows of the mean; the first is drawn alone too.")
+    average: int = option(64, "Rows of the mean; the first is drawn alone too.", at_least(1))
     split: str = option("test", "Split of the rows.")

@@ -1,4 +1,4 @@
-"""The shape of the house: imports run one way, and --help is quick because nothing heavy is imported."""
+"""The shape of the house: imports run one way and in no circle, each option is declared once, --help is quick."""
 
 import ast
 import subprocess
@@ -37,6 +37,104 @@ def test_imports_run_one_way(package):
     assert len(files) > 5
     wrong = {str(f.relative_to(ROOT)): sorted(imported(f) & FORBIDDEN[package]) for f in files}
     assert {f: names for f, names in wrong.items() if names} == {}
+
+
+def modules():
+    """Return the path of every module by its name."""
+    found = {}
+    for package, folder in PACKAGES.items():
+        for path in folder.rglob("*.py"):
+            parts = [package, *path.relative_to(folder).with_suffix("").parts]
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def arrows():
+    """Return the modules that each module imports, those for type checkers and inside functions too."""
+    known = modules()
+    found = {name: set() for name in known}
+    for name, path in known.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found[name] |= {alias.name for alias in node.names if alias.name in known}
+            elif isinstance(node, ast.ImportFrom) and node.module in known:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                found[name] |= inner & known.keys() or {node.module}
+    return {name: targets - {name} for name, targets in found.items()}
+
+
+def circle(graph):
+    """Return the names on a circle of a graph, or nothing."""
+    left = dict(graph)
+    while free := [name for name, targets in left.items() if not targets & left.keys()]:
+        for name in free:
+            del left[name]
+    return sorted(left)
+
+
+def facade(name, path):
+    """Whether a module only hands names on: its arrows are those of whoever imports from it."""
+    return path.name == "__init__.py" and not any(
+        isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name != "__getattr__"
+        for node in ast.parse(path.read_text()).body
+    )
+
+
+def test_no_files_import_each_other_in_a_circle():
+    known = modules()
+    graph = {name: found for name, found in arrows().items() if not facade(name, known[name])}
+    assert circle(graph) == []
+
+
+def test_no_folders_import_each_other_in_a_circle():
+    known = modules()
+    home = {name: name if known[name].name == "__init__.py" else name.rpartition(".")[0] for name in known}
+    graph = {}
+    for name, targets in arrows().items():
+        if not facade(name, known[name]):
+            # a file beside folders is a room of its own: only what lies in one of them counts together
+            rooms = {home[t] if home[t] not in PACKAGES else t for t in targets}
+            mine = home[name] if home[name] not in PACKAGES else name
+            graph.setdefault(mine, set()).update(rooms - {mine})
+    # a folder and the folders inside it are one room here: what it holds may use what it is made of
+    assert circle(graph) == []
+
+
+def test_each_option_is_declared_once():
+    from reservoir import options
+
+    kinds = [kind for kind in vars(options).values() if isinstance(kind, type) and issubclass(kind, options.Options)]
+    declared = [name for kind in kinds for name in vars(kind).get("__annotations__", {})]
+    assert len(declared) > 40
+    assert sorted(declared) == sorted(set(declared))
+
+
+def test_a_stage_is_called_with_fields_or_groups_of_options():
+    from reservoir_pipelines.stage import stage
+
+    from reservoir.errors import InputError
+    from reservoir.options import PlaceOptions, ReservoirOptions
+
+    @stage
+    def whole(task: str, reservoir: "ReservoirOptions", place: "PlaceOptions"):
+        return task, reservoir, place
+
+    named = whole("mnist", backbone="gpt2", device="cpu")
+    assert named == whole("mnist", ReservoirOptions(backbone="gpt2"), PlaceOptions(device="cpu"))
+    assert whole("mnist", ReservoirOptions(backbone="gpt2"), seed=3)[1] == ReservoirOptions(backbone="gpt2", seed=3)
+    with pytest.raises(TypeError, match="bakbone"):
+        whole("mnist", bakbone="gpt2")
+    with pytest.raises(InputError, match="--seed -1"):
+        whole("mnist", seed=-1)
+
+
+def test_no_function_is_longer_than_a_screen():
+    long = {}
+    for name, path in modules().items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno - node.lineno >= 80:
+                long[f"{name}.{node.name}"] = node.end_lineno - node.lineno + 1
+    assert long == {}
 
 
 def test_the_cache_needs_h5py_and_numpy_only():

@@ -10,24 +10,50 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reservoir_cache.catalog import (
+        EntrySummary,
         broken_entries,
         check_space,
+        entry_bytes,
         last_entry,
         list_entries,
-        near_matches,
+        prune,
         remove,
         required_bytes,
+        summarize,
     )
+    from reservoir_cache.derived import load_arrays, save_arrays
     from reservoir_cache.entry import Entry
     from reservoir_cache.errors import CacheError, Problem
+    from reservoir_cache.hdf import new_file
+    from reservoir_cache.publish import file_crc32, publish_file, publish_json, read_json
     from reservoir_cache.reader import FeatureStore, SplitFeatures
-    from reservoir_cache.spec import FORMAT, Layout, Spec, difference
-    from reservoir_cache.writer import ShardWriter
+    from reservoir_cache.spec import FORMAT, STORES, Layout, Spec, difference
+    from reservoir_cache.verification import repair, verify
+    from reservoir_cache.writer import ShardWriter, write_block, write_targets
+
+_HOME = {
+    "catalog": (
+        *("EntrySummary", "broken_entries", "check_space", "entry_bytes", "last_entry", "list_entries", "prune"),
+        *("remove", "required_bytes", "summarize"),
+    ),
+    "derived": ("load_arrays", "save_arrays"),
+    "entry": ("Entry",),
+    "errors": ("CacheError", "Problem"),
+    "hdf": ("new_file",),
+    "publish": ("file_crc32", "publish_file", "publish_json", "read_json"),
+    "reader": ("FeatureStore", "SplitFeatures"),
+    "spec": ("FORMAT", "STORES", "Layout", "Spec", "difference"),
+    "verification": ("repair", "verify"),
+    "writer": ("ShardWriter", "write_block", "write_targets"),
+}
+_MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "FORMAT",
+    "STORES",
     "CacheError",
     "Entry",
+    "EntrySummary",
     "FeatureStore",
     "Layout",
     "Problem",
@@ -37,23 +63,28 @@ __all__ = [
     "broken_entries",
     "check_space",
     "difference",
+    "entry_bytes",
+    "file_crc32",
     "last_entry",
     "list_entries",
-    "near_matches",
+    "load_arrays",
+    "new_file",
+    "prune",
+    "publish_file",
+    "publish_json",
+    "read_json",
     "remove",
+    "repair",
     "required_bytes",
+    "save_arrays",
+    "summarize",
+    "verify",
+    "write_block",
+    "write_targets",
 ]
-
-_HOME = {
-    **dict.fromkeys(("CacheError", "Problem"), "errors"),
-    **dict.fromkeys(("FORMAT", "Layout", "Spec", "difference"), "spec"),
-    "Entry": "entry",
-    "ShardWriter": "writer",
-    **dict.fromkeys(("FeatureStore", "SplitFeatures"), "reader"),
-}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _MODULE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME.get(name, 'catalog')}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE[name]}"), name)

@@ -2,20 +2,60 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from reservoir_cache.encoding import STORED_DTYPE
 from reservoir_cache.entry import Entry
 from reservoir_cache.errors import CacheError, Problem
-from reservoir_cache.locks import LOCK_FILE, live_runs
-from reservoir_cache.publish import sync
-from reservoir_cache.spec import Layout, Spec, difference
-from reservoir_cache.specfile import NAME as SPEC_FILE
+from reservoir_cache.locks import LOCK_FILE, entry_locks
+from reservoir_cache.publish import is_regular, refuse_links, sync
+from reservoir_cache.spec import SPEC_FILE, STORES, Layout, Spec
 
+_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{16}")
 _FILE_OVERHEAD = 4096  # superblock, root group and attributes of a shard
 _COLUMN_OVERHEAD = 3072  # groups, object headers and the manifest's line of a column in a shard, measured below this
+
+
+@dataclass(frozen=True)
+class EntrySummary:
+    """What a list of entries shows of one.
+
+    Parameters
+    ----------
+    entry : Entry
+    bytes : int
+        Size of all its files.
+    created : datetime
+        UTC.
+    used : datetime
+        When it was last extracted or read, UTC. Reads of an entry of another user are not recorded.
+    columns : tuple of str
+        Every column that any block has, sorted.
+    blocks_done, blocks : int
+        How many blocks have all columns, and how many there are; see ``Entry.progress``.
+    fault : str or None
+        Why a manifest cannot be read.
+    """
+
+    entry: Entry
+    bytes: int
+    created: datetime
+    used: datetime
+    columns: tuple[str, ...]
+    blocks_done: int
+    blocks: int
+    fault: str | None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every block of every split has its labels and all columns."""
+        return self.blocks_done == self.blocks
 
 
 def list_entries(root: Path) -> list[Entry]:
@@ -31,33 +71,104 @@ def broken_entries(root: Path) -> list[Problem]:
 def last_entry(root: Path, task: str, accept: Callable[[Entry], bool] = lambda _entry: True) -> Entry | None:
     """Return the entry that an extract of this task last created or opened among those accepted, or None."""
     entries = [entry for entry in list_entries(root) if entry.spec.task["name"] == task and accept(entry)]
-    return max(entries, key=lambda entry: (entry.path / LOCK_FILE).stat().st_mtime_ns, default=None)
+    return max(entries, key=lambda entry: _times(entry.path / LOCK_FILE)[0], default=None)
 
 
-def near_matches(root: Path, spec: Spec) -> list[tuple[Entry, list[str]]]:
-    """Return the other entries of the same task with the dotted fields in which they differ, nearest first."""
-    same_task = [entry for entry in list_entries(root) if entry.spec.task["name"] == spec.task["name"]]
-    found = [(entry, difference(entry.spec, spec)) for entry in same_task if entry.key != spec.key]
-    return sorted(found, key=lambda pair: (len(pair[1]), pair[0].path))
+def entry_bytes(entry: Entry) -> int:
+    """Return the size of all files of an entry."""
+    total = 0
+    for path in entry.path.rglob("*"):
+        with suppress(FileNotFoundError):  # a run at work takes its temporary files away
+            total += path.lstat().st_size if is_regular(path) else 0
+    return total
+
+
+def summarize(entry: Entry) -> EntrySummary:
+    """Return size, dates, columns and progress of an entry; a damaged manifest is a fault, not an error."""
+    fault, columns, done = None, set[str](), 0
+    try:
+        columns = {column for split in entry.splits for column in entry.manifest(split).columns}
+        done = sum(finished for finished, _ in entry.progress().values())
+    except CacheError as error:
+        fault = str(error)
+    return EntrySummary(
+        entry=entry,
+        bytes=entry_bytes(entry),
+        created=_date(_times(entry.path / SPEC_FILE)[0]),
+        used=_date(max(_times(entry.path / LOCK_FILE))),
+        columns=tuple(sorted(columns)),
+        blocks_done=done,
+        blocks=sum(len(entry.blocks(split)) for split in entry.splits),
+        fault=fault,
+    )
 
 
 def remove(path: Path) -> None:
-    """Delete an entry.
+    """Delete an entry, also one that is broken or half removed; of a symbolic link, only the link.
+
+    Parameters
+    ----------
+    path : Path
+        The entry's folder.
 
     Raises
     ------
     CacheError
-        If the folder is no entry, or a run is at work on it.
+        If the folder is no entry, a run is at work on it, or it may not be removed.
     """
     path = Path(path)
-    if path.parent.parent.name != "features" or not ((path / SPEC_FILE).exists() or (path / LOCK_FILE).exists()):
+    refuse_links(*path.parents[:2])
+    if (
+        path.parent.parent.name != "features"
+        or not _FOLDER.fullmatch(path.name)
+        or not (path.is_symlink() or path.is_dir())
+    ):
         raise CacheError(f"{path}: not an entry of the cache; 'reservoir cache list' shows them")
-    if runs := live_runs(path):
-        host, pid, started = (runs[0][name] for name in ("host", "pid", "started"))
-        raise CacheError(f"{path}: process {pid} on {host} is at work on it since {started}; stop it first")
-    (path / SPEC_FILE).unlink(missing_ok=True)  # first: half a removal must not look like an entry
-    sync(path)
-    shutil.rmtree(path)
+    try:
+        if path.is_symlink():
+            path.unlink()  # what it leads to is not the cache's
+        elif is_regular(path / LOCK_FILE):
+            with entry_locks(path).removal():
+                _delete(path)
+        else:
+            _delete(path)
+    except OSError as error:
+        raise CacheError(f"{path}: cannot be removed ({error.strerror}); check permissions") from error
+
+
+def prune(root: Path, *, older: timedelta | None = None, keep_bytes: int | None = None) -> list[EntrySummary]:
+    """Remove the least recently used entries; those that a run is at work on, and broken ones, stay.
+
+    Parameters
+    ----------
+    root : Path
+        The cache.
+    older : timedelta, optional
+        Remove what has not been used for longer.
+    keep_bytes : int, optional
+        Remove until the entries take no more than this.
+
+    Returns
+    -------
+    list of EntrySummary
+        Those removed, the least recently used first.
+
+    Raises
+    ------
+    CacheError
+        If an entry may not be removed.
+    """
+    now, removed = datetime.now(UTC), []
+    found = sorted(map(summarize, list_entries(root)), key=lambda each: (each.used, each.entry.path))
+    total = sum(each.bytes for each in found)
+    for each in found:
+        aged = older is not None and now - each.used > older
+        crowded = keep_bytes is not None and total > keep_bytes
+        if (aged or crowded) and not each.entry.running():
+            remove(each.entry.path)
+            removed.append(each)
+            total -= each.bytes
+    return removed
 
 
 def required_bytes(spec: Spec, layout: Layout, rows: Mapping[str, int], shapes: Mapping[str, tuple[int, int]]) -> int:
@@ -76,8 +187,7 @@ def required_bytes(spec: Spec, layout: Layout, rows: Mapping[str, int], shapes: 
     shapes : mapping of str to (tokens, width)
         The columns.
     """
-    itemsize = STORED_DTYPE[spec.store].itemsize
-    per_row = sum(tokens * width for tokens, width in shapes.values()) * itemsize
+    per_row = sum(tokens * width for tokens, width in shapes.values()) * STORES[spec.store]
     per_block = _FILE_OVERHEAD + sum(_COLUMN_OVERHEAD + 4 * width for _, width in shapes.values())
     return sum(count * per_row + len(layout.blocks(count)) * per_block for count in rows.values())
 
@@ -109,8 +219,42 @@ def check_space(root: Path, needed: int) -> None:
 
 def _scan(root: Path) -> Iterator[Entry | Problem]:
     for folder in sorted(Path(root).glob("features/*/*")):
-        if folder.is_dir():
+        if folder.is_dir() or folder.is_symlink():
+            ours = _FOLDER.fullmatch(folder.name)
+            remedy = "run 'reservoir cache remove' on it and extract again" if ours else "move it elsewhere"
             try:
                 yield Entry.open(folder)
             except CacheError as error:
-                yield Problem.of(folder, error, "run 'reservoir cache remove' on it and extract again")
+                yield Problem.of(folder, error, remedy)
+
+
+def _delete(path: Path) -> None:
+    """Remove an entry's folder in such an order that half of it is never taken for an entry, nor for unlocked."""
+    (path / SPEC_FILE).unlink(missing_ok=True)
+    sync(path)
+    for item in path.iterdir():
+        if item.name == LOCK_FILE:
+            continue
+        if item.is_dir() and not item.is_symlink():
+            shutil.rmtree(item)
+        else:
+            item.unlink()
+    (path / LOCK_FILE).unlink(missing_ok=True)
+    try:
+        path.rmdir()
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:  # else another run has just begun the entry anew
+            raise
+
+
+def _times(path: Path) -> tuple[int, int]:
+    """Return modification and access time in nanoseconds, 0 if the file has just been removed."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_atime_ns
+
+
+def _date(nanoseconds: int) -> datetime:
+    return datetime.fromtimestamp(nanoseconds / 1e9, UTC)

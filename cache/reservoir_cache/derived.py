@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +11,40 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from reservoir_cache.entry import Entry
 from reservoir_cache.errors import CacheError
-from reservoir_cache.hdf import UNREADABLE, new_file, read_array
-from reservoir_cache.publish import file_crc32, make_folder, publish, publish_json, read_json
+from reservoir_cache.hdf import UNREADABLE, member, new_file, read_array
+from reservoir_cache.locks import entry_locks
+from reservoir_cache.manifest import NAME
+from reservoir_cache.publish import file_crc32, is_regular, make_folder, publish_file, publish_json, read_json
 from reservoir_cache.spec import canonical_json, check_name
 
 FOLDER = "moments"
-NAME = "manifest.json"
 
 
-def save(folder: Path, name: str, arrays: Mapping[str, NDArray], meta: Mapping[str, Any], run: str) -> None:
-    """Write arrays and meta under a name and list the file in the folder's manifest; the caller holds the mutex.
+def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Mapping[str, Any]) -> bool:
+    """Keep derived arrays, such as moments, under a name; what was there is replaced.
+
+    Parameters
+    ----------
+    entry : Entry
+    name : str
+    arrays : mapping of str to ndarray
+        Numbers or booleans, of any shape; names may contain '/'.
+    meta : mapping
+        JSON values.
+
+    Returns
+    -------
+    bool
+        Whether they are kept: not in an entry that this user can only read, nor on a full disk.
 
     Raises
     ------
     CacheError
-        If an array does not hold numbers, meta is not JSON, or the file cannot be written.
+        If an array does not hold numbers, or meta is not JSON.
     """
+    folder = entry.path / FOLDER
     path = folder / f"{check_name(name, 'name of derived arrays')}.h5"
     plain = {key: np.ascontiguousarray(array).reshape(np.shape(array)) for key, array in arrays.items()}
     if wrong := [key for key, array in plain.items() if array.dtype.kind not in "biufc"]:
@@ -46,16 +63,25 @@ def save(folder: Path, name: str, arrays: Mapping[str, NDArray], meta: Mapping[s
         if found.keys() != plain.keys() or any(found[key].tobytes() != plain[key].tobytes() for key in plain):
             raise CacheError(f"{path}: does not read back as written; check the disk")
 
-    make_folder(folder)
-    publish(path, run, write, verify)
-    files = {**listed(folder), path.name: {"bytes": path.stat().st_size, "crc32": file_crc32(path)}}
-    publish_json(folder / NAME, run, {"files": files})
+    try:
+        locks = entry_locks(entry.path)
+        with locks.run(), locks.mutex():
+            make_folder(folder)
+            publish_file(path, write, verify)
+            line = {"bytes": path.stat().st_size, "crc32": file_crc32(path)}
+            publish_json(folder / NAME, {"files": {**(listed(folder) or {}), path.name: line}})
+    except CacheError:
+        return False
+    return True
 
 
-def load(folder: Path, name: str) -> tuple[dict[str, NDArray], dict[str, Any]] | None:
-    """Return arrays and meta, or None if they are absent or damaged."""
-    path = folder / f"{check_name(name, 'name of derived arrays')}.h5"
-    line = listed(folder).get(path.name)
+def load_arrays(entry: Entry, name: str) -> tuple[dict[str, NDArray], dict[str, Any]] | None:
+    """Return the arrays and the meta kept under a name, or None if they are absent or damaged.
+
+    The whole file is compared with its checksum each time.
+    """
+    path = entry.path / FOLDER / f"{check_name(name, 'name of derived arrays')}.h5"
+    line = (listed(path.parent) or {}).get(path.name)
     if line is None or fault(path, line):
         return None
     try:
@@ -64,18 +90,36 @@ def load(folder: Path, name: str) -> tuple[dict[str, NDArray], dict[str, Any]] |
         return None
 
 
-def listed(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the folder's manifest: {file: {bytes, crc32}}; empty if it is absent or damaged."""
+def listed(folder: Path) -> dict[str, dict[str, Any]] | None:
+    """Return the folder's manifest: {file: {bytes, crc32}}; empty if it is absent, None if it is damaged."""
     try:
-        return read_json(folder / NAME)["files"]
-    except (FileNotFoundError, CacheError, KeyError):
+        files = read_json(folder / NAME)["files"]
+        for file, line in files.items():
+            check_name(file, "file of derived arrays")
+            if not file.endswith(".h5") or line.keys() != {"bytes", "crc32"}:
+                return None
+    except FileNotFoundError:
         return {}
+    except (CacheError, KeyError, AttributeError):
+        return None
+    return files
+
+
+def forget(folder: Path, files: Iterable[str]) -> None:
+    """Take files out of the folder's manifest, or all if the manifest is damaged, and remove them."""
+    lines = listed(folder) or {}
+    gone = set(files) if lines else {path.name for path in folder.glob("*.h5")}
+    publish_json(folder / NAME, {"files": {file: line for file, line in lines.items() if file not in gone}})
+    for file in gone:
+        (folder / file).unlink(missing_ok=True)
 
 
 def fault(path: Path, line: Mapping[str, Any]) -> str | None:
     """Return what is wrong with a file, compared with its line in a manifest, or None."""
     try:
-        size = path.stat().st_size
+        size = path.lstat().st_size
+        if not is_regular(path):
+            return "not a regular file"
         if size != line["bytes"]:
             return f"has {size} bytes instead of {line['bytes']}"
         return None if file_crc32(path) == line["crc32"] else "damaged: its checksum does not match"
@@ -86,13 +130,9 @@ def fault(path: Path, line: Mapping[str, Any]) -> str | None:
 
 
 def _read(path: Path) -> tuple[dict[str, NDArray], dict[str, Any]]:
-    arrays: dict[str, NDArray] = {}
-
-    def collect(key: str, item: object) -> None:
-        if isinstance(item, h5py.Dataset) and key.startswith("arrays/"):
-            arrays[key.removeprefix("arrays/")] = np.asarray(item[()])
-
     with h5py.File(path, "r", locking=False) as file:
         meta = json.loads(read_array(file, "meta").tobytes())
-        file.visititems(collect)
-    return arrays, meta
+        group, names = member(file, "arrays"), list[str]()
+        if isinstance(group, h5py.Group):
+            group.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+        return {name: read_array(file, f"arrays/{name}") for name in names}, meta

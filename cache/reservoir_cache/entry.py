@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from reservoir_cache import derived, verification
-from reservoir_cache.errors import CacheError, Problem, repair_command
-from reservoir_cache.locks import entry_locks, live_runs
-from reservoir_cache.manifest import Manifest, is_sound, read_manifest
-from reservoir_cache.publish import make_folder
-from reservoir_cache.spec import FORMAT, Layout, Spec, check_name
-from reservoir_cache.specfile import NAME as SPEC_FILE
-from reservoir_cache.specfile import SpecFile, read_spec_file
-from reservoir_cache.storing import store_block
-from reservoir_cache.targets import publish_targets
+from reservoir_cache.errors import CacheError, repair_command
+from reservoir_cache.locks import entry_locks, live_runs, may_write, touch
+from reservoir_cache.manifest import NAME, Manifest, is_sound, read_manifest
+from reservoir_cache.publish import make_folder, refuse_links
+from reservoir_cache.spec import FORMAT, SPEC_FILE, Layout, Spec, check_name, read_spec, write_spec
 
 
 @dataclass(frozen=True)
@@ -48,7 +40,8 @@ class Entry:
     def create(cls, root: Path, name: str, spec: Spec, layout: Layout, made_with: Mapping[str, Any]) -> Entry:
         """Open the entry of a specification, creating it if it is not there, and make it the task's last.
 
-        An existing entry keeps its layout. Two processes may do this at once.
+        An existing entry keeps its layout, and may be one that this user can only read. Two processes may do this at
+        once.
 
         Parameters
         ----------
@@ -68,20 +61,17 @@ class Entry:
             raise CacheError(f"specification: format is {spec.format}; this program writes format {FORMAT}")
         folder = Path(root) / "features" / spec.task["name"]
         path = folder / f"{check_name(name, 'entry name')}-{spec.key[:16]}"
-        try:
+        _refuse_links(path)
+        if not (path / SPEC_FILE).exists() or may_write(path):
             make_folder(path)
-        except OSError as error:
-            raise CacheError(
-                f"{path}: cannot be created ({error.strerror}); choose another folder with --cache"
-            ) from error
-        locks = entry_locks(path)
-        with locks.run() as run, locks.mutex():
-            if not (path / SPEC_FILE).exists():
-                SpecFile(spec, spec.key, layout, made_with).write(path, run)
-            entry = cls.open(path)
-            if entry.key != spec.key:
-                raise CacheError(f"{path}: holds key {entry.key}, not {spec.key}; remove it")
-        locks.touch()
+            locks = entry_locks(path, create=True)
+            with locks.run(whole=False), locks.mutex(whole=False):
+                if not (path / SPEC_FILE).exists():
+                    write_spec(path, spec, layout, made_with)
+        entry = cls.open(path)
+        if entry.key != spec.key:
+            raise CacheError(f"{path}: holds key {entry.key}, not {spec.key}; remove it")
+        touch(path)
         return entry
 
     @classmethod
@@ -91,11 +81,12 @@ class Entry:
         Raises
         ------
         CacheError
-            If it is no entry, of another format version, or its specification does not hash to its key.
+            If it is no entry, of another format version, its specification does not hash to its key, or a symbolic
+            link leads to it or out of it.
         """
         path = Path(path)
-        found = read_spec_file(path)
-        return cls(path, found.spec, found.layout, found.made_with)
+        _refuse_links(path)
+        return cls(path, *read_spec(path))
 
     @property
     def key(self) -> str:
@@ -124,12 +115,15 @@ class Entry:
             found = read_manifest(self.path / split)
         except FileNotFoundError:
             return empty
+        where = self.path / split / NAME
         for name in ("format", "key", "split", "rows"):
             if getattr(found, name) != getattr(empty, name):
                 raise CacheError(
-                    f"{self.path / split / 'manifest.json'}: its {name} is {getattr(found, name)!r}, not "
+                    f"{where}: its {name} is {getattr(found, name)!r}, not "
                     f"{getattr(empty, name)!r}; {repair_command(self.key)}"
                 )
+        if max((shard.block for shard in found.shards), default=0) >= len(self.blocks(split)):
+            raise CacheError(f"{where}: lists a block too many; {repair_command(self.key)}")
         return found
 
     def missing(self, split: str, columns: Iterable[str]) -> dict[int, tuple[str, ...]]:
@@ -146,6 +140,28 @@ class Entry:
         }
         return {block: names for block, names in lacking.items() if names}
 
+    def progress(self) -> dict[str, tuple[int, int]]:
+        """Return for each split how many blocks are finished, and how many there are.
+
+        A block is finished when the manifests list for it every column that they list for any block of any split; a
+        split without labels has none. An entry is whole when all blocks of all splits are.
+
+        Raises
+        ------
+        CacheError
+            If a manifest is damaged.
+        """
+        manifests = {split: self.manifest(split) for split in self.splits}
+        columns = {name for manifest in manifests.values() for name in manifest.columns}
+        done = {}
+        for split, manifest in manifests.items():
+            present: dict[int, set[str]] = {}
+            for shard in manifest.shards:
+                present.setdefault(shard.block, set()).update(shard.columns)
+            finished = sum(held == columns for held in present.values()) if manifest.targets else 0
+            done[split] = finished, len(self.blocks(split))
+        return done
+
     @contextmanager
     def claim(self, split: str, block: int) -> Iterator[bool]:
         """Try to take a block for this process: yields whether it could, at once.
@@ -157,7 +173,7 @@ class Entry:
         Raises
         ------
         CacheError
-            If the file system has no locks.
+            If the file system has no locks, the entry may not be written, or it has been removed.
         """
         number, locks = self.block_number(split, block), entry_locks(self.path)
         with locks.run():
@@ -172,114 +188,8 @@ class Entry:
         """Return host, pid and start of the runs at work on this entry now."""
         return live_runs(self.path)
 
-    def set_rows(self, split: str, rows: int, targets: Mapping[str, NDArray]) -> None:
-        """Write the labels, lengths and source row numbers of a split, unless they are there.
-
-        Parameters
-        ----------
-        split : str
-        rows : int
-            Must be the specification's.
-        targets : mapping
-            ``y`` (rows, readout_tokens, outputs), ``lengths`` (rows,) and ``index`` (rows,), the source row numbers.
-
-        Raises
-        ------
-        CacheError
-            If a shape is wrong or the file cannot be written.
-        """
-        if rows != self._rows(split):
-            raise CacheError(f"split {split}: {rows} rows given, but the specification has {self._rows(split)}")
-        folder, locks = self.path / split, entry_locks(self.path)
-        make_folder(folder)
-        with locks.run() as run, locks.mutex():
-            manifest = self.manifest(split)
-            if manifest.targets is None or not is_sound(folder, manifest.targets):
-                publish_targets(folder, manifest, targets, run).write(folder, run)
-
-    def write_block(self, split: str, block: int, arrays: Mapping[str, NDArray[np.float32]]) -> int:
-        """Write one shard with the given columns of a block; columns that it has already are left alone.
-
-        Parameters
-        ----------
-        split : str
-        block : int
-        arrays : mapping of column to ndarray of shape (rows of the block, tokens, width), float32
-
-        Returns
-        -------
-        int
-            Bytes written; 0 if every column was there.
-
-        Raises
-        ------
-        CacheError
-            If a shape or value cannot be stored, another process has the block, or the disk fails.
-        """
-        number, locks = self.block_number(split, block), entry_locks(self.path)
-        if not locks.share(number):
-            raise CacheError(f"{self.path}: block {block} of {split} is being written by another run; wait for it")
-        try:
-            make_folder(self.path / split)
-            with locks.run() as run, locks.writing:
-                return store_block(self, split, block, arrays, run)
-        finally:
-            locks.release(number)
-
-    def save_arrays(self, name: str, arrays: Mapping[str, NDArray], meta: Mapping[str, Any]) -> None:
-        """Keep derived arrays, such as moments, under a name; what was there is replaced.
-
-        Parameters
-        ----------
-        name : str
-        arrays : mapping of str to ndarray
-            Numbers or booleans, of any shape; names may contain '/'.
-        meta : mapping
-            JSON values.
-        """
-        locks = entry_locks(self.path)
-        with locks.run() as run, locks.mutex():
-            derived.save(self.path / derived.FOLDER, name, arrays, meta, run)
-
-    def load_arrays(self, name: str) -> tuple[dict[str, NDArray], dict[str, Any]] | None:
-        """Return the arrays and the meta kept under a name, or None if they are absent or damaged."""
-        return derived.load(self.path / derived.FOLDER, name)
-
-    def verify(self, columns: Iterable[str] | None = None) -> list[Problem]:
-        """Read every file (of the given columns, if any) and return everything that is wrong."""
-        return verification.verify(self, columns)
-
-    def repair(self, problems: Iterable[Problem] | None = None) -> list[Problem]:
-        """Take what is damaged out of the manifests and delete it, so that a rerun of extract makes exactly that again.
-
-        Parameters
-        ----------
-        problems : iterable of Problem, optional
-            What ``verify`` found; by default it is run.
-
-        Returns
-        -------
-        list of Problem
-            What was repaired.
-        """
-        return verification.repair(self, self.verify() if problems is None else problems)
-
-    def bytes(self) -> int:
-        """Return the size of all files of the entry."""
-        total = 0
-        for path in self.path.rglob("*"):
-            with suppress(FileNotFoundError):  # a run at work takes its temporary files away
-                total += path.stat().st_size if path.is_file() else 0
-        return total
-
     def block_number(self, split: str, block: int) -> int:
-        """Return the number of a block in the whole entry: splits in sorted order, blocks in order within each.
-
-        Raises
-        ------
-        CacheError
-            If there is no such block.
-        """
+        """Return the number of a block in the whole entry: splits in sorted order, blocks in order within each."""
         count = len(self.blocks(split))
         if not 0 <= block < count:
             raise CacheError(f"{self.path}: split {split} has blocks 0 to {count - 1}, not {block}")
@@ -289,3 +199,14 @@ class Entry:
         if split not in self.spec.rows:
             raise CacheError(f"{self.path}: no split {split!r}; it has {', '.join(self.splits)}")
         return self.spec.rows[split]
+
+
+def _refuse_links(path: Path) -> None:
+    """Refuse an entry that a link leads to or out of."""
+    refuse_links(path, *path.parents[:2])
+    try:
+        refuse_links(*path.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return  # which the caller finds and says
+    except OSError as error:
+        raise CacheError(f"{path}: cannot be read ({error.strerror}); check permissions") from error

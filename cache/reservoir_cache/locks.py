@@ -4,7 +4,7 @@ Every claim is a POSIX record lock (``fcntl.lockf``) on one byte of the entry's 
 manifests and the run records, byte 1 + n the n-th block of the entry. The kernel drops a process's locks when it
 ends, however it ends. Two properties of these locks shape this module: they belong to the process, so threads need a
 table of their own; and closing *any* descriptor of a file drops all of the process's locks on it, so there is one
-descriptor per lock file and process, and it is never closed.
+descriptor per lock file and process, which is closed when the entry has been removed and not before.
 """
 
 from __future__ import annotations
@@ -12,19 +12,17 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import re
-import secrets
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reservoir_cache.errors import CacheError
-from reservoir_cache.publish import publish_json, read_json, temporary_owner
+from reservoir_cache.publish import make_folder, publish_json, read_json, run_identity, temporary_owner
+from reservoir_cache.spec import SPEC_FILE
 
 LOCK_FILE = "lock"
 MUTEX_BYTE = 0
@@ -32,15 +30,7 @@ FIRST_BLOCK_BYTE = 1
 
 
 class EntryLocks:
-    """The locks of one entry, shared by everything in this process; get it from ``entry_locks``.
-
-    Parameters
-    ----------
-    folder : Path
-        The entry's folder.
-    descriptor : int
-        Its ``lock`` file, open for writing.
-    """
+    """The locks of the entry in ``folder``, shared by everything in this process; get it from ``entry_locks``."""
 
     def __init__(self, folder: Path, descriptor: int) -> None:
         self._folder = folder
@@ -52,11 +42,16 @@ class EntryLocks:
         self._record: int | None = None
 
     @contextmanager
-    def mutex(self) -> Iterator[None]:
-        """Hold the entry's mutex, waiting for it: for reading, changing and replacing a manifest. Not reentrant."""
+    def mutex(self, *, whole: bool = True) -> Iterator[None]:
+        """Hold the entry's mutex, waiting for it: for reading, changing and replacing a manifest. Not reentrant.
+
+        Whoever waited while the entry was removed gets a CacheError, also if another has been made in its place.
+        """
         with self._guard:
             self._lock(MUTEX_BYTE, fcntl.LOCK_EX)
             try:
+                if not self._is_there() or (whole and not (self._folder / SPEC_FILE).exists()):
+                    raise self._removed()
                 yield
             finally:
                 self._lock(MUTEX_BYTE, fcntl.LOCK_UN)
@@ -85,20 +80,15 @@ class EntryLocks:
                 del self._claims[number]
                 self._lock(FIRST_BLOCK_BYTE + number, fcntl.LOCK_UN)
 
-    def touch(self) -> None:
-        """Set the lock file's modification time to now: the entry whose lock file is newest was extracted last."""
-        now = time.time_ns()
-        os.utime(self._folder / LOCK_FILE, ns=(now, now))
-
     @contextmanager
-    def run(self) -> Iterator[str]:
+    def run(self, *, whole: bool = True) -> Iterator[str]:
         """Be a live run of this entry: a record that others can see; yields the run's identity.
 
         The first in a process also removes what dead runs left behind.
         """
         with self._guard:
             if self._runs == 0:
-                with self.mutex():
+                with self.mutex(whole=whole):
                     self._register()
                     self._sweep()
             self._runs += 1
@@ -110,10 +100,27 @@ class EntryLocks:
                 if self._runs == 0:
                     self._unregister()
 
+    @contextmanager
+    def removal(self) -> Iterator[None]:
+        """Hold the mutex of an entry that nobody works on while it is removed, then give its lock file up."""
+        with self._guard:
+            with self.mutex(whole=False):
+                if runs := live_runs(self._folder):
+                    host, pid, started = (runs[0].get(name) for name in ("host", "pid", "started"))
+                    raise CacheError(
+                        f"{self._folder}: process {pid} on {host} is at work on it since {started}; stop it first"
+                    )
+                yield
+            with _open_guard:
+                status = os.fstat(self._descriptor)
+                _open_locks.pop((status.st_dev, status.st_ino), None)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
     def _register(self) -> None:
         path = self._folder / "runs" / f"{run_identity()}.json"
-        path.parent.mkdir(exist_ok=True)
-        publish_json(path, run_identity(), _this_run().record)
+        make_folder(path.parent)
+        publish_json(path, _record())
         self._record = os.open(path, os.O_RDWR)
         fcntl.lockf(self._record, fcntl.LOCK_EX, 1)
 
@@ -126,14 +133,24 @@ class EntryLocks:
     def _sweep(self) -> None:
         """Remove the records and temporary files of dead runs; the mutex is held, so none is being born."""
         alive = {run_identity()} | {path.stem for path in _records(self._folder) if _is_locked(path)}
-        for path in _records(self._folder):
-            if path.stem not in alive:
-                path.unlink(missing_ok=True)
-        for path in self._folder.rglob(".*.tmp"):
-            if temporary_owner(path) not in alive:
+        dead = [path for path in _records(self._folder) if path.stem not in alive]
+        dead += [path for path in self._folder.rglob(".*.tmp") if temporary_owner(path) not in alive]
+        for path in dead:
+            with suppress(OSError):  # another user's, who alone may remove it
                 path.unlink(missing_ok=True)
 
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat((self._folder / LOCK_FILE).stat(), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return False
+
+    def _removed(self) -> CacheError:
+        return CacheError(f"{self._folder}: was removed while it was being worked on; run the same command again")
+
     def _lock(self, byte: int, operation: int) -> bool:
+        if self._descriptor < 0:
+            raise self._removed()
         try:
             fcntl.lockf(self._descriptor, operation, 1, byte)
         except OSError as error:
@@ -148,44 +165,50 @@ class EntryLocks:
 
 _open_locks: dict[tuple[int, int], EntryLocks] = {}
 _open_guard = threading.Lock()
-_current: _Run | None = None
+_started = ""
 
 
-@dataclass(frozen=True)
-class _Run:
-    """What others see of this process."""
-
-    identity: str
-    record: dict[str, Any]
-
-
-def entry_locks(folder: Path) -> EntryLocks:
-    """Return the locks of the entry in ``folder``: one object per lock file and process.
-
-    Raises
-    ------
-    CacheError
-        If the lock file cannot be opened for writing.
-    """
+def entry_locks(folder: Path, *, create: bool = False) -> EntryLocks:
+    """Return the locks of an entry, one object per lock file and process; CacheError if it may not be written."""
     path = folder / LOCK_FILE
     with _open_guard:
         try:
             status = path.stat()
             if found := _open_locks.get((status.st_dev, status.st_ino)):
                 return found
-        except FileNotFoundError:
-            pass
+        except OSError:
+            pass  # opening says more
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o666)
+        except FileNotFoundError as error:
+            raise CacheError(f"{folder}: not there, or removed meanwhile; run the same command again") from error
         except OSError as error:
             raise CacheError(f"{path}: cannot be opened for writing ({error.strerror}); check permissions") from error
         status = os.fstat(descriptor)
         return _open_locks.setdefault((status.st_dev, status.st_ino), EntryLocks(folder, descriptor))
 
 
-def run_identity() -> str:
-    """Return the identity of this process: host, process number and 8 random digits; no '.' in it."""
-    return _this_run().identity
+def may_write(folder: Path) -> bool:
+    """Whether this user may work on the entry in ``folder``: it may be another's, or on a disk that is read-only."""
+    effective = os.access in os.supports_effective_ids
+    return all(os.access(path, os.W_OK, effective_ids=effective) for path in (folder, folder / LOCK_FILE))
+
+
+def touch(folder: Path) -> None:
+    """Make an entry its task's last by the lock file's modification time, where the system lets us."""
+    path, now = folder / LOCK_FILE, time.time_ns()
+    with suppress(OSError):
+        try:
+            os.utime(path, ns=(now, now))
+        except PermissionError:  # another user's: whoever may write it may set the system's own time, which is coarse
+            os.utime(path)
+
+
+def mark_used(folder: Path) -> None:
+    """Keep when an entry was last read, as the lock file's access time, where the system lets us."""
+    path = folder / LOCK_FILE
+    with suppress(OSError):
+        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
 
 
 def live_runs(folder: Path) -> list[dict[str, Any]]:
@@ -193,21 +216,18 @@ def live_runs(folder: Path) -> list[dict[str, Any]]:
     found = []
     for path in _records(folder):
         if path.stem == run_identity():  # not read from the file: closing that would drop the lock on it
-            found.append(_this_run().record)
+            found.append(_record())
         elif _is_locked(path):
             with suppress(FileNotFoundError, CacheError):  # it may end between the two looks
                 found.append(read_json(path))
     return found
 
 
-def _this_run() -> _Run:
-    global _current  # noqa: PLW0603
-    if _current is None:
-        host = socket.gethostname()
-        identity = f"{re.sub(r'[^A-Za-z0-9-]', '-', host) or 'host'}-{os.getpid()}-{secrets.token_hex(4)}"
-        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        _current = _Run(identity, {"host": host, "pid": os.getpid(), "started": started})
-    return _current
+def _record() -> dict[str, Any]:
+    """Return what others see of this process."""
+    global _started  # noqa: PLW0603
+    _started = _started or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {"host": socket.gethostname(), "pid": os.getpid(), "started": _started}
 
 
 def _records(folder: Path) -> list[Path]:
@@ -219,9 +239,11 @@ def _is_locked(path: Path) -> bool:
     if path.stem == run_identity():
         return True
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
+    except OSError:
+        return True  # another user's, and unreadable: perhaps at work
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB, 1)
     except OSError as error:
@@ -234,10 +256,10 @@ def _is_locked(path: Path) -> bool:
 
 def _forget() -> None:
     """In a forked child: it has the parent's tables but none of its locks, and is another run."""
-    global _current, _open_guard  # noqa: PLW0603
+    global _open_guard, _started  # noqa: PLW0603
     _open_locks.clear()
     _open_guard = threading.Lock()
-    _current = None
+    _started = ""
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from reservoir_cache.errors import CacheError
-from reservoir_cache.publish import publish_json, read_json
+from reservoir_cache.publish import is_regular, publish_json, read_json
+from reservoir_cache.spec import check_name
 
 NAME = "manifest.json"
+TARGETS_FILE = "targets.h5"
+
+_SHARD_FILE = re.compile(r"([0-9]{5,})-(0|[1-9][0-9]*)\.h5")
+_CRC32 = re.compile(r"[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
@@ -22,21 +28,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Shard:
-    """One immutable file with some columns of one block.
-
-    Parameters
-    ----------
-    file : str
-        Name in the split's folder.
-    block : int
-        Number of the block.
-    bytes : int
-        Size of the file.
-    crc32 : str
-        CRC-32 of the file.
-    columns : dict of str to str
-        Each column's CRC-32 of stored values, then offset.
-    """
+    """One immutable file with some columns of one block; ``columns`` maps each to its CRC-32 of values, then offset."""
 
     file: str
     block: int
@@ -56,25 +48,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything of one split.
-
-    Parameters
-    ----------
-    format : int
-        Version of the format.
-    key : str
-        Key of the entry.
-    split : str
-        Name of the split.
-    rows : int
-        Rows of the split.
-    columns : dict of str to Column
-        Every column that any shard holds.
-    shards : tuple of Shard
-        In order of block, then file.
-    targets : Targets or None
-        None until they are written.
-    """
+    """Everything of one split: the columns that any shard holds, the shards by block and file, the labels if written."""
 
     format: int
     key: str
@@ -84,13 +58,20 @@ class Manifest:
     shards: tuple[Shard, ...] = ()
     targets: Targets | None = None
 
+    @property
+    def files(self) -> dict[str, Shard | Targets]:
+        """Every listed file by its name."""
+        lines: tuple[Shard | Targets, ...] = self.shards + ((self.targets,) if self.targets else ())
+        return {line.file: line for line in lines}
+
     def of_block(self, block: int) -> list[Shard]:
         """Return the shards of one block."""
         return [shard for shard in self.shards if shard.block == block]
 
     def with_shard(self, shard: Shard, columns: dict[str, Column]) -> Manifest:
-        """Return the manifest with a shard, and the shapes of its columns, added."""
-        shards = sorted((*self.shards, shard), key=lambda each: (each.block, each.file))
+        """Return the manifest with a shard, and the shapes of its columns, added or in place of a file of that name."""
+        others = (each for each in self.shards if each.file != shard.file)
+        shards = sorted((*others, shard), key=lambda each: (each.block, each.file))
         return replace(self, shards=tuple(shards), columns={**self.columns, **columns})
 
     def without(self, files: set[str]) -> Manifest:
@@ -101,7 +82,7 @@ class Manifest:
         targets = None if self.targets and self.targets.file in files else self.targets
         return replace(self, shards=shards, columns=columns, targets=targets)
 
-    def write(self, folder: Path, run: str) -> None:
+    def write(self, folder: Path) -> None:
         """Publish the manifest in the split's folder."""
         content = {
             **vars(self),
@@ -109,23 +90,15 @@ class Manifest:
             "shards": [vars(shard) for shard in self.shards],
             "targets": vars(self.targets) if self.targets else None,
         }
-        publish_json(folder / NAME, run, content)
+        publish_json(folder / NAME, content)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a split's folder.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is none.
-    CacheError
-        If it is damaged.
-    """
+    """Read the manifest of a split; raises FileNotFoundError if there is none, CacheError if it is damaged."""
     path = folder / NAME
     content: dict[str, Any] = read_json(path)
     try:
-        return Manifest(
+        manifest = Manifest(
             **{
                 **content,
                 "columns": {name: Column(**shape) for name, shape in content["columns"].items()},
@@ -133,13 +106,65 @@ def read_manifest(folder: Path) -> Manifest:
                 "targets": Targets(**content["targets"]) if content["targets"] else None,
             }
         )
-    except (TypeError, KeyError, AttributeError) as error:
+        _check(manifest)
+    except (CacheError, TypeError, ValueError, KeyError, AttributeError) as error:
         raise CacheError(f"{path}: not a manifest of this format ({error})") from error
+    return manifest
 
 
 def is_sound(folder: Path, line: Shard | Targets) -> bool:
     """Whether the file of a manifest's line is there with its size: the cheap check, made on every open."""
-    try:
-        return (folder / line.file).stat().st_size == line.bytes
-    except OSError:
-        return False
+    return is_regular(folder / line.file, line.bytes)
+
+
+def shard_name(block: int, part: int) -> str:
+    """Return the name of a shard's file."""
+    return f"{block:05d}-{part}.h5"
+
+
+def block_of(file: str) -> int:
+    """Return the block of a shard by its file's name; raises CacheError for any other name."""
+    match = _SHARD_FILE.fullmatch(file)
+    if not match or file != shard_name(int(match[1]), int(match[2])):
+        raise CacheError(f"{file!r} is not the name of a shard")
+    return int(match[1])
+
+
+def check_column_name(name: str) -> None:
+    """Refuse a name that is not ``layer/pooling``; both parts are names of groups in HDF5 files."""
+    parts = name.split("/")
+    if len(parts) != 2:
+        raise CacheError(f"column {name!r}: a column is named layer/pooling, like block06/mean")
+    for part in parts:
+        check_name(part, f"column {name!r}: part")
+
+
+def _check(manifest: Manifest) -> None:
+    """Believe no name, number or checksum of a file: whoever can write a manifest can also renew its crc32."""
+    for name, shape in manifest.columns.items():
+        check_column_name(name)
+        _check_whole(1, shape.tokens, shape.width)
+    seen = set()
+    for shard in manifest.shards:
+        if block_of(shard.file) != shard.block:
+            raise CacheError(f"{shard.file} is not a shard of block {shard.block!r}")
+        held = {(shard.block, name) for name in shard.columns}
+        if seen & held or not shard.columns.keys() <= manifest.columns.keys():
+            raise CacheError(f"{shard.file} holds a column twice, or one that is not listed")
+        seen |= held
+        _check_file(shard.bytes, shard.crc32, *shard.columns.values())
+    if manifest.targets:
+        if manifest.targets.file != TARGETS_FILE:
+            raise CacheError(f"{manifest.targets.file!r} is not the name of the labels' file")
+        _check_file(manifest.targets.bytes, manifest.targets.crc32)
+
+
+def _check_file(size: object, *crcs: object) -> None:
+    _check_whole(0, size)
+    if wrong := [crc for crc in crcs if not isinstance(crc, str) or not _CRC32.fullmatch(crc)]:
+        raise CacheError(f"{wrong[0]!r} is not a checksum")
+
+
+def _check_whole(least: int, *values: object) -> None:
+    if wrong := [value for value in values if type(value) is not int or value < least]:
+        raise CacheError(f"{wrong[0]!r} is not a whole number of at least {least}")

@@ -7,8 +7,8 @@
 5. ``os.replace`` to the final name;
 6. fsync of the folder.
 
-A temporary name ends in ``.<run>.tmp``, where <run> is the identity of the writing process (see ``locks``), so a later
-run knows which ones a dead process left behind.
+A temporary name ends in ``.<run>.tmp``, where <run> is the identity of the writing process, so a later run knows which
+ones a dead process left behind.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
+import secrets
+import socket
+import stat
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -25,20 +29,19 @@ from reservoir_cache.errors import CacheError
 
 _CHUNK = 1 << 20
 _counter = itertools.count()
+_identity = ""
 
 
-def publish(final: Path, run: str, write: Callable[[Path], None], verify: Callable[[Path], None]) -> None:
-    """Write a file under a temporary name, verify it, and give it its final name.
+def publish_file(final: Path, write: Callable[[Path], object], verify: Callable[[Path], object] | None = None) -> None:
+    """Write a file under a temporary name, verify it, and give it its final name: it is whole, or as it was.
 
     Parameters
     ----------
     final : Path
         The final name; its folder exists. What lies there is replaced in one step.
-    run : str
-        Identity of the writing process.
     write : callable
-        Creates the file it is given; must fail if it exists.
-    verify : callable
+        Creates the file it is given, which does not exist yet.
+    verify : callable, optional
         Reads the file it is given and raises CacheError if it is not what was meant.
 
     Raises
@@ -46,10 +49,11 @@ def publish(final: Path, run: str, write: Callable[[Path], None], verify: Callab
     CacheError
         If the file cannot be written or does not read back.
     """
-    temporary = final.with_name(f".{final.name}.{next(_counter)}.{run}.tmp")
+    temporary = final.with_name(f".{final.name}.{next(_counter)}.{run_identity()}.tmp")
     try:
         write(temporary)
-        verify(temporary)
+        if verify:
+            verify(temporary)
         sync(temporary)
         temporary.replace(final)
         sync(final.parent)
@@ -60,41 +64,23 @@ def publish(final: Path, run: str, write: Callable[[Path], None], verify: Callab
         temporary.unlink(missing_ok=True)
 
 
-def temporary_owner(path: Path) -> str | None:
-    """Return the run that a temporary file belongs to, or None if the file is no temporary one."""
-    if not (path.name.startswith(".") and path.name.endswith(".tmp")):
-        return None
-    return path.name.removesuffix(".tmp").rpartition(".")[2]
+def publish_json(final: Path, content: dict[str, Any], *, indent: int | None = None) -> None:
+    """Publish a JSON document; ``crc32``, over the compact text of the other fields, is added to it.
 
+    Parameters
+    ----------
+    final : Path
+        The final name; its folder exists.
+    content : dict
+        JSON values.
+    indent : int, optional
+        Spaces of indentation; by default the document is one line.
 
-def make_folder(path: Path) -> None:
-    """Create a folder with its parents, each durable in the folder that holds it."""
-    if not path.is_dir():
-        make_folder(path.parent)
-        path.mkdir(exist_ok=True)
-        sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Force a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def file_crc32(path: Path) -> str:
-    """Return the CRC-32 of a whole file as 8 hexadecimal digits."""
-    crc = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            crc = zlib.crc32(chunk, crc)
-    return f"{crc:08x}"
-
-
-def publish_json(final: Path, run: str, content: dict[str, Any], *, indent: int | None = None) -> None:
-    """Publish a JSON document; ``crc32``, over the compact text of the other fields, is added to it."""
+    Raises
+    ------
+    CacheError
+        If the file cannot be written or does not read back.
+    """
     text = _text({**content, "crc32": _checksum(content)}, indent)
 
     def write(path: Path) -> None:
@@ -105,11 +91,11 @@ def publish_json(final: Path, run: str, content: dict[str, Any], *, indent: int 
         if path.read_text(encoding="ascii") != text:
             raise CacheError(f"{final}: does not read back as written; check the disk")
 
-    publish(final, run, write, verify)
+    publish_file(final, write, verify)
 
 
 def read_json(path: Path, *, indent: int | None = None) -> dict[str, Any]:
-    """Read a document written by ``publish_json``, without its ``crc32``.
+    """Read a document written by ``publish_json`` with the same indentation, without its ``crc32``.
 
     Raises
     ------
@@ -125,11 +111,68 @@ def read_json(path: Path, *, indent: int | None = None) -> dict[str, Any]:
         sound = crc == _checksum(content) and text == _text({**content, "crc32": crc}, indent)
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CacheError(f"{path}: unreadable ({error})") from error
     if not sound:
         raise CacheError(f"{path}: damaged, its checksum does not match its content")
     return content
+
+
+def file_crc32(path: Path) -> str:
+    """Return the CRC-32 of a whole file as 8 hexadecimal digits; raises OSError if it cannot be read."""
+    crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            crc = zlib.crc32(chunk, crc)
+    return f"{crc:08x}"
+
+
+def run_identity() -> str:
+    """Return the identity of this process: host, process number and 8 random digits; no '.' in it."""
+    return _identity
+
+
+def temporary_owner(path: Path) -> str | None:
+    """Return the run that a temporary file belongs to, or None if the file is no temporary one."""
+    if not (path.name.startswith(".") and path.name.endswith(".tmp")):
+        return None
+    return path.name.removesuffix(".tmp").rpartition(".")[2]
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder with its parents, each durable in the folder that holds it."""
+    try:
+        if not path.is_dir():
+            make_folder(path.parent)
+            path.mkdir(exist_ok=True)
+            sync(path.parent)
+    except OSError as error:
+        raise CacheError(f"{path}: cannot be created ({error.strerror}); choose another folder with --cache") from error
+
+
+def is_regular(path: Path, size: int | None = None) -> bool:
+    """Whether a file is there, of that size if one is given, and neither a link nor a pipe nor a device."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and size in (None, status.st_size)
+
+
+def refuse_links(*paths: Path) -> None:
+    """Refuse symbolic links, which may lead out of the cache."""
+    for path in paths:
+        if path.is_symlink():
+            raise CacheError(f"{path}: a symbolic link, which the cache does not follow; remove the link")
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _checksum(content: dict[str, Any]) -> str:
@@ -139,3 +182,13 @@ def _checksum(content: dict[str, Any]) -> str:
 def _text(content: dict[str, Any], indent: int | None) -> str:
     separators = (",", ":") if indent is None else None
     return json.dumps(content, sort_keys=True, indent=indent, separators=separators, allow_nan=False) + "\n"
+
+
+def _identify() -> None:
+    global _identity  # noqa: PLW0603
+    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname()) or "host"
+    _identity = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+_identify()
+os.register_at_fork(after_in_child=_identify)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -11,14 +10,13 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from reservoir_cache.encoding import Encoded, decode
 from reservoir_cache.entry import Entry
 from reservoir_cache.errors import CacheError, repair_command
-from reservoir_cache.hdf import UNREADABLE
-from reservoir_cache.manifest import Shard, Targets, is_sound
+from reservoir_cache.hdf import TARGET_RANKS, UNREADABLE, read_targets
+from reservoir_cache.locks import mark_used
+from reservoir_cache.manifest import NAME, Shard, Targets, is_sound
 from reservoir_cache.publish import file_crc32
-from reservoir_cache.shard import read_column
-from reservoir_cache.targets import read_targets
+from reservoir_cache.shard import decode, read_column
 
 # What this process has already found sound: (device, inode, modification time, size, column or "").
 _checked: set[tuple[int, int, int, int, str]] = set()
@@ -42,12 +40,16 @@ class FeatureStore:
 
     def __init__(self, entry: Entry | Path | str) -> None:
         self.entry = entry if isinstance(entry, Entry) else Entry.open(Path(entry))
+        mark_used(self.entry.path)
         self._splits: dict[str, SplitFeatures] = {}
 
     @property
     def splits(self) -> list[str]:
         """The splits that have features, sorted."""
-        return [split for split in self.entry.splits if (self.entry.path / split / "manifest.json").exists()]
+        return [split for split in self.entry.splits if (self.entry.path / split / NAME).exists()]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.splits)
 
     def __getitem__(self, split: str) -> SplitFeatures:
         if split not in self._splits:
@@ -74,7 +76,7 @@ class SplitFeatures:
         self._folder = entry.path / split
         self._manifest = entry.manifest(split)
         self._ranges = entry.blocks(split)
-        for line in (*self._manifest.shards, *([self._manifest.targets] if self._manifest.targets else [])):
+        for line in self._manifest.files.values():
             if not is_sound(self._folder, line):
                 raise CacheError(
                     f"{self._folder / line.file}: missing, or not of {line.bytes} bytes; {repair_command(entry.key)}"
@@ -95,7 +97,7 @@ class SplitFeatures:
 
     def shape(self, column: str) -> tuple[int, int]:
         """Return (tokens, width) of a column."""
-        self._require([column])
+        self._require(column)
         shape = self._manifest.columns[column]
         return shape.tokens, shape.width
 
@@ -114,23 +116,14 @@ class SplitFeatures:
         """Yield a column block by block in row order, each (rows of the block, tokens, width) float32.
 
         The blocks numbered from ``start`` up to ``stop``, all by default; their rows are ``entry.blocks(split)``.
-        """
-        for arrays in self.blocks_of([column], start, stop):
-            yield arrays[column]
-
-    def blocks_of(
-        self, columns: Iterable[str], start: int = 0, stop: int | None = None
-    ) -> Iterator[dict[str, NDArray[np.float32]]]:
-        """Yield several columns block by block in row order, holding one block at a time.
 
         Raises
         ------
         CacheError
-            If a column is absent or not finished, or a shard is damaged.
+            If the column is absent or not finished, or a shard is damaged.
         """
-        names = list(dict.fromkeys(columns))
-        self._require(names)
-        return (self._block(block, names) for block in range(len(self._ranges))[start:stop])
+        self._require(column)
+        return (self._block(block, column) for block in range(len(self._ranges))[start:stop])
 
     @cached_property
     def _targets(self) -> dict[str, NDArray]:
@@ -138,16 +131,28 @@ class SplitFeatures:
         if line is None:
             raise CacheError(f"{self._folder}: has no labels; run the extract that made {self.entry.path.name} again")
         path = self._folder / line.file
-        stamp = _stamp(path, "")
-        if stamp not in _checked and file_crc32(path) != line.crc32:
+        try:
+            stamp = _stamp(path, "")
+            sound = stamp in _checked or file_crc32(path) == line.crc32
+            found = read_targets(path) if sound else {}
+        except UNREADABLE as error:
+            raise self._damaged(line, "") from error
+        if {name: array.ndim for name, array in found.items()} != TARGET_RANKS or {*map(len, found.values())} != {
+            self.rows
+        }:
             raise self._damaged(line, "")
         _checked.add(stamp)
-        return read_targets(path)
+        return found
+
+    @property
+    def labels(self) -> NDArray:
+        """Labels of shape (rows, readout_tokens, outputs)."""
+        return self._targets["y"]
 
     @property
     def y(self) -> NDArray:
-        """Labels of shape (rows, readout_tokens, outputs)."""
-        return self._targets["y"]
+        """Labels: (rows,) where a row has one, else (rows, readout_tokens, outputs)."""
+        return self.labels[:, 0, 0] if self.labels.shape[1:] == (1, 1) else self.labels
 
     @property
     def lengths(self) -> NDArray:
@@ -166,49 +171,33 @@ class SplitFeatures:
             found.setdefault(shard.block, {}).update(dict.fromkeys(shard.columns, shard))
         return found
 
-    def _block(self, block: int, columns: list[str]) -> dict[str, NDArray[np.float32]]:
-        arrays: dict[str, NDArray[np.float32]] = {}
-        with ExitStack() as stack:
-            files: dict[str, h5py.File] = {}
-            for name in columns:
-                shard = self._shards[block][name]
-                if shard.file not in files:
-                    files[shard.file] = stack.enter_context(self._open(shard))
-                encoded = self._read(files[shard.file], shard, name)
-                low, high = self._ranges[block]
-                if encoded.values.shape != (high - low, *self.shape(name)):
-                    raise self._damaged(shard, name)
-                arrays[name] = decode(encoded, self.entry.spec.store)
-        return arrays
-
-    def _open(self, shard: Shard) -> h5py.File:
+    def _block(self, block: int, column: str) -> NDArray[np.float32]:
+        """Read one block of a column, (rows, tokens, width), and check it the first time in this process."""
+        shard, (low, high) = self._shards[block][column], self._ranges[block]
+        path, store = self._folder / shard.file, self.entry.spec.store
         try:
-            return h5py.File(self._folder / shard.file, "r", locking=False)
-        except UNREADABLE as error:
-            raise self._damaged(shard, "") from error
-
-    def _read(self, file: h5py.File, shard: Shard, column: str) -> Encoded:
-        try:
-            encoded = read_column(file, column, self.entry.spec.store)
+            stamp = _stamp(path, column)
+            with h5py.File(path, "r", locking=False) as file:
+                encoded = read_column(file, column, store)
         except UNREADABLE as error:
             raise self._damaged(shard, column) from error
-        stamp = _stamp(self._folder / shard.file, column)
-        if stamp not in _checked:
-            if encoded.crc32() != shard.columns[column]:
-                raise self._damaged(shard, column)
-            _checked.add(stamp)
-        return encoded
+        shape = self._manifest.columns[column]
+        if encoded.values.shape != (high - low, shape.tokens, shape.width):
+            raise self._damaged(shard, column)
+        if stamp not in _checked and encoded.crc32() != shard.columns[column]:
+            raise self._damaged(shard, column)
+        _checked.add(stamp)
+        return decode(encoded, store)
 
-    def _require(self, columns: list[str]) -> None:
-        for name in columns:
-            if name in self.columns:
-                continue
-            if name in self._manifest.columns:
-                lacking = [str(block) for block in self.entry.missing(self.split, [name])]
-                what = f"column {name} of {self.split} is not finished, block {', '.join(lacking[:5])} lacks"
-            else:
-                what = f"no column {name} of {self.split}; it has {', '.join(self.columns) or 'none'}"
-            raise CacheError(f"{self.entry.path}: {what}; extract it into this entry")
+    def _require(self, column: str) -> None:
+        if column in self.columns:
+            return
+        if column in self._manifest.columns:
+            lacking = [str(block) for block in self.entry.missing(self.split, [column])]
+            what = f"column {column} of {self.split} is not finished, block {', '.join(lacking[:5])} lacks"
+        else:
+            what = f"no column {column} of {self.split}; it has {', '.join(self.columns) or 'none'}"
+        raise CacheError(f"{self.entry.path}: {what}; extract it into this entry")
 
     def _damaged(self, line: Shard | Targets, column: str) -> CacheError:
         where = f" (column {column})" if column else ""

@@ -1,4 +1,4 @@
-"""What an entry is: the specification, its canonical text, and the key that names it."""
+"""What an entry is: the specification, its canonical text, the key that names it, and ``spec.json`` that keeps them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from reservoir_cache.errors import CacheError
+from reservoir_cache.publish import publish_json, read_json
 
 FORMAT = 1
-STORES = ("float16", "bfloat16", "float32")
+SPEC_FILE = "spec.json"
+STORES = {"float16": 2, "bfloat16": 2, "float32": 4}
+"""The data types on disk, and the bytes of a value in each."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _REQUIRED = {
@@ -151,27 +155,56 @@ def difference(a: Spec, b: Spec) -> list[str]:
 
 
 def canonical_json(value: Any) -> str:
-    """Return the canonical JSON text of a value that holds JSON types only.
-
-    Raises
-    ------
-    CacheError
-        If it holds anything else, or a number that is not finite.
-    """
+    """Return the canonical JSON text of a value; raises CacheError for anything but JSON types and finite numbers."""
     return json.dumps(_plain(value, "value"), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def check_name(name: object, what: str) -> str:
-    """Return a name that is safe as a part of a path.
-
-    Raises
-    ------
-    CacheError
-        If it is not made of letters, digits, '.', '_' and '-', beginning with a letter or digit.
-    """
+    """Return a name that is safe as a part of a path; raises CacheError for any other."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise CacheError(f"{what} {name!r}: use letters, digits, '.', '_' and '-', beginning with a letter or digit")
     return name
+
+
+def write_spec(folder: Path, spec: Spec, layout: Layout, made_with: Mapping[str, Any]) -> None:
+    """Publish ``spec.json`` in an entry's folder."""
+    content = {"spec": spec.to_dict(), "key": spec.key, "layout": {**vars(layout)}, "made_with": {**made_with}}
+    publish_json(folder / SPEC_FILE, content, indent=2)
+
+
+def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
+    """Read an entry's ``spec.json``; raises CacheError if it is absent, damaged, of another format or not of its key."""
+    path = folder / SPEC_FILE
+    _check_format(path)
+    try:
+        content = read_json(path, indent=2)
+        spec, layout = Spec.from_dict(content["spec"]), Layout(**content["layout"])
+        key, made_with = content["key"], content["made_with"]
+        if not isinstance(key, str) or not isinstance(made_with, dict):
+            raise TypeError("its key is no text, or made_with no object")
+    except (OSError, CacheError, KeyError, TypeError) as error:
+        raise CacheError(f"{path}: not a sound specification ({error}); remove {folder} and extract again") from error
+    if spec.key != key:
+        raise CacheError(
+            f"{path}: its specification hashes to {spec.key[:16]}, not to its key {key[:16]}; "
+            f"remove {folder} and extract again"
+        )
+    return spec, layout, made_with
+
+
+def _check_format(path: Path) -> None:
+    """Refuse another format version before anything else is believed of the file."""
+    try:
+        version = json.loads(path.read_bytes())["spec"]["format"]
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CacheError(f"{path.parent}: not an entry of the cache, it has no {SPEC_FILE}") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return  # damaged, which the caller finds and says
+    if version != FORMAT:
+        raise CacheError(
+            f"{path}: format version {version}, but this program reads version {FORMAT}; "
+            f"remove {path.parent} and extract again, or use the version that made it"
+        )
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -4,79 +4,95 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from reservoir_cache import derived
 from reservoir_cache.derived import fault
+from reservoir_cache.entry import Entry
 from reservoir_cache.errors import CacheError, Problem, repair_command
 from reservoir_cache.hdf import UNREADABLE
 from reservoir_cache.locks import EntryLocks, entry_locks
-from reservoir_cache.manifest import NAME, Manifest, Shard, Targets
-from reservoir_cache.publish import file_crc32
+from reservoir_cache.manifest import NAME, Manifest, Shard, block_of
+from reservoir_cache.publish import file_crc32, is_regular
 from reservoir_cache.shard import ShardHeader, inspect_shard
 from reservoir_cache.spec import FORMAT
 
-if TYPE_CHECKING:
-    from reservoir_cache.entry import Entry
 
+def verify(entry: Entry) -> list[Problem]:
+    """Read every file of an entry and return all that keeps it from being whole, split by split.
 
-def verify(entry: Entry, columns: Iterable[str] | None = None) -> list[Problem]:
-    """Compare every listed file with its size and CRC-32; return all problems, split by split.
+    Damage names the file; what an extract has not finished yet names the folder of the split. Finished is an entry
+    whose splits all have their labels and, in every block, every column that any block has.
 
     Parameters
     ----------
     entry : Entry
-    columns : iterable of str, optional
-        Only the shards that hold one of these columns; the targets and derived arrays in any case.
     """
-    wanted = None if columns is None else set(columns)
-    problems = []
+    problems, remedy = [], repair_command(entry.key)
     for split in entry.splits:
         folder = entry.path / split
         try:
-            lines = _lines(entry.manifest(split))
+            lines = entry.manifest(split).files
         except CacheError as error:
-            problems.append(Problem.of(folder / NAME, error, repair_command(entry.key)))
+            problems.append(Problem.of(folder / NAME, error, remedy))
             continue
-        for line in lines.values():
-            of_interest = wanted is None or not isinstance(line, Shard) or wanted & line.columns.keys()
-            if of_interest and (what := fault(folder / line.file, vars(line))):
-                problems.append(Problem(folder / line.file, what, repair_command(entry.key)))
-    return problems + _derived_problems(entry)
+        if not lines and any(folder.glob("*.h5")) and not (folder / NAME).exists():
+            problems.append(Problem(folder / NAME, "missing", remedy))
+        found = {folder / file: fault(folder / file, vars(line)) for file, line in lines.items()}
+        problems += [Problem(path, what, remedy) for path, what in found.items() if what]
+    damaged = {problem.path.parent.name for problem in problems}
+    unfinished = [problem for problem in _unfinished(entry) if problem.path.name not in damaged]
+    return problems + _derived_problems(entry) + unfinished
 
 
-def repair(entry: Entry, problems: Iterable[Problem]) -> list[Problem]:
-    """Take the files at fault out of their manifests, then delete them; rebuild a damaged manifest from its shards.
+def repair(entry: Entry, problems: Iterable[Problem] | None = None) -> list[Problem]:
+    """Take what is damaged out of the manifests and delete it, so that a rerun of extract makes exactly that again.
 
-    What another run is writing at this moment, or has repaired since, is left alone.
+    A damaged or missing manifest is rebuilt from its shards. What another run is writing at this moment, or has
+    repaired since, is left alone, and so is what is not finished yet.
+
+    Parameters
+    ----------
+    entry : Entry
+    problems : iterable of Problem, optional
+        What ``verify`` found; by default it is run.
 
     Returns
     -------
     list of Problem
-        Those repaired.
+        What was repaired.
+
+    Raises
+    ------
+    CacheError
+        If a problem is not one of this entry, or its files may not be written.
     """
     repaired = []
-    locks = entry_locks(entry.path)
     by_folder: dict[Path, list[Problem]] = {}
-    for problem in problems:
-        by_folder.setdefault(problem.path.parent, []).append(problem)
+    for problem in verify(entry) if problems is None else problems:
+        if problem.path.parent.parent == entry.path:
+            by_folder.setdefault(problem.path.parent, []).append(problem)
+        elif problem.path.parent != entry.path:
+            raise CacheError(f"{problem.path}: not a file of {entry.path}; repair the entry that it belongs to")
     for folder, found in by_folder.items():
-        with locks.run() as run, locks.mutex():
-            files = {problem.path.name for problem in found}
-            if folder.name == derived.FOLDER:
-                _delete(folder, files)
-            elif NAME in files:
-                _rebuild(entry, folder.name).write(folder, run)
-            else:
-                files = _drop(entry, folder.name, files, locks, run)
-            repaired += [problem for problem in found if problem.path.name in files]
+        locks, files = entry_locks(entry.path), {problem.path.name for problem in found}
+        with locks.run(), locks.mutex():
+            try:
+                if folder.name == derived.FOLDER:
+                    derived.forget(folder, files)
+                elif NAME in files:
+                    _rebuild(entry, folder.name).write(folder)
+                else:
+                    files = _drop(entry, folder.name, files, locks)
+            except OSError as error:
+                raise CacheError(f"{folder}: cannot be repaired ({error}); remove the entry by hand") from error
+        repaired += [problem for problem in found if problem.path.name in files]
     return repaired
 
 
-def _drop(entry: Entry, split: str, files: set[str], locks: EntryLocks, run: str) -> set[str]:
+def _drop(entry: Entry, split: str, files: set[str], locks: EntryLocks) -> set[str]:
     """Drop those of the files that are still at fault and that nobody writes; return them."""
     folder, manifest = entry.path / split, entry.manifest(split)
-    lines = _lines(manifest)
+    lines = manifest.files
     still = {file for file in files & lines.keys() if fault(folder / file, vars(lines[file]))}
     claimed = []
     for file in sorted(still):
@@ -88,17 +104,13 @@ def _drop(entry: Entry, split: str, files: set[str], locks: EntryLocks, run: str
             else:
                 still.discard(file)
     try:
-        manifest.without(still).write(folder, run)
-        _delete(folder, still)
+        manifest.without(still).write(folder)
+        for file in still:
+            (folder / file).unlink(missing_ok=True)
     finally:
         for number in claimed:
             locks.release(number)
     return still
-
-
-def _delete(folder: Path, files: Iterable[str]) -> None:
-    for file in files:
-        (folder / file).unlink(missing_ok=True)
 
 
 def _rebuild(entry: Entry, split: str) -> Manifest:
@@ -107,27 +119,37 @@ def _rebuild(entry: Entry, split: str) -> Manifest:
     manifest = Manifest(FORMAT, entry.key, split, entry.spec.rows[split])
     for path in sorted(folder.glob("*.h5")):
         try:
-            header, shapes, crcs = inspect_shard(path, entry.spec.store)
-            if header != ShardHeader(FORMAT, entry.key, split, header.block, *ranges[header.block]):
+            block = block_of(path.name)
+            if not is_regular(path) or block >= len(ranges):
                 continue
-        except (*UNREADABLE, IndexError):
+            header, shapes, crcs = inspect_shard(path, entry.spec.store)
+        except UNREADABLE:
             continue
-        known = {name for shard in manifest.of_block(header.block) for name in shard.columns}
-        if not known & crcs.keys():
-            line = Shard(path.name, header.block, path.stat().st_size, file_crc32(path), crcs)
+        known = {name for shard in manifest.of_block(block) for name in shard.columns}
+        if header == ShardHeader(FORMAT, entry.key, split, block, *ranges[block]) and not known & crcs.keys():
+            line = Shard(path.name, block, path.stat().st_size, file_crc32(path), crcs)
             manifest = manifest.with_shard(line, shapes)
     return manifest
 
 
-def _lines(manifest: Manifest) -> dict[str, Shard | Targets]:
-    lines: tuple[Shard | Targets, ...] = manifest.shards + ((manifest.targets,) if manifest.targets else ())
-    return {line.file: line for line in lines}
-
-
 def _derived_problems(entry: Entry) -> list[Problem]:
     folder, remedy = entry.path / derived.FOLDER, "it is computed again when needed"
-    listed = derived.listed(folder)
-    if not listed and (folder / derived.NAME).exists():
-        return [Problem(folder / derived.NAME, "damaged", remedy)]
-    faults = {folder / file: fault(folder / file, line) for file, line in listed.items()}
+    lines = derived.listed(folder)
+    if lines is None:
+        return [Problem(folder / NAME, "damaged", remedy)]
+    if not lines and any(folder.glob("*.h5")):
+        return [Problem(folder / NAME, "missing, or lists nothing", remedy)]
+    faults = {folder / file: fault(folder / file, line) for file, line in lines.items()}
     return [Problem(path, what, remedy) for path, what in faults.items() if what]
+
+
+def _unfinished(entry: Entry) -> list[Problem]:
+    try:
+        progress = entry.progress()
+    except CacheError:
+        return []  # a damaged manifest, which is said already
+    return [
+        Problem(entry.path / split, f"not finished, {done} of {count} blocks are there", "run the same extract again")
+        for split, (done, count) in progress.items()
+        if done < count
+    ]

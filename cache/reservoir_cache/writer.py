@@ -1,4 +1,4 @@
-"""Writing shards in a thread of their own, while the next block computes."""
+"""Writing blocks and labels: encode, publish a file, list it in the manifest; in a thread, while the next one computes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import queue
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 
 import numpy as np
@@ -13,9 +15,89 @@ from numpy.typing import NDArray
 
 from reservoir_cache.entry import Entry
 from reservoir_cache.errors import CacheError
+from reservoir_cache.hdf import TARGET_RANKS, new_file, read_targets
 from reservoir_cache.locks import entry_locks
+from reservoir_cache.manifest import TARGETS_FILE, Column, Shard, Targets, is_sound, shard_name
+from reservoir_cache.publish import file_crc32, make_folder, publish_file
+from reservoir_cache.shard import ShardHeader, check_column, encode, verify_shard, write_shard
+from reservoir_cache.spec import FORMAT
 
-_Item = tuple[str, int, Mapping[str, NDArray[np.float32]]]
+
+def write_block(entry: Entry, split: str, block: int, arrays: Mapping[str, NDArray[np.float32]]) -> int:
+    """Write one shard with the given columns of a block; columns that it has already are left alone.
+
+    Parameters
+    ----------
+    entry : Entry
+    split : str
+    block : int
+    arrays : mapping of column to ndarray of shape (rows of the block, tokens, width), float32
+
+    Returns
+    -------
+    int
+        Bytes written; 0 if every column was there.
+
+    Raises
+    ------
+    CacheError
+        If a shape or value cannot be stored, another process has the block, or the disk fails.
+    """
+    number, locks = entry.block_number(split, block), entry_locks(entry.path)
+    if not locks.share(number):
+        raise CacheError(f"{entry.path}: block {block} of {split} is being written by another run; wait for it")
+    try:
+        with locks.run(), locks.writing:
+            return _store(entry, split, block, arrays)
+    finally:
+        locks.release(number)
+
+
+def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> None:
+    """Write the labels, lengths and source row numbers of a split, unless they are there.
+
+    Parameters
+    ----------
+    entry : Entry
+    split : str
+    targets : mapping
+        ``y`` (rows, readout_tokens, outputs), ``lengths`` (rows,) and ``index`` (rows,), the source row numbers.
+
+    Raises
+    ------
+    CacheError
+        If a shape is not that of the specification's rows, or the file cannot be written.
+    """
+    folder, rows = entry.path / split, entry.manifest(split).rows
+    arrays = {name: np.ascontiguousarray(array) for name, array in targets.items()}
+    if arrays.keys() != TARGET_RANKS.keys():
+        raise CacheError(f"targets of {split}: need {', '.join(TARGET_RANKS)}, not {', '.join(arrays)}")
+    for name, array in arrays.items():
+        if array.ndim != TARGET_RANKS[name] or len(array) != rows or array.dtype.kind not in "biuf":
+            raise CacheError(
+                f"targets of {split}: {name} has shape {array.shape} and type {array.dtype}; "
+                f"it needs {TARGET_RANKS[name]} dimensions, {rows} rows, and numbers"
+            )
+
+    def write(path: Path) -> None:
+        with new_file(path) as file:
+            for name in TARGET_RANKS:
+                file.create_dataset(name, data=arrays[name], track_times=False)
+
+    def verify(path: Path) -> None:
+        found = read_targets(path)
+        if any(found[name].tobytes() != arrays[name].tobytes() for name in TARGET_RANKS):
+            raise CacheError(f"{path}: does not read back as written; check the disk")
+
+    if _has_targets(entry, split):
+        return  # also where this user can only read
+    locks, path = entry_locks(entry.path), folder / TARGETS_FILE
+    with locks.run(), locks.mutex():
+        if not _has_targets(entry, split):
+            make_folder(folder)
+            publish_file(path, write, verify)
+            line = Targets(TARGETS_FILE, path.stat().st_size, file_crc32(path))
+            replace(entry.manifest(split), targets=line).write(folder)
 
 
 class ShardWriter:
@@ -40,7 +122,7 @@ class ShardWriter:
         self.bytes_written = 0
         self._entry = entry
         self._locks = entry_locks(entry.path)
-        self._queue: queue.Queue[_Item | None] = queue.Queue(maxsize)
+        self._queue: queue.Queue[tuple[str, int, Mapping[str, NDArray[np.float32]]] | None] = queue.Queue(maxsize)
         self._stack = ExitStack()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="shard-writer", daemon=True)
@@ -86,7 +168,7 @@ class ShardWriter:
             split, block, arrays = item
             try:
                 if self._error is None:
-                    self.bytes_written += self._entry.write_block(split, block, arrays)
+                    self.bytes_written += write_block(self._entry, split, block, arrays)
             except BaseException as error:  # raised again in the thread that puts
                 self._error = error
             finally:
@@ -95,3 +177,44 @@ class ShardWriter:
     def _raise(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+def _store(entry: Entry, split: str, block: int, arrays: Mapping[str, NDArray[np.float32]]) -> int:
+    """Write those columns of a claimed block that it lacks as one shard.
+
+    The shard is ``<block>-<part>.h5``, with the lowest part that no sound shard of the block has: so a rerun after
+    any interruption or repair makes the same names, and an unlisted file that a killed run left is replaced.
+    """
+    folder, manifest = entry.path / split, entry.manifest(split)
+    low, high = entry.blocks(split)[block]
+    of_block = manifest.of_block(block)
+    sound = [shard for shard in of_block if is_sound(folder, shard)]
+    present = {name for shard in sound for name in shard.columns}
+    new = {name: x for name, x in arrays.items() if name not in present}
+    if not new:
+        return 0
+    for name, x in new.items():
+        check_column(name, x, high - low, manifest.columns.get(name))
+    store = entry.spec.store
+    encoded = {name: encode(x, store, column=name, first_row=low) for name, x in new.items()}
+    header = ShardHeader(FORMAT, entry.key, split, block, low, high)
+    taken = {shard.file for shard in sound}
+    path = folder / next(name for part in range(len(taken) + 1) if (name := shard_name(block, part)) not in taken)
+    make_folder(folder)
+    publish_file(
+        path,
+        lambda temporary: write_shard(temporary, header, encoded, store),
+        lambda temporary: verify_shard(temporary, header, encoded, store),
+    )
+    crcs = {name: each.crc32() for name, each in sorted(encoded.items())}
+    line = Shard(path.name, block, path.stat().st_size, file_crc32(path), crcs)
+    shapes = {name: Column(*x.shape[1:]) for name, x in new.items()}
+    unsound = {shard.file for shard in of_block} - taken
+    with entry_locks(entry.path).mutex():
+        entry.manifest(split).without(unsound).with_shard(line, shapes).write(folder)
+    return line.bytes
+
+
+def _has_targets(entry: Entry, split: str) -> bool:
+    line = entry.manifest(split).targets
+    return line is not None and is_sound(entry.path / split, line)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,14 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.features import batches, to_tokens
-from reservoir.reservoir import GAIN, LoadedModel, Reservoir, load_model
+from reservoir.options import AttentionOptions, PlaceOptions, ReservoirOptions, TaskOptions
+from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks import TASKS, own_name, task_named
 from reservoir.tasks.task import Task, Tokens
+from reservoir_pipelines.plots import plot_attention
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
+from reservoir_pipelines.stage import stage
 from reservoir_pipelines.training.run import Run
 from reservoir_pipelines.training.trained import load_run
 from reservoir_pipelines.workspace import cache_root, data_folder, replace_file
@@ -29,26 +32,11 @@ BATCH_PAIRS = 2**21
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """Attention maps of one block.
+    """Attention maps of one block: of one sequence, and their mean over rows.
 
-    Parameters
-    ----------
-    task, backbone : str
-        The task and the title of the reservoir.
-    layer : int
-        The block, from 1.
-    one : ndarray of float32, (heads, queries, keys)
-        Maps of one sequence, of its real tokens.
-    mean : ndarray of float32, (heads, tokens, tokens)
-        Mean over the rows in which both tokens are real; NaN where there is none.
-    rows : int
-        Rows of the mean.
-    labels : list of str
-        Names of the tokens of the one sequence.
-    diagonals : dict of int to str
-        For bit tasks: how many tokens before a readout token the paper saw it attend to, and to what.
-    arrays, plot : Path
-        The HDF5 file with the arrays, and the picture.
+    ``one`` (heads, queries, keys) has the real tokens of a sequence, whose names are ``labels``; ``mean`` (heads,
+    tokens, tokens) is over the rows in which both tokens are real, NaN where there is none. ``diagonals`` tells of bit
+    tasks how many tokens before a readout token the paper saw it attend to, and to what.
     """
 
     task: str
@@ -68,77 +56,31 @@ class Attention:
         return values | {"one": list(self.one.shape), "mean": list(self.mean.shape)}
 
 
+@stage
 def attention(
-    task: str,
-    *,
-    backbone: str | None = None,
-    init: str | None = None,
-    seed: int = 0,
-    gain: float = GAIN,
-    depth: int | None = None,
-    patch: int = 1,
-    stride: int | None = None,
-    layer: int = 1,
-    rows: int = 64,
-    split: str = "test",
-    parameters: Mapping[str, Any] | None = None,
-    data: Path | None = None,
-    cache: Path | None = None,
-    device: str = "auto",
-    out: Path | None = None,
-    run: Path | None = None,
+    task: str, reservoir: ReservoirOptions, source: TaskOptions, options: AttentionOptions, place: PlaceOptions
 ) -> Attention:
-    """Draw and save the attention maps of one block over a task's sequences.
+    """Draw and save the attention maps of one block over the first rows of a task's split.
 
-    Parameters
-    ----------
-    task : str
-        Name of a task, or the path of your own data.
-    backbone, init, seed, gain, depth, patch, stride
-        The reservoir, as for `reservoir_pipelines.extraction.extract.extract`.
-    layer : int, default 1
-        The block, from 1.
-    rows : int, default 64
-        The first so many rows of the split are averaged; the first of them is drawn alone.
-    split : str, default "test"
-        Split of the rows.
-    parameters : mapping, optional
-        The task's own parameters, such as ``{"n": 5}`` for bit-xor.
-    data, cache : Path, optional
-        Folder of the publisher's files, and root of the cache.
-    device : str, default "auto"
-        Where the forward pass runs, in float32.
-    out : Path, optional
-        The PNG to write; the arrays stand beside it as ``.h5``.
-    run : Path, optional
-        Folder of a run of `train`, whose model, task parameters and scaling are taken.
-
-    Raises
-    ------
-    InputError
-        If the input is at fault, the data is not of the run's task, or the family has no attention maps.
+    With ``run``, the folder of a run of `train`, the model, the task's parameters and the scaling are the run's.
+    Raises `InputError` if the data is not of the run's task, or the family has no attention maps.
     """
-    if rows < 1:
-        raise InputError(f"--rows {rows}: give at least 1 row")
+    out, run, layer = options.out, options.run, options.layer
     if out is not None and (out.is_dir() or out.suffix == ".h5"):
         raise InputError(f"--out {out}: name the picture, such as maps.png; the arrays stand beside it as maps.h5")
-    settings = Reservoir.choose(backbone, init, seed, gain, depth, patch, stride)
-    root = cache_root(cache)
+    root = cache_root(place.cache)
     if run:
-        prepared, scaling = _prepare_for(run, task, settings, parameters or {}, data, root)
-        model = load_run(run, device, "float32")
+        prepared, scaling = _prepare_for(run, task, Reservoir.choose(reservoir), source, root)
+        model = load_run(run, place.device, "float32")
     else:
-        prepared = prepare(task, data=data, cache=root, parameters=parameters)
-        model, scaling = load_model(prepared.task, settings, device, "float32"), prepared.scaling
+        prepared = prepare(task, source, cache=root)
+        model = load_model(prepared.task, Reservoir.choose(reservoir), place.device, "float32")
+        scaling = prepared.scaling
     settings = model.settings
-    whole = prepared.split(split)
-    part = whole.read(0, min(rows, len(whole)))
+    whole = prepared.split(options.split)
+    part = whole.read(0, min(options.average, len(whole)))
     one, mean = average_maps(model, scaling, part.x, part.lengths, layer)
-    # A token begins with the value at its number times the stride, and the map has as many tokens as are real.
-    labels = token_labels(model.fpt.task, part.x[0, :: settings.stride], one.shape[-1])
-    diagonals = bit_diagonals(model.fpt.task)
-    folder = run or root / "attention" / prepared.task.name
-    plot = out or folder / f"{settings.title}-block{layer:02d}.png"
+    plot = out or (run or root / "attention" / prepared.task.name) / f"{settings.title}-block{layer:02d}.png"
     done = Attention(
         task=prepared.task.name,
         backbone=settings.title,
@@ -146,8 +88,9 @@ def attention(
         one=one,
         mean=mean,
         rows=len(part.x),
-        labels=labels,
-        diagonals=diagonals,
+        # A token begins with the value at its number times the stride, and the map has as many tokens as are real.
+        labels=token_labels(model.fpt.task, part.x[0, :: settings.stride], one.shape[-1]),
+        diagonals=bit_diagonals(model.fpt.task),
         arrays=plot.with_suffix(".h5"),
         plot=plot,
     )
@@ -158,27 +101,9 @@ def attention(
 def average_maps(
     model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray, layer: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the maps of the first row, and the mean over all rows.
+    """Return the maps of the first row, and the mean over all (see `Attention`), of stored rows (rows, tokens, ...).
 
-    Parameters
-    ----------
-    model : LoadedModel
-        The model on its device.
-    scaling : Scaling, optional
-        From stored values to what the model sees.
-    x : ndarray, (rows, tokens, ...)
-        Right-padded sequences as stored.
-    lengths : ndarray of int, (rows,)
-        Real values of each, of which the model's windows make its tokens.
-    layer : int
-        The block, from 1.
-
-    Returns
-    -------
-    ndarray of float32, (heads, queries, keys)
-        Of the first row, cut to its tokens.
-    ndarray of float32, (heads, tokens, tokens)
-        Mean over the rows in which both tokens are real; NaN where there is none.
+    ``lengths`` (rows,) are those of the values, of which the model's windows make its tokens.
     """
     import torch
 
@@ -235,16 +160,17 @@ def bit_diagonals(task: Task) -> dict[int, str]:
 
 
 def _prepare_for(
-    run: Path, task: str, settings: Reservoir, parameters: Mapping[str, Any], data: Path | None, cache: Path
+    run: Path, task: str, settings: Reservoir, source: TaskOptions, cache: Path
 ) -> tuple[Prepared, Scaling | None]:
     """Return the data of a run's task and the scaling that the run was trained with, or refuse what contradicts it."""
     config = Run(run).model_config
     trained = Task.from_dict(config["settings"]["spec"]["task"])
     if trained.name != (task if task in TASKS else own_name(task)):
         raise InputError(f"--run {run}: it was trained on {trained.name!r}, not on {task!r}; name that task")
-    if settings not in (Reservoir.choose(), Reservoir(**config["reservoir"])):
+    if settings not in (Reservoir.choose(ReservoirOptions()), Reservoir(**config["reservoir"])):
         raise InputError(f"--run {run}: the run has a model of its own; leave out the options that choose another")
-    prepared = prepare(task, data=data, cache=cache, parameters={**_given(task, trained, data), **parameters})
+    parameters = {**_given(task, trained, source.data), **source.given}
+    prepared = prepare(task, replace(source, parameters=parameters), cache=cache)
     old, new = ({**t.to_dict(), "parameters": None, **t.parameters} for t in (trained, prepared.task))
     different = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
     if different:
@@ -279,9 +205,7 @@ def _symbols(task: Task) -> Sequence[str]:
 def _save(done: Attention) -> None:
     """Write the arrays and the picture, or say in one line why that cannot be."""
     import h5py
-    from reservoir_cache.hdf import new_file
-
-    from reservoir_pipelines.model_plots import plot_attention
+    from reservoir_cache import new_file
 
     def write(part: Path) -> None:
         with new_file(part) as file:
@@ -293,7 +217,8 @@ def _save(done: Attention) -> None:
     try:
         done.plot.parent.mkdir(parents=True, exist_ok=True)
         replace_file(done.arrays, write)
-        plot_attention(done)
+        title = f"{done.task}, {done.backbone}: attention of block {done.layer}"
+        plot_attention(done.plot, done.one, done.mean, done.labels, done.diagonals, rows=done.rows, title=title)
     except OSError as error:
         why = error.strerror or str(error)
         raise InputError(f"{done.plot}: cannot be written ({why}); choose another file with --out") from error

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from reservoir.options import CacheOptions, ModelOptions, OutOptions, TaskOptions
 from reservoir.reservoir import Reservoir
+from reservoir_pipelines.plots import plot_deviations
+from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workspace import cache_root, data_folder
 
 
@@ -16,34 +19,16 @@ from reservoir_pipelines.workspace import cache_root, data_folder
 class Card:
     """What there is to know of a backbone.
 
-    Parameters
-    ----------
-    name, family, init : str
-        As it was named, its family, and where its weights come from.
-    depth, width : int
-        Blocks and hidden width.
-    max_tokens : int or None
-        Longest sequence; None where nothing limits it.
-    causal : bool
-        Whether a token sees only those before it.
-    groups : dict of str to int
-        Frozen parameters by group, of what a sequence of vectors passes through.
-    whole : int
-        Parameters of the whole model, its token embeddings included.
-    task : str or None
-        The task that the next two are for.
-    trained, paper : dict of str to int, or None
-        Parameters that a Frozen Pretrained Transformer trains on the task, by group: all of them, and as the paper
-        counts them (GPT-2 only).
-    deviations : dict of str to list of float or None
-        Standard deviation of each kind of tensor in each block; None where a block has no such tensor.
-    plot : Path
-        Picture of them.
+    ``groups`` counts the frozen parameters of what a sequence of vectors passes through, ``whole`` those of the whole
+    model, its token embeddings included; ``trained`` what a Frozen Pretrained Transformer trains on the task, and
+    ``paper`` the same as the paper counts it (GPT-2 only), by group. ``deviations`` are the standard deviations of each
+    kind of tensor in each block, None where a block has none such.
     """
 
     name: str
     family: str
     init: str
+    weights: str
     depth: int
     width: int
     max_tokens: int | None
@@ -70,54 +55,30 @@ class Card:
         return values
 
 
+@stage
 def card(
     name: str,
+    model: ModelOptions,
+    source: TaskOptions,
+    root: CacheOptions,
+    result: OutOptions,
     *,
-    init: str | None = None,
-    seed: int = 0,
-    depth: int | None = None,
     task: str | None = None,
-    data: Path | None = None,
-    cache: Path | None = None,
-    out: Path | None = None,
 ) -> Card:
-    """Describe a backbone and draw the spread of its weights.
+    """Describe a backbone and draw the spread of its weights; count what is trained on a task, whose data may be away.
 
-    Parameters
-    ----------
-    name : str
-        A known name, a folder, a GGUF file or a hub name.
-    init : str, optional
-        Where its weights come from; pretrained by default, random where nobody publishes any.
-    seed : int, default 0
-        Seed of what is drawn.
-    depth : int, optional
-        Keep only the first so many blocks.
-    task : str, optional
-        Count what is trained on this task; its data need not be here.
-    data : Path, optional
-        Folder of the publisher's files, for tasks whose shape depends on them.
-    cache : Path, optional
-        Root of the cache, below which the picture is put by default.
-    out : Path, optional
-        The PNG to write.
-
-    Raises
-    ------
-    InputError
-        If the backbone or the task is not known, or the task is too long for it.
+    Raises `InputError` if the backbone or the task is not known, or the task is too long for it.
     """
-    from reservoir.backbones import load_backbone
+    from reservoir.backbones import describe_weights, load_backbone
     from reservoir.backbones.parameters import deviations, group_counts, paper_counts, trained_counts, whole_count
     from reservoir.tasks import task_named
-    from reservoir_pipelines.model_plots import plot_deviations
 
-    settings = Reservoir.choose(name, init, seed, depth=depth)
-    backbone = load_backbone(settings.backbone, settings.init, seed, depth)
-    described = task_named(task, data=data_folder(data)).task if task else None
+    settings = Reservoir.choose(replace(model, backbone=name))
+    backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
+    described = task_named(task, data=data_folder(source.data), **source.given).task if task else None
     if described:
         backbone.check_length(described.max_tokens, f"task {described.name!r}: ")
-    plot = out or cache_root(cache) / "backbones" / f"{settings.title}.png"
+    plot = result.out or cache_root(root.cache) / "backbones" / f"{settings.title}.png"
     plot.parent.mkdir(parents=True, exist_ok=True)
     spread = deviations(backbone)
     plot_deviations(plot, spread, title=f"{name}, {settings.init}: standard deviation of the parameters")
@@ -125,6 +86,7 @@ def card(
         name=name,
         family=backbone.family.name,
         init=settings.init,
+        weights=describe_weights(backbone, settings.init),
         depth=backbone.depth,
         width=backbone.width,
         max_tokens=backbone.max_tokens,

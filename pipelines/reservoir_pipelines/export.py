@@ -16,12 +16,15 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from reservoir import InputError
+from reservoir.options import OutOptions
 from reservoir.readouts import LinearReadout
 from reservoir.sequence_model import Branch, SequenceModel
 from reservoir.tasks.task import Task, Vectors
-from reservoir_pipelines.fitting.bundle import Bundle, replace_file
+from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import say
+from reservoir_pipelines.stage import stage
 from reservoir_pipelines.training.trained import load_part, open_readout
+from reservoir_pipelines.workspace import replace_file
 
 FORMAT = 1
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
@@ -34,18 +37,9 @@ CALLS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """What `export` wrote.
+    """What `export` wrote: the model, and beside it JSON that says what goes in, what comes out, and how to call it.
 
-    Parameters
-    ----------
-    model : Path
-        The model.
-    card : Path
-        JSON beside it: what goes in, what comes out, the classes, and how to call it.
-    bytes : int
-        Size of the model.
-    tokens : tuple of int
-        The fewest and the most tokens that sequences may be padded to; the same twice where the length is fixed.
+    ``tokens`` are the fewest and the most that sequences may be padded to; the same where the length is fixed.
     """
 
     model: Path
@@ -63,7 +57,8 @@ class Export:
         }
 
 
-def export(readout: Path, *, to: str = "torch", out: Path | None = None) -> Export:
+@stage
+def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
     """Write a saved readout and its frozen maps as one model, from stored sequences to logits.
 
     Parameters
@@ -73,8 +68,8 @@ def export(readout: Path, *, to: str = "torch", out: Path | None = None) -> Expo
     to : {"torch", "onnx"}, default "torch"
         ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that
         it gives what `predict` gives. ``onnx`` writes a float32 graph: runtimes have few bfloat16 operators.
-    out : Path, optional
-        The file; by default ``model.pt2`` or ``model.onnx`` beside the readout.
+    **options
+        Fields of `OutOptions`; ``out`` is by default ``model.pt2`` or ``model.onnx`` beside the readout.
 
     Returns
     -------
@@ -93,7 +88,7 @@ def export(readout: Path, *, to: str = "torch", out: Path | None = None) -> Expo
     bundle = open_readout(readout)
     module = build(bundle, readout, compute="float32" if to == "onnx" else None)
     program, tokens = trace(module, bundle.task)
-    path = out or (readout if readout.is_dir() else readout.parent) / f"model{SUFFIXES[to]}"
+    path = result.out or (readout if readout.is_dir() else readout.parent) / f"model{SUFFIXES[to]}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, lambda part: _write(program, to, part))
@@ -106,21 +101,9 @@ def export(readout: Path, *, to: str = "torch", out: Path | None = None) -> Expo
 
 
 def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceModel:
-    """Return the module of a bundle, on the CPU.
+    """Return the module of a bundle on the CPU, its maps in the precision that the readout was fitted in, or another.
 
-    Parameters
-    ----------
-    bundle : Bundle
-        The saved readout.
-    where : Path
-        Its path, for messages.
-    compute : str, optional
-        Precision of the frozen maps; by default the one that the readout was fitted in.
-
-    Raises
-    ------
-    InputError
-        If the readout is not linear, or the frozen weights are not those that it was fitted on.
+    Raises `InputError` if the readout is not linear, or the weights are not those that it was fitted on.
     """
     if not isinstance(bundle.readout, LinearReadout):
         raise InputError(f"readout {where}: only linear readouts can be exported; fit with --readout ridge or logistic")
@@ -138,11 +121,7 @@ def trace(module: SequenceModel, task: Task) -> tuple[ExportedProgram, tuple[int
 
     Any length up to the task's longest will do, unless the backbone walks over its tokens one by one, as recurrent
     ones do, or reads windows, whose number the tracer cannot bound: then every sequence is padded to the longest.
-
-    Raises
-    ------
-    InputError
-        If the backbone's operations depend on values, which no program can hold.
+    Raises `InputError` if the backbone's operations depend on values, which no program can hold.
     """
     # torch.export takes sizes 0 and 1 for constants, so a variable length begins at two.
     fewest, longest = max(task.readout_tokens, 2), task.max_tokens

@@ -41,6 +41,11 @@ def percent(accuracy: float | None) -> str:
     return "-" if accuracy is None else f"{100 * accuracy:.1f}%"
 
 
+def score_text(score: float | None, metric: str) -> str:
+    """Return a score for a person: a share of right labels as ``94.5%``, any other as a number."""
+    return percent(score) if metric == "accuracy" or score is None else f"{score:.3f}"
+
+
 def size_text(size: int) -> str:
     """Return a number of bytes for a person: ``72.4 MB``."""
     value = float(size)

@@ -1,11 +1,11 @@
-"""Pictures of results, as PNG files."""
+"""Pictures as PNG files: one style for all of them, and those of fits and of models. What is drawn comes as arrays."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,141 +13,156 @@ from reservoir_pipelines.workspace import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from reservoir_pipelines.fitting.results import Result
+    from matplotlib.figure import Figure
 
 INK, GRID = "#222222", "#dddddd"
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MOST_LEVEL = 14  # names of layers that fit side by side
+MOST_TICKS = 32
+MOST_COUNTS = 20  # classes of a confusion matrix whose counts can be read
 
 
-def plot_sweep(path: Path, results: Sequence[Result], best: Result, raw: Result | None, title: str) -> None:
-    """Draw validation accuracy (R^2 for regression) over layers and settings of the readout.
-
-    Left: for each pooling, the best accuracy of every layer, with the raw input's as a dashed line. Right: every layer
-    under every setting, for the pooling of the best readout, which is ringed. Joined columns are a line of their own.
-
-    Parameters
-    ----------
-    path : Path
-        The PNG to write.
-    results : sequence of Result
-        Every readout.
-    best : Result
-        The chosen one, scored on test.
-    raw : Result, optional
-        The raw input's best readout.
-    title : str
-        Heading of the picture.
-    """
+def figure_of(width: float, height: float, title: str = "") -> Figure:
+    """Return an empty figure of so many inches with a heading."""
     from matplotlib.figure import Figure
 
-    table: dict[str, dict[str, dict[str, float]]] = {}
-    for result in results:
-        if len(result.columns) == 1:
-            layer, _, pooling = result.columns[0].partition("/")
-            table.setdefault(pooling, {}).setdefault(layer, {})[_setting(result)] = result.valid_accuracy
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    if table:
-        lines, heat = figure.subplots(1, 2, width_ratios=(1.15, 1))
-        _draw_layers(lines, table, best, raw)
-        pooling = best.columns[0].partition("/")[2]
-        _draw_settings(heat, pooling, table.get(pooling) or next(iter(table.values())), best)
-    figure.suptitle(title, fontsize=11, color=INK)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    if title:
+        figure.suptitle(title, fontsize=11, color=INK)
+    return figure
+
+
+def style(axes: Axes, x: str, y: str, title: str = "") -> None:
+    """Name the axes, and give them a pale grid, two spines, and a legend where anything has a label."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title, fontsize=10, color=INK)
+    axes.grid(color=GRID, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=9)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as a PNG file; it is replaced whole."""
     replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
 
 
-def plot_curve(path: Path, points: Sequence[tuple[int, float, float]], best: Result, title: str) -> None:
-    """Draw a learning curve: accuracy on valid and test over the number of training rows.
+def in_unit(metric: str) -> tuple[float, str]:
+    """Return the factor and the name with which scores are drawn: shares of right labels in percent."""
+    return (100.0, f"{metric} (%)") if metric == "accuracy" else (1.0, metric)
 
-    Parameters
-    ----------
-    path : Path
-        The PNG to write.
-    points : sequence of (int, float, float)
-        Rows, validation accuracy, test accuracy.
-    best : Result
-        The chosen readout, which says what the accuracies are.
-    title : str
-        Heading of the picture.
+
+# ---- of fits
+
+
+def plot_sweep(
+    path: Path,
+    columns: Sequence[str],
+    settings: Sequence[str],
+    scores: np.ndarray,
+    best: tuple[int, int],
+    raw: float | None,
+    *,
+    metric: str,
+    title: str,
+) -> None:
+    """Draw validation scores (columns, settings), NaN where none was tried, with the best one's place.
+
+    Left: for each pooling the best score of every layer, and the raw input's. Right: every layer under every setting,
+    for the pooling of the best, which is ringed. Joined columns are a line, or layers where there are no single ones.
     """
-    from matplotlib.figure import Figure
+    factor, unit = in_unit(metric)
+    single = [i for i, name in enumerate(columns) if "+" not in name] or list(range(len(columns)))
+    places = {i: _place(columns[i]) for i in single}
+    figure = figure_of(11, 4.6, title)
+    lines, heat = figure.subplots(1, 2, width_ratios=(1.15, 1))
+    tops = factor * np.nanmax(scores, axis=1)
+    names = _apart(sorted({layer for layer, _ in places.values()}, key=_depth))
+    for colour, pooling in zip(COLOURS, dict.fromkeys(pooling for _, pooling in places.values()), strict=False):
+        found = {layer: tops[i] for i, (layer, kind) in places.items() if kind == pooling}
+        values = [found.get(name, np.nan) for name in names]
+        lines.plot(range(len(names)), values, "o-", color=colour, label=pooling, markersize=4, linewidth=1.5)
+    if best[0] not in places:
+        joined = f"{columns[best[0]].count('+') + 1} columns joined"
+        lines.axhline(tops[best[0]], color=INK, linewidth=1, label=joined)
+    if raw is not None:
+        lines.axhline(factor * raw, color=INK, linestyle="--", linewidth=1, label="raw input")
+    ticks = {place: name.replace("block", "") for place, name in enumerate(names) if name}
+    lines.set_xticks(list(ticks), list(ticks.values()), fontsize=8, rotation=90 if len(ticks) > MOST_LEVEL else 0)
+    style(lines, "layer", f"validation {unit}, best setting")
+    shown = places.get(best[0], places[single[0]])[1]
+    rows = sorted((i for i in single if places[i][1] == shown), key=lambda i: _depth(places[i][0]))
+    tried = np.flatnonzero(~np.isnan(scores[rows]).all(axis=0)).tolist()
+    ring = (tried.index(best[1]), rows.index(best[0])) if best[0] in places else None
+    values = factor * scores[rows][:, tried]
+    _draw_settings(heat, values, [places[i][0] for i in rows], [settings[j] for j in tried], ring)
+    note = ", chosen readout ringed" if ring else ""
+    heat.set_title(f"{shown}: validation {unit}{note}", fontsize=9, color=INK)
+    save(figure, path)
 
-    figure = Figure(figsize=(6, 4.2), layout="constrained")
+
+def plot_curve(
+    path: Path, rows: Sequence[int], valid: Sequence[float], test: Sequence[float], *, metric: str, title: str
+) -> None:
+    """Draw a learning curve: scores on valid and test over the number of training rows."""
+    figure = figure_of(6, 4.2, title)
     axes = figure.subplots()
-    scale, measure = _measure(best)
-    rows = [point[0] for point in points]
-    for number, name in ((1, "valid"), (2, "test")):
-        values = [scale * point[number] for point in points]
-        axes.plot(rows, values, "o-", color=COLOURS[number - 1], label=name, markersize=4)
+    factor, unit = in_unit(metric)
+    for colour, name, scores in zip(COLOURS, ("valid", "test"), (valid, test), strict=False):
+        axes.plot(rows, factor * np.asarray(scores), "o-", color=colour, label=name, markersize=4)
     axes.set_xscale("log")
     axes.set_xticks(rows, [f"{count:,}" for count in rows], fontsize=8, minor=False)
     axes.minorticks_off()
-    axes.set_xlabel("training rows")
-    axes.set_ylabel(measure.removeprefix("validation "))
-    _plain(axes)
-    axes.legend(frameon=False, fontsize=9)
-    figure.suptitle(title, fontsize=11, color=INK)
-    replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
+    style(axes, "training rows", unit)
+    save(figure, path)
 
 
-def _draw_layers(axes: Axes, table: dict[str, dict[str, dict[str, float]]], best: Result, raw: Result | None) -> None:
-    scale, measure = _measure(best)
-    names = _apart(sorted({layer for layers in table.values() for layer in layers}, key=_depth))
-    for colour, (pooling, layers) in zip(COLOURS, table.items(), strict=False):
-        values = [scale * max(layers[name].values()) if name in layers else np.nan for name in names]
-        axes.plot(range(len(names)), values, "o-", color=colour, label=pooling, markersize=4, linewidth=1.5)
-    if len(best.columns) > 1:
-        label = f"{len(best.columns)} columns joined"
-        axes.axhline(scale * best.valid_accuracy, color=INK, linewidth=1, label=label)
-    if raw:
-        axes.axhline(scale * raw.valid_accuracy, color=INK, linestyle="--", linewidth=1, label="raw input")
-    ticks = {place: name.replace("block", "") for place, name in enumerate(names) if name}
-    axes.set_xticks(list(ticks), list(ticks.values()), fontsize=8, rotation=90 if len(ticks) > MOST_LEVEL else 0)
-    axes.set_xlabel("layer")
-    axes.set_ylabel(f"{measure}, best setting")
-    _plain(axes)
-    axes.legend(frameon=False, fontsize=9)
+def plot_confusion(path: Path, counts: np.ndarray, classes: Sequence[str], title: str) -> None:
+    """Draw how many samples of each class (rows) were given each label (columns), coloured by the share of its row."""
+    side = min(9.0, 3.5 + 0.3 * len(classes))
+    figure = figure_of(side + 1, side, title)
+    axes = figure.subplots()
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(image, ax=axes, shrink=0.8, label="share of the class")
+    for row, column in itertools.product(range(len(classes)), repeat=2) if len(classes) <= MOST_COUNTS else ():
+        if counts[row, column]:
+            ink = "white" if shares[row, column] > 0.5 else INK
+            axes.text(column, row, f"{counts[row, column]:,}", ha="center", va="center", fontsize=7, color=ink)
+    _name_ticks(axes, classes)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("class")
+    save(figure, path)
 
 
-def _draw_settings(axes: Axes, pooling: str, layers: dict[str, dict[str, float]], best: Result) -> None:
-    names = sorted(layers, key=_depth)
-    settings = list(layers[names[0]])
-    scale, measure = _measure(best)
-    values = scale * np.array([[layers[name].get(setting, np.nan) for setting in settings] for name in names])
+def _draw_settings(
+    axes: Axes, values: np.ndarray, layers: Sequence[str], settings: Sequence[str], ring: tuple[int, int] | None
+) -> None:
     # The worst settings would swallow the colours: show what lies within the upper part of the range.
     top, middle = np.nanmax(values), np.nanmedian(values)
-    low = max(np.nanmin(values), top - 2 * (top - middle) - scale / 100)
+    low = max(np.nanmin(values), top - 2 * (top - middle) - 0.01 * abs(top))
     image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", vmin=low, vmax=top)
-    layer = best.columns[0].partition("/")[0]
-    ringed = len(best.columns) == 1 and layer in names
-    if ringed:
-        place = settings.index(_setting(best)), names.index(layer)
-        axes.plot(*place, "o", markersize=11, fillstyle="none", color="white", markeredgewidth=2)
+    if ring:
+        axes.plot(*ring, "o", markersize=11, fillstyle="none", color="white", markeredgewidth=2)
     ticks = range(0, len(settings), max(1, (len(settings) - 1) // 4))
     axes.set_xticks(ticks, [settings[i].replace(", ", "\n") for i in ticks], fontsize=8)
-    if best.alpha is None:  # parameters are words, which do not fit side by side
+    penalties = all(name.startswith("$10") for name in settings)
+    if not penalties:  # parameters are words, which do not fit side by side
         axes.tick_params("x", rotation=30)
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set_xlabel("penalty" if best.alpha is not None else "setting")
-    note = ", chosen readout ringed" if ringed else ""
-    axes.set_title(f"{pooling}: {measure}{note}", fontsize=9, color=INK)
-    figure = axes.get_figure()
-    assert figure is not None
+    axes.set_yticks(range(len(layers)), layers, fontsize=8)
+    axes.set_xlabel("penalty" if penalties else "setting")
+    figure: Any = axes.get_figure()
     figure.colorbar(image, ax=axes, shrink=0.9)
 
 
-def _setting(result: Result) -> str:
-    """Return what tells a readout from others of its column: the penalty as a power of ten, or its parameters."""
-    if result.alpha is not None:
-        return f"$10^{{{np.log10(result.alpha):.3g}}}$"
-    return result.readout.partition("(")[2].rstrip(")") or result.readout.rpartition(".")[2]
-
-
-def _measure(best: Result) -> tuple[float, str]:
-    """Return the factor and the name of what results are measured by: only shares of right labels have intervals."""
-    return (100, "validation accuracy (%)") if best.test_interval else (1, "validation $R^2$")
+def _place(column: str) -> tuple[str, str]:
+    """Return a column's layer and pooling; joined columns are a layer of their own kind."""
+    if "+" in column:
+        return column.replace("+", "\n+"), "side by side"
+    layer, _, pooling = column.partition("/")
+    return layer, pooling
 
 
 def _apart(layers: Sequence[str]) -> list[str]:
@@ -161,6 +176,84 @@ def _depth(layer: str) -> tuple[str, int, str]:
     return entry, {"embed": 0, "final": 2}.get(name, 1), name
 
 
-def _plain(axes: Axes) -> None:
-    axes.grid(color=GRID, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
+def _name_ticks(axes: Axes, names: Sequence[str]) -> None:
+    ticks = range(0, len(names), -(-len(names) // MOST_TICKS))
+    axes.set_xticks(ticks, [names[i] for i in ticks], fontsize=7, rotation=90)
+    axes.set_yticks(ticks, [names[i] for i in ticks], fontsize=7)
+
+
+# ---- of models
+
+
+def plot_deviations(path: Path, deviations: Mapping[str, np.ndarray], title: str) -> None:
+    """Draw the standard deviation of each kind of tensor over the blocks, (depth,): weights and biases."""
+    figure = figure_of(11, 4.2, title)
+    panels = figure.subplots(1, 2, sharex=True)
+    for axes, kind in zip(panels, ("weight", "bias"), strict=True):
+        names = [name for name in deviations if (("bias" in name) == (kind == "bias"))]
+        for number, name in enumerate(names):
+            colour, line = COLOURS[number % len(COLOURS)], ("-", "--", ":")[number // len(COLOURS) % 3]
+            look: dict[str, Any] = {"marker": "o", "markersize": 3.5, "linewidth": 1.4, "color": colour}
+            blocks = np.arange(1, len(deviations[name]) + 1)
+            axes.plot(blocks, deviations[name], line, label=name.removesuffix(f".{kind}"), **look)
+        axes.set_ylim(bottom=0)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        style(axes, "block", "standard deviation", "weights" if kind == "weight" else "biases")
+        if not names:
+            axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=INK)
+    save(figure, path)
+
+
+def plot_attention(
+    path: Path,
+    one: np.ndarray,
+    mean: np.ndarray,
+    labels: Sequence[str],
+    diagonals: Mapping[int, str],
+    *,
+    rows: int,
+    title: str,
+) -> None:
+    """Draw maps (heads, tokens, tokens) of one sequence and their mean over rows, over the heads and of each head.
+
+    Dashed lines lie over the maps where the paper saw readout tokens attend: so many tokens back, to what.
+    """
+    heads = len(mean)
+    columns = min(heads, 6)
+    small_height = 2.1 * -(-heads // columns)
+    figure = figure_of(12, 6.4 + small_height, title)
+    parts: Any = figure.subfigures(2, 1, height_ratios=(6, small_height))
+    large, small = parts
+    # A token's name holds for every sequence where it is its place in a bit string.
+    places = labels if diagonals else [str(number + 1) for number in range(mean.shape[1])]
+    shown = ((one, labels, "one sequence"), (mean, places, f"mean over {rows} sequences"))
+    for axes, (maps, names, what) in zip(large.subplots(1, 2), shown, strict=True):
+        _draw_map(axes, maps.mean(axis=0), names, diagonals)
+        axes.set_title(what, fontsize=10, color=INK)
+    for number, axes in enumerate(small.subplots(-(-heads // columns), columns, squeeze=False).flat):
+        if number < heads:
+            axes.imshow(mean[number], cmap="magma", vmin=0, vmax=_top(mean[number]))
+            axes.set_title(f"head {number + 1}", fontsize=8, color=INK)
+        axes.set_axis_off()
+    save(figure, path)
+
+
+def _draw_map(axes: Axes, values: np.ndarray, labels: Sequence[str], diagonals: Mapping[int, str]) -> None:
+    image = axes.imshow(values, cmap="magma", vmin=0, vmax=_top(values))
+    figure: Any = axes.get_figure()
+    figure.colorbar(image, ax=axes, shrink=0.8, extend="max")
+    _name_ticks(axes, labels)
+    axes.set_xlabel("attends to token")
+    axes.set_ylabel("token")
+    first = len(values) - min((back for back in diagonals if back), default=0)
+    for number, (back, what) in enumerate(sorted(diagonals.items())):
+        ends = np.array([first - 0.5, len(values) - 0.5])
+        colour = COLOURS[(number + 2) % len(COLOURS)]
+        axes.plot(ends - back, ends, "--", color=colour, linewidth=1, alpha=0.7, label=f"its place in {what}")
+    if diagonals:
+        axes.legend(fontsize=7, loc="upper right", framealpha=0.8)
+
+
+def _top(values: np.ndarray) -> float:
+    # A causal model's first tokens have few others to attend to, and would outshine all that is worth seeing.
+    return float(np.nanquantile(values[values > 0], 0.97))

@@ -11,12 +11,15 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.features import forward
+from reservoir.options import DeviceOptions
 from reservoir.readouts import samples, unsample
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks import encode
 from reservoir.tasks.columns import open_columns
 from reservoir.tasks.idx import read_idx
 from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.fitting.evaluation import Evaluation, evaluate_classes, evaluate_values
+from reservoir_pipelines.stage import stage
 from reservoir_pipelines.training.trained import load_part, open_readout
 
 COLUMN_FILES = (".npz", ".h5", ".hdf5")
@@ -33,18 +36,31 @@ class Prediction:
     label : str, int, float or nested list of these
         The label; for a task with several outputs a list, for several readout tokens a list of lists.
     probabilities : list
-        Of each class in the order of the task's classes, nested as the label; empty for regression.
+        Of each class in the order of ``classes``, nested as the label; empty for regression.
+    classes : tuple of str or int
+        The task's classes; empty for regression.
+    truth : str, int, float or nested list of these, optional
+        The label that the file gives; None where it gives none.
     """
 
     label: Any
     probabilities: list[Any]
+    classes: tuple[str | int, ...] = ()
+    truth: Any = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return {"label": self.label, "probabilities": self.probabilities}
+        """Return the fields as JSON values, each probability under the name of its class."""
+        found = {"label": self.label, "probabilities": self._named(self.probabilities)}
+        return found if self.truth is None else found | {"truth": self.truth}
+
+    def _named(self, chances: list[Any]) -> Any:
+        if chances and isinstance(chances[0], list):
+            return [self._named(inner) for inner in chances]
+        return {str(name): chance for name, chance in zip(self.classes, chances, strict=True)} if chances else {}
 
 
-def predict(readout: Path, file: Path, *, device: str = "auto") -> Iterator[Prediction]:
+@stage
+def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Prediction]:
     """Apply a saved readout to the sequences of a file.
 
     Parameters
@@ -52,10 +68,10 @@ def predict(readout: Path, file: Path, *, device: str = "auto") -> Iterator[Pred
     readout : Path
         Folder or JSON file that `fit` wrote, or the folder of a run of `train`.
     file : Path
-        ``.npz`` or ``.h5`` with ``x`` (and ``lengths``), or an idx file of images; sequences, or raw inputs as the task
-        takes them.
-    device : str, default "auto"
-        Where the forward pass runs.
+        ``.npz`` or ``.h5`` with ``x`` (and ``lengths``, and ``y`` to compare with), or an idx file of images;
+        sequences, or raw inputs as the task takes them.
+    **options
+        Fields of `DeviceOptions`.
 
     Yields
     ------
@@ -65,13 +81,20 @@ def predict(readout: Path, file: Path, *, device: str = "auto") -> Iterator[Pred
     Raises
     ------
     InputError
-        If the readout or the file is not readable, the sequences are not the task's or too large for the model, or the
-        frozen weights are not those that the readout was fitted on.
+        If the readout or the file is not readable, the sequences are not the task's or too large for the model, they
+        have no lengths though the readout was fitted on several, or the frozen weights are not those that the readout
+        was fitted on.
     """
     bundle = open_readout(readout)
-    x, lengths = read_inputs(file)
-    x, lengths = encode(bundle.task, x, lengths)
-    models = [load_part(bundle.task, part, device, readout) for part in bundle.parts]
+    raw, given, y = read_inputs(file)
+    if bundle.lengths and given is None:
+        raise InputError(
+            f"{file}: it has no array 'lengths', and the readout was fitted on sequences of several lengths; give the "
+            "number of real tokens of each row"
+        )
+    x, lengths = encode(bundle.task, raw, given)
+    truths = _truths(bundle, file, y, len(x))
+    models = [load_part(bundle.task, part, place.device, readout) for part in bundle.parts]
     for start in range(0, len(x), BLOCK_ROWS):
         rows = slice(start, start + BLOCK_ROWS)
         features = _features(bundle, models, x[rows], lengths[rows])
@@ -79,7 +102,23 @@ def predict(readout: Path, file: Path, *, device: str = "auto") -> Iterator[Pred
         if wrong.any():
             row = start + int(np.argmax(wrong)) * len(x[rows]) // len(features)
             raise InputError(f"{file}: the model overflows in row {row}; its values are too large: repair or remove it")
-        yield from _answers(bundle, features)
+        yield from _answers(bundle, features, truths[rows])
+
+
+def evaluate_predictions(predictions: Sequence[Prediction]) -> Evaluation | None:
+    """Compare predictions with the labels of their file; None where it has none. An unknown label counts as wrong."""
+    if not predictions or predictions[0].truth is None:
+        return None
+    truth, label = (np.asarray([getattr(one, name) for one in predictions]) for name in ("truth", "label"))
+    names = predictions[0].classes
+    if not names:
+        return evaluate_values(truth.reshape(len(truth), -1), label.reshape(len(label), -1))
+    classes = [str(name) for name in names]
+    classes += sorted(set(map(str, truth.ravel().tolist())) - set(classes))
+    number = {name: index for index, name in enumerate(classes)}
+    y, predicted = (np.array([number[str(value)] for value in part.ravel().tolist()]) for part in (truth, label))
+    chances = np.asarray([one.probabilities for one in predictions]).reshape(len(y), -1)[:, 1]
+    return evaluate_classes(y, predicted, classes, chances)
 
 
 def _features(bundle: Bundle, models: Sequence[LoadedModel], x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -92,17 +131,20 @@ def _features(bundle: Bundle, models: Sequence[LoadedModel], x: np.ndarray, leng
     return np.concatenate(read, axis=1)
 
 
-def _answers(bundle: Bundle, features: np.ndarray) -> Iterator[Prediction]:
+def _answers(bundle: Bundle, features: np.ndarray, truths: Sequence[Any]) -> Iterator[Prediction]:
     task = bundle.task
     labels = unsample(bundle.readout.predict(features), task.readout_tokens, task.outputs)
     chances = None
     if task.classes:
         chances = bundle.readout.probabilities(features).reshape(*labels.shape, task.classes)
+    classes = tuple(task.label(number) for number in range(task.classes))
     for row, values in enumerate(labels):
         named = np.vectorize(task.label, otypes=[object])(values) if task.classes else values.astype(float)
         yield Prediction(
             label=_bare(named.tolist()),
             probabilities=[] if chances is None else _bare(np.round(chances[row], 6).tolist()),
+            classes=classes,
+            truth=truths[row],
         )
 
 
@@ -112,16 +154,23 @@ def _bare(nested: list[Any]) -> Any:
     return outer[0] if len(outer) == 1 else outer
 
 
-def read_inputs(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the sequences of a file and their lengths, where it has them.
+def _truths(bundle: Bundle, file: Path, y: np.ndarray | None, rows: int) -> list[Any]:
+    """Return the label that the file gives each row, nested as predictions are; None where it gives none."""
+    if y is None:
+        return [None] * rows
+    task = bundle.task
+    if y.size != rows * task.readout_tokens * task.outputs or len(y) != rows:
+        raise InputError(
+            f"{file}: y has the shape {y.shape}, and the readout gives {rows} rows {task.readout_tokens} x "
+            f"{task.outputs} labels; give as many, or leave y out"
+        )
+    return [_bare(row) for row in y.reshape(rows, task.readout_tokens, task.outputs).tolist()]
 
-    Raises
-    ------
-    InputError
-        If it is not there, not readable, has no ``x``, or not one length per row of it.
-    """
+
+def read_inputs(file: Path) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """Return the sequences of a file, their lengths and their labels, where it has them."""
     if file.suffix not in COLUMN_FILES and file.is_file():
-        return read_idx(file, dimensions=3), None
+        return read_idx(file, dimensions=3), None, None
     columns = open_columns(str(file))
     if "x" not in columns.shapes:
         raise InputError(f"{file}: it has no array 'x'; put the sequences there")
@@ -132,5 +181,5 @@ def read_inputs(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
         raise InputError(
             f"{file}: x has {rows} rows and lengths the shape {columns.shapes['lengths']}; give one per row"
         )
-    lengths = columns.read("lengths", 0, rows) if "lengths" in columns.shapes else None
-    return columns.read("x", 0, rows), lengths
+    lengths, y = (columns.read(name, 0, rows) if columns.shapes.get(name) else None for name in ("lengths", "y"))
+    return columns.read("x", 0, rows), lengths, y

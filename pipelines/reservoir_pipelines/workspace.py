@@ -49,9 +49,20 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
     part = path.with_name(f".{path.name}-{uuid.uuid4().hex}.part")
     try:
         write(part)
+        sync(part)
         part.replace(path)
+        sync(path.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the names in a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

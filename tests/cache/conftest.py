@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reservoir_cache import Entry, Layout, Spec
+from reservoir_cache import Entry, Layout, Spec, write_block, write_targets
 
 FIELDS = {
     "task": {"name": "toy", "max_tokens": 5},
@@ -56,9 +56,9 @@ def targets(rows):
 def fill(entry, columns=tuple(SHAPES)):
     """Write whatever is missing of an entry."""
     for split, rows in entry.spec.rows.items():
-        entry.set_rows(split, rows, targets(rows))
+        write_targets(entry, split, targets(rows))
         for block, names in entry.missing(split, columns).items():
-            entry.write_block(split, block, features(entry, split, block, names))
+            write_block(entry, split, block, features(entry, split, block, names))
     return entry
 
 

@@ -2,20 +2,36 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from collections import namedtuple
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+import numpy as np
 import pytest
 import reservoir_cache
+from pytest import approx
 from reservoir_cache import (
     CacheError,
+    FeatureStore,
+    ShardWriter,
     broken_entries,
     check_space,
+    entry_bytes,
     last_entry,
     list_entries,
-    near_matches,
+    prune,
     remove,
+    repair,
     required_bytes,
+    save_arrays,
+    summarize,
+    verify,
+    write_block,
+    write_targets,
 )
+from reservoir_cache.locks import entry_locks
 
 
 def test_entries_are_listed_and_broken_folders_reported(tmp_path, toy):
@@ -43,15 +59,6 @@ def test_the_last_entry_is_the_one_last_created_or_opened_for_writing(tmp_path, 
     assert last_entry(tmp_path, "toy") == second
 
 
-def test_near_matches_come_nearest_first_with_their_differences(tmp_path, toy):
-    wanted = toy.spec()
-    far = toy.entry(tmp_path, padding="none", init={"kind": "random", "seed": 3})
-    near = toy.entry(tmp_path, input={**wanted.input, "gain": 2})
-    toy.entry(tmp_path, task={"name": "other"})
-    toy.entry(tmp_path)
-    assert near_matches(tmp_path, wanted) == [(near, ["input.gain"]), (far, ["init.seed", "padding"])]
-
-
 def test_remove_deletes_an_entry_and_nothing_else(tmp_path, toy):
     entry, other = toy.fill(toy.entry(tmp_path)), toy.entry(tmp_path, padding="none")
     for wrong in (tmp_path, entry.path.parent, entry.path / "train", tmp_path / "nothing"):
@@ -62,7 +69,7 @@ def test_remove_deletes_an_entry_and_nothing_else(tmp_path, toy):
     remove(entry.path)
     assert not entry.path.exists()
     assert list_entries(tmp_path) == [other]
-    assert toy.fill(toy.entry(tmp_path)).verify() == []
+    assert verify(toy.fill(toy.entry(tmp_path))) == []
 
 
 def test_a_broken_entry_can_be_removed(tmp_path, toy):
@@ -72,16 +79,189 @@ def test_a_broken_entry_can_be_removed(tmp_path, toy):
     assert broken_entries(tmp_path) == []
 
 
+@pytest.mark.parametrize("left", ["everything", "the lock", "a split", "moments", "nothing"])
+def test_a_half_removed_entry_can_be_removed(tmp_path, toy, left):
+    entry = toy.fill(toy.entry(tmp_path))
+    kept = {"the lock": ["lock"], "a split": ["train"], "moments": ["moments"], "nothing": []}
+    (entry.path / "moments").mkdir()
+    (entry.path / "spec.json").unlink()
+    for item in list(entry.path.iterdir()):
+        if left != "everything" and item.name not in kept[left]:
+            shutil.rmtree(item) if item.is_dir() else item.unlink()
+    assert [problem.path for problem in broken_entries(tmp_path)] == [entry.path]
+    assert "reservoir cache remove" in str(broken_entries(tmp_path)[0])
+    remove(entry.path)
+    assert not entry.path.exists()
+
+
+@pytest.mark.parametrize("when", range(12))
+def test_a_removal_killed_at_any_step_can_be_repeated(tmp_path, toy, monkeypatch, when):
+    entry, steps = toy.fill(toy.entry(tmp_path)), []
+
+    def counted(function):
+        def step(*args, **kwargs):
+            steps.append(function)
+            if len(steps) == when + 1:
+                raise KeyboardInterrupt  # as a signal would
+            return function(*args, **kwargs)
+
+        return step
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.unlink", counted(Path.unlink))
+        patch.setattr("pathlib.Path.rmdir", counted(Path.rmdir))
+        patch.setattr("shutil.rmtree", counted(shutil.rmtree))
+        try:
+            remove(entry.path)
+        except KeyboardInterrupt:
+            assert entry.path.exists()
+        else:
+            assert len(steps) <= when  # it was over before
+    if entry.path.exists():
+        assert (when == 0) == (list_entries(tmp_path) == [entry])
+        remove(entry.path)
+    assert not entry.path.exists()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda entry, toy: write_targets(entry, "train", toy.targets(10)),
+        lambda entry, toy: write_block(entry, "train", 0, toy.features(entry, "train", 0)),
+        lambda entry, _: entry.claim("train", 0).__enter__(),
+        lambda entry, _: ShardWriter(entry).__enter__(),
+    ],
+    ids=["labels", "block", "claim", "writer"],
+)
+@pytest.mark.parametrize("again", [False, True])
+def test_a_removal_between_the_steps_of_an_extract_leaves_no_entry_without_its_specification(
+    tmp_path, toy, step, again
+):
+    """The next step says it, and makes no folder, also where another run has begun the entry anew."""
+    entry = toy.entry(tmp_path)
+    subprocess.run(
+        [sys.executable, "-c", f"from reservoir_cache import remove; remove({str(entry.path)!r})"], check=True
+    )
+    if again:
+        with toy.entry(tmp_path).claim("train", 0):
+            pass
+        step(entry, toy)  # the same entry: the step belongs to it
+        assert list_entries(tmp_path) == [entry]
+        return
+    with pytest.raises(CacheError, match=r"removed .*run the same command again"):
+        step(entry, toy)
+    assert not entry.path.exists()
+
+
+def test_who_waited_for_the_lock_of_a_removed_entry_makes_nothing_there(tmp_path, toy):
+    """A run that opened the lock file before a removal must not believe in it afterwards."""
+    entry = toy.entry(tmp_path)
+    locks = entry_locks(entry.path)
+    subprocess.run(
+        [sys.executable, "-c", f"from reservoir_cache import remove; remove({str(entry.path)!r})"], check=True
+    )
+    entry.path.mkdir()
+    (entry.path / "lock").write_bytes(b"")
+    with pytest.raises(CacheError, match="was removed"), locks.run(whole=False):
+        pass
+    assert sorted(path.name for path in entry.path.iterdir()) == ["lock"]
+
+
+def test_an_entry_knows_whether_it_is_finished(tmp_path, toy):
+    entry = toy.entry(tmp_path)
+
+    def state():
+        summary = summarize(entry)
+        unfinished = {problem.path.name for problem in verify(entry)}
+        return entry.progress(), summary.blocks_done, summary.finished, unfinished
+
+    assert state() == ({"test": (0, 1), "train": (0, 3)}, 0, False, {"test", "train"})
+    write_targets(entry, "train", toy.targets(10))
+    write_block(entry, "train", 1, toy.features(entry, "train", 1))
+    assert state() == ({"test": (0, 1), "train": (1, 3)}, 1, False, {"test", "train"})
+    toy.fill(entry, ["final/last"])
+    assert state() == ({"test": (0, 1), "train": (1, 3)}, 1, False, {"test", "train"})
+    toy.fill(entry)
+    assert state() == ({"test": (1, 1), "train": (3, 3)}, 4, True, set())
+    assert summarize(entry).columns == tuple(sorted(toy.shapes))
+    write_block(entry, "test", 0, {"new/one": np.ones((4, 1, 2), np.float32)})
+    assert state() == ({"test": (1, 1), "train": (0, 3)}, 1, False, {"train"})
+
+
+@pytest.mark.parametrize("gone", ["train", "train/manifest.json", "test/targets.h5", "moments/manifest.json"])
+def test_an_entry_that_lost_something_is_not_whole(tmp_path, toy, gone):
+    entry = toy.fill(toy.entry(tmp_path))
+    save_arrays(entry, "ridge", {"n": np.arange(3)}, {})
+    before = toy.digest(entry.path)
+    path = entry.path / gone
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert [problem.path for problem in verify(entry)] == [path]
+    assert summarize(entry).finished == (gone.startswith("moments") or "targets" in gone)
+    repair(entry)
+    toy.fill(entry)
+    save_arrays(entry, "ridge", {"n": np.arange(3)}, {})
+    assert verify(entry) == []
+    assert toy.digest(entry.path) == before
+
+
+def test_a_damaged_manifest_is_a_fault_of_the_summary(tmp_path, toy):
+    entry = toy.fill(toy.entry(tmp_path))
+    (entry.path / "train" / "manifest.json").write_text("{")
+    summary = summarize(entry)
+    assert not summary.finished
+    assert "manifest.json" in summary.fault
+
+
+def test_a_summary_has_size_and_dates(tmp_path, toy):
+    before = datetime.now(UTC) - timedelta(seconds=1)
+    entry = toy.fill(toy.entry(tmp_path))
+    summary = summarize(entry)
+    assert summary.bytes == sum(path.stat().st_size for path in entry.path.rglob("*") if path.is_file())
+    assert before <= summary.created <= summary.used <= datetime.now(UTC)
+    set_used(entry, days=3)
+    other = toy.entry(tmp_path, padding="none")
+    assert (summarize(entry).used - (datetime.now(UTC) - timedelta(days=3))) / timedelta(minutes=5) == approx(0, abs=1)
+    _ = FeatureStore(entry)["train"]["final/last"]
+    assert summarize(entry).used > before
+    assert last_entry(tmp_path, "toy") == other  # a read is a use, but not an extraction
+
+
+def set_used(entry, days):
+    then = (datetime.now(UTC) - timedelta(days=days)).timestamp()
+    os.utime(entry.path / "lock", (then, then))
+
+
+def test_prune_removes_what_was_not_used_for_long(tmp_path, toy):
+    entries = [toy.fill(toy.entry(tmp_path, init={"kind": "random", "seed": seed})) for seed in range(4)]
+    for entry, days in zip(entries, (40, 1, 50, 31), strict=True):
+        set_used(entry, days)
+    with entries[3].claim("train", 0):  # at work
+        removed = prune(tmp_path, older=timedelta(days=30))
+    assert [each.entry for each in removed] == [entries[2], entries[0]]
+    assert list_entries(tmp_path) == sorted((entries[1], entries[3]), key=lambda entry: entry.path)
+    assert prune(tmp_path) == []
+
+
+def test_prune_keeps_the_most_recently_used_within_a_size(tmp_path, toy):
+    entries = [toy.fill(toy.entry(tmp_path, init={"kind": "random", "seed": seed})) for seed in range(4)]
+    for entry, days in zip(entries, (4, 1, 3, 2), strict=True):
+        set_used(entry, days)
+    _ = FeatureStore(entries[0])["train"].y  # the oldest is read again
+    size = entry_bytes(entries[0])
+    assert all(entry_bytes(entry) == size for entry in entries)
+    assert [each.entry for each in prune(tmp_path, keep_bytes=2 * size)] == [entries[2], entries[3]]
+    assert prune(tmp_path, keep_bytes=2 * size) == []
+    assert {entry.path for entry in list_entries(tmp_path)} == {entries[0].path, entries[1].path}
+
+
 @pytest.mark.parametrize("store", ["float16", "float32"])
 @pytest.mark.parametrize("width", [8, 3000])
 def test_required_bytes_is_just_above_what_is_written(tmp_path, toy, store, width):
-    import numpy as np
-
     shapes = {f"block{n:02d}/mean": (1, width) for n in range(5)}
     entry = toy.entry(tmp_path, block_rows=32, data={"digest": "d", "rows": {"train": 70}}, store=store)
     needed = required_bytes(entry.spec, entry.layout, {"train": 70}, shapes)
     for block, (low, high) in enumerate(entry.blocks("train")):
-        entry.write_block("train", block, {name: np.ones((high - low, 1, width), np.float32) for name in shapes})
+        write_block(entry, "train", block, {name: np.ones((high - low, 1, width), np.float32) for name in shapes})
     raw = 70 * 5 * width * (2 if store == "float16" else 4)
     written = sum(path.stat().st_size for path in (entry.path / "train").iterdir())
     assert raw < written <= needed
@@ -105,9 +285,6 @@ def test_every_public_name_exists():
 
 
 def test_importing_the_package_and_its_error_imports_no_h5py_or_numpy():
-    import subprocess
-    import sys
-
     code = (
         "import sys, reservoir_cache; reservoir_cache.CacheError, reservoir_cache.Spec\n"
         "print([m for m in ('h5py', 'numpy', 'torch') if m in sys.modules])"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from reservoir_cache import CacheError
-from reservoir_cache.encoding import bfloat16_bits, decode, encode
+from reservoir_cache.shard import bfloat16_bits, decode, encode
 
 STORES = ["float16", "bfloat16", "float32"]
 

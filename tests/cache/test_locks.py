@@ -9,8 +9,8 @@ import sys
 import threading
 
 import pytest
-from reservoir_cache import CacheError, Entry, FeatureStore
-from reservoir_cache.locks import run_identity
+from reservoir_cache import CacheError, Entry, FeatureStore, entry_bytes, verify, write_block
+from reservoir_cache.publish import run_identity
 
 HOLD = """
 import sys, time
@@ -82,7 +82,7 @@ def test_a_block_has_one_holder_among_processes(full, toy):
     with full.claim("train", 1) as mine:
         assert mine
         # Nothing that reads may drop our lock, as closing a descriptor of the lock file would.
-        full.running(), full.verify(), full.bytes(), FeatureStore(full.path)["train"]["final/last"]
+        full.running(), verify(full), entry_bytes(full), FeatureStore(full.path)["train"]["final/last"]
         Entry.open(full.path).missing("train", ["a/b"])
         process, theirs = hold(full, 1)
         assert not theirs
@@ -107,7 +107,7 @@ def test_a_killed_holder_leaves_nothing(entry, toy):
         assert not mine
     assert left.exists()  # its owner is alive
     with pytest.raises(CacheError, match="being written by another run"):
-        entry.write_block("train", 0, toy.features(entry, "train", 0))
+        write_block(entry, "train", 0, toy.features(entry, "train", 0))
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert entry.running() == []

@@ -5,8 +5,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from reservoir_cache import CacheError, FeatureStore
-from reservoir_cache.encoding import decode, encode
+from reservoir_cache import CacheError, FeatureStore, write_block
+from reservoir_cache.shard import decode, encode
 
 
 def stored(toy, entry, split, column):
@@ -38,20 +38,6 @@ def test_columns_come_back_in_row_order(tmp_path, toy, store):
                 np.testing.assert_array_equal(np.concatenate(list(features[split].blocks(column, 1))), meant[cut:])
 
 
-def test_columns_of_several_shards_in_one_pass(tmp_path, toy):
-    entry = toy.entry(tmp_path)
-    toy.fill(entry, ["block02/all"])
-    toy.fill(entry)
-    train = FeatureStore(entry)["train"]
-    columns = ["final/last", "block02/all"]
-    seen = list(train.blocks_of(columns))
-    assert [list(arrays) for arrays in seen] == [columns] * 3
-    for column in columns:
-        np.testing.assert_array_equal(
-            np.concatenate([arrays[column] for arrays in seen]), stored(toy, entry, "train", column)
-        )
-
-
 def test_labels_come_back(full, toy):
     test, meant = FeatureStore(full)["test"], toy.targets(4)
     for name in ("y", "lengths", "index"):
@@ -62,7 +48,7 @@ def test_labels_come_back(full, toy):
 
 def test_an_unfinished_column_is_named_with_its_blocks(entry, toy):
     for block in (0, 2):
-        entry.write_block("train", block, toy.features(entry, "train", block, ["final/last"]))
+        write_block(entry, "train", block, toy.features(entry, "train", block, ["final/last"]))
     train = FeatureStore(entry)["train"]
     assert train.columns == []
     assert "final/last" not in train
@@ -140,7 +126,7 @@ def test_blocks_hold_one_shard_at_a_time(tmp_path, toy):
     spec = {"digest": "d", "rows": {"train": rows * blocks}}
     entry = toy.entry(tmp_path, block_rows=rows, data=spec)
     for block in range(blocks):
-        entry.write_block("train", block, {"embed/mean": np.full((rows, 1, width), block, np.float32)})
+        write_block(entry, "train", block, {"embed/mean": np.full((rows, 1, width), block, np.float32)})
     train = FeatureStore(entry)["train"]
     one = rows * width * 4
     next(train.blocks("embed/mean"))

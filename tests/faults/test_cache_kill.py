@@ -14,9 +14,10 @@ import pytest
 
 COMMON = '''
 import os, signal, sys, time, zlib
+from functools import partial
 from pathlib import Path
 import numpy as np
-from reservoir_cache import Entry, Layout, ShardWriter, Spec
+from reservoir_cache import Entry, Layout, ShardWriter, Spec, repair, write_block, write_targets
 
 COLUMNS = ["block01/mean", "final/last"]
 SPEC = Spec(
@@ -33,10 +34,10 @@ def features(split, block, rows):
 def extract(root, put, pause=0.0):
     """The loop of an extraction; returns the blocks that this process computed."""
     entry = Entry.create(Path(root), "gpt2-random", SPEC, Layout(batch_rows=4, block_rows=8), {"n": 1})
-    entry.repair()
+    repair(entry)
     done = []
     for split, rows in SPEC.rows.items():
-        entry.set_rows(split, rows, {
+        write_targets(entry, split, {
             "y": np.zeros((rows, 1, 1), np.int64), "lengths": np.ones(rows, np.int64), "index": np.arange(rows)})
         for block in entry.missing(split, COLUMNS):
             with entry.claim(split, block) as mine:
@@ -65,7 +66,7 @@ def child(root, moment):
     def calls(frame, event, argument):
         return lines if "reservoir_cache" in frame.f_code.co_filename else None
     sys.settrace(calls)
-    extract(root, lambda entry: entry.write_block)
+    extract(root, lambda entry: partial(write_block, entry))
     sys.settrace(None)
     return count
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from reservoir_cache import Entry, FeatureStore
+from reservoir_cache import Entry, FeatureStore, verify
 
 # Blocks of 16 rows make many moments at which a kill can fall; nothing else differs from the command line.
 RUN = """
@@ -87,7 +87,7 @@ def test_killed_and_rerun_gives_the_same_bytes(uninterrupted, tiny_gpt2, tmp_pat
     done = json.loads(out)
     assert feature_files(tmp_path) == feature_files(whole)
     assert not [p for p in Path(done["entry"]).rglob("*") if "tmp" in p.name]
-    assert Entry.open(Path(done["entry"])).verify() == []
+    assert verify(Entry.open(Path(done["entry"]))) == []
 
 
 def test_two_runs_at_once_share_the_work_and_give_the_same_bytes(uninterrupted, tiny_gpt2, tmp_path):

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from reservoir_pipelines import task_table
 from reservoir_pipelines.cli import run
+from reservoir_pipelines.preparation import task_table
 
 TINY = "gpt2:n_layer=2,n_embd=16,n_head=2,n_positions=70"
 

@@ -10,6 +10,7 @@ from reservoir_pipelines.preparation.prepare import prepare
 
 from reservoir import InputError
 from reservoir.features import batches, forward
+from reservoir.options import ReservoirOptions
 from reservoir.reservoir import Reservoir, load_model
 
 
@@ -31,7 +32,7 @@ def small(cache, tiny_gpt2):
 def test_features_are_what_the_model_computes(small, tiny_gpt2):
     done = small(store="float32", pool="last,mean,segments8")
     prepared = prepare("digits")
-    model = load_model(prepared.task, Reservoir.choose(str(tiny_gpt2)), compute="float32")
+    model = load_model(prepared.task, Reservoir.choose(ReservoirOptions(backbone=str(tiny_gpt2))), compute="float32")
     rows = draw_rows(prepared, 300)
     for split in ("train", "valid", "test"):
         whole = prepared.split(split).read(0, len(prepared.split(split)))
@@ -164,7 +165,9 @@ def test_windows_are_tokens_of_the_model(cache, tiny_gpt2, tmp_path):
     settings = {"backbone": str(tiny_gpt2), "store": "float32", "compute": "float32", "layers": "block02"}
     done = extract(str(tmp_path / "own.npz"), patch=4, stride=2, pool="last", **settings)
     prepared = prepare(str(tmp_path / "own.npz"))
-    model = load_model(prepared.task, Reservoir.choose(str(tiny_gpt2), patch=4, stride=2), compute="float32")
+    model = load_model(
+        prepared.task, Reservoir.choose(ReservoirOptions(backbone=str(tiny_gpt2), patch=4, stride=2)), compute="float32"
+    )
     assert model.fpt.task.form.dim == 8
     part = prepared.split("train")
     whole = part.read(0, len(part))

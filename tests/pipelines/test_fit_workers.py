@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reservoir_cache import Entry, FeatureStore
-from reservoir_pipelines import extract, fit, pieces
+from reservoir_cache import Entry, FeatureStore, load_arrays
+from reservoir_pipelines import extract, fit
+from reservoir_pipelines import workers as pieces
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.fitting import column_moments
 from reservoir_pipelines.fitting.column_moments import ColumnMoments, compute_moments
@@ -38,7 +39,7 @@ def short_ranges(monkeypatch):
 def kept(entry):
     """Return all moments that an entry keeps, by name."""
     names = sorted(path.stem for path in (entry / "moments").glob("*.h5"))
-    return {name: Entry.open(entry).load_arrays(name)[0] for name in names}
+    return {name: load_arrays(Entry.open(entry), name)[0] for name in names}
 
 
 def fresh(entry, folder):

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
 import samples
-from reservoir_pipelines import preparation as stage
+from reservoir_pipelines.preparation import prepare as stage
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared
 
@@ -120,7 +120,7 @@ def test_damage_is_named(cache):
         Prepared.open(prepared.path)
     index = prepared.path / "prepared.json"
     index.write_text(json.dumps(json.loads(index.read_text()) | {"version": 99}))
-    with pytest.raises(InputError, match="format version 99"):
+    with pytest.raises(InputError, match="checksum does not match"):
         Prepared.open(prepared.path)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
 import samples
-from reservoir_pipelines import pieces
+from reservoir_pipelines import workers as pieces
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.workers import map_pieces
 

@@ -2,66 +2,80 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from reservoir.errors import InputError
 from reservoir.options import CacheOptions
 from reservoir_pipelines.command import command
 
 if TYPE_CHECKING:
-    from reservoir_cache import Entry
+    from reservoir_cache import Entry, EntrySummary
 
 Name = Annotated[str, typer.Argument(metavar="ENTRY", help="A task (its last extraction), a key or a folder.")]
+
+MADE = {"prepared": 2, "readouts": 2, "runs": 2, "pretrained": 1, "comparisons": 2, "backbones": 1, "attention": 1}
+"""What else lies below the cache's root, and how many folders deep one of it is."""
+
+UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    group = typer.Typer(help="Look after cached features.", rich_markup_mode=None)
-    for function in (list_entries, show, verify, repair, remove):
+    group = typer.Typer(help="Look after what is kept.", rich_markup_mode=None)
+    for function in (list_kept, show, verify, repair, remove, prune):
         command(group, CacheOptions, name=function.__name__.partition("_")[0])(function)
     app.add_typer(group, name="cache")
 
 
-def list_entries(given: dict[str, Any], json: bool) -> None:
-    """List the entries: task, reservoir, rows, columns, size."""
-    from reservoir_cache import broken_entries
-    from reservoir_cache import list_entries as found_entries
+def list_kept(given: dict[str, Any], json: bool) -> None:
+    """List the entries with their size and when they were last used, then what else is kept."""
+    from reservoir_cache import broken_entries, list_entries, summarize
 
     from reservoir_pipelines.output import print_json, print_table, say, size_text
 
     root = _root(given)
-    entries = [_summary(entry) for entry in found_entries(root)]
+    found = [summarize(entry) for entry in list_entries(root)]
     for problem in broken_entries(root):
         say(f"{problem.path}: {problem.what}; {problem.repair}")
     if json:
-        print_json(entries)
+        print_json([_summary(each) for each in found])
         return
-    print_table(
-        ("task", "entry", "#rows", "#columns", "#size", "compute", "store"),
-        [
-            (
-                e["task"],
-                e["name"],
-                f"{sum(e['rows'].values()):,}",
-                len(e["columns"]),
-                size_text(e["bytes"]),
-                e["compute"],
-                e["store"],
-            )
-            for e in entries
-        ],
-        str(root),
-    )
+    rows = [
+        (
+            each.entry.spec.task["name"],
+            each.entry.path.name,
+            f"{sum(each.entry.spec.rows.values()):,}",
+            len(each.columns),
+            size_text(each.bytes),
+            each.entry.spec.compute,
+            each.entry.spec.store,
+            f"{each.used.astimezone():%Y-%m-%d %H:%M}",
+            _state(each),
+        )
+        for each in found
+    ]
+    headings = ("task", "entry", "#rows", "#columns", "#size", "compute", "store", "last used", "state")
+    print_table(headings, rows, str(root))
+    if others := _others(root):
+        lines = [(str(path.relative_to(root)), size_text(_size(path))) for path in others]
+        print_table(("also kept", "#size"), lines)
 
 
 def show(entry: Name, given: dict[str, Any], json: bool) -> None:
     """Show all that is known of one entry."""
+    from reservoir_cache import summarize
+
     from reservoir_pipelines.output import print_json, print_table, size_text
 
     found = _find(entry, given)
-    summary = _summary(found) | {
+    each = summarize(found)
+    summary = _summary(each) | {
         "spec": found.spec.to_dict(),
         "made_with": dict(found.made_with),
         "running": found.running(),
@@ -72,15 +86,17 @@ def show(entry: Name, given: dict[str, Any], json: bool) -> None:
     rows: list[tuple[str, Any]] = [
         ("entry", summary["entry"]),
         ("key", found.key),
-        ("rows", ", ".join(f"{n:,} {split}" for split, n in summary["rows"].items())),
+        ("rows", ", ".join(f"{n:,} {split}" for split, n in found.spec.rows.items())),
         ("columns", " ".join(summary["columns"])),
-        ("size", size_text(summary["bytes"])),
+        ("size", size_text(each.bytes)),
+        ("state", _state(each)),
+        ("created", f"{each.created.astimezone():%Y-%m-%d %H:%M}"),
+        ("last used", f"{each.used.astimezone():%Y-%m-%d %H:%M}"),
         ("blocks", f"{found.layout.block_rows} rows, batches of {found.layout.batch_rows}"),
         ("at work", ", ".join(f"process {r['pid']} on {r['host']}" for r in summary["running"]) or "nobody"),
     ]
     rows += [(name, value) for name, value in found.spec.to_dict().items() if name not in ("task", "format")]
-    rows += [("made with", dict(found.made_with))]
-    print_table(("", ""), rows, found.path.name)
+    print_table(("", ""), [*rows, ("made with", dict(found.made_with))], found.path.name)
 
 
 def verify(
@@ -90,23 +106,19 @@ def verify(
     json: bool,
 ) -> None:
     """Read every byte of an entry, or of all, against its checksums; exit code 1 if something is damaged."""
-    from reservoir_cache import broken_entries
-    from reservoir_cache import list_entries as found_entries
+    from reservoir_cache import broken_entries, list_entries
+    from reservoir_cache import verify as problems_of
 
     from reservoir_pipelines.output import print_json, print_table
 
     root = _root(given)
-    entries = [_find(entry, given)] if entry else found_entries(root)
+    entries = [_find(entry, given)] if entry else list_entries(root)
     problems = [] if entry else broken_entries(root)
     for one in entries:
-        problems += one.verify()
+        problems += problems_of(one)
     if json:
-        print_json(
-            {
-                "entries": len(entries),
-                "problems": [{"path": str(p.path), "what": p.what, "repair": p.repair} for p in problems],
-            }
-        )
+        found = [{"path": str(p.path), "what": p.what, "repair": p.repair} for p in problems]
+        print_json({"entries": len(entries), "problems": found})
     elif problems:
         print_table(("file", "what is wrong", "repair"), [(p.path, p.what, p.repair) for p in problems])
     else:
@@ -117,10 +129,12 @@ def verify(
 
 def repair(entry: Name, given: dict[str, Any], json: bool) -> None:
     """Take damaged files out of an entry, so that the next extract computes them again."""
+    from reservoir_cache import repair as mend
+
     from reservoir_pipelines.output import print_json, print_table
 
     found = _find(entry, given)
-    problems = found.repair()
+    problems = mend(found)
     if json:
         print_json({"entry": str(found.path), "removed": [str(problem.path) for problem in problems]})
     else:
@@ -129,18 +143,61 @@ def repair(entry: Name, given: dict[str, Any], json: bool) -> None:
 
 
 def remove(entry: Name, given: dict[str, Any], json: bool) -> None:
-    """Delete one entry."""
+    """Delete one entry, or the folder of something else that is kept."""
     from reservoir_cache import remove as delete
 
     from reservoir_pipelines.output import print_json, print_table, size_text
 
-    path = _broken(entry, given) or _find(entry, given).path
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    delete(path)
+    root = _root(given)
+    other = next((path for path in _others(root) if entry == str(path.relative_to(root)) or _same(entry, path)), None)
+    path = other or _broken(entry, root) or _find(entry, given).path
+    size = _size(path)
+    if other:
+        shutil.rmtree(path)
+    else:
+        delete(path)
     if json:
         print_json({"removed": str(path), "bytes": size})
     else:
         print_table(("removed", "size"), [(path, size_text(size))])
+
+
+def prune(
+    older: Annotated[str, typer.Option(help="Remove what was not used for so long: 12h, 30d.")] = "",
+    keep: Annotated[str, typer.Option(help="Keep so much, the most recently used first: 500MB, 20GB.")] = "",
+    *,
+    given: dict[str, Any],
+    json: bool,
+) -> None:
+    """Remove the entries that were not used for long."""
+    from reservoir_cache import prune as delete
+
+    from reservoir_pipelines.output import print_json, print_table, size_text
+
+    if not older and not keep:
+        raise InputError("cache prune: say what may go with --older 30d, --keep 20GB, or both")
+    removed = delete(_root(given), older=_duration(older), keep_bytes=_bytes(keep))
+    if json:
+        print_json({"removed": [str(each.entry.path) for each in removed], "bytes": sum(e.bytes for e in removed)})
+    else:
+        rows = [(each.entry.path, size_text(each.bytes)) for each in removed]
+        print_table(("removed", "#size"), rows or [("nothing", "")])
+
+
+def _duration(text: str) -> timedelta | None:
+    if not text:
+        return None
+    if not (found := re.fullmatch(r"(\d+)([hd])", text)):
+        raise InputError(f"--older {text}: write a number of hours or days, such as 12h or 30d")
+    return timedelta(**{{"h": "hours", "d": "days"}[found[2]]: int(found[1])})
+
+
+def _bytes(text: str) -> int | None:
+    if not text:
+        return None
+    if not (found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", text.lower())):
+        raise InputError(f"--keep {text}: write a size, such as 500MB or 20GB")
+    return int(float(found[1]) * UNITS[found[2]])
 
 
 def _root(given: dict[str, Any]) -> Path:
@@ -149,12 +206,26 @@ def _root(given: dict[str, Any]) -> Path:
     return cache_root(given.get("cache"))
 
 
-def _broken(name: str, given: dict[str, Any]) -> Path | None:
+def _others(root: Path) -> list[Path]:
+    """Return the folders of prepared data, readouts, runs and so on; no link is followed."""
+    found = [path for kind, depth in MADE.items() for path in (root / kind).glob("/".join("*" * depth))]
+    return sorted(path for path in found if path.is_dir() and not path.is_symlink())
+
+
+def _same(name: str, path: Path) -> bool:
+    return Path(name).is_dir() and Path(name).resolve() == path.resolve()
+
+
+def _size(path: Path) -> int:
+    return sum(file.lstat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
+
+
+def _broken(name: str, root: Path) -> Path | None:
     """Return the folder of that path or name, if it is an entry that cannot be opened."""
     from reservoir_cache import broken_entries
 
-    folders = [problem.path for problem in broken_entries(_root(given))]
-    return next((folder for folder in folders if name == folder.name or Path(name).resolve() == folder.resolve()), None)
+    folders = [problem.path for problem in broken_entries(root)]
+    return next((folder for folder in folders if name == folder.name or _same(name, folder)), None)
 
 
 def _find(name: str, given: dict[str, Any]) -> Entry:
@@ -163,23 +234,27 @@ def _find(name: str, given: dict[str, Any]) -> Entry:
     return find_entry(_root(given), name)
 
 
-def _summary(entry: Entry) -> dict[str, Any]:
-    from reservoir_cache import CacheError
+def _state(each: EntrySummary) -> str:
+    if each.fault:
+        return f"unreadable: {each.fault}"
+    return "whole" if each.finished else f"{each.blocks_done} of {each.blocks} blocks"
 
-    try:
-        columns = {column for split in entry.splits for column in entry.manifest(split).columns}
-    except CacheError as error:  # one damaged entry must not hide the others
-        columns = {f"unreadable: {error}"}
+
+def _summary(each: EntrySummary) -> dict[str, Any]:
+    entry = each.entry
     return {
         "entry": str(entry.path),
         "name": entry.path.name,
         "task": entry.spec.task["name"],
         "key": entry.key,
         "rows": entry.spec.rows,
-        "columns": sorted(columns, key=_depth),
-        "bytes": entry.bytes(),
+        "columns": sorted(each.columns, key=_depth) or ([f"unreadable: {each.fault}"] if each.fault else []),
+        "bytes": each.bytes,
         "compute": entry.spec.compute,
         "store": entry.spec.store,
+        "created": each.created.isoformat(),
+        "used": each.used.isoformat(),
+        "finished": each.finished,
     }
 
 

@@ -8,7 +8,7 @@ import typer
 
 from reservoir.options import ComparisonOptions, PlaceOptions, RowOptions, ShapeOptions
 from reservoir_pipelines.command import command
-from reservoir_pipelines.commands.train_commands import score_text, training_ends
+from reservoir_pipelines.commands.train_commands import training_ends
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +34,7 @@ def compare_pretraining(
 
 
 def _show(done: Any) -> None:
-    from reservoir_pipelines.output import print_table
+    from reservoir_pipelines.output import print_table, score_text
 
     cells = [
         (
@@ -42,7 +42,7 @@ def _show(done: Any) -> None:
             f"{row.pretraining.tokens:,}" if row.pretraining else "-",
             row.pretraining.score_text("test") if row.pretraining else "-",
             f"{row.pretraining.entropy:.3f}" if row.pretraining and row.pretraining.entropy is not None else "-",
-            score_text(row.output_only.test_accuracy, done.metric),
+            score_text(row.output_only.test_score, done.metric),
             score_text(row.fpt.test_score if row.fpt else None, done.metric),
         )
         for row in done.rows

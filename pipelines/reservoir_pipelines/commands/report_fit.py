@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from reservoir_pipelines.output import percent, print_json, print_table
+from reservoir_pipelines.output import percent, print_json, print_table, score_text
 
 if TYPE_CHECKING:
+    from reservoir_pipelines.fitting.evaluation import Evaluation
     from reservoir_pipelines.fitting.results import Fit, Result
     from reservoir_pipelines.fitting.seeds import SeedsFit
+
+HEADINGS = ("", "columns", "readout", "#penalty", "metric", "#valid", "#test", "95% interval")
+MOST_RECALLS = 10  # classes whose recall fits into a line
 
 
 def show(done: Fit, *, json: bool) -> None:
@@ -17,11 +21,12 @@ def show(done: Fit, *, json: bool) -> None:
         print_json(done.to_dict())
         return
     rows = [_line("best", done.best)] + ([_line("raw", done.raw)] if done.raw else [])
-    headings = ("", "columns", "readout", "#penalty", "#valid", "#test", "95% interval")
-    print_table(headings, rows, f"{done.entry.parent.name}, {done.entry.name}")
+    print_table(HEADINGS, rows, f"{done.entry.parent.name}, {done.entry.name}")
+    print_table(("on test", ""), evaluation_lines(done.evaluation))
     if done.curve:
-        points = [(f"{n:,}", percent(valid), percent(test)) for n, valid, test in done.curve]
-        print_table(("#training rows", "#valid", "#test"), points, "+".join(done.best.columns))
+        metric = done.best.metric
+        points = [(f"{n:,}", score_text(valid, metric), score_text(test, metric)) for n, valid, test in done.curve]
+        print_table(("#training rows", "#valid", "#test"), points, f"{done.best.name}: {metric}")
     print_table(
         ("", ""),
         [
@@ -37,16 +42,30 @@ def show_seeds(done: SeedsFit, *, json: bool) -> None:
     if json:
         print_json(done.to_dict())
         return
-    rows = [_line(f"seed {seed}", fit.best) for seed, fit in enumerate(done.fits)]
-    print_table(("", "columns", "readout", "#penalty", "#valid", "#test", "95% interval"), rows)
-    print_table(
-        ("", ""), [("test", f"{percent(done.mean)} +- {100 * done.deviation:.1f} points over {len(done.fits)} seeds")]
-    )
+    print_table(HEADINGS, [_line(f"seed {seed}", fit.best) for seed, fit in enumerate(done.fits)])
+    metric = done.fits[0].best.metric
+    spread = f"{100 * done.deviation:.1f} points" if metric == "accuracy" else f"{done.deviation:.3f}"
+    mean = score_text(done.mean, metric)
+    print_table(("", ""), [(f"test {metric}", f"{mean} +- {spread} over {len(done.fits)} seeds")])
+
+
+def evaluation_lines(found: Evaluation) -> list[tuple[str, str]]:
+    """Return an evaluation as names and values for a person."""
+    shares = bool(found.classes)
+    lines = [
+        (name.replace("_", " "), percent(value) if shares and name != "auc" else f"{value:.4g}")
+        for name, value in found.scores.items()
+    ]
+    if shares:
+        worst = sorted(found.recall.items(), key=lambda item: item[1])[:MOST_RECALLS]
+        title = "recall by class" if len(worst) == len(found.recall) else f"recall, {MOST_RECALLS} lowest"
+        lines.append((title, ", ".join(f"{name} {percent(share)}" for name, share in worst)))
+    return lines
 
 
 def _line(name: str, result: Result) -> tuple[Any, ...]:
     penalty = "" if result.alpha is None else f"{result.alpha:.3g}"
     interval = result.test_interval
     spread = f"{percent(interval[0])} to {percent(interval[1])}" if interval else ""
-    columns = "+".join(result.columns)
-    return name, columns, result.readout, penalty, percent(result.valid_accuracy), percent(result.test_accuracy), spread
+    scores = (score_text(score, result.metric) for score in (result.valid_score, result.test_score))
+    return name, result.name, result.readout, penalty, result.metric, *scores, spread

@@ -13,8 +13,10 @@ from sklearn.model_selection import BaseCrossValidator, check_cv
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from reservoir import InputError
-from reservoir.reservoir import GAIN, LoadedModel, Reservoir, choose_compute, choose_device
+from reservoir.options import ReservoirOptions
+from reservoir.reservoir import LoadedModel, Reservoir, choose_compute, choose_device
 from reservoir.tasks.task import Tokens, Vectors
+from reservoir_pipelines.estimators.parameters import options_of
 from reservoir_pipelines.estimators.rowcache import FoundRows, shared_cache, shared_model
 from reservoir_pipelines.extraction.plan import choose_columns
 from reservoir_pipelines.workspace import cache_root
@@ -28,38 +30,14 @@ class ReservoirEstimator(BaseEstimator):
     """What `ReservoirClassifier` and `ReservoirRegressor` share; their parameters are described there."""
 
     readout_: Any
-
-    def __init__(
-        self,
-        backbone: str | None = None,
-        init: str | None = None,
-        seed: int = 0,
-        gain: float = GAIN,
-        layers: str | Sequence[str] = "all",
-        pool: str | Sequence[str] = "mean",
-        patch: int = 1,
-        stride: int | None = None,
-        vocabulary: int | None = None,
-        alphas: npt.ArrayLike | None = None,
-        cv: int | BaseCrossValidator = 5,
-        cache: str | Path | None = None,
-        device: str = "auto",
-        compute: str = "auto",
-    ) -> None:
-        self.backbone = backbone
-        self.init = init
-        self.seed = seed
-        self.gain = gain
-        self.layers = layers
-        self.pool = pool
-        self.patch = patch
-        self.stride = stride
-        self.vocabulary = vocabulary
-        self.alphas = alphas
-        self.cv = cv
-        self.cache = cache
-        self.device = device
-        self.compute = compute
+    layers: str | Sequence[str]
+    pool: str | Sequence[str]
+    vocabulary: int | None
+    alphas: npt.ArrayLike | None
+    cv: int | BaseCrossValidator
+    cache: str | Path | None
+    device: str
+    compute: str
 
     def __sklearn_tags__(self) -> Any:
         """Declare that sequences of several channels are taken too."""
@@ -69,9 +47,7 @@ class ReservoirEstimator(BaseEstimator):
 
     def _choose(self, x: np.ndarray, y: np.ndarray, make: Callable[[Any], Any], *, classifier: bool) -> None:
         """Fit a readout to every column and keep the best: of equal ones the largest penalty, then the first."""
-        self._settings = Reservoir.choose(
-            self.backbone, self.init, self.seed, self.gain, patch=self.patch, stride=self.stride
-        )
+        self._settings = Reservoir.choose(options_of(self, ReservoirOptions))
         # Kept for predict: another machine may choose another precision, or have other weights under this name.
         self._compute = choose_compute(self.compute, choose_device(self.device))
         model = self._model(x)
@@ -136,13 +112,7 @@ class ReservoirEstimator(BaseEstimator):
 
 
 def _symbols(x: np.ndarray, vocabulary: int) -> np.ndarray:
-    """Return symbols as int64.
-
-    Raises
-    ------
-    ValueError
-        Naming the first value that is no symbol.
-    """
+    """Return symbols as int64; a ValueError names the first value that is none."""
     wrong = (x < 0) | (x >= vocabulary) | (x != np.floor(x))
     if wrong.any():
         row, token = np.argwhere(wrong)[0]

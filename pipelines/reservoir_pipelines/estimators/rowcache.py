@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -16,17 +15,18 @@ from reservoir_cache import (
     Entry,
     FeatureStore,
     Layout,
-    ShardWriter,
     Spec,
     SplitFeatures,
     check_space,
     difference,
     required_bytes,
+    write_targets,
 )
 
 from reservoir.features import column_shapes, forward
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks.task import Task, Tokens, Vectors
+from reservoir_pipelines.extraction.compute import compute_missing
 from reservoir_pipelines.extraction.plan import choose_layout, frozen_fields
 
 ROWS = "rows"
@@ -39,15 +39,7 @@ _one_at_a_time = threading.Lock()  # a pass takes blocks out of the backbone, so
 
 @dataclass(eq=False)
 class Block:
-    """Some rows with their features, on disk or in memory.
-
-    Parameters
-    ----------
-    stored : SplitFeatures, optional
-        The entry's rows; None where the features are in memory alone.
-    held : dict of str to ndarray of float32, (rows, width)
-        Columns in memory.
-    """
+    """Some rows with their features: stored on disk, or held in memory alone as columns (rows, width) of float32."""
 
     stored: SplitFeatures | None
     held: dict[str, np.ndarray] = field(default_factory=dict)
@@ -70,17 +62,7 @@ class Block:
 
 @dataclass(frozen=True)
 class FoundRows:
-    """The features of the rows of one array, in its order.
-
-    Parameters
-    ----------
-    cache : RowCache
-        Where they were found.
-    blocks : list of Block
-        The blocks that hold them.
-    block, row : ndarray of int, (rows,)
-        For each row, its block among these and its place in there.
-    """
+    """The features of the rows of one array, in its order: for each row its block among these, and its place there."""
 
     cache: RowCache
     blocks: list[Block]
@@ -101,22 +83,11 @@ class FoundRows:
 
 
 class RowCache:
-    """The features of all rows that one frozen map has seen, under some columns.
+    """The features of all rows that one frozen map (`row_spec`) has seen, under some columns.
 
     On disk they are ordinary entries of the cache, one for each batch of new rows, whose labels are the rows' SHA-256.
     Features are stored in float32, so that they are the same whether they were computed or read. In the last bits they
     depend on the rows that were computed along with them.
-
-    Parameters
-    ----------
-    root : Path
-        Root of the cache.
-    title : str
-        Readable name of the map.
-    spec : Spec
-        What makes the map, as `row_spec` gives it; its data is that of no rows.
-    columns : tuple of str
-        What is kept of each row.
     """
 
     def __init__(self, root: Path, title: str, spec: Spec, columns: tuple[str, ...]) -> None:
@@ -127,20 +98,7 @@ class RowCache:
         self._known: set[Path] = set()
 
     def find(self, model: LoadedModel, x: np.ndarray) -> FoundRows:
-        """Return the features of rows; those not seen before go through the model, each distinct one once.
-
-        Parameters
-        ----------
-        model : LoadedModel
-            The map that this was made for.
-        x : ndarray, (rows, tokens, dim) of float32 or (rows, tokens) of int64
-            The rows.
-
-        Raises
-        ------
-        CacheError
-            If an entry is damaged, or the disk is full.
-        """
+        """Return the features of rows (rows, tokens, ...); of those not seen before, each distinct one passes once."""
         digests = [hashlib.sha256(row.tobytes()).digest() for row in np.ascontiguousarray(x)]
         with _one_at_a_time:
             self._forget()
@@ -179,7 +137,7 @@ class RowCache:
         same = all(name.startswith("data.") for name in difference(entry.spec, self._spec))
         if same and all(column in stored for column in self.columns):
             self._known.add(entry.path)
-            self._add(Block(stored), [row.tobytes() for row in stored.y[:, 0]])
+            self._add(Block(stored), [row.tobytes() for row in stored.labels[:, 0]])
 
     def _add(self, block: Block, digests: Sequence[bytes]) -> None:
         self._blocks.append(block)
@@ -193,11 +151,12 @@ class RowCache:
             self._add(Block(None, {name: column.reshape(len(x), -1) for name, column in values.items()}), digests)
             return
         entry = self._entry(model, digests, layout)
-        while missing := entry.missing(ROWS, self.columns):
-            with ShardWriter(entry) as writer:
-                taken = [self._write(entry, block, model, x, writer) for block in missing]
-            if not any(taken):
-                time.sleep(0.1)  # another process has these very rows in hand
+        compute_missing(
+            entry,
+            [ROWS],
+            self.columns,
+            lambda _, low, high, columns: self._forward(model, x[low:high], columns, entry.layout),
+        )
         self._take(entry)
 
     def _entry(self, model: LoadedModel, digests: list[bytes], layout: Layout) -> Entry:
@@ -211,16 +170,8 @@ class RowCache:
         entry = Entry.create(self.root, self._name, spec, layout, {"reservoir": model.settings.to_dict()})
         labels = np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), 1, -1)
         lengths = np.full(len(digests), task.max_tokens, np.int32)
-        entry.set_rows(ROWS, len(digests), {"y": labels, "lengths": lengths, "index": np.arange(len(digests))})
+        write_targets(entry, ROWS, {"y": labels, "lengths": lengths, "index": np.arange(len(digests))})
         return entry
-
-    def _write(self, entry: Entry, block: int, model: LoadedModel, x: np.ndarray, writer: ShardWriter) -> bool:
-        low, high = entry.blocks(ROWS)[block]
-        with entry.claim(ROWS, block) as mine:
-            columns = entry.missing(ROWS, self.columns).get(block, ()) if mine else ()
-            if columns:
-                writer.put(ROWS, block, self._forward(model, x[low:high], columns, entry.layout))
-        return mine
 
     @staticmethod
     def _forward(model: LoadedModel, x: np.ndarray, columns: Sequence[str], layout: Layout) -> dict[str, np.ndarray]:
@@ -250,17 +201,7 @@ def _shared(root: Path, title: str, spec: str, columns: tuple[str, ...]) -> RowC
 def shared_model(
     form: Vectors | Tokens, tokens: int, settings: Reservoir, device: str = "auto", compute: str = "auto"
 ) -> LoadedModel:
-    """Return the frozen map for rows of one shape, loaded once as long as this process works with it.
-
-    Parameters
-    ----------
-    form : Vectors or Tokens
-        What a value of a row is.
-    tokens : int
-        Values per row and channel.
-    settings, device, compute
-        As for `load_model`.
-    """
+    """Return the frozen map for rows of so many tokens, loaded once as long as this process works with it."""
     folder = Path(settings.backbone)
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     stamps = tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)

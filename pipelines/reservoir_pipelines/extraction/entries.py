@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from reservoir_cache import Entry, last_entry, list_entries
 
-from reservoir import InputError
+from reservoir.errors import InputError
+from reservoir.options import RowOptions, TaskOptions, as_group
 from reservoir.reservoir import full_name
 from reservoir.tasks import own_name
 
@@ -15,21 +18,9 @@ from reservoir.tasks import own_name
 def find_entry(root: Path, name: str, **flags: Any) -> Entry:
     """Return the entry that a name stands for.
 
-    Parameters
-    ----------
-    root : Path
-        Root of the cache.
-    name : str
-        The folder of an entry, the beginning of its key (at least 6 digits), its folder's name, or a task: then the
-        entry last extracted for it.
-    **flags
-        Settings of `extract` (``backbone``, ``init``, ``seed``, ``limit`` …) that choose among a task's entries; None
-        leaves one open.
-
-    Raises
-    ------
-    InputError
-        If there is none, or a key fits several.
+    A name is the folder of an entry, the beginning of its key (at least 6 digits), its folder's name, or a task: then
+    the entry last extracted for it with the flags that were given. Own data is known by its content: an entry made of
+    another file of the same name, or of this one before it changed, is never taken for it.
     """
     if (Path(name) / "spec.json").is_file():
         return Entry.open(Path(name))
@@ -39,24 +30,66 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
         raise InputError(f"{name!r} fits {len(named)} entries; give more digits of the key (reservoir cache list)")
     if named:
         return named[0]
-    task = own_name(name) if Path(name).is_file() or ":" in name else name
+    own = Path(name).is_file()
+    task = own_name(name) if own or ":" in name else name
     wanted = {flag: value for flag, value in flags.items() if value is not None}
     if "init" in wanted and Path(wanted["init"]).is_dir():
         wanted |= {"backbone": str(Path(wanted["init"]).resolve()), "init": "pretrained"}  # as entries record it
     elif "backbone" in wanted:
         wanted["backbone"] = full_name(wanted["backbone"])
-    found = last_entry(root, task, lambda entry: wanted.items() <= _settings(entry).items())
-    if found is None and wanted and last_entry(root, task):
+
+    def is_of(entry: Entry) -> bool:
+        return not own or _holds(entry, name, root)
+
+    found = last_entry(root, task, lambda entry: wanted.items() <= _settings(entry).items() and is_of(entry))
+    return found or _refuse(root, name, task, wanted, entries)
+
+
+def _holds(entry: Entry, file: str, root: Path) -> bool:
+    """Whether an entry was made of what a file holds now."""
+    from reservoir_pipelines.extraction.plan import data_digest, draw_rows
+    from reservoir_pipelines.preparation.prepare import prepare
+
+    asked = RowOptions(**{key: value for key, value in _settings(entry).items() if key in vars(RowOptions())})
+    try:
+        prepared = prepare(file, as_group(asked, TaskOptions), cache=root)
+    except InputError:  # with these parameters the file cannot be read any more, so it is another
+        return False
+    return entry.spec.data["digest"] == data_digest(prepared, draw_rows(prepared, asked.limit))
+
+
+def _refuse(root: Path, name: str, task: str, wanted: dict[str, Any], entries: list[Entry]) -> Entry:
+    """Say why there is no entry, and how to make it."""
+    same = [entry for entry in entries if entry.spec.task["name"] == task]
+    of_path = [e for e in same if e.made_with.get("call", {}).get("task") == str(Path(name).resolve())]
+    if wanted and any(not wanted.items() <= _settings(entry).items() for entry in same):
         said = ", ".join(f"{flag} {value}" for flag, value in wanted.items())
         raise InputError(f"nothing extracted for {name!r} with {said}; run reservoir extract {name} with these first")
-    if found is None:
-        tasks = sorted({entry.spec.task["name"] for entry in entries})
-        have = f"the cache in {root} has {', '.join(tasks)}" if tasks else f"the cache in {root} is empty"
-        raise InputError(f"nothing extracted for {name!r}: {have}; run reservoir extract {name} first")
-    return found
+    if of_path:
+        raise InputError(f"{name}: the file has changed since it was extracted; run reservoir extract {name} again")
+    if same and Path(name).is_file():
+        other = same[0].made_with.get("call", {}).get("task")
+        raise InputError(
+            f"nothing extracted for {name!r}: what is cached under this name is of {other}; run reservoir extract "
+            f"{name} first"
+        )
+    tasks = sorted({entry.spec.task["name"] for entry in entries})
+    have = f"the cache in {root} has {', '.join(tasks)}" if tasks else f"the cache in {root} is empty"
+    raise InputError(f"nothing extracted for {name!r}: {have}; run reservoir extract {name} first")
+
+
+@contextmanager
+def keep_last(root: Path, task: str) -> Iterator[None]:
+    """Leave the task's last extraction what it was, whatever is extracted meanwhile on the way to something else."""
+    last = last_entry(root, task)
+    try:
+        yield
+    finally:
+        if last and last.path.is_dir():
+            Entry.create(root, last.path.name.rpartition("-")[0], last.spec, last.layout, last.made_with)
 
 
 def _settings(entry: Entry) -> dict[str, Any]:
     """Return what an entry was extracted with, as the flags give it."""
     made = entry.made_with
-    return {"limit": made.get("call", {}).get("settings", {}).get("limit")} | dict(made.get("reservoir", {}))
+    return dict(made.get("call", {}).get("settings", {})) | dict(made.get("reservoir", {}))

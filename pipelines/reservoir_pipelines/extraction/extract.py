@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from reservoir_cache import Entry, FeatureStore, Layout, ShardWriter, Spec, check_space, required_bytes
+from reservoir_cache import (
+    Entry,
+    FeatureStore,
+    Layout,
+    Spec,
+    check_space,
+    entry_bytes,
+    repair,
+    required_bytes,
+    write_targets,
+)
 
 from reservoir.features import column_shapes, forward
 from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions, as_group
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
+from reservoir_pipelines.extraction.compute import compute_missing
 from reservoir_pipelines.extraction.plan import check_windows, choose_columns, choose_layout, draw_rows, make_spec
-from reservoir_pipelines.output import Meter, meter, say, size_text
+from reservoir_pipelines.output import meter, say, size_text
 from reservoir_pipelines.preparation.prepare import Prepared, prepare
 from reservoir_pipelines.preparation.prepared import scaling_to_json
 from reservoir_pipelines.stage import stage
@@ -61,6 +74,9 @@ class Extraction:
 
     def __getitem__(self, split: str) -> SplitFeatures:
         return self.store[split]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.store.splits)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -130,7 +146,7 @@ def extract(
         entry=entry.path,
         rows={split: len(index) for split, index in rows.items()},
         columns=columns,
-        bytes=entry.bytes(),
+        bytes=entry_bytes(entry),
         seconds=time.monotonic() - started,
         reused=computed == 0,
         computed_rows=computed,
@@ -162,57 +178,32 @@ class _Run:
             say(f"{name}: {rows:,} rows, {len(self.columns)} columns, {size_text(space)} on disk")
             check_space(self.root, space)
         entry = Entry.create(self.root, self.settings.title, self.spec, self.layout, self._made_with())
-        entry.repair(entry.verify())
+        repair(entry)
         for split, index in self.rows.items():
             whole = self.prepared.split(split)
-            entry.set_rows(
-                split,
-                len(index),
-                targets={"y": whole.y[index], "lengths": whole.lengths[index], "index": index.astype(np.int64)},
-            )
-        todo = self._missing(entry)
-        count = sum(_block_rows(entry, split, block) for split, block, _ in todo)
-        if exists and todo:
-            part = space * count * max(len(c) for _, _, c in todo) // (sum(self.spec.rows.values()) * len(self.columns))
+            targets = {"y": whole.y[index], "lengths": whole.lengths[index], "index": index.astype(np.int64)}
+            write_targets(entry, split, targets)
+        todo = {split: entry.missing(split, self.columns) for split in self.rows}
+        ranges = [entry.blocks(split)[block] for split, blocks in todo.items() for block in blocks]
+        count = sum(high - low for low, high in ranges)
+        if exists and ranges:
+            lacking = max(len(columns) for blocks in todo.values() for columns in blocks.values())
+            part = space * count * lacking // (sum(self.spec.rows.values()) * len(self.columns))
             say(f"{name}: {count:,} rows still to compute, at most {size_text(part)} more on disk")
             check_space(self.root, part)
-        if not todo:
+        if not ranges:
             say(f"{name}: everything is cached already in {entry.path}; no forward pass")
-        computed = self._compute(entry, count) if todo else 0
-        return entry, computed
-
-    def _compute(self, entry: Entry, count: int) -> int:
-        computed = 0
+        compute = partial(self._forward, batch_rows=entry.layout.batch_rows)
         with meter("extract", count) as bar:
-            while todo := self._missing(entry):
-                with ShardWriter(entry) as writer:
-                    taken = sum(self._block(entry, split, block, writer, bar) for split, block, _ in todo)
-                computed += taken
-                if not taken and self._missing(entry):
-                    time.sleep(0.5)  # every missing block is in the hands of a live run: wait for it to finish or die
-        return computed
+            return entry, compute_missing(entry, list(self.rows), self.columns, compute, bar.advance)
 
-    def _block(self, entry: Entry, split: str, block: int, writer: ShardWriter, bar: Meter) -> int:
-        """Compute one block unless another run has it; return the rows computed."""
-        low, high = entry.blocks(split)[block]
-        with entry.claim(split, block) as mine:
-            # Another run may have published it between the listing and the claim.
-            columns = entry.missing(split, self.columns).get(block, ()) if mine else ()
-            if columns:
-                index = self.rows[split][low:high]
-                part = self.prepared.split(split).read(int(index[0]), int(index[-1]) + 1)
-                x, lengths = part.x[index - index[0]], part.lengths[index - index[0]]
-                batch_rows = entry.layout.batch_rows
-                writer.put(split, block, forward(self.model, self.prepared.scaling, x, lengths, columns, batch_rows))
-        bar.advance(high - low, writer.bytes_written)
-        return high - low if columns else 0
-
-    def _missing(self, entry: Entry) -> list[tuple[str, int, tuple[str, ...]]]:
-        return [
-            (split, block, columns)
-            for split in self.rows
-            for block, columns in sorted(entry.missing(split, self.columns).items())
-        ]
+    def _forward(
+        self, split: str, low: int, high: int, columns: Sequence[str], batch_rows: int
+    ) -> dict[str, np.ndarray]:
+        index = self.rows[split][low:high]
+        part = self.prepared.split(split).read(int(index[0]), int(index[-1]) + 1)
+        x, lengths = part.x[index - index[0]], part.lengths[index - index[0]]
+        return forward(self.model, self.prepared.scaling, x, lengths, columns, batch_rows)
 
     def _folder(self) -> str:
         return f"{self.settings.title}-{self.spec.key[:16]}"
@@ -238,8 +229,3 @@ class _Run:
                 "numpy": np.__version__,
             },
         }
-
-
-def _block_rows(entry: Entry, split: str, block: int) -> int:
-    low, high = entry.blocks(split)[block]
-    return high - low

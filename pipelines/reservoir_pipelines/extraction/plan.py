@@ -66,15 +66,20 @@ def check_windows(prepared: Prepared, rows: Mapping[str, np.ndarray], patch: int
             raise InputError(f"--patch {patch}: row {row} of {split} has {lengths.min()} values; take a smaller patch")
 
 
-def make_spec(prepared: Prepared, rows: Mapping[str, np.ndarray], model: LoadedModel, store: str) -> Spec:
-    """Return everything that changes a number of the entry, and nothing else."""
+def data_digest(prepared: Prepared, rows: Mapping[str, np.ndarray]) -> str:
+    """Return the SHA-256 of the prepared data and of the rows that are used of it."""
     digest = hashlib.sha256(prepared.digest.encode())
     for split, index in sorted(rows.items()):
         digest.update(json.dumps([split, len(index)]).encode())
         digest.update(index.astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def make_spec(prepared: Prepared, rows: Mapping[str, np.ndarray], model: LoadedModel, store: str) -> Spec:
+    """Return everything that changes a number of the entry, and nothing else."""
     return Spec(
         task=prepared.task.to_dict(),
-        data={"digest": digest.hexdigest(), "rows": {split: len(index) for split, index in rows.items()}},
+        data={"digest": data_digest(prepared, rows), "rows": {split: len(index) for split, index in rows.items()}},
         **frozen_fields(model),
         store=store,
     )

@@ -1,10 +1,18 @@
-"""A readout on disk: its weights, and everything needed to run it on new sequences as JSON."""
+"""A readout on disk: its weights, and everything needed to run it on new sequences as JSON.
+
+The JSON names the files of weights by the SHA-256 of their content and holds a checksum of its own. It is replaced in
+one step after they are on disk, so that a bundle is the new one or the old one, whoever is killed or writes beside.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,35 +22,27 @@ from reservoir import InputError
 from reservoir.readouts import LinearReadout, Targets
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task
-from reservoir_pipelines.preparation.prepare import Prepared
-from reservoir_pipelines.preparation.prepared import scaling_from_json
+from reservoir_pipelines.fitting.estimator_files import load_estimator, save_estimator
+from reservoir_pipelines.fitting.evaluation import Readout
+from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout
 from reservoir_pipelines.workspace import replace_file
 
 if TYPE_CHECKING:
-    from reservoir_cache import Entry, FeatureStore
+    from reservoir_cache import FeatureStore
 
-    from reservoir_pipelines.fitting.results import Readout, Result
+    from reservoir_pipelines.fitting.results import Result
 
-FORMAT = 1
-WEIGHTS, ESTIMATOR, CARD = "readout.safetensors", "readout.skops", "readout.json"
+FORMAT = 2
+CARD = "readout.json"
+WEIGHTS, ESTIMATOR = "safetensors", "skops"
+"""What the names of the two files of weights end in."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A frozen map and the columns that are read of it.
+    """A frozen map, by its settings and the SHA-256 of its weights, and the columns that are read of it, in order.
 
-    Parameters
-    ----------
-    reservoir : Reservoir
-        The map's settings.
-    digest : str
-        SHA-256 of the frozen weights, so that another model is never taken for it.
-    compute : str
-        Precision of the forward pass.
-    columns : tuple of str
-        What is read, in this order.
-    run : str, default ""
-        Folder of the run whose trained weights take the place of frozen ones; none by default.
+    ``run`` is the folder of the run whose trained weights take the place of frozen ones; none by default.
     """
 
     reservoir: Reservoir
@@ -54,20 +54,10 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """A fitted readout with the frozen maps in front of it.
+    """A fitted readout with the maps in front of it, whose columns it reads side by side.
 
-    Parameters
-    ----------
-    task : Task
-        The task it was fitted on.
-    scaling : Scaling, optional
-        From stored values to what the model sees.
-    parts : tuple of Part
-        The columns that it reads side by side, in this order.
-    readout : LinearReadout or EstimatorReadout
-        The model.
-    scores : dict
-        How it did: kind, alpha, valid and test accuracy.
+    ``scaling`` leads from stored values to what the model sees; ``lengths`` says that sequences of several lengths were
+    fitted on; ``scores`` is how it did.
     """
 
     task: Task
@@ -75,100 +65,97 @@ class Bundle:
     parts: tuple[Part, ...]
     readout: Readout
     scores: dict[str, Any]
+    lengths: bool = False
 
     @classmethod
     def of(cls, stores: Sequence[FeatureStore], scaling: Scaling | None, readout: Readout, result: Result) -> Bundle:
         """Gather a bundle from cache entries and the readout chosen on them."""
-        entry = stores[0].entry
-        parts = []
+        parts: list[Part] = []
         for name in result.columns:
             number, colon, column = name.partition(":")
             made = stores[int(number) - 1 if colon else 0].entry
-            parts.append(
-                Part(
-                    reservoir=Reservoir(**made.made_with["reservoir"]),
-                    digest=made.spec.backbone["digest"],
-                    compute=made.spec.compute,
-                    columns=(column if colon else name,),
-                )
+            part = Part(
+                reservoir=Reservoir(**made.made_with["reservoir"]),
+                digest=made.spec.backbone["digest"],
+                compute=made.spec.compute,
+                columns=(column if colon else name,),
             )
+            if parts and replace(parts[-1], columns=()) == replace(part, columns=()):
+                part = replace(part, columns=parts.pop().columns + part.columns)  # one forward pass serves both
+            parts.append(part)
+        lengths = stores[0]["train"].lengths
         return cls(
-            task=Task.from_dict(entry.spec.task),
+            task=Task.from_dict(stores[0].entry.spec.task),
             scaling=scaling,
-            parts=_merged(parts),
+            parts=tuple(parts),
             readout=readout,
             scores=result.to_dict(),
+            lengths=bool(lengths.min() < lengths.max()),
         )
 
     def save(self, folder: Path) -> Path:
-        """Write the bundle into a folder and return the path of its JSON file; each file is replaced whole."""
+        """Write the bundle into a folder and return the path of its JSON file."""
         from safetensors.numpy import save
 
         card: dict[str, Any] = {
             "format": FORMAT,
             "task": self.task.to_dict(),
+            "lengths": self.lengths,
             "parts": [asdict(part) for part in self.parts],
             "scores": self.scores,
         }
         arrays: dict[str, np.ndarray] = {}
+        files: dict[str, bytes] = {}
         if isinstance(self.readout, LinearReadout):
             arrays, card["readout"] = self.readout.to_arrays()
+        elif isinstance(self.readout, EstimatorReadout):
+            files[ESTIMATOR] = save_estimator(self.readout.model)
+            card["estimator"] = {"outputs": self.readout.targets.outputs, "classes": self.readout.targets.classes}
         else:
-            from reservoir_pipelines.fitting.estimator_files import save_estimator
-            from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout
-
-            if not isinstance(self.readout, EstimatorReadout):
-                raise TypeError(f"no way to save a readout of type {type(self.readout).__name__}")
-            data = save_estimator(self.readout.model)
-            replace_file(folder / ESTIMATOR, lambda part: part.write_bytes(data))
-            targets = self.readout.targets
-            card["estimator"] = {"outputs": targets.outputs, "classes": targets.classes}
+            raise TypeError(f"no way to save a readout of type {type(self.readout).__name__}")
         if self.scaling:
             arrays = arrays | {"offset": self.scaling.offset, "scale": self.scaling.scale}
-        arrays = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
-        replace_file(folder / WEIGHTS, lambda part: part.write_bytes(save(arrays)))
-        replace_file(folder / CARD, lambda part: part.write_text(json.dumps(card, indent=1)))
+        files[WEIGHTS] = save({name: np.ascontiguousarray(value) for name, value in arrays.items()})
+        with _alone(folder):
+            for left in folder.glob(".readout*.part"):  # by one that was killed
+                left.unlink(missing_ok=True)
+            card["files"] = {_keep(folder, data, suffix): _sha256(data) for suffix, data in files.items()}
+            replace_file(folder / CARD, lambda part: part.write_text(seal(card)))
+            for path in folder.glob("readout-*"):
+                if path.suffix[1:] in (WEIGHTS, ESTIMATOR) and path.name not in card["files"]:
+                    path.unlink(missing_ok=True)
         return folder / CARD
 
     @classmethod
     def load(cls, path: Path) -> Bundle:
-        """Read a bundle from its folder or its JSON file.
-
-        Raises
-        ------
-        InputError
-            If it is not one, or is of another format.
-        """
+        """Read a bundle from its folder or its JSON file; raise `InputError` if it is none, or a byte has changed."""
         from safetensors import SafetensorError
 
         folder = path if path.is_dir() else path.parent
         try:
-            card = json.loads((folder / CARD).read_text())
-            if card["format"] != FORMAT:
-                raise InputError(f"readout {folder}: format {card['format']}, not {FORMAT}; fit it again")
-            return cls._read(folder, card)
+            return cls._read(folder, *_read_files(folder))
         except FileNotFoundError as error:
             name = Path(error.filename or WEIGHTS).name
             raise InputError(
                 f"{path}: no readout and no run there ({name} is missing); give a folder that fit or train wrote"
             ) from error
-        except (OSError, SafetensorError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"readout {folder}: not readable ({type(error).__name__}: {error}); fit it again"
-            ) from error
+        except InputError:
+            raise
+        except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
+            why = f"{type(error).__name__}: {error}".replace("\n", " ")
+            raise InputError(f"readout {folder}: not readable ({why}); fit it again") from error
 
     @classmethod
-    def _read(cls, folder: Path, card: dict[str, Any]) -> Bundle:
-        from safetensors.numpy import load_file
+    def _read(cls, folder: Path, card: dict[str, Any], files: dict[str, bytes]) -> Bundle:
+        from safetensors.numpy import load
 
-        arrays = load_file(folder / WEIGHTS)
+        arrays = load(files[WEIGHTS])
         if "readout" in card:
             readout: Readout = LinearReadout.from_arrays(arrays, card["readout"])
+            if not arrays["coef"].shape[1:] == arrays["intercept"].shape == (readout.targets.columns,):
+                raise InputError(f"readout {folder}: weights of other shapes than its labels have; fit it again")
         else:
-            from reservoir_pipelines.fitting.estimator_files import load_estimator
-            from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout
-
-            model = load_estimator((folder / ESTIMATOR).read_bytes(), f"readout {folder / ESTIMATOR}")
+            model = load_estimator(files[ESTIMATOR], f"readout {folder}")
             readout = EstimatorReadout(model=model, targets=Targets(**card["estimator"]))
         return cls(
             task=Task.from_dict(card["task"]),
@@ -179,32 +166,54 @@ class Bundle:
             ),
             readout=readout,
             scores=card["scores"],
+            lengths=card["lengths"],
         )
 
 
-def _merged(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Join neighbours of one reservoir, so that one forward pass serves them; the order of columns stays."""
-    merged: list[Part] = []
-    for part in parts:
-        same = merged and (merged[-1].digest, merged[-1].reservoir) == (part.digest, part.reservoir)
-        if same:
-            last = merged.pop()
-            part = Part(**{**vars(last), "columns": last.columns + part.columns})  # noqa: PLW2901
-        merged.append(part)
-    return tuple(merged)
+def seal(card: dict[str, Any]) -> str:
+    """Return a card as JSON with the checksum of all else in it."""
+    plain = {name: value for name, value in card.items() if name != "sha256"}
+    return json.dumps(plain | {"sha256": _sha256(json.dumps(plain).encode())}, indent=1)
 
 
-def input_scaling(entry: Entry) -> Scaling | None:
-    """Return how stored values became what the model saw when an entry was extracted.
+def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return the card and the content of its files by suffix, all as they were written."""
+    while True:
+        text = (folder / CARD).read_text()
+        card = json.loads(text)
+        if card["format"] != FORMAT:
+            raise InputError(f"readout {folder}: format {card['format']}, not {FORMAT}; fit it again")
+        if seal(card) != text:
+            raise InputError(f"readout {folder / CARD}: damaged, its checksum does not match; fit it again")
+        try:
+            files = {name: (folder / Path(name).name).read_bytes() for name in card["files"]}
+        except FileNotFoundError:
+            if (folder / CARD).read_text() == text:
+                raise
+            continue  # another process has just replaced the bundle
+        for name, data in files.items():
+            if _sha256(data) != card["files"][name]:
+                raise InputError(f"readout {folder / name}: damaged, its checksum does not match; fit it again")
+        return card, {name.rpartition(".")[2]: data for name, data in files.items()}
 
-    Raises
-    ------
-    InputError
-        If the entry was made before it kept that, and the prepared data is gone.
-    """
-    if "scaling" in entry.made_with:
-        return scaling_from_json(entry.made_with["scaling"])
-    place = Path(entry.made_with["prepared"])
-    if not place.is_dir():
-        raise InputError(f"{entry.path}: its prepared data is gone; run reservoir prepare, or extract again")
-    return Prepared.open(place).scaling
+
+def _keep(folder: Path, data: bytes, suffix: str) -> str:
+    """Write a file under the name that its content gives it."""
+    name = f"readout-{_sha256(data)[:16]}.{suffix}"
+    replace_file(folder / name, lambda part: part.write_bytes(data))
+    return name
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time write into a folder, so that none takes away what another is about to name."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

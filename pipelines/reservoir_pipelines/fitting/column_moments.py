@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from reservoir_cache import Entry, FeatureStore
+from reservoir_cache import Entry, FeatureStore, load_arrays, save_arrays
 from threadpoolctl import threadpool_limits
 
 from reservoir.readouts import Moments, Targets, add_folds, partial_moments, training_moments
@@ -31,17 +31,7 @@ Range = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class ColumnMoments:
-    """What moments of a column are wanted: of all its training samples, or of each fold of cross-validation.
-
-    Parameters
-    ----------
-    source : ColumnSource
-        The column.
-    targets : Targets
-        The coding of its labels, and their weights.
-    folds : int, default 0
-        0 for the training samples together; K for the folds of train and valid.
-    """
+    """What moments of a column are wanted: of all training samples, or of each of K folds of train and valid."""
 
     source: ColumnSource
     targets: Targets
@@ -54,13 +44,13 @@ class ColumnMoments:
 
     def load(self) -> list[Moments] | None:
         """Return the moments that are kept, one per fold; None where any is absent or damaged."""
-        found = [self.entry.load_arrays(name) for name in self._names()]
+        found = [load_arrays(self.entry, name) for name in self._names()]
         return [Moments.from_arrays(part[0]) for part in found if part] if all(found) else None
 
     def keep(self, moments: Sequence[Moments]) -> None:
         """Write the moments of all folds into the entry."""
         for name, part in zip(self._names(), moments, strict=True):
-            self.entry.save_arrays(name, part.to_arrays(), {"columns": [self.source.column]})
+            save_arrays(self.entry, name, part.to_arrays(), {"columns": [self.source.column]})
 
     def ranges(self) -> list[Range]:
         """Return the ranges of shards into which the column is cut: as even as the shards allow."""
@@ -99,20 +89,7 @@ def column_moments(source: Source, targets: Targets, folds: int = 0) -> ColumnMo
 def compute_moments(
     wanted: Iterable[ColumnMoments], *, workers: int = 0, scheduler: str | None = None
 ) -> Iterator[list[Moments]]:
-    """Compute and keep the moments of columns, and yield those of each, one per fold.
-
-    Parameters
-    ----------
-    wanted : iterable of ColumnMoments
-        The columns.
-    workers, scheduler
-        Who computes them: see `map_pieces`.
-
-    Raises
-    ------
-    InputError, CacheError
-        Where a feature is not finite, a fold is empty, or a shard is damaged.
-    """
+    """Compute and keep the moments of columns, here or by others (see `map_pieces`); yield those of each, by fold."""
     columns = list(wanted)
     jobs = [(column, part) for column in columns for part in column.ranges()]
     results = _results(jobs, workers, scheduler)
@@ -125,23 +102,7 @@ def compute_moments(
 def range_moments(
     entry: Path, column: str, part: Range, targets: Targets, folds: int, place: Arithmetic, threads: int | None
 ) -> dict[int, Moments]:
-    """Return the moments of some shards of a column by fold; all under fold 0 without folds.
-
-    Parameters
-    ----------
-    entry : Path
-        Folder of the entry.
-    column : str
-        The column, such as ``block06/mean``.
-    part : (str, int, int)
-        Split, first shard, and the one after the last.
-    targets, folds
-        See `ColumnMoments`.
-    place : Arithmetic
-        Where the products run.
-    threads : int, optional
-        Threads of each product; as many as the process has by default.
-    """
+    """Return the moments of some shards of a column by fold (0 without folds), from products of so many threads."""
     source = ColumnSource(FeatureStore(entry), column)
     split, start, stop = part
     blocks = source.blocks(split, start, stop)

@@ -1,4 +1,4 @@
-"""The learning curve: how accuracy grows with the training rows, at almost no cost, since moments add."""
+"""The learning curve: how scores grow with the training rows, at almost no cost, since moments add."""
 
 from __future__ import annotations
 
@@ -12,17 +12,11 @@ from reservoir import InputError
 from reservoir.readouts import Sweep, fold_moments, ridge_path, score
 from reservoir_pipelines.fitting.engines import RidgeEngine
 from reservoir_pipelines.fitting.sources import Source, strata_blocks
-from reservoir_pipelines.fitting.trials import make_targets, score_test
+from reservoir_pipelines.fitting.trials import make_targets, score_split
 
 
 def parse_sizes(text: str, rows: int) -> tuple[int, ...]:
-    """Read ``100,1000,10000`` into ascending numbers of rows; those beyond the rows at hand become all rows, once.
-
-    Raises
-    ------
-    InputError
-        If one is not a positive whole number.
-    """
+    """Read ``100,1000,10000`` into ascending numbers of rows; those beyond the rows at hand become all rows, once."""
     try:
         sizes = [int(part) for part in text.split(",")]
     except ValueError:
@@ -33,24 +27,10 @@ def parse_sizes(text: str, rows: int) -> tuple[int, ...]:
 
 
 def learning_curve(source: Source, engine: RidgeEngine, sizes: Sequence[int]) -> tuple[tuple[int, float, float], ...]:
-    """Return validation and test accuracy for growing numbers of training rows, the penalty chosen anew for each.
+    """Return rows, validation and test score for growing numbers of training rows, the penalty chosen anew for each.
 
     The rows are nested draws. One pass over them gives the moments of each stretch, whose sums are the moments of all
     sizes; test is scored once per size, for the penalty that valid chose.
-
-    Parameters
-    ----------
-    source : Source
-        The samples.
-    engine : RidgeEngine
-        Classes and penalties.
-    sizes : sequence of int
-        Ascending numbers of training rows.
-
-    Returns
-    -------
-    tuple of (int, float, float)
-        Rows, validation accuracy, test accuracy.
     """
     targets = make_targets(source, engine.classes, engine.balanced)
     stretches = fold_moments(strata_blocks(source, np.asarray(sizes)), targets, len(sizes))
@@ -58,5 +38,5 @@ def learning_curve(source: Source, engine: RidgeEngine, sizes: Sequence[int]) ->
     for size, moments in zip(sizes, itertools.accumulate(stretches, operator.add), strict=True):
         path = ridge_path(moments, engine.alphas)
         swept = Sweep.of(path, score(path, source.blocks("valid"), targets), targets)
-        points.append((size, float(swept.accuracy[swept.best]), score_test(swept.readout(), source)))
+        points.append((size, float(swept.accuracy[swept.best]), score_split(swept.readout(), source, "test")))
     return tuple(points)

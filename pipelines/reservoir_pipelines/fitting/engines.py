@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from reservoir import InputError
+from reservoir.options import FitOptions
 from reservoir.readouts import LOGISTIC_ALPHAS, Moments, cross_sweep, logistic_sweep, parse_alphas, sweep
 from reservoir_pipelines.fitting.column_moments import ColumnMoments, column_moments, compute_moments
+from reservoir_pipelines.fitting.sklearn_readout import EstimatorEngine
 from reservoir_pipelines.fitting.sources import Source, SplitBlocks, fold_blocks
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
 
@@ -30,19 +33,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RidgeEngine:
-    """Exact ridge readouts of every penalty.
-
-    Parameters
-    ----------
-    classes : int
-        Classes per output; 0 for regression.
-    alphas : ndarray, (A,)
-        Penalties on standardised features.
-    folds : int, default 0
-        0 chooses on the validation split, K >= 2 by K-fold cross-validation over train and valid.
-    balanced : bool, default False
-        Count all classes the same in fitting.
-    """
+    """Exact ridge readouts of every penalty, chosen on valid, or by K folds over train and valid."""
 
     classes: int
     alphas: np.ndarray
@@ -67,17 +58,7 @@ class RidgeEngine:
 
 @dataclass(frozen=True, kw_only=True)
 class LogisticEngine:
-    """Multinomial logistic readouts of every penalty, from passes that serve all of them.
-
-    Parameters
-    ----------
-    classes : int
-        Classes per output.
-    alphas : ndarray, (A,)
-        Penalties on standardised features, scikit-learn's 1 / C.
-    balanced : bool, default False
-        Count all classes the same in fitting.
-    """
+    """Multinomial logistic readouts of every penalty (scikit-learn's 1 / C), from passes that serve all of them."""
 
     classes: int
     alphas: np.ndarray
@@ -96,44 +77,21 @@ class LogisticEngine:
         return trial_of("logistic", source, swept)
 
 
-def make_engine(
-    readout: str, classes: int, alphas: str | None = None, select: str = "valid", *, balanced: bool = False
-) -> Engine:
-    """Return the engine of a readout's name.
-
-    Parameters
-    ----------
-    readout : str
-        ``ridge``, ``logistic``, or the import path of a scikit-learn estimator with parameters to try, as in
-        ``sklearn.svm.LinearSVC:C=0.1,1``.
-    classes : int
-        Classes per output; 0 for regression.
-    alphas : str, optional
-        Penalties LO:HI:N; by default 1e-2:1e6:25 for ridge, 1e-1:1e5:10 for logistic.
-    select : str, default "valid"
-        ``valid``, or ``cvK`` for K-fold cross-validation (ridge only).
-    balanced : bool, default False
-        Count all classes the same in fitting.
-
-    Raises
-    ------
-    InputError
-        If there is no such readout, or the settings do not go together.
-    """
-    folds = _folds(select)
+def make_engine(options: FitOptions, classes: int) -> Engine:
+    """Return the engine of a readout's name, or raise `InputError` if there is none or settings do not go together."""
+    readout, alphas, balanced = options.readout, options.alphas, options.class_weight == "balanced"
+    folds = _folds(options.select)
     if balanced and not classes:
         raise InputError("--class-weight balanced: the task has no classes")
     if readout == "ridge":
         return RidgeEngine(classes=classes, alphas=parse_alphas(alphas or RIDGE_ALPHAS), folds=folds, balanced=balanced)
     if folds:
-        raise InputError(f"--select {select}: cross-validation is for ridge; choose {readout} on valid")
+        raise InputError(f"--select {options.select}: cross-validation is for ridge; choose {readout} on valid")
     if readout == "logistic":
         if not classes:
             raise InputError("--readout logistic: the task has no classes; use ridge")
         values = parse_alphas(alphas) if alphas else LOGISTIC_ALPHAS
         return LogisticEngine(classes=classes, alphas=values, balanced=balanced)
-    from reservoir_pipelines.fitting.sklearn_readout import EstimatorEngine
-
     if alphas:
         raise InputError(f"--alphas: {readout} takes its parameters after a colon, as in sklearn.svm.LinearSVC:C=0.1,1")
     return EstimatorEngine.parse(readout, classes, balanced=balanced)
@@ -146,7 +104,7 @@ class _Again:
     source: Source
     folds: int
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Any]:
         return fold_blocks(self.source, self.folds)
 
 

@@ -2,46 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 
 from reservoir import InputError
+from reservoir.options import DeviceOptions, FitOptions
 from reservoir.readouts import LinearReadout, NumpyArithmetic, TorchArithmetic, forward_selection, products_on
 from reservoir.reservoir import choose_device
-from reservoir_pipelines.fitting.bundle import Bundle, input_scaling
+from reservoir.tasks.task import Task
+from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.column_moments import compute_moments
 from reservoir_pipelines.fitting.curve import learning_curve, parse_sizes
 from reservoir_pipelines.fitting.engines import Engine, RidgeEngine, make_engine
+from reservoir_pipelines.fitting.evaluation import Evaluation, evaluate
 from reservoir_pipelines.fitting.pool import Features, Pool, choose_columns
 from reservoir_pipelines.fitting.raw import RawSource
-from reservoir_pipelines.fitting.results import Fit, Readout, Result, merit, wilson, write_table
-from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, Source, SplitBlocks
-from reservoir_pipelines.fitting.trials import Trial, make_targets, score_test, trial_of
+from reservoir_pipelines.fitting.results import Fit, Result, score_matrix, write_table
+from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, SplitBlocks
+from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
 from reservoir_pipelines.output import meter, say
-from reservoir_pipelines.plots import plot_curve, plot_sweep
-from reservoir_pipelines.preparation.prepare import Prepared
+from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep
+from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
+from reservoir_pipelines.stage import stage
 
 # Greedy selection holds the moments of all candidates side by side, of order the square of their joint width.
 SHORTLIST_WIDTH = 6144
+FEW_ROWS, FEW_PER_CLASS = 100, 5  # validation rows below which choosing is said to be uncertain
 
 
-def fit(
-    features: Features | Sequence[Features],
-    *,
-    columns: str | Sequence[str] = "all",
-    readout: str = "ridge",
-    alphas: str | None = None,
-    select: str = "valid",
-    class_weight: str | None = None,
-    curve: str | None = None,
-    device: str = "auto",
-    workers: int = 0,
-    scheduler: str | None = None,
-    out: Path | None = None,
-) -> Fit:
+@stage
+def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, place: DeviceOptions) -> Fit:
     """Fit a readout to every column under every setting and choose one by validation.
 
     Parameters
@@ -49,27 +43,10 @@ def fit(
     features : Extraction, FeatureStore or Path, or a sequence of these
         What `extract` returned, or the folder of an entry; several entries of the same rows are fitted together, their
         columns named ``1:block06/mean``, ``2:block06/mean`` and so on.
-    columns : str or sequence of str, default "all"
-        Columns to try, comma-separated; ``a+b`` reads two side by side; ``all`` that are cached, each alone; ``best:4``
-        adds up to four of them greedily by validation.
-    readout : str, default "ridge"
-        ``ridge``, ``logistic``, or an estimator's import path; see `make_engine`.
-    alphas : str, optional
-        Penalties on standardised features, LO:HI:N in equal ratios.
-    select : str, default "valid"
-        ``valid``, or ``cvK``: K-fold cross-validation over train and valid.
-    class_weight : {"balanced"}, optional
-        Count all classes the same in fitting.
-    curve : str, optional
-        Numbers of training rows, such as ``100,1000,10000``, for a learning curve of the chosen columns.
-    device : str, default "auto"
-        Where the products of ridge readouts run: ``auto`` is a GPU where there is one.
-    workers : int, default 0
-        Local processes that read the training features; 0 for none.
-    scheduler : str, optional
-        Address of a running dask.distributed scheduler whose workers share this file system.
-    out : Path, optional
-        Folder of the results; by default under the cache's ``readouts``.
+    **options
+        Fields of `FitOptions` and `DeviceOptions`. ``columns`` that are ``all`` are tried each alone; ``a+b`` reads two
+        side by side, ``best:4`` adds up to four greedily by validation. ``out`` is by default a folder below the
+        cache's ``readouts`` that the entry, the columns and the settings of the readout name.
 
     Returns
     -------
@@ -81,45 +58,38 @@ def fit(
         Where a column is not cached, an entry is not whole, or settings do not go together.
     """
     started = time.monotonic()
-    if class_weight not in (None, "balanced"):
-        raise InputError(f"--class-weight {class_weight}: choose balanced, or leave it out")
     pool = Pool.of(features)
-    classes = int(pool.entry.spec.task["classes"])
-    engine = make_engine(readout, classes, alphas, select, balanced=class_weight == "balanced")
-    if curve and not isinstance(engine, RidgeEngine):
-        raise InputError(f"--curve: a learning curve comes from the moments of ridge readouts, not of {readout}")
-    names, most = choose_columns(pool, columns)
-    if most and (not isinstance(engine, RidgeEngine) or engine.folds):
-        raise InputError("--columns best:K goes with ridge readouts chosen on valid; name the columns as a+b instead")
+    task = Task.from_dict(pool.entry.spec.task)
+    engine = make_engine(options, task.classes)
+    names, most = choose_columns(pool, options.columns)
     rows = {split: pool.store[split].rows for split in ("train", "valid", "test")}
-    sizes = parse_sizes(curve, rows["train"]) if curve else ()
-    scaling = input_scaling(pool.entry)
-    folder = _folder(pool, out)
-    for number, store in enumerate(pool.stores, start=1):
-        if len(pool.stores) > 1:
-            say(f"{number}: {store.entry.path.name}")
-    say(f"fit {pool.entry.spec.task['name']}: {len(names)} columns on {rows['train']:,} rows, chosen by {select}")
-    with _products(device):
-        if workers or scheduler:
-            _share_out(pool, names, engine, workers, scheduler)
-        trials = _sweep(pool, names, engine)
+    sizes = _sizes(options, engine, most, rows["train"])
+    folder = _folder(pool, names, most, options)
+    for number, store in enumerate(pool.stores if len(pool.stores) > 1 else (), start=1):
+        say(f"{number}: {store.entry.path.name}")
+    say(f"fit {task.name}: {len(names)} columns on {rows['train']:,} rows, chosen by {options.select}")
+    with _products(place.device):
+        trials = _sweep(pool, names, engine, options)
         if most and isinstance(engine, RidgeEngine):
             trials += _greedy(pool, trials, engine, most)
-        best = max(trials, key=lambda trial: merit(trial.result))
-        source = pool.source("+".join(best.result.columns))
-        raw = _raw(pool, engine, classes, rows["test"])
-        points = ()
-        if sizes and isinstance(engine, RidgeEngine):
-            points = learning_curve(source, engine, sizes)
+        best = max(trials, key=lambda trial: trial.result.merit)
+        source = pool.source(best.result.name)
+        raw = _raw(pool, engine, task)
+        points = learning_curve(source, engine, sizes) if sizes and isinstance(engine, RidgeEngine) else ()
     model = best.readout
-    if classes and isinstance(model, LinearReadout) and select == "valid":
+    if task.classes and isinstance(model, LinearReadout) and options.select == "valid":
         model = model.calibrate(source.blocks("valid"))
-    chosen = _tested(best.result, model, source, classes, rows["test"])
+    evaluation = evaluate(model, source, class_names(task))
+    chosen = best.result.tested(evaluation.scores[best.result.metric], rows["test"])
     table = tuple(result for trial in trials for result in trial.results)
-    _draw(folder, pool, table, chosen, raw, points)
+    _warn_of_few(rows["valid"], len(table), task.classes, options.select)
+    write_table(folder / "results.csv", table, chosen, raw)
+    _draw(folder, f"{task.name}, {pool.title}", table, chosen, raw, points, evaluation)
+    scaling = scaling_from_json(pool.entry.made_with["scaling"])
     return Fit(
         entry=pool.entry.path,
         best=chosen,
+        evaluation=evaluation,
         raw=raw,
         table=table,
         curve=points,
@@ -131,6 +101,35 @@ def fit(
     )
 
 
+def class_names(task: Task) -> list[str]:
+    """Return the names of a task's classes; none for regression."""
+    return [str(task.label(number)) for number in range(task.classes)]
+
+
+def _sizes(options: FitOptions, engine: Engine, most: int, rows: int) -> tuple[int, ...]:
+    """Return the sizes of the learning curve, and refuse what only ridge readouts chosen on valid can do."""
+    if options.curve and not isinstance(engine, RidgeEngine):
+        raise InputError(
+            f"--curve: a learning curve comes from the moments of ridge readouts, not of {options.readout}"
+        )
+    if most and (not isinstance(engine, RidgeEngine) or engine.folds):
+        raise InputError("--columns best:K goes with ridge readouts chosen on valid; name the columns as a+b instead")
+    return parse_sizes(options.curve, rows) if options.curve else ()
+
+
+def _folder(pool: Pool, names: Sequence[str], most: int, options: FitOptions) -> Path:
+    """Make the folder of the results, by default one that fits with other columns or settings do not write into."""
+    settings = [names, most, options.readout, options.alphas, options.select, options.class_weight]
+    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
+    kind = options.readout.partition(":")[0].rpartition(".")[2]
+    folder = Path(options.out) if options.out else pool.folder(f"{kind}-{digest}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: no results can be kept there ({error.strerror}); name another --out") from error
+    return folder
+
+
 def _products(device: str) -> AbstractContextManager[None]:
     """Return the context in which products run on a device."""
     place = choose_device(device)
@@ -139,15 +138,13 @@ def _products(device: str) -> AbstractContextManager[None]:
     return products_on(NumpyArithmetic() if place.type == "cpu" else TorchArithmetic(str(place)))
 
 
-def _share_out(pool: Pool, names: Sequence[str], engine: Engine, workers: int, scheduler: str | None) -> None:
-    """Have other processes compute what moments of the columns are not kept yet; they are kept from then on."""
-    wanted = [moments for name in names if (moments := engine.moments(pool.source(name))) and not moments.load()]
-    with meter("read", len(wanted), unit="columns") as bar:
-        for _ in compute_moments(wanted, workers=workers, scheduler=scheduler):
-            bar.advance(1)
-
-
-def _sweep(pool: Pool, names: Sequence[str], engine: Engine) -> list[Trial]:
+def _sweep(pool: Pool, names: Sequence[str], engine: Engine, options: FitOptions) -> list[Trial]:
+    """Fit every column, from moments that other processes compute first where there are any."""
+    if options.workers or options.scheduler:
+        wanted = [moments for name in names if (moments := engine.moments(pool.source(name))) and not moments.load()]
+        with meter("read", len(wanted), unit="columns") as bar:
+            for _ in compute_moments(wanted, workers=options.workers, scheduler=options.scheduler):
+                bar.advance(1)
     trials: list[Trial] = []
     with meter("fit", len(names), unit="columns") as bar:
         for name in names:
@@ -158,16 +155,16 @@ def _sweep(pool: Pool, names: Sequence[str], engine: Engine) -> list[Trial]:
 
 def _greedy(pool: Pool, trials: Sequence[Trial], engine: RidgeEngine, most: int) -> list[Trial]:
     """Add columns to the best one as long as validation gains; return the trial of each number of columns."""
-    ranked = sorted(trials, key=lambda trial: merit(trial.result), reverse=True)
+    ranked = sorted(trials, key=lambda trial: trial.result.merit, reverse=True)
     parts: list[ColumnSource] = []
     places: dict[str, slice] = {}
     for trial in ranked:
         source = pool.column(trial.result.columns[0])
         start = max((place.stop for place in places.values()), default=0)
-        width = next(source.blocks("valid"))[0].shape[1]
-        if not parts or (source.tokens() == parts[0].tokens() and start + width <= SHORTLIST_WIDTH):
+        stop = start + source.width()
+        if not parts or (source.tokens() == parts[0].tokens() and stop <= SHORTLIST_WIDTH):
             parts.append(source)
-            places[source.name] = slice(start, start + width)
+            places[source.name] = slice(start, stop)
     joined = JoinedSource(tuple(parts))
     targets = make_targets(joined, engine.classes, engine.balanced)
     train, valid = SplitBlocks(joined, "train"), SplitBlocks(joined, "valid")
@@ -175,42 +172,42 @@ def _greedy(pool: Pool, trials: Sequence[Trial], engine: RidgeEngine, most: int)
     return [trial_of("ridge", pool.source("+".join(step.columns)), step.sweep) for step in steps[1:]]
 
 
-def _tested(result: Result, model: Readout, source: Source, classes: int, rows: int) -> Result:
-    """Return the result with the model's test accuracy: the one time that test is looked at for it."""
-    accuracy = score_test(model, source)
-    return replace(result, test_accuracy=accuracy, test_interval=wilson(accuracy, rows) if classes else None)
-
-
-def _raw(pool: Pool, engine: Engine, classes: int, rows: int) -> Result | None:
+def _raw(pool: Pool, engine: Engine, task: Task) -> Result | None:
     place = Path(pool.entry.made_with.get("prepared", ""))
     if not place.is_dir():
         say("raw input: the prepared data is gone, so it is left out; reservoir prepare brings it back")
         return None
     source = RawSource(Prepared.open(place), pool.store)
     trial = engine.run(source)
-    return _tested(trial.result, trial.readout, source, classes, rows)
+    score = evaluate(trial.readout, source, class_names(task)).scores[trial.result.metric]
+    return trial.result.tested(score, pool.store["test"].rows)
 
 
-def _folder(pool: Pool, out: Path | None) -> Path:
-    folder = Path(out) if out else pool.folder
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: no results can be kept there ({error.strerror}); name another --out") from error
-    return folder
+def _warn_of_few(rows: int, readouts: int, classes: int, select: str) -> None:
+    """Say loudly that a validation split is too small to choose by."""
+    if select == "valid" and readouts > 1 and rows < max(FEW_ROWS, FEW_PER_CLASS * classes):
+        say(
+            f"CAUTION: {rows} validation rows chose among {readouts:,} readouts, so the choice is hardly better than "
+            "chance: choose by cross-validation (--select cv5), or give more validation rows"
+        )
 
 
 def _draw(
     folder: Path,
-    pool: Pool,
+    title: str,
     table: Sequence[Result],
     chosen: Result,
     raw: Result | None,
     points: Sequence[tuple[int, float, float]],
+    evaluation: Evaluation,
 ) -> None:
-    """Write the table of every readout and the pictures."""
-    task = pool.entry.spec.task["name"]
-    write_table(folder / "results.csv", table, chosen, raw)
-    plot_sweep(folder / "sweep.png", table, chosen, raw, title=f"{task}, {pool.title}")
+    columns, settings, scores = score_matrix(table)
+    best = columns.index(chosen.name), settings.index(chosen.setting)
+    level = raw.valid_score if raw else None
+    plot_sweep(folder / "sweep.png", columns, settings, scores, best, level, metric=chosen.metric, title=title)
     if points:
-        plot_curve(folder / "curve.png", points, chosen, title=f"{task}, {'+'.join(chosen.columns)}")
+        rows, valid, test = zip(*points, strict=True)
+        plot_curve(folder / "curve.png", rows, valid, test, metric=chosen.metric, title=f"{title}, {chosen.name}")
+    if evaluation.classes:
+        heading = f"{title}: test, {evaluation.scores['accuracy']:.1%} right"
+        plot_confusion(folder / "confusion.png", evaluation.confusion, evaluation.classes, heading)

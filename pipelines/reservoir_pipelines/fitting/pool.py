@@ -14,29 +14,21 @@ from reservoir_pipelines.extraction.extract import Extraction
 from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, Source
 
 Features = Extraction | FeatureStore | Path | str
+"""What `fit` takes: what `extract` returned, or the folder of an entry."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The columns to choose from: those of one entry, or of several under numbered names.
-
-    Parameters
-    ----------
-    stores : tuple of FeatureStore
-        The entries.
-    """
+    """The columns to choose from: those of one entry, or of several under numbered names; ``only`` some where named."""
 
     stores: tuple[FeatureStore, ...]
+    only: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, features: Features | Sequence[Features]) -> Pool:
-        """Open what `fit` was given.
-
-        Raises
-        ------
-        InputError
-            If the entries are not of one task and the same rows.
-        """
+    def of(cls, features: Pool | Features | Sequence[Features]) -> Pool:
+        """Open what `fit` was given; raise `InputError` if the entries are not of one task and the same rows."""
+        if isinstance(features, Pool):
+            return features
         given = [features] if isinstance(features, str) or not isinstance(features, Sequence) else features
         if not given:
             raise InputError("fit: give at least one entry")
@@ -70,19 +62,19 @@ class Pool:
             return names[0]
         return f"{names[0]}+{len(names) - 1}-{hashlib.sha256('/'.join(names).encode()).hexdigest()[:8]}"
 
-    @property
-    def folder(self) -> Path:
-        """Where results go by default: below the cache's ``readouts``, or beside an entry that was taken elsewhere."""
+    def folder(self, name: str) -> Path:
+        """Return where results go by default: below the cache's ``readouts``, or beside an entry taken elsewhere."""
         path = self.entry.path.resolve()
         if path.parent.parent.name != "features":
-            return path.with_name(f"{self.title}-readouts")
-        return path.parents[2] / "readouts" / self.entry.spec.task["name"] / self.title
+            return path.with_name(f"{self.title}-{name}")
+        return path.parents[2] / "readouts" / self.entry.spec.task["name"] / f"{self.title}-{name}"
 
     def columns(self) -> list[str]:
         """Return the names of all columns that every split of their entry holds."""
-        if len(self.stores) == 1:
-            return _cached(self.store)
-        return [f"{n}:{column}" for n, store in enumerate(self.stores, start=1) for column in _cached(store)]
+        found = _cached(self.store)
+        if len(self.stores) > 1:
+            found = [f"{n}:{column}" for n, store in enumerate(self.stores, start=1) for column in _cached(store)]
+        return [column for column in found if self.only is None or column in self.only]
 
     def source(self, name: str) -> Source:
         """Return the samples of a column, or of several joined by a plus."""
@@ -98,13 +90,7 @@ class Pool:
 
 
 def choose_columns(pool: Pool, columns: str | Sequence[str]) -> tuple[tuple[str, ...], int]:
-    """Return the columns to try, and how many may be joined greedily (0: none).
-
-    Raises
-    ------
-    InputError
-        If one is not cached.
-    """
+    """Return the columns to try, and how many may be joined greedily (0: none)."""
     cached = pool.columns()
     wanted = [c.strip() for c in columns.split(",")] if isinstance(columns, str) else list(columns)
     most = 0

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
+from reservoir.pooling import pool
 from reservoir.readouts import samples
 from reservoir.tasks.task import Tokens
 
@@ -18,23 +20,14 @@ if TYPE_CHECKING:
 
 RAW = "raw input"
 RAW_WIDTH = 6144  # beyond this the input is pooled, as a layer is: a sweep costs the cube of its width
-RAW_SEGMENTS = 8
 RAW_ROWS = 1024
 
 
 @dataclass(frozen=True)
 class RawSource:
-    """Samples from the input itself, flattened, or pooled where it is too wide: what a reservoir has to beat.
+    """Samples from the input itself, flattened, or as means of 8 stretches where it is too wide.
 
-    Vectors are scaled as the model sees them, symbols are coded one-hot. A flattened input of more than 6,144 values
-    becomes the means of 8 equal stretches of its real tokens.
-
-    Parameters
-    ----------
-    prepared : Prepared
-        The task's data.
-    store : FeatureStore
-        The entry whose rows are used.
+    Vectors are scaled as the model sees them, symbols are coded one-hot.
     """
 
     prepared: Prepared
@@ -57,15 +50,15 @@ class RawSource:
             index = part.index[start : start + RAW_ROWS]
             read = whole.read(int(index[0]), int(index[-1]) + 1)
             x = self.encode(read.x[index - index[0]], read.lengths[index - index[0]])
-            yield samples(x[:, None], part.y[start : start + RAW_ROWS])
+            yield samples(x[:, None], part.labels[start : start + RAW_ROWS])
 
     def labels(self, split: str) -> np.ndarray:
         """Return the labels (rows, outputs) of all rows."""
-        return self.store[split].y.reshape(self.store[split].rows, -1)
+        return self.store[split].labels.reshape(self.store[split].rows, -1)
 
     def outputs(self) -> int:
         """Return the number of labels of a row."""
-        return int(np.prod(self.store["train"].y.shape[1:]))
+        return int(np.prod(self.store["train"].labels.shape[1:]))
 
     def encode(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the raw features (rows, width) of stored sequences, zero at padding."""
@@ -78,7 +71,8 @@ class RawSource:
         if self._flat():
             short = self._tokens() - x.shape[1]
             return np.pad(values, ((0, 0), (0, short), (0, 0))).reshape(len(x), -1)
-        return _stretch_means(values, lengths).reshape(len(x), -1)
+        means = pool(torch.from_numpy(values), torch.from_numpy(lengths.astype(np.int64)), "segments8")
+        return means.numpy().reshape(len(x), -1)
 
     def _flat(self) -> bool:
         return self._tokens() * self._values() <= RAW_WIDTH
@@ -89,13 +83,3 @@ class RawSource:
     def _values(self) -> int:
         form = self.prepared.task.form
         return form.vocabulary if isinstance(form, Tokens) else form.dim
-
-
-def _stretch_means(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the means (rows, 8, dim) over 8 equal stretches of the real tokens, by differences of running sums."""
-    sums = np.concatenate([np.zeros_like(values[:, :1], np.float64), values.cumsum(axis=1, dtype=np.float64)], axis=1)
-    steps = np.arange(RAW_SEGMENTS + 1)
-    bounds = lengths[:, None].astype(np.int64) * steps // RAW_SEGMENTS
-    low, high = bounds[:, :-1], np.maximum(bounds[:, 1:], bounds[:, :-1] + 1)
-    row = np.arange(len(values))[:, None]
-    return ((sums[row, high] - sums[row, low]) / (high - low)[:, :, None]).astype(np.float32)

@@ -1,41 +1,20 @@
-"""What ``fit`` returns and writes: one row per tried readout, the chosen one, and how sure its accuracy is."""
+"""What ``fit`` returns and writes: one row per tried readout, the chosen one, and how sure its score is."""
 
 from __future__ import annotations
 
 import csv
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from reservoir.readouts import Targets
+from reservoir_pipelines.fitting.evaluation import Evaluation, Readout
 from reservoir_pipelines.workspace import replace_file
 
-FIELDS = ("columns", "readout", "alpha", "valid_accuracy", "converged", "chosen", "test_accuracy")
-
-
-class Readout(Protocol):
-    """A fitted readout of any kind."""
-
-    @property
-    def targets(self) -> Targets:
-        """The form of the labels."""
-        ...
-
-    def scores(self, x: np.ndarray) -> np.ndarray:
-        """Return the scores (n, T) of features (n, w)."""
-        ...
-
-    def predict(self, x: np.ndarray) -> np.ndarray:
-        """Return the labels (n, outputs) of features (n, w)."""
-        ...
-
-    def probabilities(self, x: np.ndarray) -> np.ndarray:
-        """Return the probability of each class, (n, outputs, classes)."""
-        ...
+FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "chosen", "test_score")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +29,13 @@ class Result:
         Its kind: ``ridge``, ``logistic``, or an estimator's import path with its parameters.
     alpha : float, optional
         Its penalty; None for other estimators.
-    valid_accuracy : float
-        What it was chosen by: the share of right labels (R^2 for regression) on the validation split, or over the
-        folds of cross-validation.
+    valid_score : float
+        What it was chosen by, on the validation split or over the folds of cross-validation.
+    metric : {"accuracy", "R²"}, default "accuracy"
+        What the scores are: the share of right labels, or R² of real targets.
     converged : bool
         Whether its solver reached its tolerance.
-    test_accuracy : float, optional
+    test_score : float, optional
         The same on the test split; only for a readout that was chosen.
     test_interval : tuple of (float, float), optional
         95% interval of the test accuracy over rows.
@@ -64,10 +44,33 @@ class Result:
     columns: tuple[str, ...]
     readout: str
     alpha: float | None
-    valid_accuracy: float
+    valid_score: float
+    metric: str = "accuracy"
     converged: bool = True
-    test_accuracy: float | None = None
+    test_score: float | None = None
     test_interval: tuple[float, float] | None = None
+
+    @property
+    def merit(self) -> tuple[float, float]:
+        """The rank by validation: of equal ones the larger penalty is preferred."""
+        return self.valid_score, self.alpha or 0.0
+
+    @property
+    def name(self) -> str:
+        """The columns joined by a plus."""
+        return "+".join(self.columns)
+
+    @property
+    def setting(self) -> str:
+        """What tells it from others of its columns: the penalty as a power of ten, or its parameters."""
+        if self.alpha is not None:
+            return f"$10^{{{np.log10(self.alpha):.3g}}}$"
+        return self.readout.partition("(")[2].rstrip(")") or self.readout.rpartition(".")[2]
+
+    def tested(self, score: float, rows: int) -> Result:
+        """Return the result with its test score, over so many rows."""
+        interval = wilson(score, rows) if self.metric == "accuracy" else None
+        return replace(self, test_score=score, test_interval=interval)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -75,8 +78,9 @@ class Result:
             "columns": list(self.columns),
             "readout": self.readout,
             "alpha": self.alpha,
-            "valid_accuracy": self.valid_accuracy,
-            "test_accuracy": self.test_accuracy,
+            "metric": self.metric,
+            "valid_score": self.valid_score,
+            "test_score": self.test_score,
             "test_interval": list(self.test_interval) if self.test_interval else None,
         }
 
@@ -91,12 +95,14 @@ class Fit:
         The cache entry (the first, of several).
     best : Result
         The readout chosen by validation.
+    evaluation : Evaluation
+        How it does on the test split.
     raw : Result, optional
         The same sweep on the input itself; None where the prepared data is gone.
     table : tuple of Result
         Every tried readout of the reservoir.
     curve : tuple of (int, float, float)
-        Training rows, validation and test accuracy of the chosen columns under the best penalty for so many rows.
+        Training rows, validation and test score of the chosen columns under the best penalty for so many rows.
     readout : LinearReadout or EstimatorReadout
         The chosen readout, with calibrated probabilities.
     results, plot, saved : Path
@@ -107,6 +113,7 @@ class Fit:
 
     entry: Path
     best: Result
+    evaluation: Evaluation
     raw: Result | None
     table: tuple[Result, ...]
     curve: tuple[tuple[int, float, float], ...]
@@ -121,8 +128,9 @@ class Fit:
         return {
             "entry": str(self.entry),
             "best": self.best.to_dict(),
+            "evaluation": self.evaluation.to_dict(),
             "raw": self.raw.to_dict() if self.raw else None,
-            "curve": [{"rows": n, "valid_accuracy": v, "test_accuracy": t} for n, v, t in self.curve],
+            "curve": [{"rows": n, "valid_score": v, "test_score": t} for n, v, t in self.curve],
             "tried": len(self.table),
             "results": str(self.results),
             "plot": str(self.plot),
@@ -131,33 +139,22 @@ class Fit:
         }
 
 
-def merit(result: Result) -> tuple[float, float]:
-    """Rank by validation; of equal ones the larger penalty is preferred."""
-    return result.valid_accuracy, result.alpha or 0.0
-
-
 def wilson(accuracy: float, rows: int, z: float = 1.96) -> tuple[float, float]:
-    r"""Return the interval of a share that was counted over rows.
-
-    .. math:: \frac{p + z^2 / 2n \pm z \sqrt{p (1 - p) / n + z^2 / 4n^2}}{1 + z^2 / n}
-
-    Parameters
-    ----------
-    accuracy : float
-        The share p, between 0 and 1.
-    rows : int
-        Number of rows n. Labels of one row are not independent, so a row counts once.
-    z : float, default 1.96
-        Standard normal quantile; 1.96 for 95%.
-
-    References
-    ----------
-    Wilson (1927), Probable inference, the law of succession, and statistical inference.
-    """
+    """Return the interval of a share over rows: (p + z²/2n ± z √(p (1 - p)/n + z²/4n²)) / (1 + z²/n), Wilson (1927)."""
     centre = accuracy + z * z / (2 * rows)
     spread = z * math.sqrt(accuracy * (1 - accuracy) / rows + z * z / (4 * rows * rows))
     scale = 1 + z * z / rows
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+def score_matrix(table: Sequence[Result]) -> tuple[list[str], list[str], np.ndarray]:
+    """Return the columns, the settings, and the validation scores (columns, settings), NaN where none was tried."""
+    columns = list(dict.fromkeys(result.name for result in table))
+    settings = list(dict.fromkeys(result.setting for result in table))
+    scores = np.full((len(columns), len(settings)), np.nan)
+    for result in table:
+        scores[columns.index(result.name), settings.index(result.setting)] = result.valid_score
+    return columns, settings, scores
 
 
 def write_table(path: Path, results: Sequence[Result], chosen: Result, raw: Result | None) -> None:
@@ -169,17 +166,9 @@ def write_table(path: Path, results: Sequence[Result], chosen: Result, raw: Resu
             writer.writerow(FIELDS)
             for result in [*results, *([raw] if raw else [])]:
                 mine = (result.columns, result.readout, result.alpha) == (chosen.columns, chosen.readout, chosen.alpha)
-                test = chosen.test_accuracy if mine else result.test_accuracy
-                writer.writerow(
-                    [
-                        "+".join(result.columns),
-                        result.readout,
-                        "" if result.alpha is None else f"{result.alpha:.6g}",
-                        f"{result.valid_accuracy:.6f}",
-                        int(result.converged),
-                        int(mine),
-                        "" if test is None else f"{test:.6f}",
-                    ]
-                )
+                test = chosen.test_score if mine else result.test_score
+                alpha = "" if result.alpha is None else f"{result.alpha:.6g}"
+                line = [result.name, result.readout, alpha, result.metric, f"{result.valid_score:.6f}"]
+                writer.writerow([*line, int(result.converged), int(mine), "" if test is None else f"{test:.6f}"])
 
     replace_file(path, write)

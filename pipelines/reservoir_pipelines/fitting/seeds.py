@@ -1,48 +1,45 @@
-"""Fits over several seeds of a reservoir: how much of an accuracy is the luck of the draw."""
+"""Fits over several seeds of a reservoir: how much of a score is the luck of the draw."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from reservoir_cache import Entry
 
 from reservoir import InputError
+from reservoir.options import DeviceOptions, FitOptions
 from reservoir.tasks.arrays import FUNCTION
+from reservoir_pipelines.extraction.entries import keep_last
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.fitting.fit import fit
+from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.fitting.results import Fit
+from reservoir_pipelines.stage import stage
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeedsFit:
-    """The fits of seeds 0, 1, 2 ...
-
-    Parameters
-    ----------
-    fits : tuple of Fit
-        One per seed, each chosen by its own validation.
-    """
+    """The fits of seeds 0, 1, 2 ..., each chosen by its own validation among the same columns."""
 
     fits: tuple[Fit, ...]
 
     @property
     def mean(self) -> float:
-        """Mean test accuracy."""
-        return fmean(fit.best.test_accuracy or 0.0 for fit in self.fits)
+        """Mean test score."""
+        return fmean(fit.best.test_score or 0.0 for fit in self.fits)
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the test accuracy over seeds; 0 for a single one."""
-        return stdev(fit.best.test_accuracy or 0.0 for fit in self.fits) if len(self.fits) > 1 else 0.0
+        """Standard deviation of the test score over seeds; 0 for a single one."""
+        return stdev(fit.best.test_score or 0.0 for fit in self.fits) if len(self.fits) > 1 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the summary as JSON values, with the fields of the most accurate seed on valid as ``best``."""
-        best = max(self.fits, key=lambda fit: fit.best.valid_accuracy)
+        """Return the summary as JSON values, with the fields of the best seed on valid as ``best``."""
+        best = max(self.fits, key=lambda fit: fit.best.valid_score)
         return best.to_dict() | {
             "seeds": [fit.to_dict() for fit in self.fits],
             "test_mean": self.mean,
@@ -50,29 +47,14 @@ class SeedsFit:
         }
 
 
+@stage
 def fit_seeds(
-    entries: Sequence[Entry], seeds: int, out: Path | None = None, *, named: str = "", **settings: Any
+    entries: Sequence[Entry], seeds: int, options: FitOptions, place: DeviceOptions, *, named: str = ""
 ) -> SeedsFit:
-    """Extract an entry's task through reservoirs of seeds 0 to ``seeds - 1`` and fit each.
+    """Extract an entry's task through reservoirs of seeds 0 to ``seeds - 1`` and fit each to the columns all have.
 
-    Parameters
-    ----------
-    entries : sequence of Entry
-        One entry: everything but the seed is taken from it.
-    seeds : int
-        How many.
-    out : Path, optional
-        Folder of the results, with one folder per seed.
-    named : str, default ""
-        What the user called the entry. A task ``module:function`` is imported only under that very name.
-    **settings
-        Of `fit`.
-
-    Raises
-    ------
-    InputError
-        If several entries are given, the entry does not tell how it was extracted, or its task is a function that the
-        user did not name.
+    Everything but the seed is taken from the one entry. A task ``module:function`` is imported only where the user
+    called the entry by that very name.
     """
     if len(entries) != 1:
         raise InputError("--seeds: give one task or entry")
@@ -80,18 +62,25 @@ def fit_seeds(
         raise InputError(f"--seeds {seeds}: give at least 1")
     call = _call(entries[0], named)
     root = entries[0].path.resolve().parents[2]
+    with keep_last(root, entries[0].spec.task["name"]):
+        made = [
+            extract(call["task"], cache=root, device=place.device, **{**call["settings"], "seed": seed})
+            for seed in range(seeds)
+        ]
+    pools = [Pool.of(one) for one in made]
+    shared = tuple(column for column in pools[0].columns() if all(column in pool.columns() for pool in pools))
     fits = []
-    for seed in range(seeds):
-        done = extract(call["task"], cache=root, **{**call["settings"], "seed": seed})
-        fits.append(fit(done, out=out / f"seed{seed}" if out else None, **settings))
+    for seed, pool in enumerate(pools):
+        out = options.out / f"seed{seed}" if options.out else None
+        fits.append(fit(replace(pool, only=shared), replace(options, out=out), place))
     return SeedsFit(fits=tuple(fits))
 
 
 def _call(entry: Entry, named: str) -> dict[str, Any]:
     """Return how an entry was extracted, unless its file alone names a function to import, or is none of ours."""
     task, settings = (dict(entry.made_with.get("call") or {}).get(part) for part in ("task", "settings"))
-    known = signature(extract).parameters.keys() - {"task", "cache", "seed"}
-    if not isinstance(task, str) or not isinstance(settings, dict) or not settings.keys() <= known:
+    known = signature(extract).parameters.keys() - {"task", "cache", "device", "seed"}
+    if not isinstance(task, str) or not isinstance(settings, dict) or not settings.keys() <= known | {"seed"}:
         raise InputError(f"--seeds: {entry.path} does not tell how it was extracted; extract its task again")
     if FUNCTION.fullmatch(task) and task != named:
         raise InputError(

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from reservoir import InputError
-from reservoir.readouts import Tally, Targets
+from reservoir.readouts import Targets
+from reservoir_pipelines.fitting.evaluation import metric_of
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sources import Source
-from reservoir_pipelines.fitting.trials import Trial, make_targets
+from reservoir_pipelines.fitting.trials import Trial, make_targets, score_split
 
 MEMORY = 2 * 10**9  # bytes of float32 features that are fitted at once; beyond, an estimator has to take them in pieces
 PASSES = 5  # over the features, for an estimator that takes them in pieces
@@ -23,15 +24,7 @@ PASSES = 5  # over the features, for an estimator that takes them in pieces
 
 @dataclass(frozen=True, kw_only=True)
 class EstimatorReadout:
-    """A fitted estimator in the place of a linear readout.
-
-    Parameters
-    ----------
-    model : estimator
-        A fitted scikit-learn pipeline of standardisation and estimator.
-    targets : Targets
-        The form of the labels.
-    """
+    """A fitted pipeline of standardisation and estimator in the place of a linear readout."""
 
     model: Any
     targets: Targets
@@ -60,17 +53,7 @@ class EstimatorReadout:
 
 @dataclass(frozen=True, kw_only=True)
 class EstimatorEngine:
-    """Fits one scikit-learn estimator under every combination of the given parameters.
-
-    Parameters
-    ----------
-    path : str
-        Import path of its class.
-    grid : tuple of dict
-        Parameters of each combination.
-    classes : int
-        Classes per output; 0 for regression.
-    """
+    """Fits one scikit-learn estimator, by its import path, under every combination of the given parameters."""
 
     path: str
     grid: tuple[dict[str, Any], ...]
@@ -80,10 +63,7 @@ class EstimatorEngine:
     def parse(cls, text: str, classes: int, *, balanced: bool = False) -> EstimatorEngine:
         """Read ``module.Class:name=value,value;name=value`` into an engine over all combinations.
 
-        Raises
-        ------
-        InputError
-            If there is no such estimator, it is none for the kind of task, or it has no such parameter.
+        Raises `InputError` if there is no such estimator, it is none for the kind of task, or has no such parameter.
         """
         path, _, settings = text.partition(":")
         estimator = _import(path)
@@ -112,18 +92,16 @@ class EstimatorEngine:
         for settings in self.grid:
             model, converged = _fit(self._pipeline(settings), source, targets)
             readout = EstimatorReadout(model=model, targets=targets)
-            tally = Tally(targets)
-            for x, y in source.blocks("valid"):
-                tally.update(readout.scores(x)[None], y)
             result = Result(
                 columns=source.columns,
                 readout=self._name(settings),
                 alpha=None,
-                valid_accuracy=float(tally.accuracy()[0]),
+                valid_score=score_split(readout, source, "valid"),
+                metric=metric_of(self.classes),
                 converged=converged,
             )
             found.append((result, readout))
-        best = max(range(len(found)), key=lambda number: found[number][0].valid_accuracy)
+        best = max(range(len(found)), key=lambda number: found[number][0].valid_score)
         return Trial(results=tuple(result for result, _ in found), best=best, readout=found[best][1])
 
     def _pipeline(self, settings: dict[str, Any]) -> Any:

@@ -47,17 +47,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class ColumnSource:
-    """Samples from one cached column.
-
-    Parameters
-    ----------
-    store : FeatureStore
-        The cache entry.
-    column : str
-        The column, such as ``block06/mean``.
-    title : str, default ""
-        Its name among the columns of several entries.
-    """
+    """Samples from one cached column, such as ``block06/mean``; ``title`` names it among those of several entries."""
 
     store: FeatureStore
     column: str
@@ -78,11 +68,11 @@ class ColumnSource:
         part = self.store[split]
         ranges = self.store.entry.blocks(split)[start:stop]
         for (low, high), values in zip(ranges, part.blocks(self.column, start, stop), strict=True):
-            yield samples(values, part.y[low:high])
+            yield samples(values, part.labels[low:high])
 
     def labels(self, split: str) -> np.ndarray:
         """Return the labels (n, outputs) of all samples."""
-        y = self.store[split].y
+        y = self.store[split].labels
         return y.reshape(len(y) * self.tokens(), -1)
 
     def width(self) -> int:
@@ -92,30 +82,19 @@ class ColumnSource:
 
     def outputs(self) -> int:
         """Return the number of labels of a sample."""
-        _, readout_tokens, outputs = self.store["train"].y.shape
+        _, readout_tokens, outputs = self.store["train"].labels.shape
         return readout_tokens * outputs // self.tokens()
 
     def tokens(self) -> int:
         """Return the number of samples of a row: a column of the readout tokens is read token by token."""
         part = self.store["train"]
-        readout_tokens = part.y.shape[1]
+        readout_tokens = part.labels.shape[1]
         return readout_tokens if part.shape(self.column)[0] == readout_tokens else 1
 
 
 @dataclass(frozen=True)
 class JoinedSource:
-    """Samples from several columns side by side, also of several entries of the same rows.
-
-    Parameters
-    ----------
-    parts : tuple of Source
-        At least one.
-
-    Raises
-    ------
-    InputError
-        If the columns are not of the same rows, or are not read alike.
-    """
+    """Samples from several columns side by side, also of several entries of the same rows."""
 
     parts: tuple[Source, ...]
 
@@ -175,15 +154,7 @@ class JoinedSource:
 
 @dataclass(frozen=True)
 class SplitBlocks:
-    """The samples of one split, as often as they are iterated.
-
-    Parameters
-    ----------
-    source : Source
-        The samples.
-    split : str
-        The split.
-    """
+    """The samples of one split, as often as they are iterated."""
 
     source: Source
     split: str
@@ -193,21 +164,7 @@ class SplitBlocks:
 
 
 def fold_blocks(source: Source, folds: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield all samples that are not test with the fold of each, for cross-validation.
-
-    Rows are dealt to the folds by a fixed shuffle, all samples of a row to the same one.
-
-    Parameters
-    ----------
-    source : Source
-        The samples.
-    folds : int
-        Number of folds.
-
-    Yields
-    ------
-    tuple of (ndarray (m, width), ndarray (m, outputs), ndarray of int (m,))
-    """
+    """Yield all samples that are not test with the fold of each (m,): rows are dealt by a fixed shuffle."""
     for split in ("train", "valid"):
         yield from numbered(source.blocks(split), deal(source, split, folds))
 
@@ -220,15 +177,9 @@ def deal(source: Source, split: str, folds: int) -> np.ndarray:
 
 
 def strata_blocks(source: Source, bounds: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield training samples with the stretch of a learning curve to which each belongs.
+    """Yield training samples with the stretch of a learning curve to which each belongs, (m,).
 
-    Parameters
-    ----------
-    source : Source
-        The samples.
-    bounds : ndarray of int, (k,)
-        Ascending numbers of rows; stretch i holds the rows whose rank in a fixed shuffle is below bounds[i] and not
-        below bounds[i - 1]. Rows beyond the last are left out.
+    Stretch i holds the rows whose rank in a fixed shuffle is below bounds[i] and not below bounds[i - 1].
     """
     rank = np.random.default_rng(0).permutation(len(source.labels("train")) // source.tokens())
     stratum = np.repeat(np.searchsorted(bounds, rank, side="right"), source.tokens())

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from reservoir.readouts import Tally, Targets, balanced_weights
-from reservoir_pipelines.fitting.results import Readout, Result
+from reservoir_pipelines.fitting.evaluation import Readout, metric_of
+from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sources import Source
 
 if TYPE_CHECKING:
@@ -17,17 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Every setting of one readout on one source, and the model of the best.
-
-    Parameters
-    ----------
-    results : tuple of Result
-        One per setting.
-    best : int
-        Index of the most accurate; of equal ones the one with the largest penalty.
-    readout : LinearReadout or EstimatorReadout
-        Its model.
-    """
+    """Every setting of one readout on one source, and the model of the best (of equal ones the largest penalty)."""
 
     results: tuple[Result, ...]
     best: int
@@ -41,15 +32,11 @@ class Trial:
 
 def trial_of(name: str, source: Source, swept: Sweep) -> Trial:
     """Return the trial of a sweep over penalties."""
+    metric = metric_of(swept.targets.classes)
+    found = zip(swept.path.alphas.tolist(), swept.accuracy.tolist(), swept.path.converged, strict=True)
     results = tuple(
-        Result(
-            columns=source.columns,
-            readout=name,
-            alpha=float(alpha),
-            valid_accuracy=float(accuracy),
-            converged=bool(converged),
-        )
-        for alpha, accuracy, converged in zip(swept.path.alphas, swept.accuracy, swept.path.converged, strict=True)
+        Result(columns=source.columns, readout=name, alpha=a, valid_score=s, metric=metric, converged=bool(c))
+        for a, s, c in found
     )
     return Trial(results=results, best=swept.best, readout=swept.readout())
 
@@ -62,9 +49,9 @@ def make_targets(source: Source, classes: int, balanced: bool = False) -> Target
     return Targets(source.outputs(), classes, balanced_weights(counts))
 
 
-def score_test(readout: Readout, source: Source) -> float:
-    """Return the accuracy of one readout on the test split."""
+def score_split(readout: Readout, source: Source, split: str) -> float:
+    """Return the score of one readout on a split."""
     tally = Tally(readout.targets)
-    for x, y in source.blocks("test"):
+    for x, y in source.blocks(split):
         tally.update(readout.scores(x)[None], y)
     return float(tally.accuracy()[0])

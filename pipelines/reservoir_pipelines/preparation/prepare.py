@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from reservoir_cache import file_crc32, new_file, publish_json
+from reservoir_cache.publish import sync
 
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, TaskOptions
@@ -104,7 +106,7 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
             if not (final / INDEX).exists():
                 raise
             # Another process prepared the same data meanwhile; its bytes are ours.
-        sync_folder(final.parent)
+        sync(final.parent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -120,22 +122,20 @@ def write_piece(source: Source, piece: Piece, number: int, folder: Path) -> list
             check_split(source.task, name, split)
             file = f"{name}/{number:05d}.h5"
             _write_rows(folder / file, split)
-            size = (folder / file).stat().st_size
+            sums = {"bytes": (folder / file).stat().st_size, "crc32": file_crc32(folder / file)}
             counts = {"rows": len(split), "dropped": split.dropped, "cut": split.cut}
-            written.append({"split": name, "name": file, "bytes": size, **counts})
+            written.append({"split": name, "name": file, **sums, **counts})
     return written
 
 
 def _write_rows(path: Path, split: Split) -> None:
-    from reservoir_cache.hdf import new_file
-
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_suffix(f".{uuid.uuid4().hex}")
     y = split.y if split.y.dtype.kind == "f" else split.y.astype(np.min_scalar_type(int(split.y.max())))
     with new_file(temporary) as file:
         for name, array in {"x": split.x, "y": y, "lengths": split.lengths.astype(np.int32)}.items():
             file.create_dataset(name, data=array, track_times=False)
-    _sync(temporary)
+    sync(temporary)
     temporary.replace(path)
 
 
@@ -160,16 +160,14 @@ def _write_index(
         "source": origin,
         "warnings": _warnings(source.task, splits),
     }
-    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
-    _sync(folder / INDEX)
+    publish_json(folder / INDEX, index)
     for name in names:
-        sync_folder(folder / name)
-    sync_folder(folder)
+        sync(folder / name)
 
 
 def _totals(files: list[dict[str, Any]]) -> dict[str, Any]:
     totals = {count: sum(file[count] for file in files) for count in ("rows", "dropped", "cut")}
-    return {**totals, "files": [{key: file[key] for key in ("name", "rows", "bytes")} for file in files]}
+    return {**totals, "files": [{key: file[key] for key in ("name", "rows", "bytes", "crc32")} for file in files]}
 
 
 def _warnings(task: Task, splits: Mapping[str, PreparedSplit]) -> list[str]:
@@ -210,17 +208,3 @@ def _runs(pid: int) -> bool:
     except PermissionError:
         pass
     return True
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder survive a power cut."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

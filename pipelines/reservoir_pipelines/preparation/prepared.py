@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from reservoir_cache import CacheError, file_crc32, read_json
 
 from reservoir.errors import InputError
 from reservoir.tasks import SPLITS, Scaling, Split, Task
 
-VERSION = 1
+VERSION = 2
 """Version of the files. Part of the folder's name, so another version's files are never misread."""
 
 INDEX = "prepared.json"
@@ -148,22 +149,24 @@ class Prepared:
         return self.splits[name]
 
     @classmethod
-    def open(cls, path: Path, *, reused: bool = True) -> Prepared:
-        """Return the prepared data of a folder.
+    def open(cls, path: Path, *, reused: bool = True, verify: bool = True) -> Prepared:
+        """Return the prepared data of a folder, every byte checked unless ``verify`` is False.
 
         Raises
         ------
         InputError
-            If the folder holds none, or a file of it is missing or has another size than it had when it was written.
+            If the folder holds none, or a file of it is missing or is not as it was written.
         """
-        index = path / INDEX
         try:
-            values = json.loads(index.read_text())
-        except (OSError, ValueError) as error:
-            raise InputError(f"{index}: no prepared data here ({error}); run reservoir prepare") from None
-        if values["version"] != VERSION:
-            raise InputError(f"{index}: format version {values['version']}, not {VERSION}; prepare the data again")
-        splits = {name: _open_split(path, name, split["files"]) for name, split in values["splits"].items()}
+            values = read_json(path / INDEX)
+        except (OSError, CacheError) as error:
+            raise InputError(f"{path / INDEX}: no sound prepared data here ({error}); run reservoir prepare") from None
+        splits = {
+            name: PreparedSplit(
+                name, tuple(_open_file(path, f, verify=verify) for f in values["splits"][name]["files"])
+            )
+            for name in split_order(set(values["splits"]))
+        }
         return cls(
             path=path,
             task=Task.from_dict(values["task"]),
@@ -219,12 +222,12 @@ def scaling_from_json(values: Mapping[str, list[float]] | None) -> Scaling | Non
     return Scaling(offset=np.array(values["offset"], np.float32), scale=np.array(values["scale"], np.float32))
 
 
-def _open_split(path: Path, name: str, files: list[dict[str, Any]]) -> PreparedSplit:
-    for file in files:
-        part = path / file["name"]
-        if not part.is_file() or part.stat().st_size != file["bytes"]:
-            raise InputError(f"{part}: missing, or not the {file['bytes']} bytes written; remove {path}, prepare again")
-    return PreparedSplit(name, tuple((path / file["name"], file["rows"]) for file in files))
+def _open_file(folder: Path, file: Mapping[str, Any], *, verify: bool) -> tuple[Path, int]:
+    path = folder / file["name"]
+    sound = path.is_file() and path.stat().st_size == file["bytes"]
+    if not sound or (verify and file_crc32(path) != file["crc32"]):
+        raise InputError(f"{path}: missing, or not as it was written; remove {folder} and prepare again")
+    return path, file["rows"]
 
 
 def _label_type(y: np.ndarray) -> np.ndarray:

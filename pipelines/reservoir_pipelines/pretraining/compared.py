@@ -60,8 +60,8 @@ class Compared:
             made.entropy if made else None,
             made.test_accuracy if made else None,
             "+".join(self.output_only.columns),
-            self.output_only.valid_accuracy,
-            self.output_only.test_accuracy,
+            self.output_only.valid_score,
+            self.output_only.test_score,
             fpt.steps if fpt else None,
             fpt.valid_score if fpt else None,
             fpt.test_score if fpt else None,
@@ -128,7 +128,7 @@ def plot_comparison(path: Path, rows: Sequence[Compared], title: str, metric: st
     from reservoir_pipelines.plots import COLOURS, GRID, INK
 
     inches = max(6.5, 1.8 + 1.3 * len(rows))
-    bars = [("output only", [row.output_only.test_accuracy for row in rows])]
+    bars = [("output only", [row.output_only.test_score for row in rows])]
     if any(row.fpt for row in rows):
         bars.append(("FPT", [row.fpt.test_score if row.fpt else None for row in rows]))
     figure = Figure(figsize=(inches, 4.2), layout="constrained")

@@ -134,8 +134,14 @@ def _config(
     }
     if targets:
         settings["targets"] = targets.to_json()
-    scaling = scaling_to_json(prepared.scaling)
-    return make_config(settings, model.device, reservoir=model.settings.to_dict(), scaling=scaling)
+    lengths = prepared.split("train").lengths
+    return make_config(
+        settings,
+        model.device,
+        reservoir=model.settings.to_dict(),
+        scaling=scaling_to_json(prepared.scaling),
+        lengths=bool(lengths.min() < lengths.max()),
+    )
 
 
 def _ended(run: Run, options: TrainOptions, ranks: Processes) -> Training | None:

@@ -74,6 +74,7 @@ def open_readout(path: Path) -> Bundle:
         parts=(part,),
         readout=linear_readout(task, trained, TargetScale.from_json(scale) if scale else None),
         scores=Run(folder).result or {},
+        lengths=config["lengths"],
     )
 
 

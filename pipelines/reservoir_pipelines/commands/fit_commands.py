@@ -1,0 +1,85 @@
+"""The commands ``reservoir fit`` and ``reservoir predict``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from reservoir.options import CacheOptions, DeviceOptions, FitOptions, ReservoirOptions, RowOptions
+from reservoir_pipelines.command import command
+
+Entries = Annotated[
+    list[str],
+    typer.Argument(metavar="TASK|ENTRY...", help="A task (its last extraction), or keys or folders of entries."),
+]
+Readout = Annotated[
+    Path,
+    typer.Argument(metavar="READOUT|RUN", help="Folder or JSON file that fit wrote, or the folder of a run of train."),
+]
+CHOOSING = {"limit", *ReservoirOptions.__dataclass_fields__}
+"""Options that choose among a task's entries."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    choosing = (ReservoirOptions, (RowOptions, "limit"))
+    command(app, FitOptions, DeviceOptions, CacheOptions, *choosing)(fit)
+    command(app, DeviceOptions)(predict)
+
+
+def fit(
+    entries: Entries,
+    seeds: Annotated[int, typer.Option(help="So many reservoirs, from seed 0; extracted where they are not.")] = 0,
+    *,
+    given: dict[str, Any],
+    json: bool,
+) -> None:
+    """Fit a linear readout to every cached column under every penalty; choose on valid, score test once.
+
+    Options of the reservoir (--backbone ... --limit) choose among a task's entries: the last one with these.
+    """
+    from reservoir_pipelines.commands import report_fit
+    from reservoir_pipelines.extraction.entries import find_entry
+    from reservoir_pipelines.fitting.fit import fit as stage
+    from reservoir_pipelines.fitting.seeds import fit_seeds
+    from reservoir_pipelines.workspace import cache_root
+
+    root = cache_root(given.pop("cache", None))
+    choosing = {name: given.pop(name) for name in CHOOSING & given.keys()}
+    found = [find_entry(root, entry, **choosing) for entry in entries]
+    if seeds:
+        report_fit.show_seeds(fit_seeds(found, seeds, named=entries[0], **given), json=json)
+    else:
+        report_fit.show(stage([entry.path for entry in found], **given), json=json)
+
+
+def predict(
+    readout: Readout,
+    file: Annotated[Path, typer.Argument(help="New sequences: .npz or .h5 with x, or an idx file of images.")],
+    *,
+    given: dict[str, Any],
+    json: bool,
+) -> None:
+    """Print one JSON line per sequence with its label and the probabilities of the classes.
+
+    With --json all are one object; where the file has labels, it also holds how well they were met.
+    """
+    from reservoir_pipelines.commands.report_fit import evaluation_lines
+    from reservoir_pipelines.output import print_json, say
+    from reservoir_pipelines.prediction import evaluate_predictions
+    from reservoir_pipelines.prediction import predict as stage
+
+    predictions = []
+    for prediction in stage(readout, file, **given):
+        predictions.append(prediction)
+        if not json:
+            print_json(prediction.to_dict())
+    evaluation = evaluate_predictions(predictions)
+    if json:
+        found = {"predictions": [prediction.to_dict() for prediction in predictions]}
+        print_json(found | {"evaluation": evaluation.to_dict() if evaluation else None})
+    elif evaluation:
+        for name, value in evaluation_lines(evaluation):
+            say(f"{name}: {value}")

@@ -1,0 +1,64 @@
+"""The parameters of the estimators, made from the fields of the options and from what scikit-learn adds."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import Field, fields
+from typing import Any, TypeVar
+
+from reservoir.options import CacheOptions, ComputeOptions, DeviceOptions, FeatureOptions, Options, ReservoirOptions
+
+K = TypeVar("K", bound=type)
+G = TypeVar("G", bound=Options)
+
+_OPTIONS: tuple[Field[Any], ...] = (
+    *fields(ReservoirOptions),
+    *(item for item in fields(FeatureOptions) if item.name in ("layers", "pool")),
+    *fields(CacheOptions),
+    *fields(DeviceOptions),
+    *fields(ComputeOptions),
+)
+_OWN: dict[str, tuple[Any, str]] = {
+    "vocabulary": (None, "X holds symbols, the whole numbers below this one; None for values."),
+    "alphas": (None, "Positive penalties; None for 25 values from 1e-2 to 1e6 in equal ratios."),
+    "cv": (5, "Folds, or a cross-validator, by which column and penalty are chosen; each sample is held out once."),
+    "class_weight": (None, "``balanced`` or weights by class, as in scikit-learn."),
+}
+_HEAD = ["    Parameters", "    ----------"]
+_DEFAULTS = {"pool": "mean"}
+"""Where an estimator differs from `extract`: each column is fitted K times."""
+
+
+def with_parameters(*own: str) -> Any:
+    """Give a class the constructor that scikit-learn reads, of all options and some own ones, and their description."""
+    table = {item.name: (_DEFAULTS.get(item.name, item.default), _described(item)) for item in _OPTIONS}
+    table |= {name: _OWN[name] for name in own}
+
+    def decorate(kind: K) -> K:
+        def __init__(self: Any, **given: Any) -> None:
+            if unknown := given.keys() - table.keys():
+                raise TypeError(f"{kind.__name__} has no parameter {min(unknown)!r}; it has {', '.join(table)}")
+            vars(self).update({name: default for name, (default, _) in table.items()} | given)
+
+        named = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+            for name, (default, _) in table.items()
+        ]
+        first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        vars(__init__)["__signature__"] = inspect.Signature([first, *named])
+        kind.__init__ = __init__  # pyright: ignore[reportAttributeAccessIssue]
+        lines = [f"    {name} : default={default!r}\n        {text}" for name, (default, text) in table.items()]
+        kind.__doc__ = (kind.__doc__ or "").replace("    {parameters}", "\n".join(_HEAD + lines))
+        return kind
+
+    return decorate
+
+
+def options_of(estimator: Any, kind: type[G]) -> G:
+    """Return a group of options from the attributes of an estimator."""
+    return kind(**{item.name: getattr(estimator, item.name) for item in fields(kind)})
+
+
+def _described(item: Field[Any]) -> str:
+    shown = item.metadata["shown"]
+    return item.metadata["help"].rstrip(".") + "." + (f" None: {shown}." if shown else "")

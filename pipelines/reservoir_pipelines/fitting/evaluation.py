@@ -1,0 +1,131 @@
+"""How predictions compare with labels, in the measures that scikit-learn computes, each under its name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from reservoir.readouts import LinearReadout, Targets
+from reservoir_pipelines.fitting.sources import Source
+
+MOST_PRINTED = 100  # classes whose confusion goes into JSON
+
+
+class Readout(Protocol):
+    """A fitted readout of any kind."""
+
+    @property
+    def targets(self) -> Targets:
+        """The form of the labels."""
+        ...
+
+    def scores(self, x: np.ndarray) -> np.ndarray:
+        """Return the scores (n, T) of features (n, w)."""
+        ...
+
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Return the labels (n, outputs) of features (n, w)."""
+        ...
+
+    def probabilities(self, x: np.ndarray) -> np.ndarray:
+        """Return the probability of each class, (n, outputs, classes)."""
+        ...
+
+
+def metric_of(classes: int) -> str:
+    """Return what a readout is chosen and scored by."""
+    return "accuracy" if classes else "R²"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evaluation:
+    """How predictions compare with labels.
+
+    Parameters
+    ----------
+    samples : int
+        Labels that were compared.
+    scores : dict of str to float
+        By name. Of classes: ``accuracy``, ``majority_baseline`` (always the most common class), ``balanced_accuracy``
+        (mean recall of the classes that occur), ``macro_f1``, and for two classes ``auc``; of real targets ``R²``,
+        ``rmse`` and ``mae``, means over outputs.
+    recall : dict of str to float
+        Share of right labels of each class that occurs.
+    classes : tuple of str
+        Names of the rows and columns of ``confusion``.
+    confusion : ndarray of int, (classes, classes)
+        How many samples of each class were given each label; empty for real targets.
+    """
+
+    samples: int
+    scores: dict[str, float]
+    recall: dict[str, float]
+    classes: tuple[str, ...]
+    confusion: np.ndarray
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values; of more than 100 classes the confusion stays in the picture."""
+        confusion = self.confusion.tolist() if 0 < len(self.classes) <= MOST_PRINTED else None
+        return {"samples": self.samples, **self.scores, "recall": self.recall} | {
+            "classes": list(self.classes),
+            "confusion": confusion,
+        }
+
+
+def evaluate_classes(
+    y: np.ndarray, predicted: np.ndarray, classes: Sequence[str], chances: np.ndarray | None = None
+) -> Evaluation:
+    """Compare class numbers (n,) with labels; ``chances`` (n,) rank the samples by how likely class 1 is, of two."""
+    from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
+
+    confusion = confusion_matrix(y, predicted, labels=range(len(classes)))
+    counts = confusion.sum(axis=1)
+    present = np.flatnonzero(counts).tolist()
+    recall = confusion.diagonal()[present] / counts[present]
+    scores = {
+        "accuracy": float((y == predicted).mean()),
+        "majority_baseline": float(counts.max() / len(y)),
+        "balanced_accuracy": float(recall.mean()),
+        "macro_f1": float(f1_score(y, predicted, average="macro", zero_division=0)),  # pyright: ignore[reportArgumentType]
+    }
+    if chances is not None and len(classes) == len(present) == 2:
+        scores["auc"] = float(roc_auc_score(y, chances))
+    return Evaluation(
+        samples=len(y),
+        scores=scores,
+        recall={classes[c]: float(share) for c, share in zip(present, recall, strict=True)},
+        classes=tuple(classes),
+        confusion=confusion,
+    )
+
+
+def evaluate_values(y: np.ndarray, predicted: np.ndarray) -> Evaluation:
+    """Compare predicted real values (n, outputs) with targets."""
+    from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
+
+    r2 = r2_score(y, predicted) if len(y) > 1 else float(np.array_equal(y, predicted))
+    scores = {"R²": r2, "rmse": root_mean_squared_error(y, predicted), "mae": mean_absolute_error(y, predicted)}
+    found = {name: float(value) for name, value in scores.items()}
+    return Evaluation(samples=len(y), scores=found, recall={}, classes=(), confusion=np.zeros((0, 0), int))
+
+
+def evaluate(readout: Readout, source: Source, classes: Sequence[str]) -> Evaluation:
+    """Compare a readout with the labels of the test split: the one time that test is looked at for it."""
+    parts: list[tuple[np.ndarray, ...]] = []
+    for x, y in source.blocks("test"):
+        if not classes:
+            parts.append((y, readout.predict(x)))
+            continue
+        linear = isinstance(readout, LinearReadout)
+        scores = readout.scores(x)
+        # Scores of a linear readout rank as its probabilities do, which may all be 1 after rounding.
+        ranks = () if len(classes) != 2 else (scores if linear else readout.probabilities(x)[..., 1],)
+        parts.append((y, readout.targets.predict(scores), *ranks))
+    y, predicted, *ranks = (np.concatenate(values) for values in zip(*parts, strict=True))
+    if not classes:
+        return evaluate_values(y, predicted)
+    flat = (values.ravel() for values in ranks)
+    return evaluate_classes(y.ravel().astype(int), predicted.ravel().astype(int), classes, next(flat, None))

@@ -1,0 +1,272 @@
+"""A cache that somebody else prepared: no name in it leads out of it, and nothing outside is read, changed, removed."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from reservoir_cache import (
+    CacheError,
+    Entry,
+    FeatureStore,
+    Layout,
+    Problem,
+    Spec,
+    broken_entries,
+    file_crc32,
+    list_entries,
+    load_arrays,
+    publish_json,
+    remove,
+    repair,
+    save_arrays,
+    verify,
+    write_block,
+    write_targets,
+)
+
+COLUMN = "final/last"
+
+
+@pytest.fixture
+def entry(tmp_path):
+    """Return a finished entry of two blocks, with moments."""
+    spec = Spec(
+        task={"name": "toy"},
+        data={"digest": "d", "rows": {"train": 6}},
+        backbone={"family": "gpt2", "digest": "b"},
+        init={"kind": "random", "seed": 0},
+        input={"kind": "orthogonal", "seed": 0, "gain": 1, "patch": 1, "stride": 1},
+        padding="mask",
+        compute="float32",
+        store="float16",
+    )
+    entry = Entry.create(tmp_path / "cache", "gpt2-random", spec, Layout(batch_rows=2, block_rows=4), {})
+    extract(entry)
+    save_arrays(entry, "ridge", {"n": np.arange(3)}, {})
+    return entry
+
+
+def extract(entry):
+    """Write what is missing."""
+    index = np.arange(6)
+    write_targets(entry, "train", {"y": index.reshape(6, 1, 1), "lengths": index, "index": index})
+    for block in entry.missing("train", [COLUMN]):
+        low, high = entry.blocks("train")[block]
+        x = np.random.default_rng(block).standard_normal((high - low, 1, 8)).astype(np.float32)
+        write_block(entry, "train", block, {COLUMN: x})
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """Return a file of somebody's outside of the cache, of a length that a manifest may give."""
+    path = tmp_path / "precious.h5"
+    path.write_bytes(b"precious")
+    return path
+
+
+def rewrite(path, change):
+    """Change a document and give it a right checksum, as whoever can write it can."""
+    content = json.loads(path.read_text())
+    del content["crc32"]
+    change(content)
+    publish_json(path, content)
+
+
+HOSTILE = {
+    "absolute": lambda m, at: m["shards"][0].update(file=str(at), bytes=1),
+    "upwards": lambda m, at: m["shards"][0].update(file=os.path.relpath(at, "/x/y/z"), bytes=1),
+    "another suffix": lambda m, _: m["shards"][0].update(file="lock"),
+    "another block": lambda m, _: m["shards"][0].update(block=1),
+    "a number as text": lambda m, _: m["shards"][0].update(block="0"),
+    "a size as text": lambda m, _: m["shards"][0].update(bytes="9"),
+    "a block too many": lambda m, _: m["shards"][1].update(file="00002-0.h5", block=2),
+    "a column twice": lambda m, _: m["shards"].append({**m["shards"][0], "file": "00000-1.h5"}),
+    "a column nobody lists": lambda m, _: m["shards"][0]["columns"].update({"x/y": "00000000"}),
+    "a column upwards": lambda m, _: m["columns"].update({"../x": {"tokens": 1, "width": 8}}),
+    "a column of none": lambda m, _: m["columns"][COLUMN].update(width=0),
+    "no checksum": lambda m, _: m["shards"][0].update(crc32=None),
+    "targets absolute": lambda m, at: m["targets"].update(file=str(at), bytes=1),
+    "targets upwards": lambda m, _: m["targets"].update(file="../spec.json"),
+    "shards of text": lambda m, _: m.update(shards=["x"]),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_no_line_of_a_manifest_is_believed_unchecked(entry, outside, what):
+    rewrite(entry.path / "train" / "manifest.json", lambda manifest: HOSTILE[what](manifest, outside))
+    before = {path: path.read_bytes() for path in (outside, entry.path / "spec.json")}
+    for read in (lambda: entry.manifest("train"), lambda: FeatureStore(entry)["train"][COLUMN]):
+        with pytest.raises(CacheError, match=r"manifest\.json: "):
+            read()
+    assert [problem.path.name for problem in verify(entry)] == ["manifest.json"]
+    repair(entry)
+    extract(entry)
+    assert verify(entry) == []
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("name", ["../../../../../precious.h5", "/precious.h5", "x/../y.h5", "ridge"])
+def test_no_name_in_the_manifest_of_moments_leads_out(entry, outside, name):
+    rewrite(
+        entry.path / "moments" / "manifest.json",
+        lambda content: content["files"].update({name: {"bytes": 1, "crc32": "00000000"}}),
+    )
+    assert [problem.path.name for problem in verify(entry)] == ["manifest.json"]
+    repair(entry)
+    assert outside.read_bytes() == b"precious"
+    assert verify(entry) == []
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_symlinked_entry_is_not_opened_and_removing_it_removes_the_link(entry, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(entry.path, elsewhere)
+    entry.path.symlink_to(elsewhere)
+    before = contents(elsewhere)
+    for open_it in (lambda: Entry.open(entry.path), lambda: FeatureStore(entry.path)):
+        with pytest.raises(CacheError, match="a symbolic link"):
+            open_it()
+    with pytest.raises(CacheError, match="a symbolic link"):
+        Entry.create(tmp_path / "cache", "gpt2-random", entry.spec, entry.layout, {})
+    root = tmp_path / "cache"
+    assert list_entries(root) == []
+    assert [problem.path for problem in broken_entries(root)] == [entry.path]
+    remove(entry.path)
+    assert not entry.path.is_symlink()
+    assert contents(elsewhere) == before
+
+
+@pytest.mark.parametrize("name", ["train", "moments", "runs", "lock", "spec.json"])
+def test_an_entry_with_a_symlinked_part_is_refused_and_removing_it_spares_the_target(entry, tmp_path, name):
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(entry.path / name, elsewhere)
+    (entry.path / name).symlink_to(elsewhere)
+    if elsewhere.is_dir():
+        (elsewhere / "of-nobody.json").write_text("precious")
+        (elsewhere / ".x.tmp").write_text("precious")
+    before = contents(tmp_path / "elsewhere") if elsewhere.is_dir() else elsewhere.read_bytes()
+    for act in (
+        lambda: Entry.open(entry.path),
+        lambda: Entry.create(tmp_path / "cache", "gpt2-random", entry.spec, entry.layout, {}),
+    ):
+        with pytest.raises(CacheError, match=f"{name}: a symbolic link"):
+            act()
+    remove(entry.path)
+    assert not entry.path.exists()
+    assert (contents(tmp_path / "elsewhere") if elsewhere.is_dir() else elsewhere.read_bytes()) == before
+
+
+def test_nothing_is_removed_through_a_symlinked_task(entry, tmp_path):
+    task, elsewhere = entry.path.parent, tmp_path / "elsewhere"
+    shutil.move(task, elsewhere)
+    task.symlink_to(elsewhere)
+    before = contents(elsewhere)
+    for act in (lambda: Entry.open(entry.path), lambda: remove(entry.path)):
+        with pytest.raises(CacheError, match="a symbolic link"):
+            act()
+    assert contents(elsewhere) == before
+
+
+@pytest.mark.parametrize("file", ["train/00001-0.h5", "train/targets.h5", "moments/ridge.h5"])
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_what_is_not_a_plain_file_is_damage_and_only_unlinked(entry, tmp_path, file, kind):
+    path, elsewhere = entry.path / file, tmp_path / "elsewhere.h5"
+    shutil.move(path, elsewhere)  # so a link to it has the listed size and checksum
+    if kind == "link":
+        path.symlink_to(elsewhere)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    before = elsewhere.read_bytes()
+    if file.startswith("train"):
+        with pytest.raises(CacheError, match="missing, or not of"):
+            FeatureStore(entry)["train"]
+    else:
+        assert load_arrays(entry, "ridge") is None
+    assert [problem.path for problem in verify(entry)] == [path]
+    if kind == "folder":
+        return
+    repair(entry)
+    assert not path.is_symlink()
+    extract(entry)
+    assert verify(entry) == []
+    assert elsewhere.read_bytes() == before
+
+
+def external(file, name, path, values):
+    with h5py.File(path, "w") as other:
+        other["x"] = values
+    file[name] = h5py.ExternalLink(str(path), "x")
+
+
+def virtual(file, name, path, values):
+    layout = h5py.VirtualLayout(values.shape, values.dtype)
+    layout[...] = h5py.VirtualSource(str(path), "x", values.shape)  # no such file: reads as zeros
+    file.create_virtual_dataset(name, layout)
+
+
+def raw(file, name, path, values):
+    values.tofile(path)
+    file.create_dataset(name, values.shape, values.dtype, external=[(str(path), 0, values.nbytes)])
+
+
+def soft(file, name, _path, values):
+    file["hidden"] = values
+    file[name] = h5py.SoftLink("/hidden")
+
+
+def empty(file, name, _path, values):
+    file.create_dataset(name, values.shape, values.dtype)
+
+
+@pytest.mark.parametrize("how", [external, virtual, raw, soft, empty])
+@pytest.mark.parametrize("part", ["values", "offset"])
+def test_values_that_lie_elsewhere_are_refused(entry, tmp_path, how, part):
+    shard = entry.path / "train" / "00000-0.h5"
+    with h5py.File(shard, "r+") as file:
+        values, attributes = file[f"{COLUMN}/{part}"][()], dict(file[f"{COLUMN}/{part}"].attrs)
+        if how in (virtual, empty):
+            values = np.zeros_like(values)
+        del file[f"{COLUMN}/{part}"]
+        how(file, f"{COLUMN}/{part}", tmp_path / "elsewhere", values)
+        if how in (virtual, raw, empty):
+            file[f"{COLUMN}/{part}"].attrs.update(attributes)
+        arrays = [file[f"{COLUMN}/{name}"][()].tobytes() for name in ("values", "offset")]
+    import zlib
+
+    crc = f"{zlib.crc32(arrays[1], zlib.crc32(arrays[0])):08x}"  # of what a reader that follows would read
+
+    def renew(manifest):
+        line = manifest["shards"][0]
+        line.update(bytes=shard.stat().st_size, crc32=file_crc32(shard), columns={COLUMN: crc})
+
+    rewrite(entry.path / "train" / "manifest.json", renew)
+    with pytest.raises(CacheError, match=r"00000-0\.h5: damaged"):
+        FeatureStore(entry)["train"][COLUMN]
+
+
+def test_a_manifest_is_not_rebuilt_from_shards_that_lead_elsewhere(entry, tmp_path):
+    good = entry.path / "train" / "00000-0.h5"
+    shutil.copy(good, tmp_path / "elsewhere.h5")
+    with h5py.File(good, "r+") as file:
+        del file["final"]
+        file["final"] = h5py.ExternalLink(str(tmp_path / "elsewhere.h5"), "final")
+    (entry.path / "train" / "00001-1.h5").symlink_to(tmp_path / "elsewhere.h5")
+    shutil.copy(entry.path / "train" / "00001-0.h5", entry.path / "train" / "00000-1.h5")  # another block's
+    (entry.path / "train" / "manifest.json").write_text("{")
+    repair(entry)
+    assert [shard.file for shard in entry.manifest("train").shards] == ["00001-0.h5"]
+
+
+def test_repair_refuses_the_problems_of_another_folder(entry, tmp_path):
+    other = tmp_path / "train" / "manifest.json"
+    with pytest.raises(CacheError, match="not a file of"):
+        repair(entry, [Problem(Path(other), "missing", "")])

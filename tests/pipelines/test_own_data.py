@@ -1,0 +1,54 @@
+"""Own data is known by its content, and prepared data by its bytes."""
+
+import numpy as np
+import pytest
+from reservoir_pipelines import extract, prepare
+from reservoir_pipelines.extraction.entries import find_entry
+
+from reservoir import InputError
+
+SHAPE = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "final"}
+
+
+def write(path, seed):
+    draw = np.random.default_rng(seed)
+    path.parent.mkdir(exist_ok=True)
+    np.savez(path, x=draw.normal(size=(60, 8, 2)), y=draw.integers(0, 2, 60))
+    return path
+
+
+def test_files_of_one_name_are_told_apart(cache, tmp_path):
+    first, second = write(tmp_path / "a" / "data.npz", 1), write(tmp_path / "b" / "data.npz", 2)
+    of_first = extract(str(first), **SHAPE).entry
+    with pytest.raises(InputError, match=r"what is cached under this name is of .*a.data\.npz"):
+        find_entry(cache, str(second))
+    of_second = extract(str(second), **SHAPE).entry
+    assert find_entry(cache, str(first)).path == of_first
+    assert find_entry(cache, str(second)).path == of_second
+
+
+def test_a_changed_file_is_not_fitted_with_what_it_was(cache, tmp_path):
+    path = write(tmp_path / "a" / "data.npz", 1)
+    before = extract(str(path), **SHAPE).entry
+    write(path, 2)
+    with pytest.raises(InputError, match="has changed since it was extracted; run reservoir extract"):
+        find_entry(cache, str(path))
+    after = extract(str(path), **SHAPE).entry
+    assert find_entry(cache, str(path)).path == after != before
+    write(path, 1)  # as it was: another time of change, the same content
+    assert find_entry(cache, str(path)).path == before
+
+
+def test_a_flipped_bit_of_prepared_data_is_found_and_mended(cache, tmp_path):
+    path = str(write(tmp_path / "a" / "data.npz", 1))
+    prepared = prepare(path)
+    whole = {file: file.read_bytes() for file in prepared.path.rglob("*") if file.is_file()}
+    for file, content in whole.items():
+        for at in range(0, len(content), 1 + len(content) // 5):
+            damaged = bytearray(content)
+            damaged[at] ^= 16
+            file.write_bytes(damaged)
+            again = prepare(path)
+            assert not again.reused
+            assert again.digest == prepared.digest
+            assert file.read_bytes() == content
