@@ -114,10 +114,11 @@ def _hidden(split: SplitFeatures, column: str, model: LoadedModel) -> Split:
             f"--from-cache: {split.rows:,} rows of {column} take {size_text(size)} of memory, and {size_text(free)} "
             "are free; use --limit, or train without the cache"
         )
-    lengths, settings = split.lengths, model.settings
-    if not isinstance(model.fpt.task.form, Tokens) and (settings.patch, settings.stride) != (1, 1):
+    lengths, settings, task = split.lengths, model.settings, model.fpt.task
+    if not isinstance(task.form, Tokens) and (settings.patch, settings.stride) != (1, 1):
         lengths = window_counts(lengths, settings.patch, settings.stride).astype(np.int32)
     y = split.y if split.y.dtype.kind == "f" else split.y.astype(np.int64)
+    y = y.reshape(split.rows, task.readout_tokens, task.outputs)  # the cache leaves out axes of one
     return Split(x=split[column].reshape(split.rows, tokens, width), y=y, lengths=lengths)
 
 
