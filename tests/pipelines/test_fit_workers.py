@@ -90,7 +90,7 @@ def test_what_is_kept_are_the_moments_of_the_whole_column(extracted):
     source, targets = ColumnSource(FeatureStore(extracted), "final/mean"), Targets(1, 10)
     [whole] = next(compute_moments([ColumnMoments(source, targets)]))
     part = source.store["train"]
-    expected = accumulate([(part["final/mean"], targets.encode(part.y[:, 0]))])
+    expected = accumulate([(part["final/mean"], targets.encode(part.labels[:, 0]))])
     folds = next(compute_moments([ColumnMoments(source, targets, folds=3)]))
     pairs = [(whole, expected), *zip(folds, fold_moments(fold_blocks(source, 3), targets, 3), strict=True)]
     for a, b in pairs:
