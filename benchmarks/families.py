@@ -14,7 +14,7 @@ def row(name: str) -> list[str]:
     """Return the cells of one backbone: its shape, whole size, and parameters by group."""
     family, config = find(name)
     with torch.device("meta"):
-        backbone = Backbone(family.maker.build(config), family, config)
+        backbone = Backbone(family.loader.build(config), family, config)
     longest = f"{backbone.max_tokens:,}" if backbone.max_tokens else "any"
     reads = "causal" if backbone.causal else "both ways"
     shape = [f"`{name}`", family.name, reads, str(backbone.depth), str(backbone.width), longest]

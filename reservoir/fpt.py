@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -11,56 +9,41 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.backbones import Backbone
+from reservoir.errors import InputError
 from reservoir.pooling import parse_column, pool
+from reservoir.random import generator
 from reservoir.tasks.task import Task, Tokens, Vectors
 
 DEFAULT_GAIN = 1.41
 
+OUTPUT_INITS = ("orthogonal", "linear")
+
 
 class InputLayer(nn.Module):
-    r"""The fixed map from a task's tokens to the backbone's width.
+    """The fixed map from tokens to the backbone's width (Lu et al. 2021, appendix).
 
-    Vectors go through :math:`h = W x` with orthogonal columns of norm ``gain`` and zero bias; symbols through a table
-    of Gaussian embeddings with standard deviation ``gain / 1.41`` (Lu et al. 2021, appendix; the gain is the
-    ``input_scaling`` of an echo state network).
-
-    Parameters
-    ----------
-    form : Vectors or Tokens
-        What a token is.
-    width : int
-        Hidden width of the backbone.
-    seed : int, default 0
-        Seed of the layer, apart from the backbone's.
-    gain : float, default 1.41
-        Scale of the layer.
+    Vectors go through orthogonal columns of norm ``gain``; symbols through Gaussian embeddings of deviation
+    ``gain / 1.41``.
     """
 
     def __init__(self, form: Vectors | Tokens, width: int, seed: int = 0, gain: float = DEFAULT_GAIN) -> None:
         super().__init__()
         size = form.dim if isinstance(form, Vectors) else form.vocabulary
-        key = int.from_bytes(hashlib.sha256(f"{seed}/input".encode()).digest()[:16])
-        normal = np.random.Generator(np.random.Philox(key=key)).standard_normal((max(size, width), min(size, width)))
+        normal = generator(seed, "input").standard_normal((max(size, width), min(size, width)))
         if isinstance(form, Tokens):
             table = normal.reshape(size, width) * (gain / DEFAULT_GAIN)
             self.map: nn.Module = nn.Embedding.from_pretrained(torch.from_numpy(table).float(), freeze=False)
             self.dropout: nn.Module = nn.Identity()
         else:
+            q, r = np.linalg.qr(normal)
+            q = q * np.sign(np.diag(r))  # a uniform draw of orthogonal matrices, and the same for every LAPACK
             self.map = nn.Linear(size, width)
-            with torch.no_grad():
-                self.map.weight.copy_(torch.from_numpy(gain * _orthogonal(normal, size, width)))
-                self.map.bias.zero_()
+            _set(self.map, gain * (q if size <= width else q.T), np.zeros(width))
             self.dropout = nn.Dropout(0.0)  # as the authors' code has it: behind vectors, not behind symbols
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, tokens, dim) floats or (batch, tokens) integers to (batch, tokens, width)."""
         return self.dropout(self.map(x))
-
-
-def _orthogonal(normal: np.ndarray, size: int, width: int) -> np.ndarray:
-    q, r = np.linalg.qr(normal)
-    q = q * np.sign(np.diag(r))  # makes the draw uniform over orthogonal matrices, and the same for every LAPACK
-    return q if size <= width else q.T
 
 
 class FPT(nn.Module):
@@ -73,27 +56,42 @@ class FPT(nn.Module):
     backbone : Backbone
         The frozen transformer.
     seed : int, default 0
-        Seed of the input layer (and of the output, which extraction does not use).
+        Of the input layer and of the output.
     gain : float, default 1.41
-        Scale of the input layer.
+        Scale of the input layer, as an echo state network's ``input_scaling``.
+    output_init : {"orthogonal", "linear"}, default "orthogonal"
+        Where the output starts: with orthogonal rows of norm 1.41 and no bias, or uniform up to ``width ** -0.5`` as
+        torch's `Linear` and so the authors' (rows of norm 0.58). Extraction does not use it.
 
     Raises
     ------
     InputError
-        If the task's sequences are longer than the backbone's positions.
+        If the task's sequences are longer than the backbone's positions, or there is no such start.
     """
 
-    def __init__(self, task: Task, backbone: Backbone, seed: int = 0, gain: float = DEFAULT_GAIN) -> None:
+    def __init__(
+        self,
+        task: Task,
+        backbone: Backbone,
+        seed: int = 0,
+        gain: float = DEFAULT_GAIN,
+        output_init: str = "orthogonal",
+    ) -> None:
         super().__init__()
         backbone.check_length(task.max_tokens, f"task {task.name!r}: ")
+        if output_init not in OUTPUT_INITS:
+            raise InputError(f"output init {output_init!r}: choose among {', '.join(OUTPUT_INITS)}")
         self.task = task
         self.inputs = InputLayer(task.form, backbone.width, seed, gain)
         self.backbone = backbone
-        generator = torch.Generator().manual_seed(seed)
         self.output = nn.Linear(backbone.width, task.outputs * max(task.classes, 1))
-        with torch.no_grad():
-            nn.init.orthogonal_(self.output.weight, gain=DEFAULT_GAIN, generator=generator)
-            self.output.bias.zero_()
+        if output_init == "linear":
+            bound, (outputs, width) = backbone.width**-0.5, self.output.weight.shape
+            weight = generator(seed, "output.weight").uniform(-bound, bound, (outputs, width))
+            _set(self.output, weight, generator(seed, "output.bias").uniform(-bound, bound, outputs))
+        else:
+            nn.init.orthogonal_(self.output.weight, DEFAULT_GAIN, generator=torch.Generator().manual_seed(seed))
+            nn.init.zeros_(self.output.bias)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Return the logits of the readout tokens.
@@ -123,39 +121,33 @@ class FPT(nn.Module):
     def features(self, x: Tensor, lengths: Tensor, columns: list[str]) -> dict[str, Tensor]:
         """Return pooled hidden states from one forward pass that stops after the deepest wanted layer.
 
-        Each layer is pooled inside its hook, so that the states of no two layers are held together.
-
         Parameters
         ----------
         x, lengths : Tensor
             As for `forward`.
         columns : list of str
-            Columns such as ``block06/mean``.
+            Such as ``block06/mean``; an `InputError` names a layer or pooling that does not exist.
 
         Returns
         -------
         dict of str to Tensor of float32, (batch, kept tokens, kept width)
-            On the device of ``x``.
-
-        Raises
-        ------
-        InputError
-            If a layer or pooling does not exist.
         """
         pooled: dict[str, Tensor] = {}
-        wanted: dict[str, list[str]] = {}
-        for column in columns:
-            layer, _ = parse_column(column)
-            wanted.setdefault(layer, []).append(column)
+        parsed = {column: parse_column(column) for column in columns}
 
-        def record(of_layer: list[str], hidden: Tensor) -> None:
+        # A layer is pooled inside its hook, so that the states of no two layers are held together.
+        def record(layer: str, hidden: Tensor) -> None:
             with torch.autocast(x.device.type, enabled=False):  # means are products too, and would be rounded
-                for column in of_layer:
-                    pooled[column] = pool(hidden, lengths, parse_column(column)[1], self.task.readout_tokens)
+                for column, (of, pooling) in parsed.items():
+                    if of == layer:
+                        pooled[column] = pool(hidden, lengths, pooling, self.task.readout_tokens, self.task.max_tokens)
 
-        callbacks: dict[str, Callable[[Tensor], None]] = {
-            layer: partial(record, of_layer) for layer, of_layer in wanted.items()
-        }
-        with self.backbone.recording(callbacks):
+        with self.backbone.recording({layer: partial(record, layer) for layer, _ in parsed.values()}):
             self.backbone(self.inputs(x), lengths)
         return pooled
+
+
+@torch.no_grad()
+def _set(layer: nn.Linear, weight: np.ndarray, bias: np.ndarray) -> None:
+    layer.weight.copy_(torch.from_numpy(weight))
+    layer.bias.copy_(torch.from_numpy(bias))

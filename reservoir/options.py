@@ -92,7 +92,7 @@ class ModelOptions(ShapeOptions):
 
     init: str | None = option(
         None,
-        "pretrained, random, statistics or a folder with a backbone",
+        "pretrained, random, random-flat (as the paper drew GPT-2), statistics, or a folder with a backbone",
         shown="pretrained, where anybody publishes such weights",
     )
     depth: int | None = option(None, "Keep only the first so many blocks, and the final norm.")

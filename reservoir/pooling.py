@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import Tensor
 
 from reservoir.errors import InputError
 
-SEGMENTS = 8
-POOLINGS = ("last", "mean", "max", "first", f"segments{SEGMENTS}", "all")
+POOLINGS = ("last", "mean", "std", "min", "max", "first", "segmentsK", "quantilesK", "tokens", "all")
+"""The names; K stands for a number, as in ``segments8``."""
+
+NEUTRAL = {"max": float("-inf"), "min": float("inf"), "quantilesK": float("inf")}
+"""What padding is set to; 0 where nothing stands here."""
+
+WIDEST_TOKENS = 16_384  # moments of as many channels take 2 GB, and a sweep the cube of them
 
 
 def parse_column(column: str) -> tuple[str, str]:
@@ -29,8 +36,9 @@ def parse_column(column: str) -> tuple[str, str]:
 def check_poolings(poolings: list[str]) -> None:
     """Raise `InputError` if one of the poolings does not exist."""
     for pooling in poolings:
-        if pooling not in POOLINGS:
-            raise InputError(f"pooling {pooling!r}: choose among {', '.join(POOLINGS)}")
+        kind, number = _parse(pooling)
+        if kind not in POOLINGS or kind.endswith("K") != (number > 0):
+            raise InputError(f"pooling {pooling!r}: choose among {', '.join(POOLINGS)}, with K a number from 1")
 
 
 def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
@@ -43,18 +51,32 @@ def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int)
     width : int
         Width of the layer.
     max_tokens : int
-        Tokens of the longest sequence, to which ``all`` is padded.
+        Tokens of the longest sequence, to which ``all`` and ``tokens`` are padded.
     readout_tokens : int
         Tokens kept by ``last``.
+
+    Raises
+    ------
+    InputError
+        If ``tokens`` would be wider than 16,384 channels.
     """
     if pooling == "last":
         return readout_tokens, width
     if pooling == "all":
         return max_tokens, width
-    return 1, width * (SEGMENTS if pooling.startswith("segments") else 1)
+    if pooling != "tokens":
+        return 1, width * max(1, _parse(pooling)[1])
+    if max_tokens * width > WIDEST_TOKENS:
+        raise InputError(
+            f"pooling tokens: {max_tokens:,} tokens of {width:,} channels side by side are {max_tokens * width:,}, "
+            f"more than {WIDEST_TOKENS:,}; take segmentsK or quantilesK, or a larger patch and stride"
+        )
+    return 1, max_tokens * width
 
 
-def pool(hidden: Tensor, lengths: Tensor, pooling: str, readout_tokens: int = 1) -> Tensor:
+def pool(
+    hidden: Tensor, lengths: Tensor, pooling: str, readout_tokens: int = 1, max_tokens: int | None = None
+) -> Tensor:
     """Pool the hidden states of right-padded sequences over their real tokens.
 
     Parameters
@@ -64,10 +86,15 @@ def pool(hidden: Tensor, lengths: Tensor, pooling: str, readout_tokens: int = 1)
     lengths : Tensor of int64, (batch,)
         Real tokens of each sequence, at least ``readout_tokens``.
     pooling : str
-        ``last``: the last ``readout_tokens`` real tokens; ``first``: the first token; ``mean``, ``max``: over all real
-        tokens; ``segments8``: means of 8 equal stretches side by side; ``all``: every token, zero at padding.
+        ``last``: the last ``readout_tokens`` real tokens; ``first``: the first token; ``mean``, ``std``, ``min``,
+        ``max``: over all real tokens (``std`` divides by their number); ``segmentsK``: means of K equal stretches side
+        by side; ``quantilesK``: of each channel the quantiles at (i + 1) / (K + 1) for i < K, interpolated between
+        tokens, side by side; ``tokens``: every token side by side, zero at padding; ``all``: every token on its own,
+        zero at padding.
     readout_tokens : int, default 1
         Tokens kept by ``last``.
+    max_tokens : int, optional
+        Tokens kept by ``tokens``; as many as the batch is padded to by default.
 
     Returns
     -------
@@ -80,38 +107,35 @@ def pool(hidden: Tensor, lengths: Tensor, pooling: str, readout_tokens: int = 1)
         return hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[2]))
     if pooling == "first":
         return hidden[:, :1].clone()
-    padding = torch.arange(hidden.shape[1], device=hidden.device) >= lengths[:, None]
-    if pooling == "max":
-        return hidden.masked_fill(padding[:, :, None], float("-inf")).amax(dim=1, keepdim=True)
+    kind, number = _parse(pooling)
+    padding = (torch.arange(hidden.shape[1], device=hidden.device) >= lengths[:, None])[:, :, None]
     # masked_fill and not a product with zero: what stands at padding may be infinite.
-    hidden = hidden.masked_fill(padding[:, :, None], 0.0)
-    if pooling == "all":
-        return hidden
-    stretches = 1 if pooling == "mean" else SEGMENTS
-    means = torch.bmm(stretch_weights(lengths, hidden.shape[1], stretches), hidden)
-    return means.flatten(1)[:, None]
+    hidden = hidden.masked_fill(padding, NEUTRAL.get(kind, 0.0))
+    match kind:
+        case "all":
+            return hidden
+        case "max":
+            return hidden.amax(dim=1, keepdim=True)
+        case "min":
+            return hidden.amin(dim=1, keepdim=True)
+        case "tokens":
+            missing = 0 if max_tokens is None else max_tokens - hidden.shape[1]
+            kept = torch.nn.functional.pad(hidden, (0, 0, 0, missing))
+        case "quantilesK":
+            kept = _quantiles(hidden, lengths, number)
+        case _:
+            kept = torch.bmm(stretch_weights(lengths, hidden.shape[1], max(1, number)), hidden)
+    if kind == "std":
+        squares = (hidden - kept).masked_fill(padding, 0.0).square()
+        kept = (squares.sum(dim=1, keepdim=True) / lengths[:, None, None]).sqrt()
+    return kept.flatten(1)[:, None]
 
 
 def stretch_weights(lengths: Tensor, tokens: int, stretches: int) -> Tensor:
-    r"""Return the weights whose product with the hidden states gives the means of equal stretches.
+    """Return the weights (batch, stretches, tokens) whose product with the hidden states gives means of stretches.
 
-    Stretch :math:`i` of a sequence of :math:`n` tokens covers the tokens from :math:`\lfloor i n / s \rfloor` up to
-    :math:`\max(\lfloor (i + 1) n / s \rfloor, \lfloor i n / s \rfloor + 1)`, so every stretch has a token, even where
-    the sequence has fewer tokens than stretches.
-
-    Parameters
-    ----------
-    lengths : Tensor of int64, (batch,)
-        Real tokens of each sequence.
-    tokens : int
-        Padded length.
-    stretches : int
-        Number of stretches, s.
-
-    Returns
-    -------
-    Tensor of float32, (batch, stretches, tokens)
-        Non-negative; each row sums to one.
+    Stretch i of n real tokens covers those from floor(i n / s) up to max(floor((i + 1) n / s), floor(i n / s) + 1), so
+    that every one of the s stretches has a token, even where there are fewer tokens than stretches.
     """
     steps = torch.arange(stretches + 1, device=lengths.device)
     bounds = lengths[:, None] * steps // stretches
@@ -120,3 +144,21 @@ def stretch_weights(lengths: Tensor, tokens: int, stretches: int) -> Tensor:
     position = torch.arange(tokens, device=lengths.device)
     inside = (position >= start[:, :, None]) & (position < stop[:, :, None])
     return inside.float() / (stop - start)[:, :, None]
+
+
+def _quantiles(hidden: Tensor, lengths: Tensor, number: int) -> Tensor:
+    """Return K quantiles (batch, K, width) of each channel; padding is infinite, and so sorted behind real tokens."""
+    ranked = hidden.sort(dim=1).values
+    # Level (i + 1) / (K + 1) lies at (i + 1) (n - 1) / (K + 1) in the order; whole numbers leave nothing to rounding.
+    place = (lengths[:, None] - 1) * torch.arange(1, number + 1, device=hidden.device)
+    low = place // (number + 1)
+    share = ((place % (number + 1)).float() / (number + 1))[:, :, None]
+    high = torch.minimum(low + 1, lengths[:, None] - 1)
+    below, above = (ranked.gather(1, rank[:, :, None].expand(-1, -1, hidden.shape[2])) for rank in (low, high))
+    return torch.lerp(below, above, share)
+
+
+def _parse(pooling: str) -> tuple[str, int]:
+    """Split ``segments8`` into ``segmentsK`` and 8; the number of other poolings is 0."""
+    found = re.fullmatch(r"([a-z]+)([1-9][0-9]{0,3})", pooling)
+    return (f"{found[1]}K", int(found[2])) if found else (pooling, 0)

@@ -28,6 +28,7 @@ class Card:
     name: str
     family: str
     init: str
+    weights: str
     depth: int
     width: int
     max_tokens: int | None
@@ -68,7 +69,7 @@ def card(
 
     Raises `InputError` if the backbone or the task is not known, or the task is too long for it.
     """
-    from reservoir.backbones import load_backbone
+    from reservoir.backbones import describe_weights, load_backbone
     from reservoir.backbones.parameters import deviations, group_counts, paper_counts, trained_counts, whole_count
     from reservoir.tasks import task_named
 
@@ -85,6 +86,7 @@ def card(
         name=name,
         family=backbone.family.name,
         init=settings.init,
+        weights=describe_weights(backbone, settings.init),
         depth=backbone.depth,
         width=backbone.width,
         max_tokens=backbone.max_tokens,

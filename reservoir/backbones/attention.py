@@ -15,7 +15,7 @@ from reservoir.errors import InputError
 def attention_maps(backbone: Backbone, embeds: Tensor, lengths: Tensor, layer: int = 1) -> Tensor:
     r"""Return the attention maps of one block, :math:`\mathrm{softmax}(Q K^T / \sqrt{d} + \ldots)`.
 
-    The fused kernels never form them, so for this one forward pass the model runs the plain ones, up to this block.
+    The fused kernels never form them, so for this one forward pass, up to this block, the model runs the plain ones.
 
     Parameters
     ----------

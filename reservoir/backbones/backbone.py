@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,17 +24,15 @@ class Backbone(nn.Module):
     ----------
     model : Module
         The model; its parameters are frozen here.
-    family : Family
-        What there is to know of its kind.
-    config : object
-        Its configuration.
+    family, config
+        What there is to know of its kind, and its configuration, as `find` returns them.
     depth : int, optional
         Keep only so many blocks, from the first on; the final norm stays. All of them by default.
 
     Attributes
     ----------
     depth, width, max_tokens, causal
-        As in `Shape`.
+        Blocks, hidden width, longest sequence (None where nothing limits it), whether a token sees only those before.
     compute : torch.dtype
         What the matrix products run in; norms, positions and the residual stream stay in float32.
     """
@@ -75,8 +73,8 @@ class Backbone(nn.Module):
 
         Returns
         -------
-        Tensor, (batch, tokens, width)
-            In float32 for every ``compute``: the residual stream keeps its precision.
+        Tensor of float32, (batch, tokens, width)
+            For every ``compute``: the residual stream keeps its precision.
         """
         tokens = embeds.shape[1]
         self.check_length(tokens)
@@ -100,20 +98,19 @@ class Backbone(nn.Module):
         the residual stream kept in float32, the hidden states of an untrained GPT-2 small come seven times closer to
         float32's than with everything in bfloat16, at the same speed.
         """
+        from transformers.pytorch_utils import Conv1D
+
         if not self.family.rounds:
             return
         self.compute = dtype
         for module in self.blocks.modules():
-            if _is_projection(module) and not any(p.requires_grad for p in module.parameters()):
+            if isinstance(module, (nn.Linear, Conv1D)) and not any(p.requires_grad for p in module.parameters()):
                 module.to(dtype)
 
     @property
     def blocks(self) -> nn.ModuleList:
         """The blocks, first to last."""
-        blocks = self.model.get_submodule(self.family.blocks)
-        if not isinstance(blocks, nn.ModuleList):
-            raise TypeError(f"{self.family.name}: {self.family.blocks} is not a list of blocks")
-        return blocks
+        return cast(nn.ModuleList, self.model.get_submodule(self.family.blocks))
 
     @contextmanager
     def recording(self, layers: dict[str, Callable[[Tensor], None]]) -> Iterator[None]:
@@ -124,12 +121,8 @@ class Backbone(nn.Module):
         Parameters
         ----------
         layers : dict of str to callable
-            For each layer a function of its hidden states (batch, tokens, width).
-
-        Raises
-        ------
-        InputError
-            If a layer does not exist, naming those that do.
+            For each layer a function of its hidden states (batch, tokens, width); an `InputError` names one that does
+            not exist.
         """
         self.check_layers(layers)
         blocks = self.blocks
@@ -191,12 +184,6 @@ class Backbone(nn.Module):
 def block_name(number: int) -> str:
     """Return the name of a block: ``block01`` for the first."""
     return f"block{number:02d}"
-
-
-def _is_projection(module: nn.Module) -> bool:
-    from transformers.pytorch_utils import Conv1D
-
-    return isinstance(module, (nn.Linear, Conv1D))
 
 
 def _replace(model: nn.Module, path: str, module: nn.Module) -> None:

@@ -1,4 +1,8 @@
-"""BERT (Devlin et al. 2019) and its form: RoBERTa, XLM-RoBERTa, DistilBERT, MiniLM. Post-norm, sees both ways."""
+"""BERT (Devlin et al. 2019) and its form: RoBERTa, XLM-RoBERTa, DistilBERT, MiniLM, Longformer. Post-norm, both ways.
+
+Longformer (Beltagy et al. 2020) attends inside a sliding window, for thousands of tokens, and its sequences are padded
+to whole windows. No token attends globally: which one should is the choice of a trained task.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
-
 from reservoir.backbones.family import Family, Shape
-from reservoir.backbones.hub import Hub, draw_normal
+from reservoir.backbones.hub import HubLoader, draw_normal, run
 
-# The constant vector of the first token type is added with the positions, so it is counted with them.
-GROUPS = {
-    "positions": ("position_embeddings", "token_type_embeddings"),
-    "layernorm": ("LayerNorm", "layer_norm"),
-    "attention": (".attention.",),
-    "feedforward": (".intermediate.", ".output.", ".ffn."),
-}
-HEADS = ("cls.", "lm_head.", "vocab_", "pooler.", "pre_classifier.", "classifier.", "qa_outputs.")
+OFFSET = ("roberta", "xlm-roberta", "longformer")
+"""Families that number their positions from the padding token's number plus one."""
 
 
 def _config(model_type: str, **settings: Any) -> Any:
@@ -27,54 +23,58 @@ def _config(model_type: str, **settings: Any) -> Any:
     return AutoConfig.for_model(model_type, **settings)
 
 
+_ROBERTA = {"vocab_size": 50265, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
 KNOWN: dict[str, Callable[[], Any]] = {
     "bert-base-uncased": partial(_config, "bert"),
-    "roberta-base": partial(
-        _config, "roberta", max_position_embeddings=514, vocab_size=50265, type_vocab_size=1, layer_norm_eps=1e-5
-    ),
+    "roberta-base": partial(_config, "roberta", max_position_embeddings=514, **_ROBERTA),
     "distilbert-base-uncased": partial(_config, "distilbert"),
+    "allenai/longformer-base-4096": partial(
+        _config,
+        "longformer",
+        max_position_embeddings=4098,
+        pad_token_id=1,
+        attention_window=[512] * 12,
+        **_ROBERTA,
+    ),
 }
 
 
-def run(model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the last hidden states of a model that takes input embeddings."""
-    return model(inputs_embeds=embeds, attention_mask=mask).last_hidden_state
+def _shape(config: Any) -> Shape:
+    window = getattr(config, "attention_window", 1)
+    window = window if isinstance(window, int) else max(window)
+    positions = config.max_position_embeddings - (config.pad_token_id + 1 if config.model_type in OFFSET else 0)
+    causal = getattr(config, "is_decoder", False)
+    return Shape(config.num_hidden_layers, config.hidden_size, positions - positions % window, causal, multiple=window)
 
 
-def offset_positions(config: Any) -> int:
-    """Return the positions of RoBERTa's kind: they are numbered from the padding token's number plus one."""
-    return config.max_position_embeddings - config.pad_token_id - 1
-
-
-def _family(name: str, positions: Callable[[Any], int], **facts: Any) -> Family:
+def _family(name: str, **facts: Any) -> Family:
     defaults: dict[str, Any] = {
-        "maker": Hub(options={"add_pooling_layer": False}),
+        "loader": HubLoader(options={"add_pooling_layer": False}),
         "blocks": "encoder.layer",
         "attention": "attention.self",
         "feedforward": ("intermediate", "output"),
     }
     return Family(
         name=name,
-        shape=lambda config: Shape(
-            config.num_hidden_layers, config.hidden_size, positions(config), getattr(config, "is_decoder", False)
-        ),
+        shape=_shape,
         run=run,
-        groups=GROUPS,
+        # The constant vector of the first token type is added with the positions, so it is counted with them.
+        groups={
+            "positions": ("position_embeddings", "token_type_embeddings"),
+            "layernorm": ("LayerNorm", "layer_norm"),
+            "attention": (".attention.",),
+            "feedforward": (".intermediate.", ".output.", ".ffn."),
+        },
         draw=draw_normal,
         unused=("embeddings.word_embeddings",),
-        heads=HEADS,
+        heads=("cls.", "lm_head.", "vocab_", "pooler.", "pre_classifier.", "classifier.", "qa_outputs."),
         **(defaults | facts),
     )
 
 
-BERT = _family("bert", lambda config: config.max_position_embeddings)
-ROBERTA = _family("roberta", offset_positions)
-XLM_ROBERTA = _family("xlm-roberta", offset_positions)
-DISTILBERT = _family(
-    "distilbert",
-    lambda config: config.max_position_embeddings,
-    maker=Hub(),
-    blocks="transformer.layer",
-    attention="attention",
-    feedforward=("ffn",),
+_DISTILBERT = {"loader": HubLoader(), "blocks": "transformer.layer", "attention": "attention", "feedforward": ("ffn",)}
+FAMILIES = (
+    *(_family(name) for name in ("bert", "roberta", "xlm-roberta")),
+    _family("distilbert", **_DISTILBERT),
+    _family("longformer", attention=""),
 )

@@ -18,33 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.backbones.family import Family, Shape
-from reservoir.backbones.recurrent import Own, run
+from reservoir.backbones.recurrent import FolderLoader, run
 from reservoir.errors import InputError
 
 
 @dataclass
 class ESNConfig:
-    """The configuration of an echo state network.
-
-    Parameters
-    ----------
-    units : int
-        Number of units.
-    sr : float
-        Spectral radius of the recurrent weights.
-    lr : float
-        Leak rate, above 0 and at most 1.
-    input_scaling : float
-        Factor on the input layer.
-    rc_connectivity : float
-        Share of the recurrent weights that are not zero.
-    """
+    """The configuration of an echo state network; all numbers are above zero."""
 
     units: int = 768
-    sr: float = 0.9
-    lr: float = 1.0
-    input_scaling: float = 3.0
-    rc_connectivity: float = 0.1
+    sr: float = 0.9  # spectral radius of the recurrent weights
+    lr: float = 1.0  # leak rate, at most 1
+    input_scaling: float = 3.0  # factor on the input layer
+    rc_connectivity: float = 0.1  # share of the recurrent weights that are not zero
     model_type: str = "esn"
 
     def __post_init__(self) -> None:
@@ -64,13 +50,7 @@ KNOWN = {"esn": ESNConfig}
 
 
 class LeakyUnits(nn.Module):
-    """The recurrent layer.
-
-    Parameters
-    ----------
-    config : ESNConfig
-        Its settings.
-    """
+    """The recurrent layer."""
 
     def __init__(self, config: ESNConfig) -> None:
         super().__init__()
@@ -89,13 +69,7 @@ class LeakyUnits(nn.Module):
 
 
 class EchoStateNetwork(nn.Module):
-    """An echo state network: one layer of leaky units.
-
-    Parameters
-    ----------
-    config : ESNConfig
-        Its settings.
-    """
+    """An echo state network: one layer of leaky units."""
 
     def __init__(self, config: ESNConfig) -> None:
         super().__init__()
@@ -121,11 +95,12 @@ def _draw(_name: str, shape: tuple[int, ...], config: ESNConfig, generator: np.r
 
 ESN = Family(
     name="esn",
-    maker=Own(EchoStateNetwork),
+    loader=FolderLoader(EchoStateNetwork),
     shape=lambda config: Shape(1, config.units, None, causal=True),
     run=run,
     blocks="blocks",
     groups={"recurrent": ("recurrent",)},
     draw=_draw,
+    scheme="a share rc_connectivity of the weights normal, the others zero, scaled to the spectral radius sr",
     rounds=False,
 )

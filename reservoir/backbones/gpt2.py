@@ -7,30 +7,21 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
 
 from reservoir.backbones.family import Family, Shape
-from reservoir.backbones.hub import Hub
+from reservoir.backbones.hub import HubLoader, draw_normal, run_causal
 
 
-def _config(depth: int, width: int, heads: int) -> Any:
+def _config(depth: int, width: int, heads: int, **more: Any) -> Any:
     from transformers import GPT2Config
 
-    return GPT2Config(n_layer=depth, n_embd=width, n_head=heads)
-
-
-def _mini() -> Any:
-    from transformers import GPT2Config
-
-    # The first weights are wider than GPT-2's 0.02, as its widths are smaller: 1 / sqrt(256).
-    more = {"initializer_range": 0.0625, "bos_token_id": None, "eos_token_id": None}
-    return GPT2Config(n_layer=6, n_embd=256, n_head=4, vocab_size=256, **more)
+    return GPT2Config(n_layer=depth, n_embd=width, n_head=heads, **more)
 
 
 # `mini`, whose weights come with this package, and the published models (Radford et al. 2019, Table 2); all have 1,024
-# positions.
+# positions. The first weights of `mini` are wider than GPT-2's 0.02, as its widths are smaller: 1 / sqrt(256).
 KNOWN = {
-    "mini": _mini,
+    "mini": partial(_config, 6, 256, 4, vocab_size=256, initializer_range=0.0625, bos_token_id=None, eos_token_id=None),
     "gpt2": partial(_config, 12, 768, 12),
     "gpt2-medium": partial(_config, 24, 1024, 16),
     "gpt2-large": partial(_config, 36, 1280, 20),
@@ -38,26 +29,20 @@ KNOWN = {
 }
 
 
-def _run(model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor:
-    return model(inputs_embeds=embeds, attention_mask=mask, use_cache=False).last_hidden_state
-
-
 def _draw(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
-    if not name.endswith("weight") or ".ln_" in name or name.startswith("ln_"):
-        return None
-    # Projections back into the residual stream are scaled down by the root of their number (ibid., section 2.3).
-    std = config.initializer_range / (math.sqrt(2 * config.n_layer) if "c_proj" in name else 1.0)
-    return generator.standard_normal(shape, dtype=np.float32) * std
+    """Draw as `draw_normal`, projections back into the residual stream over the root of their number."""
+    return draw_normal(name, shape, config, generator, math.sqrt(2 * config.n_layer) if "c_proj" in name else 1.0)
 
 
 GPT2 = Family(
     name="gpt2",
-    maker=Hub(),
+    loader=HubLoader(),
     shape=lambda config: Shape(config.n_layer, config.n_embd, config.n_positions, causal=True),
-    run=_run,
+    run=run_causal,
     blocks="h",
     groups={"positions": ("wpe.",), "layernorm": ("ln_",), "attention": (".attn.",), "feedforward": (".mlp.",)},
     draw=_draw,
+    scheme="normal, deviation initializer_range, that of c_proj over sqrt(2 x blocks) (Radford et al. 2019, 2.3)",
     final_norm="ln_f",
     unused=("wte",),
     heads=("lm_head.", "score.", "multiple_choice_head."),

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 def base_model(config: Any) -> Any:
@@ -19,20 +20,18 @@ def base_model(config: Any) -> Any:
     return MODEL_MAPPING[type(config)]
 
 
+def as_it_is(model: nn.Module, _config: Any) -> nn.Module:
+    """Return the model."""
+    return model
+
+
 @dataclass(frozen=True)
-class Hub:
-    """How transformers builds and loads the models of a family.
+class HubLoader:
+    """How transformers builds and loads the models of a family."""
 
-    Parameters
-    ----------
-    model : callable, default `base_model`
-        ``model(config) -> class``.
-    options : dict, default {}
-        Further arguments of that class.
-    """
-
-    model: Callable[[Any], Any] = base_model
-    options: dict[str, Any] = field(default_factory=dict)
+    model: Callable[[Any], Any] = base_model  # its class, of a configuration
+    options: dict[str, Any] = field(default_factory=dict)  # further arguments of that class
+    adapt: Callable[[nn.Module, Any], nn.Module] = as_it_is  # what is done to a model that is built or loaded
 
     def build(self, config: Any) -> nn.Module:
         """Return a model of this configuration with arbitrary weights and as good as no token embeddings."""
@@ -41,13 +40,11 @@ class Hub:
         small = deepcopy(config)
         small.vocab_size = (getattr(config, "pad_token_id", None) or 0) + 1
         small.bos_token_id = small.eos_token_id = None
-        return self.model(config)(small, **self.options)
+        return self.adapt(self.model(config)(small, **self.options), config)
 
     def load(self, source: str, config: Any, **more: str) -> tuple[nn.Module, dict[str, Any]]:
         """Return the model of a folder or hub name in float32, and what transformers reports of its keys."""
-        import torch
-
-        return self.model(config).from_pretrained(
+        model, info = self.model(config).from_pretrained(
             source,
             dtype=torch.float32,
             use_safetensors=None if more else True,  # GGUF files are neither safetensors nor pickles
@@ -57,26 +54,30 @@ class Hub:
             **self.options,
             **more,
         )
+        return self.adapt(model, config), info
 
     def count(self, config: Any) -> int:
         """Return the number of parameters of the whole model, token embeddings included, without building it."""
-        import torch
-
         with torch.device("meta"):
             model = self.model(config)(deepcopy(config), **self.options)
         return sum(parameter.numel() for parameter in model.parameters())
 
 
+def run(model: nn.Module, embeds: Tensor, mask: Tensor | None, **more: Any) -> Tensor:
+    """Return the last hidden states of a model that takes input embeddings."""
+    return model(inputs_embeds=embeds, attention_mask=mask, **more).last_hidden_state
+
+
+def run_causal(model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the same of a model that would keep its keys and values."""
+    return run(model, embeds, mask, use_cache=False)
+
+
 def offline(source: str) -> bool:
-    """Return whether a model is the hub's and the hub does not answer, so that only its cached files are to be had.
+    """Return whether a model is no folder but the hub's, and the hub does not answer: only cached files are to be had.
 
     The hub's client itself would ask five times more for a file that is not cached, which takes 23 seconds, and tell of
     each time on stderr.
-
-    Parameters
-    ----------
-    source : str
-        A folder, for which nobody is asked, or a hub name.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import http_backoff, logging
@@ -85,14 +86,9 @@ def offline(source: str) -> bool:
         return False
     level = logging.get_verbosity()
     logging.set_verbosity_error()
+    timeout = constants.HF_HUB_ETAG_TIMEOUT
     try:  # once more after a second, for a connection that was lost by chance; every answer will do, also "not found"
-        http_backoff(
-            "HEAD",
-            constants.ENDPOINT,
-            max_retries=1,
-            retry_on_status_codes=(),
-            timeout=constants.HF_HUB_ETAG_TIMEOUT,
-        )
+        http_backoff("HEAD", constants.ENDPOINT, max_retries=1, retry_on_status_codes=(), timeout=timeout)
     except Exception:  # of the client's HTTP library, which has changed from release to release
         return True
     finally:
@@ -100,11 +96,13 @@ def offline(source: str) -> bool:
     return False
 
 
-def draw_normal(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
-    """Draw a weight from a normal distribution of ``config.initializer_range``; norms and biases stay constant.
+def draw_normal(
+    name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator, divisor: float = 1.0
+) -> np.ndarray | None:
+    """Draw a weight, normal with deviation ``config.initializer_range / divisor``; norms and biases stay constant.
 
-    The default initialisation of most of transformers' families.
+    Without a divisor the default initialisation of most of transformers' families.
     """
-    if name.endswith("bias") or "norm" in name.lower():
+    if name.endswith("bias") or "norm" in name.lower() or "ln_" in name:
         return None
-    return generator.standard_normal(shape, dtype=np.float32) * config.initializer_range
+    return generator.standard_normal(shape, dtype=np.float32) * (config.initializer_range / divisor)

@@ -10,22 +10,13 @@ from torch import Tensor, nn
 
 
 class LastTokens:
-    """Narrows modules that map every token by itself to some tokens of each sequence.
+    """Narrows modules, in the order of a sequence's way, that map every token by itself to some of the tokens.
 
-    Parameters
-    ----------
-    parts : sequence of Module
-        The modules in the order in which a sequence passes through them. Their inputs are (batch, tokens, ...), and the
-        last one's output is wanted in that form again: it is zero at the other tokens.
-
-    Attributes
-    ----------
-    positions : Tensor of int64, (batch, kept tokens), or None
-        Which tokens are kept; None for all. It stays until it is set again, because a block may be computed once more
-        in the backward pass.
+    The inputs are (batch, tokens, ...), and the last one's output takes that form again: zero at the other tokens.
     """
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
+        # (batch, kept tokens), or None for all; kept until set again, for a block may run again in the backward pass.
         self.positions: Tensor | None = None
         self._tokens = 0
         for part in parts:

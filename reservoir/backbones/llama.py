@@ -9,10 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
-
 from reservoir.backbones.family import Family, Shape
-from reservoir.backbones.hub import Hub, draw_normal
+from reservoir.backbones.hub import HubLoader, draw_normal, run_causal
 
 MODEL_TYPES = ("llama", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
 
@@ -38,21 +36,17 @@ KNOWN: dict[str, Callable[[], Any]] = {
 }
 
 
-def _run(model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor:
-    return model(inputs_embeds=embeds, attention_mask=mask, use_cache=False).last_hidden_state
-
-
 def _shape(config: Any) -> Shape:
     both_ways = getattr(config, "use_bidirectional_attention", None) or False
     return Shape(config.num_hidden_layers, config.hidden_size, config.max_position_embeddings, causal=not both_ways)
 
 
-FAMILIES = {
-    name: Family(
+FAMILIES = tuple(
+    Family(
         name=name,
-        maker=Hub(),
+        loader=HubLoader(),
         shape=_shape,
-        run=_run,
+        run=run_causal,
         blocks="layers",
         groups={"layernorm": ("norm",), "attention": (".self_attn.",), "feedforward": (".mlp.",)},
         draw=draw_normal,
@@ -63,4 +57,4 @@ FAMILIES = {
         feedforward=("mlp",),
     )
     for name in MODEL_TYPES
-}
+)

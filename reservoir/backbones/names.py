@@ -8,38 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from reservoir.backbones import bert, esn, gpt2, llama, longformer, lstm, t5, vit
+from reservoir.backbones import bert, esn, gpt2, llama, lstm, t5, vit
 from reservoir.backbones.family import Family
 from reservoir.backbones.hub import offline
 from reservoir.errors import InputError
 
 FAMILIES: dict[str, Family] = {
-    family.name: family
-    for family in (
-        gpt2.GPT2,
-        bert.BERT,
-        bert.ROBERTA,
-        bert.XLM_ROBERTA,
-        bert.DISTILBERT,
-        t5.T5,
-        longformer.LONGFORMER,
-        vit.VIT,
-        *llama.FAMILIES.values(),
-        lstm.LSTM,
-        esn.ESN,
-    )
+    family.name: family for family in (gpt2.GPT2, *bert.FAMILIES, t5.T5, vit.VIT, *llama.FAMILIES, lstm.LSTM, esn.ESN)
 }
 """Every family by the ``model_type`` of its configurations."""
 
 KNOWN: dict[str, Callable[[], Any]] = {
-    **gpt2.KNOWN,
-    **bert.KNOWN,
-    **t5.KNOWN,
-    **longformer.KNOWN,
-    **vit.KNOWN,
-    **llama.KNOWN,
-    **lstm.KNOWN,
-    **esn.KNOWN,
+    name: config for module in (gpt2, bert, t5, vit, llama, lstm, esn) for name, config in module.KNOWN.items()
 }
 """Configurations that need nothing looked up. The names of transformers are the hub's."""
 
@@ -88,7 +68,7 @@ def default_init(name: str) -> str:
     return "random" if known[1] or (known[0] in KNOWN and KNOWN[known[0]]().model_type in OWN) else "pretrained"
 
 
-def altered(name: str) -> bool:
+def is_altered(name: str) -> bool:
     """Return whether a name is a known one with settings of its own, which no published weights fit."""
     known, colon, _ = name.partition(":")
     return bool(colon) and known in KNOWN

@@ -23,20 +23,14 @@ def group_counts(backbone: Backbone) -> dict[str, int]:
 
 
 def whole_count(backbone: Backbone) -> int:
-    """Return the number of parameters of the whole model as published, less the blocks that were cut off.
-
-    Token embeddings count, though no sequence of vectors passes through them.
-    """
+    """Return the number of parameters of the whole model, token embeddings too, less the blocks that were cut off."""
     cut = backbone.shape.depth - backbone.depth
     per_block = sum(parameter.numel() for parameter in backbone.blocks[-1].parameters())
-    return backbone.family.maker.count(backbone.config) - cut * per_block
+    return backbone.family.loader.count(backbone.config) - cut * per_block
 
 
 def trained_counts(backbone: Backbone, task: Task) -> dict[str, int]:
-    """Return how many parameters a Frozen Pretrained Transformer trains on a task, by group.
-
-    Of a table of positions only the rows that the task's sequences reach.
-    """
+    """Return how many parameters an FPT trains on a task, by group; of positions only those that sequences reach."""
     outputs = task.outputs * max(task.classes, 1)
     inputs = (task.form.dim + 1) if isinstance(task.form, Vectors) else task.form.vocabulary
     positions = 0
@@ -52,11 +46,7 @@ def trained_counts(backbone: Backbone, task: Task) -> dict[str, int]:
 
 
 def paper_counts(backbone: Backbone, task: Task) -> dict[str, int] | None:
-    """Return the same as Lu et al. 2021 count it, for GPT-2; None for other families.
-
-    Without the output's bias and the norm after the last block, and cifar10 with 16 values a token: 106,752 for GPT-2
-    small on cifar10.
-    """
+    """Return the same as Lu et al. 2021 count it, for GPT-2: without output bias and last norm; None for others."""
     if backbone.family.name != "gpt2":
         return None
     width = backbone.width
@@ -69,13 +59,7 @@ def paper_counts(backbone: Backbone, task: Task) -> dict[str, int] | None:
 
 
 def deviations(backbone: Backbone) -> dict[str, np.ndarray]:
-    """Return the standard deviation of each kind of tensor in each block (Lu et al. 2021, Figure 6).
-
-    Returns
-    -------
-    dict of str to ndarray of float64, (depth,)
-        By the tensor's name inside its block; NaN in blocks that have none of the name.
-    """
+    """Return the deviation of each kind of tensor by block, (depth,), NaN where it has none (ibid., Figure 6)."""
     spread: dict[str, np.ndarray] = {}
     for number, block in enumerate(backbone.blocks):
         for name, parameter in block.named_parameters():

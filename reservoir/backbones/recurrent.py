@@ -12,19 +12,13 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Own:
-    """Builds the models of a family of ours, and loads them from a folder with ``model.safetensors``.
-
-    Parameters
-    ----------
-    module : callable
-        ``module(config) -> module``.
-    """
+class FolderLoader:
+    """Builds the models of a family of ours, ``module(config)``, and loads them from a folder of safetensors."""
 
     module: Callable[[Any], nn.Module]
 
     def build(self, config: Any) -> nn.Module:
-        """Return a model of this configuration."""
+        """Return a model of this configuration with arbitrary weights."""
         return self.module(config)
 
     def load(self, source: str, config: Any, **_more: str) -> tuple[nn.Module, dict[str, Any]]:
@@ -34,15 +28,11 @@ class Own:
         model = self.module(config)
         wanted = model.state_dict()
         found = {name: tensor.float() for name, tensor in load_file(Path(source) / "model.safetensors").items()}
-        wrong = [
-            (name, found[name].shape, wanted[name].shape)
-            for name in wanted.keys() & found.keys()
-            if found[name].shape != wanted[name].shape
-        ]
-        for name, _, _ in wrong:
-            del found[name]
-        missing, unexpected = model.load_state_dict(found, strict=False)
+        shapes = [(name, found[name].shape, wanted[name].shape) for name in wanted.keys() & found.keys()]
+        wrong = [entry for entry in shapes if entry[1] != entry[2]]
         lost = {name for name, _, _ in wrong}
+        kept = {name: tensor for name, tensor in found.items() if name not in lost}
+        missing, unexpected = model.load_state_dict(kept, strict=False)
         return model, {
             "missing_keys": [name for name in missing if name not in lost],
             "unexpected_keys": unexpected,

@@ -9,10 +9,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
 
 from reservoir.backbones.family import Family, Shape
-from reservoir.backbones.hub import Hub
+from reservoir.backbones.hub import HubLoader, run
 
 
 def _model(_config: Any) -> Any:
@@ -33,10 +32,6 @@ KNOWN = {
 }
 
 
-def _run(model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor:
-    return model(inputs_embeds=embeds, attention_mask=mask).last_hidden_state
-
-
 def _draw(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
     """Draw a weight with the standard deviation that keeps activations of order one without a scaled attention."""
     if "layer_norm" in name:
@@ -48,9 +43,9 @@ def _draw(name: str, shape: tuple[int, ...], config: Any, generator: np.random.G
 
 T5 = Family(
     name="t5",
-    maker=Hub(model=_model),
+    loader=HubLoader(model=_model),
     shape=lambda config: Shape(config.num_layers, config.d_model, None, causal=False),
-    run=_run,
+    run=run,
     blocks="encoder.block",
     groups={
         "positions": ("relative_attention_bias",),
@@ -59,6 +54,8 @@ T5 = Family(
         "feedforward": (".DenseReluDense.",),
     },
     draw=_draw,
+    scheme="normal, deviation initializer_factor over the root of a sum's terms, of queries also of a head's width",
+    note="the encoder alone: the parameters of the decoder are not counted",
     final_norm="encoder.final_layer_norm",
     unused=("shared", "encoder.embed_tokens"),
     heads=("decoder.", "lm_head."),

@@ -14,19 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.backbones.family import Family, Shape
-from reservoir.backbones.hub import Hub, draw_normal
+from reservoir.backbones.hub import HubLoader, draw_normal
 
 POSITIONS = 1024
 
 
 class SequenceEmbeddings(nn.Module):
-    """What stands in the place of a ViT's patch embeddings: the vectors themselves, with positions added.
-
-    Parameters
-    ----------
-    width : int
-        Hidden width.
-    """
+    """What stands in the place of a ViT's patch embeddings: the vectors themselves, with positions added."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -39,16 +33,8 @@ class SequenceEmbeddings(nn.Module):
         return embeds + self.position_embeddings[: embeds.shape[1]]
 
 
-class _Maker(Hub):
-    def build(self, config: Any) -> nn.Module:
-        return _over_sequences(self.model(config)(config, **self.options), config)
-
-    def load(self, source: str, config: Any, **more: str) -> tuple[nn.Module, dict[str, Any]]:
-        model, info = super().load(source, config, **more)
-        return _over_sequences(model, config), info
-
-
-def _over_sequences(model: Any, config: Any) -> nn.Module:
+def _over_sequences(model: nn.Module, config: Any) -> nn.Module:
+    """Put `SequenceEmbeddings` into a model."""
     model.embeddings = SequenceEmbeddings(config.hidden_size)
     return model
 
@@ -68,7 +54,7 @@ def _run(model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor:
 
 VIT = Family(
     name="vit",
-    maker=_Maker(options={"add_pooling_layer": False}),
+    loader=HubLoader(options={"add_pooling_layer": False}, adapt=_over_sequences),
     shape=lambda config: Shape(config.num_hidden_layers, config.hidden_size, POSITIONS, causal=False),
     run=_run,
     blocks="layers",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,13 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from reservoir.backbones.backbone import Backbone
-from reservoir.backbones.family import Family
-from reservoir.backbones.names import SHIPPED, altered, find, first_line, gguf, quiet
+from reservoir.backbones.family import Draw, Family
+from reservoir.backbones.hub import draw_normal
+from reservoir.backbones.names import SHIPPED, find, first_line, gguf, is_altered, quiet
 from reservoir.errors import InputError
+from reservoir.random import generator
 
-INITS = ("pretrained", "random", "statistics")
+INITS = ("pretrained", "random", "random-flat", "statistics")
 
 # Transformers replaces functions of the whole process while it builds a model (initialisers, the tying of weights), and
 # two threads that do so at once can leave them replaced for good.
@@ -36,10 +39,12 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
     name : str
         A known name such as ``gpt2`` or ``esn:units=500``, a folder with a ``config.json``, a GGUF file, or the name of
         a model on the Hugging Face hub. The weights of ``mini`` come with this package.
-    init : {"random", "pretrained", "statistics"}, default "random"
-        ``random`` draws every weight from the family's default scheme and needs neither network nor weights;
-        ``pretrained`` loads safetensors; ``statistics`` draws every tensor from a normal distribution with the mean and
-        the standard deviation of the pretrained one (Lu et al. 2021, section 3.7).
+    init : {"random", "random-flat", "pretrained", "statistics"}, default "random"
+        ``random`` draws every weight from the family's own scheme and needs neither network nor weights;
+        ``random-flat`` draws every matrix with the one deviation ``initializer_range``, as the "random" GPT-2 of Lu et
+        al. 2021 was, whose library did not yet scale its ``c_proj`` down; ``pretrained`` loads safetensors;
+        ``statistics`` draws every tensor from a normal distribution with the mean and the standard deviation of the
+        pretrained one (ibid., section 3.7).
     seed : int, default 0
         Seed of what is drawn.
     depth : int, optional
@@ -53,8 +58,8 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
     Raises
     ------
     InputError
-        If the name, its configuration or its weights are not here, or a weight is missing, extra, of another shape or
-        not finite; the weight is named.
+        If the name, its configuration or its weights are not here, the family has no such draw, or a weight is missing,
+        extra, of another shape or not finite; the weight is named.
     """
     if init not in INITS:
         raise InputError(f"init {init!r}: choose one of {', '.join(INITS)}, or a folder with weights")
@@ -68,55 +73,49 @@ def _make(name: str, init: str, seed: int, depth: int | None) -> Backbone:
     blocks = family.shape(config).depth
     if depth is not None and not 1 <= depth <= blocks:
         raise InputError(f"depth {depth}: backbone {name!r} has {blocks} blocks; keep 1 to {blocks} of them")
-    if init == "random":
+    if init == "random-flat" and not hasattr(config, "initializer_range"):
+        raise InputError(f"init 'random-flat': {family.name} has no initializer_range; use --init random")
+    if init in ("random", "random-flat"):
         backbone = Backbone(_build(name, family, config), family, config, depth)
-        draw_random(backbone, seed)
+        draw_parameters(backbone.model, draw_normal if init == "random-flat" else family.draw, config, seed)
         return backbone
     model = _load(name, family, config)
     backbone = Backbone(model, family, getattr(model, "config", config), depth)
-    draw_random(backbone, seed, family.own)
+    draw_parameters(model, family.draw, backbone.config, seed, family.own)
     if init == "statistics":
         draw_statistics(backbone, seed)
     return backbone
 
 
-def draw_random(backbone: Backbone, seed: int, prefixes: tuple[str, ...] = ("",)) -> None:
-    """Redraw weights in place from the family's default initialisation.
+def describe_weights(backbone: Backbone, init: str) -> str:
+    """Return in a few words where the weights of a backbone come from, and what its numbers leave out."""
+    flat = f"every matrix normal, deviation {getattr(backbone.config, 'initializer_range', None)}"
+    words = {
+        "pretrained": "as published",
+        "random": backbone.family.scheme,
+        "random-flat": f"{flat}, as the random GPT-2 of Lu et al. 2021",
+        "statistics": "every tensor normal, with the mean and deviation of the published one",
+    }
+    return "; ".join(filter(None, (words[init], backbone.family.note)))
+
+
+def draw_parameters(model: nn.Module, draw: Draw, config: Any, seed: int, prefixes: tuple[str, ...] = ("",)) -> None:
+    """Redraw in place the parameters of a model whose names begin so, less constants such as norms.
 
     Each tensor has a generator of its own, keyed by the seed and its name, and is drawn by NumPy: the same seed gives
     the same tensors on every machine (torch's own normal draws depend on the CPU's vector instructions), and a model
     cut to fewer blocks keeps the weights of the blocks it has.
-
-    Parameters
-    ----------
-    backbone : Backbone
-        The model; constants (biases, norms) stay as built.
-    seed : int
-        Any non-negative integer.
-    prefixes : tuple of str, default all
-        Beginnings of the names of the parameters that are drawn.
     """
-    draw_parameters(backbone.model, backbone.family, backbone.config, seed, prefixes)
-
-
-def draw_parameters(
-    model: nn.Module, family: Family, config: Any, seed: int, prefixes: tuple[str, ...] = ("",)
-) -> None:
-    """Redraw the weights of a model of some family; see `draw_random`."""
-
-    def draw(name: str, values: np.ndarray) -> np.ndarray | None:
-        return family.draw(name, values.shape, config, _generator(seed, name))
-
-    _redraw(model, draw, prefixes)
+    _redraw(model, lambda name, values: draw(name, values.shape, config, generator(seed, name)), prefixes)
 
 
 def draw_statistics(backbone: Backbone, seed: int) -> None:
-    """Redraw every parameter in place, normal with its own mean and standard deviation (keyed as `draw_random`)."""
+    """Redraw every parameter, normal with its own mean and standard deviation (keyed as in `draw_parameters`)."""
 
     def draw(name: str, values: np.ndarray) -> np.ndarray:
         # In double precision, so that the order of the sum does not reach the digits of a float32.
         mean, std = np.float32(values.mean(dtype=np.float64)), np.float32(values.std(dtype=np.float64))
-        return _generator(seed, name).standard_normal(values.shape, dtype=np.float32) * std + mean
+        return generator(seed, name).standard_normal(values.shape, dtype=np.float32) * std + mean
 
     _redraw(backbone.model, draw)
 
@@ -155,38 +154,36 @@ def _redraw(
         list(threads.map(redraw, wanted))
 
 
-def _generator(seed: int, name: str) -> np.random.Generator:
-    key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16])
-    return np.random.Generator(np.random.Philox(key=key))
-
-
 class _Undrawn(TorchFunctionMode):
     """Leaves out the draws of a model under construction: ours replace them, and they take as long."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_"):
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") not in ("normal_", "uniform_", "kaiming_uniform_"):
+            return func(*args, **kwargs)
+        tensor = args[0] if args else kwargs["tensor"]
+        # The functions of `torch.nn.init` are Python's, and nobody looks at what they leave. A tensor's own methods are
+        # called by one that does: it draws a truncated normal again until all of it is in bounds, as zeros are.
+        return tensor if isinstance(func, FunctionType) else tensor.zero_()
 
 
 def _build(name: str, family: Family, config: Any) -> nn.Module:
     try:
         with _Undrawn():
-            return family.maker.build(config)
+            return family.loader.build(config)
     except (ValueError, TypeError, LookupError, AssertionError, RuntimeError, ZeroDivisionError) as error:
         raise InputError(f"backbone {name!r}: its configuration does not work ({first_line(error)})") from error
 
 
 def _load(name: str, family: Family, config: Any) -> nn.Module:
-    place = str(SHIPPED.get(name, name))
-    folder = Path(place)
-    if altered(name):
+    folder = Path(SHIPPED.get(name, name))
+    if is_altered(name):
         raise InputError(f"backbone {name!r}: no pretrained weights fit changed settings; use --init random")
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         raise InputError(f"backbone {name!r}: the folder has no weights (*.safetensors); add them or use --init random")
     try:
-        source = str(folder.parent) if gguf(name) else place
-        model, info = family.maker.load(source, config, **gguf(name))
+        source = str(folder.parent) if gguf(name) else str(SHIPPED.get(name, name))
+        model, info = family.loader.load(source, config, **gguf(name))
     except Exception as error:  # the loader raises OSError, SafetensorError, RuntimeError and more for a bad file
         raise InputError(
             f"backbone {name!r}: its weights cannot be loaded ({first_line(error)}); "
@@ -197,23 +194,17 @@ def _load(name: str, family: Family, config: Any) -> nn.Module:
 
 
 def _check_loaded(name: str, family: Family, model: nn.Module, info: dict[str, Any]) -> None:
-    extra = [key for key in info["unexpected_keys"] if not _without_prefix(key, model).startswith(family.heads)]
-    # A mismatched entry is (key, checkpoint shape, model shape).
-    wrong = [str(entry[0]) for entry in info["mismatched_keys"]]
-    missing = [key for key in info["missing_keys"] if not key.startswith((*family.unused, *family.own))]
-    for what, keys in (("misses", missing), ("has an extra", extra), ("has another shape for", wrong)):
-        _refuse(name, what, keys)
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    wrong = {
+        "misses": [key for key in info["missing_keys"] if not key.startswith((*family.unused, *family.own))],
+        "has an extra": [k for k in info["unexpected_keys"] if not k.removeprefix(prefix).startswith(family.heads)],
+        # An entry is (key, checkpoint shape, model shape).
+        "has another shape for": [str(entry[0]) for entry in info["mismatched_keys"]],
+    }
+    for what, keys in wrong.items():
+        if keys:
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            raise InputError(f"backbone {name!r}: the checkpoint {what} weight {min(keys)}{more}; it is not used")
     for key, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise InputError(f"backbone {name!r}: weight {key} holds NaN or infinity; the checkpoint is damaged")
-
-
-def _refuse(name: str, what: str, keys: Iterable[str]) -> None:
-    first, *others = sorted(keys) or [""]
-    if first:
-        more = f" and {len(others)} more" if others else ""
-        raise InputError(f"backbone {name!r}: the checkpoint {what} weight {first}{more}; it is not used")
-
-
-def _without_prefix(key: str, model: nn.Module) -> str:
-    return key.removeprefix(f"{getattr(model, 'base_model_prefix', '')}.")

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reservoir.backbones import draw_parameters, find
+from reservoir.backbones import find
 from reservoir.backbones.names import first_line, quiet
+from reservoir.backbones.weights import draw_parameters
 from reservoir.errors import InputError
-from reservoir.pretraining.corpora import generator
+from reservoir.random import generator
 
 MASKED = 0.15
 """Share of the tokens that a masked model has to predict (Devlin et al. 2019, section 3.1)."""
@@ -70,7 +71,7 @@ class LanguageModel(nn.Module):
             self.model: Any = kind.from_config(config, dtype=torch.float32, attn_implementation=attention)
         except (ValueError, TypeError, LookupError, AssertionError, RuntimeError, ZeroDivisionError) as error:
             raise InputError(f"--backbone {backbone}: its configuration does not work ({first_line(error)})") from error
-        draw_parameters(self.model, family, config, seed)
+        draw_parameters(self.model, family.draw, config, seed)
         self.model.tie_weights()
 
     @property

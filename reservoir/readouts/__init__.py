@@ -3,7 +3,8 @@
 *Labels*: `Targets` codes them as regression targets; `samples` lays out a column of the cache.
 *Ridge*: `accumulate` streams data into `Moments`; `ridge_path` and `kernel_path` solve every penalty from them.
 *Logistic*: `logistic_sweep` solves every penalty of multinomial logistic regression in the same passes.
-*Selection*: `sweep` by a validation split, `cross_sweep` by K folds, `forward_selection` over columns.
+*Selection*: `sweep` by a validation split, `cross_sweep` by K folds (`deal_folds`), `forward_selection` over columns;
+`widened` carries a grid of penalties on. `accuracy_interval`, `mcnemar`, `paired_bootstrap`: how sure all that is.
 *Estimators*: `RidgeSweepClassifier` and `RidgeSweepRegressor`, for arrays in memory and in scikit-learn's sense.
 *Devices*: inside ``with products_on(TorchArithmetic("cuda"))`` the matrix products of all these run on a GPU.
 *Results*: `Sweep` holds every penalty's `LinearPath`; `LinearReadout` predicts; `Tally` counts accuracy.
@@ -11,17 +12,16 @@
 
 from typing import TYPE_CHECKING, Any
 
-from reservoir.readouts.device import NumpyArithmetic, TorchArithmetic, products_on
+from reservoir.readouts.confidence import accuracy_interval, mcnemar, paired_bootstrap
+from reservoir.readouts.device import Arithmetic, NumpyArithmetic, TorchArithmetic, arithmetic, products_on
 from reservoir.readouts.forward import Step, forward_selection
-from reservoir.readouts.gather import Samples, gather, solve, training_moments
-from reservoir.readouts.kfold import add_folds, cross_sweep, fold_moments, partial_moments
-from reservoir.readouts.linear import LinearReadout
+from reservoir.readouts.gather import gather, solve, training_moments
+from reservoir.readouts.kfold import add_folds, cross_sweep, deal_folds, fold_moments, partial_moments
+from reservoir.readouts.linear import LinearPath, LinearReadout, Scorer
 from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic_sweep
-from reservoir.readouts.moments import Accumulator, Block, Moments, accumulate, leave_one_out
-from reservoir.readouts.paths import LinearPath, Scorer
-from reservoir.readouts.ridge import DEFAULT_ALPHAS, kernel_path, parse_alphas, ridge_path
-from reservoir.readouts.scoring import Tally, accuracy, best_penalty
-from reservoir.readouts.sweep import Sweep, score, sweep
+from reservoir.readouts.moments import Block, Moments, accumulate
+from reservoir.readouts.ridge import DEFAULT_ALPHAS, kernel_path, parse_alphas, ridge_path, widened
+from reservoir.readouts.sweep import Sweep, Tally, score, sweep
 from reservoir.readouts.targets import Targets, balanced_weights, samples, unsample
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_ALPHAS",
     "LOGISTIC_ALPHAS",
-    "Accumulator",
+    "Arithmetic",
     "Block",
     "LinearPath",
     "LinearReadout",
@@ -38,7 +38,6 @@ __all__ = [
     "NumpyArithmetic",
     "RidgeSweepClassifier",
     "RidgeSweepRegressor",
-    "Samples",
     "Scorer",
     "Step",
     "Sweep",
@@ -46,18 +45,20 @@ __all__ = [
     "Targets",
     "TorchArithmetic",
     "accumulate",
-    "accuracy",
+    "accuracy_interval",
     "add_folds",
+    "arithmetic",
     "balanced_weights",
-    "best_penalty",
     "cross_sweep",
+    "deal_folds",
     "fold_moments",
     "forward_selection",
     "gather",
     "kernel_path",
-    "leave_one_out",
     "logistic_path",
     "logistic_sweep",
+    "mcnemar",
+    "paired_bootstrap",
     "parse_alphas",
     "partial_moments",
     "products_on",
@@ -68,6 +69,7 @@ __all__ = [
     "sweep",
     "training_moments",
     "unsample",
+    "widened",
 ]
 
 

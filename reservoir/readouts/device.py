@@ -3,9 +3,9 @@
     with products_on(TorchArithmetic("cuda")):
         found = sweep(train, valid, targets)
 
-Moments, scores and kernel matrices are written once, against the few operations of `Arithmetic`; data goes to the
-device block by block, and what comes back is numpy's. Products are in the same precisions on both: float32 in blocks
-(never TF32, whose 10 bits of mantissa would cost three digits), float64 for sums over blocks.
+Moments, scores and kernel matrices are written once, against the few operations that both have; data goes to the
+device block by block, and what comes back is numpy's. Products are in the same precisions on both: float64 for moments
+and kernel matrices, that of the features for scores (never TF32, whose 10 bits of mantissa would cost three digits).
 """
 
 from __future__ import annotations
@@ -14,45 +14,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import get_blas_funcs
 
-from reservoir.readouts.widen import widen
-
-
-class Arithmetic(Protocol):
-    """Arrays of one library on one device; they also have operators, slices and ``mean``, alike in both libraries."""
-
-    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> Any:
-        """Return an array of zeros."""
-        ...
-
-    def put(self, x: np.ndarray) -> Any:
-        """Return the array of a numpy array."""
-        ...
-
-    def fill(self, out: Any, x: np.ndarray, shift: Any = None) -> None:
-        """Write a numpy array of any real dtype, less a shift if any, subtracted in the precision of ``out``."""
-        ...
-
-    def cast(self, array: Any, dtype: npt.DTypeLike) -> Any:
-        """Return the array in another precision; itself where nothing changes."""
-        ...
-
-    def product(self, a: Any, b: Any, out: Any = None) -> Any:
-        """Return the matrix product, in the full precision of its factors."""
-        ...
-
-    def fetch(self, array: Any) -> np.ndarray:
-        """Return the array as numpy's."""
-        ...
+_add_square: Any = get_blas_funcs("syrk", dtype=np.float64)
 
 
 @dataclass(frozen=True)
 class NumpyArithmetic:
-    """numpy on the processor."""
+    """numpy on the processor; arrays have operators, slices and ``mean``, as those of torch do."""
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> np.ndarray:
         """Return an array of zeros."""
@@ -63,20 +36,18 @@ class NumpyArithmetic:
         return x
 
     def fill(self, out: np.ndarray, x: np.ndarray, shift: np.ndarray | None = None) -> None:
-        """Write an array, less a shift, in one pass over it where its dtype allows."""
-        if shift is None:
-            out[...] = x
-            return
-        narrow = x.dtype == np.float16 and out.dtype == np.float32
-        np.subtract(widen(x, out) if narrow else x, shift, out=out)
+        """Write a numpy array of any real dtype, less a shift, subtracted in the precision of ``out``."""
+        out[...] = x
+        if shift is not None:
+            out -= shift
 
-    def cast(self, array: np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:
-        """Return the array in another precision."""
-        return array.astype(dtype, copy=False)
+    def product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Return the matrix product."""
+        return a @ b
 
-    def product(self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Return the matrix product; numpy sees that x'x is symmetric and computes one triangle."""
-        return np.matmul(a, b, out=out)
+    def add_square(self, total: np.ndarray, x: np.ndarray) -> None:
+        """Add x'x to the lower triangle, in place: the transposes of C arrays are in BLAS's own order."""
+        _add_square(1.0, x.T, beta=1.0, c=total.T, overwrite_c=1)
 
     def fetch(self, array: np.ndarray) -> np.ndarray:
         """Return the array itself."""
@@ -85,13 +56,7 @@ class NumpyArithmetic:
 
 @dataclass(frozen=True)
 class TorchArithmetic:
-    """torch on a device.
-
-    Parameters
-    ----------
-    device : str
-        Its name in torch, such as ``cuda`` or ``cuda:1``; it must have float64.
-    """
+    """torch on a device that has float64, by its name in torch: ``cuda``, ``cuda:1``."""
 
     device: str
 
@@ -113,27 +78,27 @@ class TorchArithmetic:
         if shift is not None:
             out -= shift
 
-    def cast(self, array: Any, dtype: npt.DTypeLike) -> Any:
-        """Return the tensor in another precision."""
-        import torch
-
-        return array.to(getattr(torch, np.dtype(dtype).name))
-
-    def product(self, a: Any, b: Any, out: Any = None) -> Any:
+    def product(self, a: Any, b: Any) -> Any:
         """Return the matrix product, without TF32 whatever the process has set."""
         import torch
 
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
         try:
-            return torch.matmul(a, b, out=out)
+            return torch.matmul(a, b)
         finally:
             torch.set_float32_matmul_precision(before)
+
+    def add_square(self, total: Any, x: Any) -> None:
+        """Add x'x, in float64, which TF32 does not touch."""
+        total.addmm_(x.T, x)
 
     def fetch(self, array: Any) -> np.ndarray:
         """Return the tensor as a numpy array."""
         return array.cpu().numpy()
 
+
+Arithmetic = NumpyArithmetic | TorchArithmetic
 
 _current: ContextVar[Arithmetic] = ContextVar("arithmetic", default=NumpyArithmetic())  # noqa: B039, it is frozen
 
@@ -145,13 +110,7 @@ def arithmetic() -> Arithmetic:
 
 @contextmanager
 def products_on(place: Arithmetic) -> Iterator[None]:
-    """Run the products of all readouts that are fitted inside the ``with`` block on one device.
-
-    Parameters
-    ----------
-    place : Arithmetic
-        `NumpyArithmetic` or `TorchArithmetic`.
-    """
+    """Run the products of all readouts that are fitted inside the ``with`` block on one device."""
     token = _current.set(place)
     try:
         yield

@@ -124,20 +124,7 @@ class RidgeSweepClassifier(ClassifierMixin, _RidgeSweep):
         self.class_weight = class_weight
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike) -> Self:
-        """Fit every penalty and choose one.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-            Features.
-        y : array-like of shape (n_samples,)
-            Labels.
-
-        Returns
-        -------
-        self : object
-            The fitted estimator.
-        """
+        """Fit every penalty to features X (n_samples, n_features) and labels y (n_samples,), and choose one."""
         checked, labels = _validate(self, X, y, dtype=[np.float64, np.float32])
         check_classification_targets(labels)
         self.classes_, codes = np.unique(labels, return_inverse=True)
@@ -217,20 +204,7 @@ class RidgeSweepRegressor(RegressorMixin, _RidgeSweep):
         self.cv = cv
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike) -> Self:
-        """Fit every penalty and choose one.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_features)
-            Features.
-        y : array-like of shape (n_samples,) or (n_samples, n_targets)
-            Targets.
-
-        Returns
-        -------
-        self : object
-            The fitted estimator.
-        """
+        """Fit every penalty to X (n_samples, n_features) and y, (n_samples,) or (n_samples, n_targets); choose one."""
         checked, values = _validate(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
         columns = np.asarray(values, np.float64).reshape(len(values), -1)
         self._sweep(checked, columns, columns, Targets(columns.shape[1], 0))
@@ -250,13 +224,7 @@ class RidgeSweepRegressor(RegressorMixin, _RidgeSweep):
 
 
 def _folds(cv: int | BaseCrossValidator, x: np.ndarray, labels: np.ndarray, *, classifier: bool) -> np.ndarray:
-    """Return the fold of each sample, (n,).
-
-    Raises
-    ------
-    ValueError
-        Where the test folds do not hold every sample exactly once.
-    """
+    """Return the fold of each sample, (n,); `ValueError` where they do not hold every sample exactly once."""
     fold, times = np.zeros(len(x), np.int64), np.zeros(len(x), np.int64)
     for k, (_, held) in enumerate(_check_cv(cv, labels, classifier=classifier).split(x, labels)):
         fold[held] = k

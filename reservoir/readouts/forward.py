@@ -9,25 +9,16 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.readouts.gather import Training, gather, solve
+from reservoir.readouts.linear import Scorer
 from reservoir.readouts.moments import Block
-from reservoir.readouts.paths import Scorer
 from reservoir.readouts.ridge import DEFAULT_ALPHAS
-from reservoir.readouts.scoring import Tally
-from reservoir.readouts.sweep import Sweep
+from reservoir.readouts.sweep import Sweep, Tally
 from reservoir.readouts.targets import Targets
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Step:
-    """One step of a forward selection.
-
-    Parameters
-    ----------
-    columns : tuple of str
-        The chosen columns so far, in the order in which they were added.
-    sweep : Sweep
-        Over them, concatenated in this order.
-    """
+    """One step of a forward selection: the columns chosen so far, in order, and the sweep over them side by side."""
 
     columns: tuple[str, ...]
     sweep: Sweep
@@ -44,32 +35,10 @@ def forward_selection(
 ) -> list[Step]:
     """Add the column that raises validation accuracy most, until none does or there are ``limit`` of them.
 
-    One pass over train yields the moments of all columns concatenated; those of any subset are a part of them. Each
-    step then solves every candidate and passes once over valid for all of them. Memory is of order the square of the
-    widths' sum, so a long list of columns is first cut to the most accurate ones.
-
-    Parameters
-    ----------
-    train, valid : re-iterable of (ndarray (m, w), ndarray (m, outputs))
-        Features of all columns side by side, and labels; train is iterated once.
-    columns : mapping of str to slice
-        Where each column lies among the w features.
-    targets : Targets
-        The coding of the labels, and their weights.
-    alphas : ndarray, (A,), default 25 values from 1e-2 to 1e6
-        Penalties, positive.
-    limit : int
-        The largest number of columns.
-
-    Returns
-    -------
-    list of Step
-        At least one; the last is the most accurate. Of equally good columns the first in ``columns`` is taken.
-
-    Raises
-    ------
-    InputError
-        Where there are no columns or samples, or a feature is not finite.
+    One pass over train yields the moments of all columns side by side; those of any subset, given by where each column
+    lies, are a part of them. Each step then solves every candidate and passes once over valid for all of them. Memory
+    is of order the square of the widths' sum, so a long list of columns is first cut to the most accurate ones. There
+    is at least one step; the last is the most accurate, and of equally good columns the first is taken.
     """
     if not columns or limit < 1:
         raise InputError(f"columns: at most {limit} of {len(columns)} columns; give at least one of both")

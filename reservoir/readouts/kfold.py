@@ -7,24 +7,22 @@ second pass scores each sample by the path that has not seen it. Memory is of or
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.readouts.gather import Samples, Training, solve
+from reservoir.readouts.gather import Samples, Training, head, solve
+from reservoir.readouts.linear import LinearPath, Scorer
 from reservoir.readouts.moments import Accumulator, Moments, leave_one_out
-from reservoir.readouts.paths import LinearPath, Scorer
-from reservoir.readouts.ridge import DEFAULT_ALPHAS
-from reservoir.readouts.scoring import Tally
-from reservoir.readouts.sweep import Sweep
+from reservoir.readouts.ridge import DEFAULT_ALPHAS, ridge_path
+from reservoir.readouts.sweep import Sweep, Tally
 from reservoir.readouts.targets import Targets
 
 FoldBlock = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Features (m, w), labels (m, outputs) and fold numbers (m,) of some samples."""
+"""Features (m, w), labels (m, outputs) and fold numbers, (m,) or (m, repeats), of some samples."""
 
 
 def cross_sweep(
@@ -33,86 +31,102 @@ def cross_sweep(
     alphas: np.ndarray = DEFAULT_ALPHAS,
     *,
     folds: int = 5,
+    repeats: int = 1,
     moments: Sequence[Moments] | None = None,
+    one_standard_error: bool = False,
 ) -> Sweep:
-    """Fit a ridge readout for every penalty and choose one by K-fold cross-validation.
+    """Fit a ridge readout for every penalty and choose one by K-fold cross-validation, repeated over several deals.
 
-    The accuracy of a penalty is over all samples, each scored by the model of the other folds; the path that is
-    returned is fitted on all of them. The temperature comes from the same held-out scores.
-
-    Parameters
-    ----------
-    train : re-iterable of (ndarray (m, w), ndarray (m, outputs), ndarray of int (m,))
-        Blocks of features, labels and fold numbers in [0, folds); iterated three times.
-    targets : Targets
-        The coding of the labels, and their weights.
-    alphas : ndarray, (A,), default 25 values from 1e-2 to 1e6
-        Penalties, positive.
-    folds : int, default 5
-        Number of folds, at least 2.
-    moments : sequence of Moments, optional
-        Of each fold, from an earlier `fold_moments`: saves the first pass.
-
-    Returns
-    -------
-    Sweep
-
-    Raises
-    ------
-    InputError
-        Where a fold is empty, a penalty is not positive, or a feature not finite.
+    The accuracy of a penalty is over all samples, each scored by the model of the other folds, averaged over the deals;
+    the path that is returned is fitted on all of them. The temperature comes from held-out scores of the first deal.
+    ``train`` is iterated three times, and twice more for each further deal. Moments of each fold, deal after deal, from
+    an earlier `fold_moments` save the first pass. By the rule of one standard error, that of the mean over folds, the
+    largest penalty is chosen that is no worse than the best by more.
     """
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds; give at least 2")
-    whole, rests = _join(list(moments)) if moments is not None else _gather(train, targets, folds)
-    paths = [solve(rest, alphas) for rest in rests]
-    scorers, tally = [Scorer(path, targets) for path in paths], Tally(targets)
+    deals = [_Deal(train, number) for number in range(repeats)]
+    stored = [moments and moments[number * folds : (number + 1) * folds] for number in range(repeats)]
+    whole, paths = _paths(deals[0], targets, alphas, folds, stored[0])
+    scores = [_score(deals[0], targets, paths)]
+    for deal, part in zip(deals[1:], stored[1:], strict=True):
+        scores.append(_score(deal, targets, _paths(deal, targets, alphas, folds, part)[1]))
+    accuracy, error = np.mean(scores, axis=0)
+    found = Sweep.of(solve(whole, alphas), accuracy, targets, whole, error if one_standard_error else None)
+    return replace(found, temperature=_temperature(deals[0], targets, paths, found.best))
+
+
+@dataclass(frozen=True, eq=False)
+class _Deal:
+    """Blocks with the fold numbers of one deal, as often as they are iterated."""
+
+    train: Iterable[FoldBlock]
+    number: int
+
+    def __iter__(self) -> Iterator[FoldBlock]:
+        for x, y, fold in self.train:
+            yield x, y, fold if fold.ndim == 1 else fold[:, self.number]
+
+
+def _paths(
+    train: _Deal, targets: Targets, alphas: np.ndarray, folds: int, moments: Sequence[Moments] | None
+) -> tuple[Training, list[LinearPath]]:
+    """Return all training data, and the path fitted on all folds but each: from samples where they are few."""
+    few, stream = (None, train) if moments else head(train)
+    if few is None:
+        moments = moments or fold_moments(stream, targets, folds)
+        rests, whole = leave_one_out(moments), functools.reduce(operator.add, moments)
+        return whole, [ridge_path(rest, alphas) for rest in rests]
+    x, y, fold = few
+    _check_folds(np.bincount(fold, minlength=folds))
+    samples = Samples(x=x, y=targets.encode(y), weights=targets.weights(y))
+    return samples, [solve(samples.rows(fold != k), alphas) for k in range(folds)]
+
+
+def _score(train: _Deal, targets: Targets, paths: list[LinearPath]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the held-out accuracy (A,) of every penalty over all samples, and its standard error over folds."""
+    scorers = [Scorer(path, targets) for path in paths]
+    together, apart = Tally(targets), [Tally(targets) for _ in paths]
+    for k, x, y in _by_fold(train):
+        scores = scorers[k](x)
+        together.update(scores, y)
+        apart[k].update(scores, y)
+    spread = np.std([tally.accuracy() for tally in apart], axis=0, ddof=1)
+    return together.accuracy(), spread / np.sqrt(len(paths))
+
+
+def _temperature(train: _Deal, targets: Targets, paths: list[LinearPath], best: int) -> float:
+    """Return the temperature that suits the scores of every sample under the chosen penalty, held out."""
+    readouts = [path.readout(best, targets) for path in paths]
+    pairs = [(readouts[k].scores(x), y) for k, x, y in _by_fold(train)]
+    scores, labels = (np.concatenate(part) for part in zip(*pairs, strict=True))
+    return targets.fit_temperature(scores, labels)
+
+
+def _by_fold(train: Iterable[FoldBlock]) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yield the samples of each block by their fold: its number, features and labels."""
     for x, y, fold in train:
-        for k in np.unique(fold):
-            tally.update(scorers[k](x[fold == k]), y[fold == k])
-    stored = whole if isinstance(whole, Moments) else None
-    found = Sweep.of(solve(whole, alphas), tally.accuracy(), targets, stored)
-    return replace(found, temperature=_temperature(train, targets, paths, found.best))
+        for k in np.unique(fold).tolist():
+            yield k, x[fold == k], y[fold == k]
 
 
 def fold_moments(train: Iterable[FoldBlock], targets: Targets, folds: int) -> list[Moments]:
-    """Return the moments of each fold, from blocks of features, labels and fold numbers in [0, folds).
-
-    Raises
-    ------
-    InputError
-        Where a fold is empty, or a feature not finite.
-    """
+    """Return the moments of each fold, from blocks of features, labels and fold numbers in [0, folds)."""
     return add_folds([partial_moments(train, targets)], folds)
 
 
 def partial_moments(train: Iterable[FoldBlock], targets: Targets) -> dict[int, Moments]:
-    """Return the moments of every fold that occurs in some blocks: `add_folds` sums those of all parts of the data.
-
-    Raises
-    ------
-    InputError
-        Where a feature is not finite.
-    """
+    """Return the moments of every fold that occurs in some blocks: `add_folds` sums those of all parts of the data."""
     accumulators: dict[int, Accumulator] = {}
-    for x, y, fold in train:
-        coded, weights = targets.encode(y), targets.weights(y)
-        for k in np.unique(fold).tolist():
-            if k not in accumulators:
-                accumulators[k] = Accumulator(x.shape[1], targets.columns, np.result_type(x.dtype, np.float32))
-            chosen = fold == k
-            accumulators[k].update(x[chosen], coded[chosen], None if weights is None else weights[chosen])
+    for k, x, y in _by_fold(train):
+        if k not in accumulators:
+            accumulators[k] = Accumulator(x.shape[1], targets.columns)
+        accumulators[k].update(x, targets.encode(y), targets.weights(y))
     return {k: accumulator.moments() for k, accumulator in accumulators.items()}
 
 
 def add_folds(parts: Iterable[Mapping[int, Moments]], folds: int) -> list[Moments]:
-    """Return the moments of each fold over all parts of the data, added in the order of the parts, one held at a time.
-
-    Raises
-    ------
-    InputError
-        Where a fold is empty.
-    """
+    """Return the moments of each fold over all parts of the data, added in their order, one held at a time."""
     sums: dict[int, Moments] = {}
     for part in parts:
         for k, moments in part.items():
@@ -121,41 +135,57 @@ def add_folds(parts: Iterable[Mapping[int, Moments]], folds: int) -> list[Moment
     return [sums[k] for k in range(folds)]
 
 
-def _gather(train: Iterable[FoldBlock], targets: Targets, folds: int) -> tuple[Training, Iterable[Training]]:
-    """Return all training data and, for each fold, that of the others: samples where they are few, else moments."""
-    head: list[FoldBlock] = []
-    stream = iter(train)
-    for block in stream:
-        head.append(block)
-        if sum(len(x) for x, *_ in head) >= block[0].shape[1]:
-            return _join(fold_moments(itertools.chain(head, stream), targets, folds))
-    if not head:
-        raise InputError("readout: there are no training samples; give at least one")
-    x, y, fold = (np.concatenate(part) for part in zip(*head, strict=True))
-    _check_folds(np.bincount(fold, minlength=folds))
-    whole = Samples(x=x, y=targets.encode(y), weights=targets.weights(y))
-    return whole, (whole.rows(fold != k) for k in range(folds))
-
-
-def _join(moments: list[Moments]) -> tuple[Training, Iterable[Training]]:
-    """Return the moments of all folds, and for each fold those of the others."""
-    return functools.reduce(operator.add, moments), leave_one_out(moments)
-
-
 def _check_folds(counts: np.ndarray) -> None:
     """Raise `InputError` naming the first fold without samples."""
     if not counts.all():
         raise InputError(f"cross-validation: fold {np.argmin(counts)} of {len(counts)} is empty; use fewer folds")
 
 
-def _temperature(train: Iterable[FoldBlock], targets: Targets, paths: list[LinearPath], best: int) -> float:
-    """Return the temperature that suits the scores of every sample under the chosen penalty, held out."""
-    if not targets.classes:
-        return 1.0
-    readouts = [path.readout(best, targets) for path in paths]
-    scores, labels = [], []
-    for x, y, fold in train:
-        for k in np.unique(fold):
-            scores.append(readouts[k].scores(x[fold == k]))
-            labels.append(y[fold == k])
-    return targets.fit_temperature(np.concatenate(scores), np.concatenate(labels))
+def deal_folds(
+    rows: int,
+    folds: int,
+    *,
+    labels: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
+    repeat: int = 0,
+    seed: int = 0,
+) -> np.ndarray:
+    """Return the fold of each row, (rows,) of int64; every ``repeat`` is another deal of the same rows.
+
+    Folds differ by one row at most; with class labels (rows,), also within each class. Rows of one group, (rows,) of
+    any values, share a fold: the largest groups are dealt first, each to the fold that has fewest of its classes.
+    """
+    units = rows if groups is None else len(np.unique(groups))
+    if not 2 <= folds <= units:
+        what = "rows" if groups is None else "groups"
+        raise InputError(
+            f"cross-validation: {folds} folds of {units} {what}; give at least 2 folds, and {what} for each"
+        )
+    draw = np.random.default_rng((seed, repeat))
+    if groups is not None:
+        return _deal_groups(draw, folds, np.zeros(rows, int) if labels is None else labels, groups)
+    shuffled = draw.permutation(rows)
+    order = shuffled if labels is None else shuffled[np.argsort(labels[shuffled], kind="stable")]
+    fold = np.empty(rows, np.int64)
+    # Dealt in turns, class after class: whoever gets one row more of a class gets one less of the next.
+    fold[order] = draw.permutation(folds)[np.arange(rows) % folds]
+    return fold
+
+
+def _deal_groups(draw: np.random.Generator, folds: int, labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Return folds that keep groups whole, with as even a share of every class as the groups allow."""
+    _, number = np.unique(groups, return_inverse=True)
+    classes, code = np.unique(labels, return_inverse=True)
+    counts = np.zeros((number.max() + 1, len(classes)))
+    np.add.at(counts, (number, code), 1)
+    shares = counts / counts.sum(axis=0)
+    order = draw.permutation(len(counts))
+    order = order[np.argsort(-counts[order].sum(axis=1), kind="stable")]
+    held, chosen = np.zeros((folds, len(classes))), np.empty(len(counts), np.int64)
+    for group in order:
+        # The sum of squared shares of all folds grows least where the group meets fewest of its own classes.
+        clash = held @ shares[group]
+        best = np.flatnonzero(clash <= clash.min() * (1 + 1e-9))
+        chosen[group] = best[np.argmin(held[best].sum(axis=1))]
+        held[chosen[group]] += counts[group]
+    return chosen[number]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,25 +16,10 @@ ARMIJO = 1e-4
 LONGEST_SEARCH = 20
 
 
-@dataclass(frozen=True, eq=False)
-class Minimum:
-    """Where a minimisation ended.
-
-    Parameters
-    ----------
-    point : ndarray of float64, (d,)
-        The best point.
-    value : float
-        The function there.
-    evaluations : int
-        How often the function was evaluated.
-    converged : bool
-        Whether the next step would have been within the tolerance.
-    """
+class Minimum(NamedTuple):
+    """Where a minimisation ended: the best point (d,), and whether the next step was within the tolerance."""
 
     point: np.ndarray
-    value: float
-    evaluations: int
     converged: bool
 
 
@@ -48,23 +33,10 @@ def minimise_together(
 ) -> list[Minimum]:
     """Minimise several smooth convex functions, each from its start, evaluating all that are still open at once.
 
-    Parameters
-    ----------
-    starts : sequence of ndarray of float64, (d,)
-        Of each problem.
-    evaluate : callable
-        From points by problem number to values and gradients by problem number.
-    tolerance : float
-        A problem is solved where its next step d has || d || <= tolerance * || x ||, or promises to lower the value by
-        less than the rounding of the first one.
-    evaluations : int
-        The most evaluations of one problem.
-    rounding : float, default 2.2e-16
-        Relative error of the values; smaller increases count as none.
-
-    Returns
-    -------
-    list of Minimum
+    ``evaluate`` goes from points by problem number to values and gradients by problem number, whose relative error
+    ``rounding`` is: smaller increases count as none. A problem is solved where its next step d has
+    || d || <= tolerance * || x ||, or promises to lower the value by less than the rounding of the first one; it ends
+    unsolved after so many evaluations.
     """
     solvers = [lbfgs(start, tolerance, evaluations, rounding) for start in starts]
     points = {number: next(solver) for number, solver in enumerate(solvers)}
@@ -89,9 +61,7 @@ def lbfgs(
     more until the value falls by a 1e-4th of what the slope promises. A strictly convex function needs no curvature
     condition.
 
-    References
-    ----------
-    Nocedal and Wright (2006), Numerical optimization, algorithms 7.4 and 7.5, and equation 3.57.
+    Reference: Nocedal and Wright (2006), Numerical optimization, algorithms 7.4 and 7.5, and equation 3.57.
     """
     value, gradient = yield x
     negligible = EPSILON * abs(value)
@@ -101,11 +71,11 @@ def lbfgs(
         direction = -inverse_hessian_product(pairs, gradient)
         slope = float(gradient @ direction)
         if np.linalg.norm(direction) <= tolerance * np.linalg.norm(x) or -slope <= negligible:
-            return Minimum(x, value, used, converged=True)
+            return Minimum(x, converged=True)
         step = 1.0
         for _ in range(LONGEST_SEARCH):
             if used == evaluations:
-                return Minimum(x, value, used, converged=False)
+                return Minimum(x, converged=False)
             trial = x + step * direction
             trial_value, trial_gradient = yield trial
             used += 1
@@ -114,7 +84,7 @@ def lbfgs(
                 break
             step *= float(np.clip(-slope * step / (2 * (rise - slope * step)), 0.1, 0.5))
         else:
-            return Minimum(x, value, used, converged=False)
+            return Minimum(x, converged=False)
         moved, turned = trial - x, trial_gradient - gradient
         curvature = float(moved @ turned)
         if curvature > 0:

@@ -8,9 +8,7 @@ At W = 0 and equal classes the Hessian in W is k Z'PZ + alpha I, with k = 1 / cl
 one column). With the eigenvectors V and eigenvalues l of Z'PZ, the unknowns U of W = V (k l + alpha)^-1/2 U make it the
 identity, for every penalty alike; L-BFGS then needs tens of passes where the correlated features need hundreds.
 
-References
-----------
-Boehning (1992), Multinomial logistic regression algorithm (the bound k Z'PZ on the Hessian).
+Reference: Boehning (1992), Multinomial logistic regression algorithm (the bound k Z'PZ on the Hessian).
 """
 
 from __future__ import annotations
@@ -25,12 +23,11 @@ from scipy.special import expit, logsumexp
 from reservoir.errors import InputError
 from reservoir.readouts.gather import Training, gather
 from reservoir.readouts.lbfgs import Evaluation, minimise_together
+from reservoir.readouts.linear import LinearPath
 from reservoir.readouts.moments import BLOCK_ROWS, Block, Moments
-from reservoir.readouts.paths import LinearPath
 from reservoir.readouts.ridge import inverse, positive, standardise
 from reservoir.readouts.sweep import Sweep, score
 from reservoir.readouts.targets import Targets
-from reservoir.readouts.widen import widen
 
 LOGISTIC_ALPHAS = np.logspace(-1, 5, 10)
 
@@ -43,33 +40,14 @@ def logistic_sweep(
     *,
     moments: Moments | None = None,
 ) -> Sweep:
-    """Fit a logistic readout for every penalty and choose one by validation.
+    """Fit a logistic readout for every penalty and choose one by validation; ``path.converged`` tells which are solved.
 
-    Parameters
-    ----------
-    train, valid : re-iterable of (ndarray (m, w), ndarray (m, outputs))
-        Blocks of features and labels; train is iterated once per step of the slowest penalty, valid once.
-    targets : Targets
-        The coding of the labels, and their weights.
-    alphas : ndarray, (A,), default 10 values from 1e-1 to 1e5
-        Penalties, positive.
-    moments : Moments, optional
-        Of the training samples with encoded targets, from an earlier pass.
-
-    Returns
-    -------
-    Sweep
-        ``path.converged`` tells which penalties reached the tolerance.
-
-    Raises
-    ------
-    InputError
-        For regression targets, penalties that are not positive, no samples, or a feature that is not finite.
+    Train is iterated once per step of the slowest penalty, valid once. Moments of the training samples with encoded
+    targets, from an earlier pass, save one of them.
     """
     training = gather(train, targets) if moments is None else moments
     path = logistic_path(train, targets, alphas, training)
-    stored = training if isinstance(training, Moments) else None
-    return Sweep.of(path, score(path, valid, targets), targets, stored)
+    return Sweep.of(path, score(path, valid, targets), targets, training)
 
 
 def logistic_path(
@@ -81,27 +59,10 @@ def logistic_path(
     tolerance: float = 1e-4,
     passes: int = 200,
 ) -> LinearPath:
-    """Return the logistic model of every penalty.
+    """Return the logistic model of every penalty, from training data also in the form that `gather` returned.
 
-    Parameters
-    ----------
-    train : re-iterable of (ndarray (m, w), ndarray (m, outputs))
-        Blocks of features and labels; products are in float64 for float64 features, else in float32.
-    targets : Targets
-        The coding of the labels, and their weights.
-    alphas : ndarray, (A,)
-        Penalties, positive.
-    training : Moments or Samples
-        What `gather` returned for the same data.
-    tolerance : float, default 1e-4
-        A penalty is solved where the next step is shorter than this share of the solution.
-    passes : int, default 200
-        The most passes over the data.
-
-    Raises
-    ------
-    InputError
-        For regression targets, or a penalty that is not positive.
+    Products are in float64 for float64 features, else in float32. A penalty is solved where the next step is shorter
+    than ``tolerance`` times the solution, or given up after so many passes over the data.
     """
     if not targets.classes:
         raise InputError("logistic readout: the targets are real values; use the ridge readout for regression")
@@ -125,18 +86,10 @@ def logistic_path(
 
 @dataclass(frozen=True, eq=False)
 class _Axes:
-    """Principal axes of the standardised features: Z'PZ = V diag(l) V', without what has no variance.
+    """Principal axes of the standardised features, without what has no variance: Z'PZ = V diag(l) V'.
 
-    Parameters
-    ----------
-    vectors : ndarray of float64, (w, r)
-        V.
-    values : ndarray of float64, (r,)
-        l, positive.
-    mean, scale : ndarray of float64, (w,)
-        Of the standardisation.
-    count : float
-        The sum of the weights.
+    ``vectors`` (w, r) is V and ``values`` (r,) are the positive l; ``mean`` and ``scale`` (w,) are those of the
+    standardisation, and ``count`` is the sum of the weights.
     """
 
     vectors: np.ndarray
@@ -240,10 +193,8 @@ class _Problem:
         """Yield features in the precision of the products, labels and weights, 2,048 samples at most at a time."""
         for x, y in self.train:
             weights = self.targets.weights(y)
+            # Where all features are constant, every row has to round alike.
+            dtype = np.result_type(x.dtype, np.float32) if self.axes.values.size else np.float64
             for start in range(0, len(x), BLOCK_ROWS):
                 piece = slice(start, start + BLOCK_ROWS)
-                yield self._widen(x[piece]), y[piece], None if weights is None else weights[piece]
-
-    def _widen(self, x: np.ndarray) -> np.ndarray:
-        """Return features in float32 or float64; in float64 where all are constant, as then every row rounds alike."""
-        return widen(x) if self.axes.values.size else x.astype(np.float64)
+                yield x[piece].astype(dtype, copy=False), y[piece], None if weights is None else weights[piece]

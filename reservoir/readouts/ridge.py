@@ -9,9 +9,8 @@ from the samples (kernel form, for fewer samples than features), and b = mean Y.
 tridiagonal form, after which each penalty is cheap. In expectation over masks, dropout of the standardised features
 with rate p adds exactly such a penalty, alpha = samples * p / (1 - p): the penalty sweep is the dropout sweep.
 
-References
-----------
-Hoerl and Kennard (1970), Ridge regression; Wager, Wang and Liang (2013), Dropout training as adaptive regularization.
+References: Hoerl and Kennard (1970), Ridge regression; Wager, Wang and Liang (2013), Dropout training as adaptive
+regularization.
 """
 
 from __future__ import annotations
@@ -20,29 +19,17 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.readouts.device import arithmetic
+from reservoir.readouts.linear import LinearPath
 from reservoir.readouts.moments import Moments
-from reservoir.readouts.paths import LinearPath
 from reservoir.readouts.tridiagonal import Tridiagonal
 
 DEFAULT_ALPHAS = np.logspace(-2, 6, 25)
 MOST_ALPHAS = 1000  # the models of all are held at once
+WIDEST = 1e-6, 1e10
 
 
 def ridge_path(moments: Moments, alphas: np.ndarray) -> LinearPath:
-    """Return the ridge solutions from moments (primal form): time of order w^3, whatever the number of samples.
-
-    Parameters
-    ----------
-    moments : Moments
-        Of w features and t targets.
-    alphas : ndarray, (A,)
-        Positive penalties.
-
-    Raises
-    ------
-    InputError
-        Where a penalty is not a positive number.
-    """
+    """Return the ridge solutions from moments (primal form): time of order w^3, whatever the number of samples."""
     scale = inverse(moments.std)
     matrix = moments.xx * scale[:, None]
     matrix *= scale
@@ -51,24 +38,7 @@ def ridge_path(moments: Moments, alphas: np.ndarray) -> LinearPath:
 
 
 def kernel_path(x: np.ndarray, y: np.ndarray, alphas: np.ndarray, weights: np.ndarray | None = None) -> LinearPath:
-    """Return the ridge solutions from samples (kernel form), in float64: time of order n^2 w + n^3.
-
-    Parameters
-    ----------
-    x : ndarray, (n, w)
-        Features, all in memory: meant for n < w.
-    y : ndarray, (n, t)
-        Targets.
-    alphas : ndarray, (A,)
-        Positive penalties.
-    weights : ndarray, (n,), optional
-        Non-negative; weight 2 counts as the sample twice. All 1 by default.
-
-    Raises
-    ------
-    InputError
-        Where a penalty is not a positive number, or a feature is not finite.
-    """
+    """Return the ridge solutions from samples x (n, w), y (n, t) (kernel form, for n < w): order n^2 w + n^3."""
     z, mean, scale, roots = standardise(x, weights)
     y_mean = np.average(y.astype(np.float64), axis=0, weights=weights)
     on = arithmetic()
@@ -83,26 +53,8 @@ def standardise(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return weighted samples as rows of standardised features.
 
-    Parameters
-    ----------
-    x : ndarray, (n, w)
-        Features.
-    weights : ndarray, (n,), optional
-        Non-negative.
-
-    Returns
-    -------
-    z : ndarray of float64, (n, w)
-        ``(x - mean) * scale * roots``, so that z'z is the weighted scatter.
-    mean, scale : ndarray of float64, (w,)
-        Of the features; scale is 1 / std, and 0 for constant channels.
-    roots : ndarray of float64, (n, 1)
-        Square roots of the weights.
-
-    Raises
-    ------
-    InputError
-        Where a feature is not finite.
+    These are z = (x - mean) * scale * roots, (n, w), so that z'z is the weighted scatter; mean and scale (w,), 1 / std
+    or 0 for constant channels; and roots (n, 1) of the weights. `InputError` where a feature is not finite.
     """
     weights = np.ones(len(x)) if weights is None else weights
     roots = np.sqrt(weights)[:, None]
@@ -121,13 +73,7 @@ def standardise(
 
 
 def parse_alphas(text: str) -> np.ndarray:
-    """Return the penalties that ``LO:HI:N`` stands for: N values from LO to HI in equal ratios.
-
-    Raises
-    ------
-    InputError
-        Where the text is anything else.
-    """
+    """Return the penalties that ``LO:HI:N`` stands for: N values from LO to HI in equal ratios."""
     try:
         low, high, number = text.split(":")
         lo, hi, n = float(low), float(high), int(number)
@@ -140,6 +86,20 @@ def parse_alphas(text: str) -> np.ndarray:
     if n == 1 and lo != hi:
         raise InputError(f"penalties {text!r}: one value cannot be both {lo:g} and {hi:g}; give N >= 2, or LO = HI")
     return np.geomspace(lo, hi, n)
+
+
+def widened(alphas: np.ndarray, best: int) -> np.ndarray | None:
+    """Return the grid carried on to 1e-6 or 1e10 where the best penalty is its end; None where there is nothing to add.
+
+    The new penalties have the ratio of the old ones, or that of a third of a decade where it is larger.
+    """
+    low, high = float(np.min(alphas)), float(np.max(alphas))
+    ratio = max(10 ** (1 / 3), (high / low) ** (1 / max(1, len(alphas) - 1)))
+    ends = low / WIDEST[0], WIDEST[1] / high
+    below, above = (int(np.log(max(1, end)) / np.log(ratio) + 1e-9) for end in ends)
+    less = low / ratio ** np.arange(below, 0, -1) if alphas[best] == low else []
+    more = high * ratio ** np.arange(1, above + 1) if alphas[best] == high else []
+    return np.concatenate([less, np.sort(alphas), more]) if len(less) + len(more) else None
 
 
 def positive(alphas: np.ndarray) -> np.ndarray:

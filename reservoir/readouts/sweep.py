@@ -7,33 +7,78 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reservoir.readouts.gather import gather, solve
-from reservoir.readouts.linear import LinearReadout
+from reservoir.readouts.gather import Training, gather, solve
+from reservoir.readouts.linear import LinearPath, LinearReadout, Scorer
 from reservoir.readouts.moments import Block, Moments
-from reservoir.readouts.paths import LinearPath, Scorer
 from reservoir.readouts.ridge import DEFAULT_ALPHAS
-from reservoir.readouts.scoring import Tally, best_penalty
 from reservoir.readouts.targets import Targets
+
+
+class Tally:
+    """Running accuracy of A readouts over blocks: the share of right labels, over samples and outputs, or R^2.
+
+    For real targets it is the mean over outputs of
+
+        R^2 = 1 - sum (y - s)^2 / sum (y - mean y)^2
+
+    (a constant output counts 1 where it is met exactly and 0 elsewhere, as in ``sklearn.metrics.r2_score``).
+    """
+
+    def __init__(self, targets: Targets) -> None:
+        self.targets = targets
+        self.samples = 0
+        self._hits: np.ndarray | None = None  # (A,) right labels, or (A, outputs) squared residuals
+        self._origin = np.zeros(targets.outputs)
+        self._sum = np.zeros(targets.outputs)
+        self._squares = np.zeros(targets.outputs)
+
+    def update(self, scores: np.ndarray, y: np.ndarray) -> Tally:
+        """Count a block: scores (A, m, T) of each readout against labels (m, outputs)."""
+        if self.targets.classes:
+            hits = (self.targets.predict(scores) == y).sum(axis=(1, 2))
+        else:
+            values = y.astype(np.float64)
+            if not self.samples:
+                self._origin = values[0]  # sums of squares about a value of the data's own size lose no digits
+            hits = np.square(scores - values).sum(axis=1)
+            self._sum += (values - self._origin).sum(axis=0)
+            self._squares += np.square(values - self._origin).sum(axis=0)
+        self._hits = hits if self._hits is None else self._hits + hits
+        self.samples += len(y)
+        return self
+
+    def accuracy(self) -> np.ndarray:
+        """Return the accuracy of each readout, (A,), over all samples so far; `ValueError` where there are none."""
+        if self._hits is None:
+            raise ValueError("no samples were counted")
+        if self.targets.classes:
+            return self._hits / (self.samples * self.targets.outputs)
+        total = self._squares - np.square(self._sum) / self.samples
+        constant = total <= 0
+        ratio = self._hits / np.where(constant, 1.0, total)
+        return np.where(constant, np.where(self._hits > 0, 0.0, 1.0), 1.0 - ratio).mean(axis=-1)
+
+
+def best_penalty(alphas: np.ndarray, accuracies: np.ndarray, errors: np.ndarray | None = None) -> int:
+    """Return the index of the highest accuracy; of equal ones, that of the larger penalty.
+
+    With standard errors (A,), of the largest penalty that is within one error of the highest accuracy.
+    """
+    best = int(np.lexsort((alphas, accuracies))[-1])
+    if errors is None:
+        return best
+    near = accuracies >= accuracies[best] - errors[best]
+    return int(np.argmax(np.where(near, alphas, -np.inf)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sweep:
     """What a sweep over penalties found.
 
-    Parameters
-    ----------
-    path : LinearPath
-        The model of every penalty, fitted on all training samples.
-    accuracy : ndarray of float64, (A,)
-        Of each penalty on held-out samples (R^2 for regression).
-    best : int
-        Index of the chosen penalty: the most accurate, of equal ones the largest.
-    targets : Targets
-        The coding of the labels.
-    moments : Moments, optional
-        Of the training samples; None where the solution came from the samples themselves.
-    temperature : float, default 1
-        Of the chosen readout's probabilities, where held-out scores were at hand to fit it.
+    ``path`` holds the model of every penalty, fitted on all training samples; ``accuracy`` (A,) that on held-out ones
+    (R^2 for regression); ``best`` the index of the chosen one. ``moments`` are those of the training samples,
+    None where the solution came from the samples themselves; ``temperature`` is that of the chosen readout's
+    probabilities, where held-out scores were at hand to fit it.
     """
 
     path: LinearPath
@@ -44,9 +89,17 @@ class Sweep:
     temperature: float = 1.0
 
     @classmethod
-    def of(cls, path: LinearPath, accuracy: np.ndarray, targets: Targets, moments: Moments | None = None) -> Sweep:
-        """Return the sweep that chooses among the models of a path by their accuracies, (A,)."""
-        best = best_penalty(path.alphas, accuracy)
+    def of(
+        cls,
+        path: LinearPath,
+        accuracy: np.ndarray,
+        targets: Targets,
+        training: Training | None = None,
+        errors: np.ndarray | None = None,
+    ) -> Sweep:
+        """Return the sweep that chooses among a path's models by accuracies (A,), or by one standard error (A,)."""
+        best = best_penalty(path.alphas, accuracy, errors)
+        moments = training if isinstance(training, Moments) else None
         return cls(path=path, accuracy=accuracy, best=best, targets=targets, moments=moments)
 
     @property
@@ -67,33 +120,14 @@ def sweep(
     *,
     moments: Moments | None = None,
 ) -> Sweep:
-    """Fit a ridge readout for every penalty and choose one by validation.
+    """Fit a ridge readout for every penalty and choose one by validation; each of train and valid is iterated once.
 
-    Parameters
-    ----------
-    train, valid : iterable of (ndarray (m, w), ndarray (m, outputs))
-        Blocks of features and labels, as `samples` lays them out; each is iterated once. ``train`` is not read where
-        moments are given.
-    targets : Targets
-        The coding of the labels, and their weights.
-    alphas : ndarray, (A,), default 25 values from 1e-2 to 1e6
-        Penalties, positive.
-    moments : Moments, optional
-        Of the training samples with encoded targets, from an earlier pass.
-
-    Returns
-    -------
-    Sweep
-
-    Raises
-    ------
-    InputError
-        Where there are no samples, a penalty is not positive, or a feature not finite.
+    Blocks are features (m, w) and labels (m, outputs), as `samples` lays them out. Moments of the training samples with
+    encoded targets, from an earlier pass, stand for train, which then is not read.
     """
     training = gather(train, targets) if moments is None else moments
     path = solve(training, alphas)
-    stored = training if isinstance(training, Moments) else None
-    return Sweep.of(path, score(path, valid, targets), targets, moments=stored)
+    return Sweep.of(path, score(path, valid, targets), targets, training)
 
 
 def score(path: LinearPath, blocks: Iterable[Block], targets: Targets) -> np.ndarray:

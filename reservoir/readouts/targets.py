@@ -1,8 +1,4 @@
-"""What a linear readout regresses on: labels coded as real targets, and scores read back as labels.
-
-A column of the cache is (rows, tokens, width) and labels are (rows, readout_tokens, outputs). A readout sees samples
-(m, width) against labels (m, o): `samples` makes them, `unsample` undoes it for what was predicted.
-"""
+"""What a linear readout regresses on: labels coded as real targets, and scores read back as labels."""
 
 from __future__ import annotations
 
@@ -59,23 +55,7 @@ class Targets:
         return self.outputs * (self.classes if self.classes > 2 else 1)
 
     def encode(self, y: np.ndarray) -> np.ndarray:
-        """Return the targets of labels.
-
-        Parameters
-        ----------
-        y : ndarray, (n, outputs)
-            Class numbers from 0, or real targets.
-
-        Returns
-        -------
-        ndarray of float32, (n, T)
-            float64 where regression targets are float64.
-
-        Raises
-        ------
-        InputError
-            Where the shape is not (n, outputs).
-        """
+        """Return the targets (n, T) of labels (n, outputs): float32, or float64 where regression targets are."""
         if y.ndim != 2 or y.shape[1] != self.outputs:
             raise InputError(f"targets: labels of shape {y.shape}, not (n, {self.outputs})")
         if not self.classes:
@@ -88,18 +68,7 @@ class Targets:
         return None if self.class_weights is None else np.array(self.class_weights)[y[:, 0].astype(np.int64)]
 
     def predict(self, scores: np.ndarray) -> np.ndarray:
-        """Return the labels that scores stand for.
-
-        Parameters
-        ----------
-        scores : ndarray, (..., n, T)
-            Leading axes, such as the penalties of a path, are kept.
-
-        Returns
-        -------
-        ndarray, (..., n, outputs)
-            Class numbers (int64): the sign for two classes, the largest score for more. Regression: the scores.
-        """
+        """Return the labels (..., n, outputs) that scores (..., n, T) stand for; those of regression are the scores."""
         if not self.classes:
             return scores
         if self.classes == 2:
@@ -107,13 +76,7 @@ class Targets:
         return scores.reshape(*scores.shape[:-1], self.outputs, self.classes).argmax(-1)
 
     def logits(self, scores: np.ndarray) -> np.ndarray:
-        """Return scores as one value per class: (n, T) -> (n, outputs, classes); two classes become -s and +s.
-
-        Raises
-        ------
-        InputError
-            For regression, which has no classes.
-        """
+        """Return scores as one value per class: (n, T) -> (n, outputs, classes); two classes become -s and +s."""
         if not self.classes:
             raise InputError("targets: a regression readout has no probabilities; ask for its predictions")
         if self.classes == 2:
@@ -125,32 +88,25 @@ class Targets:
         return softmax(self.logits(scores) / temperature, axis=-1)
 
     def fit_temperature(self, scores: np.ndarray, y: np.ndarray) -> float:
-        """Return the temperature whose softmax gives held-out labels the least negative log likelihood.
+        """Return the temperature whose softmax gives held-out labels the least cross-entropy, with a grain of doubt.
 
-        Parameters
-        ----------
-        scores : ndarray, (n, T)
-            Of rows that the readout was not fitted on.
-        y : ndarray of int, (n, outputs)
-            Their labels.
+        After n rows that were all right the next is wrong with chance 1 / (n + 2), by Laplace's rule of succession. So
+        much of each label's weight goes to the other classes: without it, rows that are all right would ask for a
+        temperature of 0, and the first error would be made with certainty.
 
-        Returns
-        -------
-        float
-            Between e^-7 and e^7; 1 for regression.
-
-        References
-        ----------
-        Guo et al. (2017), On calibration of modern neural networks, section 4.2.
+        ``scores`` (n, T) are of rows that the readout was not fitted on, ``y`` (n, outputs) their labels. References:
+        Guo et al. (2017), On calibration of modern neural networks, section 4.2; Platt (1999), Probabilistic outputs
+        for support vector machines, section 2.2, for labels that are not quite 0 and 1.
         """
         if not self.classes:
             return 1.0
         logits = self.logits(np.asarray(scores, np.float64))
-        labels = y[..., None].astype(np.int64)
+        doubt = 1 / (len(y) + 2)
+        hot = y[..., None].astype(np.int64) == np.arange(self.classes)
+        wanted = np.where(hot, 1 - doubt, doubt / (self.classes - 1))
 
         def loss(log_temperature: float) -> float:
-            likelihood = log_softmax(logits * np.exp(-log_temperature), axis=-1)
-            return -float(np.take_along_axis(likelihood, labels, axis=-1).mean())
+            return -float((wanted * log_softmax(logits * np.exp(-log_temperature), axis=-1)).sum())
 
         found: Any = minimize_scalar(loss, bounds=(-7.0, 7.0), method="bounded")
         return float(np.exp(found.x))
@@ -163,27 +119,10 @@ def balanced_weights(counts: np.ndarray) -> tuple[float, ...]:
 
 
 def samples(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Lay a column and its labels out as samples.
+    """Lay a column (rows, tokens, width) and its labels (rows, readout_tokens, outputs) out as samples.
 
-    Parameters
-    ----------
-    x : ndarray, (rows, tokens, width)
-        A column of the cache.
-    y : ndarray, (rows, readout_tokens, outputs)
-        Labels.
-
-    Returns
-    -------
-    x : ndarray, (m, w)
-        With as many tokens as readout tokens, and more than one: each token is a sample and all share the weights,
-        m = rows * tokens and w = width. Otherwise each row is a sample, w = tokens * width.
-    y : ndarray, (m, o)
-        o = outputs where tokens are samples, else readout_tokens * outputs.
-
-    Raises
-    ------
-    InputError
-        Where the two do not have the same rows.
+    With as many tokens as readout tokens, and more than one, each token is a sample and all share the weights.
+    Otherwise each row is a sample, its tokens side by side and the labels of its readout tokens too.
     """
     if len(x) != len(y):
         raise InputError(f"readout: {len(x)} rows of features and {len(y)} of labels; give as many of both")

@@ -18,31 +18,21 @@ class Tridiagonal:
 
         (A + alpha I)^-1 B = Q (T + alpha I)^-1 Q' B
 
-    takes linear time for each further penalty alpha, between two products with Q. The reduction is the first half of a
-    symmetric eigendecomposition. Without the other half it took 17 ms instead of 71 for 768 columns and 0.19 s instead
-    of 0.63 for 2,000; a Cholesky factorisation per penalty needs 25 times 0.05 s there.
+    takes linear time for each further penalty alpha, between two products with Q: the reduction is the first half of a
+    symmetric eigendecomposition, and took a quarter of its time for 768 columns.
 
-    Parameters
-    ----------
-    diagonal : ndarray of float64, (n,)
-        Of T.
-    offdiagonal : ndarray of float64, (n - 1,)
-        Of T.
-    reflectors : ndarray of float64, (n - 1, n - 1)
-        The Householder vectors of Q below the diagonal, as LAPACK's ``dsytrd`` leaves them.
-    factors : ndarray of float64, (n - 1,)
-        Their scalar factors.
+    ``diagonal`` (n,) and ``offdiagonal`` (n - 1,) are those of T, ``reflectors`` (n - 1, n - 1) the Householder vectors
+    of Q below the diagonal, as LAPACK's ``dsytrd`` leaves them, ``factors`` (n - 1,) their scalar factors; ``least`` is
+    the penalty below which rounding may leave A + alpha I without a factorisation.
 
-    References
-    ----------
-    Golub and Van Loan (2013), Matrix computations, section 8.3.1; Elden (1977), Algorithms for the regularization of
-    ill-conditioned least squares problems.
+    References: Golub and Van Loan (2013), Matrix computations, section 8.3.1; Elden (1977), BIT 17, 134-145.
     """
 
     diagonal: np.ndarray
     offdiagonal: np.ndarray
     reflectors: np.ndarray
     factors: np.ndarray
+    least: float
 
     @classmethod
     def of(cls, matrix: np.ndarray) -> Tridiagonal:
@@ -51,30 +41,18 @@ class Tridiagonal:
         work = int(_reduce_work(n, lower=1)[0])
         # The transpose of a symmetric C array is itself in Fortran order: no copy.
         reduced, diagonal, offdiagonal, factors, _ = _reduce(matrix.T, lower=1, lwork=work, overwrite_a=1)
-        # Rounding (that of float32 products above all) can push eigenvalues of a singular matrix to 0 or below. Raising
-        # the whole spectrum to the rounding of its top keeps T definite and moves nothing that was more than rounding.
+        # Rounding can push eigenvalues of a singular matrix to 0 or below. A penalty that lifts them above the rounding
+        # of the top is used as it is; a smaller one is raised to that, so that T + alpha I stays definite.
         lowest, *_ = eigvalsh_tridiagonal(diagonal, offdiagonal, select="i", select_range=(0, 0))
         top = np.abs(diagonal).max() + 2 * np.abs(offdiagonal).max(initial=0)
-        lift = max(0.0, n * np.finfo(np.float64).eps * top - lowest)
-        return cls(diagonal + lift, offdiagonal, np.asfortranarray(reduced[1:, :-1]), factors)
+        least = n * np.finfo(np.float64).eps * top - lowest
+        return cls(diagonal, offdiagonal, np.asfortranarray(reduced[1:, :-1]), factors, least)
 
     def solve(self, alphas: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """Return (A + alpha I)^-1 b for every penalty.
-
-        Parameters
-        ----------
-        alphas : ndarray, (a,)
-            Positive penalties.
-        b : ndarray of float64, (n, t)
-            Right-hand sides.
-
-        Returns
-        -------
-        ndarray of float64, (a, n, t)
-        """
+        """Return (A + alpha I)^-1 b for every positive penalty, (a, n, t), from right-hand sides (n, t)."""
         rotated = np.asfortranarray(self._rotate(b, transpose=True))
         solutions = np.empty((len(self.diagonal), len(alphas), b.shape[1]))
-        for i, alpha in enumerate(alphas):
+        for i, alpha in enumerate(np.maximum(alphas, self.least)):
             if len(b) == 1:
                 solutions[:, i] = rotated / (self.diagonal + alpha)
             else:

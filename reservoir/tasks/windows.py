@@ -1,38 +1,64 @@
-"""Windows of a float sequence as tokens."""
+"""Windows of a float sequence as tokens, at one or several dilations side by side."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from reservoir.errors import InputError
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def window_counts(lengths: np.ndarray, patch: int, stride: int) -> np.ndarray:
-    """Return how many whole windows fit: ``(length - patch) // stride + 1``; 0 where none does."""
-    return np.maximum((lengths - patch) // stride + 1, 0)
+Pad = Literal["none", "same"]
+
+
+def window_counts(
+    lengths: np.ndarray, patch: int, stride: int, dilations: tuple[int, ...] = (1,), pad: Pad = "none"
+) -> np.ndarray:
+    """Return how many windows rows of these lengths give; 0 where none fits.
+
+    Without padding windows lie wholly inside their row: with a reach of (patch - 1) * largest dilation + 1 values,
+    ``(length - reach) // stride + 1``. With ``same`` every ``stride``-th value has one: ``ceil(length / stride)``.
+    """
+    return np.maximum((lengths - _reach(patch, dilations, pad)) // stride + 1, 0)
 
 
 def windows(
-    x: np.ndarray, lengths: np.ndarray, patch: int, stride: int, first_row: int = 0
+    x: np.ndarray,
+    lengths: np.ndarray,
+    patch: int,
+    stride: int,
+    first_row: int = 0,
+    *,
+    dilations: tuple[int, ...] = (1,),
+    pad: Pad = "none",
 ) -> tuple[np.ndarray, np.ndarray]:
     """Cut sequences into windows of ``patch`` values every ``stride``, each with all its channels one token.
 
-    Values after the last whole window are left out; tokens that are not wholly inside their row are zeros.
+    The token at position t holds for each dilation d the values x[t + (j - (patch - 1) // 2) d], j from 0 to patch - 1.
+    Positions are 0, stride, 2 stride ... with ``pad="same"``, where values outside the row are zeros; without padding
+    they begin where the whole window fits. Tokens that have no position in their row are zeros.
 
     Parameters
     ----------
     x : ndarray, (rows, tokens, channels)
     lengths : ndarray of int, (rows,)
-        Real tokens of each row.
+        Real tokens of each row; what stands behind them is never used.
     patch, stride : int
-        Values per window, and from the beginning of one to that of the next.
+        Values per window and dilation, and from the position of one token to that of the next.
     first_row : int, default 0
         Row number of ``x[0]``, for messages.
+    dilations : tuple of int, default (1,)
+        Steps between the values of a window, one window for each.
+    pad : {"none", "same"}, default "none"
+        Whether windows may reach beyond their row.
 
     Returns
     -------
-    x : ndarray, (rows, windows, patch * channels)
-        A token runs over the values of its window, the channels fastest.
+    x : ndarray, (rows, windows, dilations * patch * channels)
+        A token runs over the dilations, in each over the values of its window, the channels fastest.
     lengths : ndarray of int32, (rows,)
 
     Raises
@@ -40,13 +66,47 @@ def windows(
     InputError
         Naming a row that is shorter than a window.
     """
-    counts = window_counts(lengths, patch, stride).astype(np.int32)
+    counts = window_counts(lengths, patch, stride, dilations, pad).astype(np.int32)
     if not counts.all():
-        row = int(np.argmin(counts))
+        row, reach = int(np.argmin(counts)), _reach(patch, dilations, pad)
         raise InputError(
-            f"row {first_row + row} has {lengths[row]} values, less than a window of {patch}; take a smaller patch"
+            f"row {first_row + row} has {lengths[row]} values, less than a window of {reach}; take a smaller patch"
         )
-    view = np.lib.stride_tricks.sliding_window_view(x, patch, axis=1)[:, ::stride]
-    tokens = view.transpose(0, 1, 3, 2).reshape(len(x), view.shape[1], -1)
-    real = np.arange(tokens.shape[1]) < counts[:, None]
-    return np.where(real[:, :, None], tokens, np.zeros((), x.dtype)), counts
+    longest = int(window_counts(np.array(x.shape[1]), patch, stride, dilations, pad))
+    offsets = np.array(_offsets(patch, dilations, pad))
+    index = np.arange(longest)[:, None] * stride + offsets
+    before, behind = max(0, -offsets.min()), max(0, index.max() + 1 - x.shape[1])
+    inside = np.arange(x.shape[1]) < lengths[:, None]
+    x = np.pad(np.where(inside[:, :, None], x, np.zeros((), x.dtype)), ((0, 0), (before, behind), (0, 0)))
+    tokens = x[:, index + before].reshape(len(x), longest, -1)
+    tokens[np.arange(longest) >= counts[:, None]] = 0
+    return tokens, counts
+
+
+def windows_torch(
+    x: Tensor, lengths: Tensor, patch: int, stride: int, dilations: tuple[int, ...] = (1,), pad: Pad = "none"
+) -> tuple[Tensor, Tensor]:
+    """Return what `windows` does of tensors, in operations that ``torch.export`` can trace; no row may be too short."""
+    import torch
+
+    reach = _reach(patch, dilations, pad)
+    longest, counts = (x.shape[1] - reach) // stride + 1, (lengths - reach) // stride + 1
+    offsets = _offsets(patch, dilations, pad)
+    before, behind = max(0, -min(offsets)), max(0, *offsets)
+    inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+    x = torch.nn.functional.pad(x.masked_fill(~inside[:, :, None], 0), (0, 0, before, behind))
+    steps = torch.arange(longest, device=x.device)
+    tokens = x[:, steps[:, None] * stride + torch.tensor(offsets, device=x.device) + before].flatten(2)
+    return tokens.masked_fill((steps >= counts[:, None])[:, :, None], 0), counts
+
+
+def _reach(patch: int, dilations: tuple[int, ...], pad: Pad) -> int:
+    """Return how many values of a row the longest window needs."""
+    return 1 if pad == "same" else (patch - 1) * max(dilations) + 1
+
+
+def _offsets(patch: int, dilations: tuple[int, ...], pad: Pad) -> list[int]:
+    """Return where the values of a token lie, from ``stride`` times its number."""
+    middle = (patch - 1) // 2
+    begin = 0 if pad == "same" else middle * max(dilations)
+    return [begin + (value - middle) * dilation for dilation in dilations for value in range(patch)]

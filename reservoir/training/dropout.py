@@ -10,24 +10,16 @@ from reservoir.fpt import FPT
 from reservoir.training.groups import trained_layer
 
 
-def set_dropout(model: FPT, rate: float) -> None:
-    """Set every dropout of a model, in front of the layer below which nothing is trained to zero.
+def set_dropout(model: FPT, rate: float, *, below: bool = False) -> None:
+    """Set every dropout of a model whose trained parameters are unfrozen to the share ``rate``.
 
-    Below that layer there is nothing that dropout could keep from overfitting, and without it the hidden states there
-    are always the same, so that they can come from a cache.
-
-    Parameters
-    ----------
-    model : FPT
-        With its trained parameters unfrozen.
-    rate : float
-        Share of the values that are dropped in training mode, 0 for none.
+    Below the lowest trained layer it is zero, unless ``below``: nothing there could overfit, and the hidden states are
+    always the same, so that they can come from a cache. The authors' code drops there too.
     """
-    layer = trained_layer(model)
+    layer = None if below else trained_layer(model)
     _set(model.modules(), rate if layer is None else 0.0)
     if layer is not None:
-        lowest = model.backbone.layers.index(layer)
-        for block in model.backbone.blocks[lowest:]:
+        for block in model.backbone.blocks[model.backbone.layers.index(layer) :]:
             _set(block.modules(), rate)
 
 

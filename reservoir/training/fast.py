@@ -22,13 +22,7 @@ CHUNK = 2**16
 
 
 def speed_up(model: FPT) -> None:
-    """Exchange modules and the attention function of a model on a CPU for faster ones of the same meaning.
-
-    Parameters
-    ----------
-    model : FPT
-        Where its attention is causal and has dropout, and no mask, it becomes the one above; all else stays.
-    """
+    """Exchange dropout, GELU and causal attention of a model on a CPU for faster ones of the same meaning."""
     from transformers.activations import NewGELUActivation
 
     for module in list(model.modules()):
@@ -74,17 +68,9 @@ def attention(
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     own = dropout > 0 and causal and attention_mask is None and query.device.type == "cpu"
     if not own or query.shape[:3] != key.shape[:3]:
-        return sdpa_attention_forward(  # pyright: ignore[reportReturnType]
-            module,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=dropout,
-            scaling=scaling,  # pyright: ignore[reportArgumentType]
-            is_causal=is_causal,
-            **more,
-        )
+        plain: Any = sdpa_attention_forward
+        more |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
+        return plain(module, query, key, value, attention_mask, **more)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = causal_attention(query, key, value, scale, dropout, _seed())
     return out.transpose(1, 2).contiguous(), None
@@ -116,8 +102,7 @@ class GELU(nn.Module):
 
         y = \frac{x}{2} (1 + \tanh u) = x \, \sigma(2 u), \quad u = \sqrt{2 / \pi} \, (x + 0.044715 \, x^3)
 
-    The sigmoid takes a third of the time of the tangent here. The slope comes from the same sigmoid in the forward
-    pass, so that the backward pass is one product.
+    The sigmoid takes a third of the time of the tangent here, and gives the slope already in the forward pass.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -132,8 +117,8 @@ class _GELU(torch.autograd.Function):
     def forward(ctx: Any, input: Tensor) -> Tensor:
         flat = input.reshape(-1)
         out, slope = torch.empty_like(flat), torch.empty_like(flat)
-        for place in range(0, flat.numel(), CHUNK):
-            chunk = slice(place, place + CHUNK)
+        for start in range(0, flat.numel(), CHUNK):
+            chunk = slice(start, start + CHUNK)
             x = flat[chunk].float()
             square = x * x
             s = (CUBIC * square).add_(1).mul_(STEEPNESS * x).sigmoid_()

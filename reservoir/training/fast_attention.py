@@ -38,23 +38,10 @@ LEVELS = 2**16
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, rate: float, seed: int) -> Tensor:
-    """Return causal attention with dropout.
+    """Return causal attention (batch, heads, tokens, width), with a share ``rate`` of the probabilities dropped.
 
-    Parameters
-    ----------
-    query, key, value : Tensor of float32 or bfloat16, (batch, heads, tokens, width)
-        Scores are float32 in any case. The values' type may be another than that of the others, as rotary positions
-        leave queries and keys in float32.
-    scale : float
-        Factor on the scores.
-    rate : float
-        Share of the probabilities that is dropped.
-    seed : int
-        Chooses which.
-
-    Returns
-    -------
-    Tensor of the values' type, (batch, heads, tokens, width)
+    Scores, times ``scale``, are float32 in any case. The values' type, which is the result's, may be another than that
+    of the others, as rotary positions leave queries and keys in float32.
     """
     return _Attention.apply(query, key, value, scale, rate, seed)
 
@@ -64,13 +51,13 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, rate: float, seed: int) -> Tensor:
         q, k, v = (t.detach().flatten(0, 1) for t in (query, key, value))
         scaled, keys = q.float() * scale, k.float().transpose(1, 2)
-        out, signed = torch.empty_like(v), v.new_empty(_count(q))
+        out, signed = torch.empty_like(v), v.new_empty(max(scores.stop for *_, scores in _blocks(q)))
         draw = generator(seed)
         with torch.autocast("cpu", enabled=False):  # which would round the scores
-            for heads, rows, seen, place in _blocks(q):
+            for heads, rows, seen, scores in _blocks(q):
                 p = _probabilities(scaled[heads, rows], keys[heads, :, :seen])
                 p *= keep(p.shape, rate, draw).mul_(2).sub_(1)
-                block = signed[place].view(p.shape)
+                block = signed[scores].view(p.shape)
                 block.copy_(p)
                 out[heads, rows] = torch.bmm(block.clamp(min=0), v[heads, :seen])
         out *= 1 / (1 - rate)
@@ -87,9 +74,9 @@ class _Attention(torch.autograd.Function):
         sums = (grad.float() * out.float()).sum(-1, keepdim=True).to(v.dtype)
         grad = grad / (1 - rate)
         dq, dk, dv = torch.empty_like(q), torch.zeros(k.shape), torch.zeros(v.shape)
-        for heads, rows, seen, place in _blocks(q):
+        for heads, rows, seen, scores in _blocks(q):
             d = grad[heads, rows]
-            block = signed[place].view(*d.shape[:2], seen)
+            block = signed[scores].view(*d.shape[:2], seen)
             kept = block.clamp(min=0)
             dv[heads, :seen] += torch.bmm(kept.transpose(1, 2), d)
             dp = torch.bmm(d, v[heads, :seen].transpose(1, 2))
@@ -114,21 +101,17 @@ def keep(shape: torch.Size, rate: float, draw: np.random.Generator) -> Tensor:
 
 
 def _blocks(q: Tensor) -> Iterator[tuple[slice, slice, int, slice]]:
-    """Yield heads and queries of each block, how many keys these queries see, and the place of their scores."""
+    """Yield heads and queries of each block, how many keys these queries see, and where their scores are kept."""
     heads, tokens, _ = q.shape
-    place = 0
+    start = 0
     for row in range(0, tokens, QUERIES):
         seen = min(row + QUERIES, tokens)
         several = max(1, SCORES // (QUERIES * seen))
         for head in range(0, heads, several):
             last = min(head + several, heads)
             size = (last - head) * (seen - row) * seen
-            yield slice(head, last), slice(row, seen), seen, slice(place, place + size)
-            place += size
-
-
-def _count(q: Tensor) -> int:
-    return sum(place.stop - place.start for *_, place in _blocks(q))
+            yield slice(head, last), slice(row, seen), seen, slice(start, start + size)
+            start += size
 
 
 def _probabilities(q: Tensor, k: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from reservoir.backbones import GROUPS, Backbone
 from reservoir.errors import InputError
@@ -20,13 +20,7 @@ NAMES = ("input", "output", *GROUPS, "last-attention", "all")
 
 
 def parse_groups(text: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the groups of a comma-separated list, each once.
-
-    Raises
-    ------
-    InputError
-        If there is none, or one does not exist.
-    """
+    """Return the groups of a comma-separated list, each once; an `InputError` says if one is none of `NAMES`."""
     parts = text.split(",") if isinstance(text, str) else text
     groups = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     for group in groups:
@@ -43,25 +37,7 @@ def default_groups(backbone: Backbone) -> tuple[str, ...]:
 
 
 def unfreeze(model: FPT, groups: Sequence[str]) -> tuple[str, ...]:
-    """Let exactly the parameters of some groups be trained, and freeze all others.
-
-    Parameters
-    ----------
-    model : FPT
-        Input layer, backbone and output.
-    groups : sequence of str
-        Of `NAMES`.
-
-    Returns
-    -------
-    tuple of str
-        Names of the trained parameters, as in ``model.named_parameters()``.
-
-    Raises
-    ------
-    InputError
-        If the backbone has no parameters of a group.
-    """
+    """Let exactly the parameters of some groups be trained, and return their names."""
     roles = {name: _roles(model, name) for name, _ in model.named_parameters()}
     for group in groups:
         if not any(group in of for of in roles.values()):
@@ -76,13 +52,7 @@ def unfreeze(model: FPT, groups: Sequence[str]) -> tuple[str, ...]:
 
 
 def trained_layer(model: FPT) -> str | None:
-    """Return the highest layer up to which nothing is trained, by the parameters' ``requires_grad``.
-
-    Returns
-    -------
-    str or None
-        ``final`` if the output alone is trained; None where a parameter in front of the first block is.
-    """
+    """Return the highest layer up to which nothing is trained; None where a parameter before the first block is."""
     backbone = model.backbone
     blocks = [id(p) for block in backbone.blocks for p in block.parameters()]
     path = backbone.family.final_norm
@@ -105,7 +75,7 @@ def frozen_digest(model: nn.Module) -> str:
     for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
         if name not in trained:
             digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(_bytes(tensor))
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -122,7 +92,3 @@ def _roles(model: FPT, name: str) -> set[str]:
     group = model.backbone.group_of(rest)
     last = f"{model.backbone.family.blocks}.{model.backbone.depth - 1}."
     return {group, "all"} | ({"last-attention"} if group == "attention" and f".{last}" in f".{rest}" else set())
-
-
-def _bytes(tensor: Tensor) -> bytes | memoryview:
-    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,21 +13,10 @@ from reservoir.fpt import FPT
 
 
 class UpperPart(nn.Module):
-    """A model that starts at the hidden states of one of its layers.
+    """A model that starts at the hidden states of one of its layers, which the whole model is changed for.
 
-    The blocks below are passed by, at no cost; the model that is given serves for nothing else from then on.
-
-    Parameters
-    ----------
-    model : FPT
-        The whole model.
-    layer : str
-        The layer whose hidden states come in.
-
-    Raises
-    ------
-    InputError
-        If blocks above the layer need more of those below than their hidden states.
+    The blocks below are passed by, at no cost. Where blocks above need more of them than their hidden states, an
+    `InputError` says so.
     """
 
     def __init__(self, model: FPT, layer: str) -> None:
@@ -47,7 +35,7 @@ class UpperPart(nn.Module):
         return "last" if self.layer == "final" else "all"
 
     def forward(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        """Return the logits of the readout tokens.
+        """Return the logits of `FPT.forward`.
 
         Parameters
         ----------
@@ -55,10 +43,6 @@ class UpperPart(nn.Module):
             Hidden states of the layer; of ``final`` only those of the readout tokens.
         lengths : Tensor of int64, (batch,)
             Real tokens of each sequence.
-
-        Returns
-        -------
-        Tensor of float32, (batch, readout_tokens, outputs, max(classes, 1))
         """
         if self.layer == "final":
             return self.model.logits(hidden)
@@ -76,25 +60,24 @@ class UpperPart(nn.Module):
                 f"--from-cache: blocks of this {family.name} share the positions of the first; train without it, or "
                 "the output alone"
             )
-        for block, form in zip(backbone.blocks[:below], self._forms(below), strict=True):
-            block.forward = partial(_same, form)
+        for block, in_tuple in zip(backbone.blocks[:below], self._tuples(below), strict=True):
+            block.forward = partial(_same, in_tuple)
         first = backbone.blocks[below] if below < backbone.depth else backbone.model.get_submodule(family.final_norm)
         first.register_forward_pre_hook(self._replace)
 
-    def _forms(self, below: int) -> list[Callable[[Tensor], Any]]:
-        """Return how each block hands its hidden states on: bare, or first in a tuple."""
-        forms: list[Callable[[Tensor], Any]] = []
-        backbone = self.model.backbone
+    @torch.no_grad()
+    def _tuples(self, below: int) -> list[bool]:
+        """Return of each block whether it hands its hidden states on as the first of a tuple."""
+        backbone, found = self.model.backbone, []
         handles = [
-            block.register_forward_hook(lambda _m, _i, out: forms.append(tuple_of if isinstance(out, tuple) else bare))
+            block.register_forward_hook(lambda _module, _inputs, output: found.append(isinstance(output, tuple)))
             for block in backbone.blocks[:below]
         ]
-        with torch.no_grad():
-            device = next(backbone.parameters()).device
-            backbone(torch.zeros(1, 1, backbone.width, device=device), torch.ones(1, dtype=torch.int64, device=device))
+        device = next(backbone.parameters()).device
+        backbone(torch.zeros(1, 1, backbone.width, device=device), torch.ones(1, dtype=torch.int64, device=device))
         for handle in handles:
             handle.remove()
-        return forms
+        return found
 
     def _replace(self, _module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         assert self._hidden is not None
@@ -102,15 +85,5 @@ class UpperPart(nn.Module):
         return (nn.functional.pad(self._hidden, (0, 0, 0, surplus)) if surplus else self._hidden, *inputs[1:])
 
 
-def bare(hidden: Tensor) -> Tensor:
-    """Return hidden states as they are."""
-    return hidden
-
-
-def tuple_of(hidden: Tensor) -> tuple[Tensor]:
-    """Return hidden states in a tuple."""
-    return (hidden,)
-
-
-def _same(form: Callable[[Tensor], Any], hidden: Tensor, *_rest: Any, **_named: Any) -> Any:
-    return form(hidden)
+def _same(in_tuple: bool, hidden: Tensor, *_rest: Any, **_named: Any) -> Any:
+    return (hidden,) if in_tuple else hidden

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reservoir.errors import InputError
-from reservoir.readouts import Accumulator, Moments, accumulate, leave_one_out
-from reservoir.readouts.moments import BLOCK_ROWS, EXACT_BLOCKS
+from reservoir.readouts import Moments, accumulate
+from reservoir.readouts.moments import BLOCK_ROWS, Accumulator, leave_one_out
 
-ROWS = (EXACT_BLOCKS + 2) * BLOCK_ROWS + 517
+ROWS = 3 * BLOCK_ROWS + 517
 
 
 def direct(x, y, weights=None):
@@ -49,18 +49,14 @@ def data():
     return x, rng.choice([-1.0, 1.0], (len(x), 3)).astype(np.float32)
 
 
-@pytest.mark.parametrize(("dtype", "rtol"), [(np.float64, 1e-12), (np.float32, 3e-6)])
-def test_moments_of_many_blocks_equal_direct_sums(data, dtype, rtol):
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_moments_of_many_blocks_equal_direct_sums(data, dtype):
     x, y = data[0].astype(dtype), data[1]
     moments = accumulate([(x, y)])
-    assert_close(moments, direct(x, y), rtol)
-    np.testing.assert_allclose(moments.std, x.astype(np.float64).std(axis=0), rtol=rtol, atol=1e-15)
+    assert_close(moments, direct(x, y), 1e-12)
+    np.testing.assert_array_equal(moments.xx, moments.xx.T)
+    np.testing.assert_allclose(moments.std, x.astype(np.float64).std(axis=0), rtol=1e-12, atol=1e-15)
     assert moments.std[7] == 0
-
-
-def test_the_first_blocks_are_exact(data):
-    x, y = data[0][: EXACT_BLOCKS * BLOCK_ROWS], data[1][: EXACT_BLOCKS * BLOCK_ROWS]
-    assert_close(accumulate([(x, y)]), direct(x, y), 1e-12)
 
 
 @settings(max_examples=15, deadline=None)
@@ -114,9 +110,9 @@ def test_weights_count_as_repetitions(dtype):
     rng = np.random.default_rng(4)
     x, y = rng.standard_normal((ROWS, 4)).astype(dtype) + 5, rng.standard_normal((ROWS, 2))
     weights = rng.integers(0, 4, len(x))
-    weighted = Accumulator(4, 2, dtype).update(x, y, weights).moments()
+    weighted = Accumulator(4, 2).update(x, y, weights).moments()
     repeated = accumulate([(np.repeat(x, weights, axis=0), np.repeat(y, weights, axis=0))])
-    assert_close(weighted, repeated, 1e-5 if dtype == np.float32 else 1e-12)
+    assert_close(weighted, repeated, 1e-12)
 
 
 def test_moments_go_on_after_being_read(data):
@@ -125,7 +121,7 @@ def test_moments_go_on_after_being_read(data):
     half = accumulator.update(x[:3000], y[:3000]).moments()
     whole = accumulator.update(x[3000:], y[3000:]).moments()
     assert_close(half, direct(x[:3000], y[:3000]), 1e-12)
-    assert_close(whole, direct(x, y), 3e-6)
+    assert_close(whole, direct(x, y), 1e-12)
 
 
 @settings(max_examples=20, deadline=None)
@@ -141,9 +137,9 @@ def test_arrays_round_trip(data):
     assert_close(Moments.from_arrays(moments.to_arrays()), moments, 0)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e200])
 def test_a_value_that_is_not_finite_is_named(data, value):
-    x = data[0].copy()
+    x = data[0].astype(np.float64)
     x[-1, 9] = value
     with np.errstate(all="ignore"), pytest.raises(InputError, match="feature 9"):
         accumulate([(x, data[1])])

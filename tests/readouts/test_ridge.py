@@ -11,6 +11,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from reservoir.errors import InputError
 from reservoir.readouts import (
     DEFAULT_ALPHAS,
+    Scorer,
     Targets,
     accumulate,
     balanced_weights,
@@ -19,6 +20,7 @@ from reservoir.readouts import (
     parse_alphas,
     ridge_path,
     solve,
+    widened,
 )
 
 ALPHAS = DEFAULT_ALPHAS[::3]
@@ -115,10 +117,10 @@ def test_scores_keep_the_digits_of_a_channel_at_3000():
     x = features(3000, 20, "offset").astype(np.float32)
     path = ridge_path(accumulate([(x, labels(x))]), ALPHAS)
     exact = x.astype(np.float64) @ path.coef + path.intercept[:, None]
-    assert path.scores(x).shape == (len(ALPHAS), 3000, 3)
-    assert path.scores(x).dtype == np.float32
-    assert np.abs(path.scores(x) - exact).max() < 1e-5 * np.abs(exact).max()
-    np.testing.assert_allclose(path.scores(x.astype(np.float64)), exact, rtol=1e-9, atol=1e-9)
+    assert Scorer(path)(x).shape == (len(ALPHAS), 3000, 3)
+    assert Scorer(path)(x).dtype == np.float32
+    assert np.abs(Scorer(path)(x) - exact).max() < 1e-5 * np.abs(exact).max()
+    np.testing.assert_allclose(Scorer(path)(x.astype(np.float64)), exact, rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=20, deadline=None)
@@ -128,7 +130,7 @@ def test_scores_do_not_depend_on_units(scale, shift, seed):
     y = labels(x, seed=seed)
     path = ridge_path(accumulate([(x, y)]), ALPHAS)
     other = ridge_path(accumulate([(x * scale + shift, y)]), ALPHAS)
-    np.testing.assert_allclose(other.scores(x * scale + shift), path.scores(x), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(Scorer(other)(x * scale + shift), Scorer(path)(x), rtol=1e-6, atol=1e-6)
 
 
 @settings(max_examples=20, deadline=None)
@@ -137,7 +139,7 @@ def test_a_larger_penalty_never_fits_closer(seed, rows):
     x = features(rows, 12, "plain", seed)
     y = labels(x, seed=seed)
     path = ridge_path(accumulate([(x, y)]), ALPHAS)
-    errors = np.square(path.scores(x) - y).sum(axis=(1, 2))
+    errors = np.square(Scorer(path)(x) - y).sum(axis=(1, 2))
     assert (np.diff(errors) >= -1e-9 * errors.max()).all()
     assert (np.diff(np.linalg.norm(path.coef * x.std(axis=0)[:, None], axis=(1, 2))) <= 1e-12).all()
 
@@ -149,7 +151,7 @@ def test_singular_float32_moments_stay_solvable():
     x = ((x - x.mean(axis=1, keepdims=True)) / x.std(axis=1, keepdims=True)).astype(np.float32)
     y = labels(x, 2)
     single, double = (ridge_path(accumulate([(x.astype(d), y)]), ALPHAS) for d in (np.float32, np.float64))
-    np.testing.assert_allclose(single.scores(x), double.scores(x), atol=1e-4)
+    np.testing.assert_allclose(Scorer(single)(x), Scorer(double)(x), atol=1e-4)
 
 
 @pytest.mark.parametrize("alphas", [[], [0.0], [1.0, -1.0], [np.nan], [np.inf]])
@@ -166,7 +168,7 @@ def test_penalties_must_be_positive(alphas):
 def test_the_smallest_penalties_are_solved_on_singular_features():
     x = np.arange(30.0)[:, None] * np.ones(6)
     path = ridge_path(accumulate([(x, x[:, :1])]), np.array([1e-300, 1e-9]))
-    np.testing.assert_allclose(path.scores(x)[..., 0], np.stack([x[:, 0]] * 2), atol=1e-6)
+    np.testing.assert_allclose(Scorer(path)(x)[..., 0], np.stack([x[:, 0]] * 2), atol=1e-6)
 
 
 def test_kernel_names_a_feature_that_is_not_finite():
@@ -200,6 +202,19 @@ def test_penalty_grids():
     assert len(parse_alphas("1:10:1000")) == 1000
     with pytest.raises(InputError, match="both 1 and 10"):
         parse_alphas("1:10:1")
+
+
+def test_a_grid_is_carried_on_where_its_end_is_best():
+    np.testing.assert_allclose(widened(DEFAULT_ALPHAS, 0), np.logspace(-6, 6, 37))
+    np.testing.assert_allclose(widened(DEFAULT_ALPHAS, 24), np.logspace(-2, 10, 37))
+    assert widened(DEFAULT_ALPHAS, 1) is None
+    assert widened(widened(DEFAULT_ALPHAS, 0), 0) is None
+    assert widened(np.array([1e-7, 1e11]), 0) is None
+    np.testing.assert_allclose(widened(np.array([1e3]), 0), np.logspace(-6, 10, 49))
+    np.testing.assert_allclose(widened(np.array([1e6, 1e4, 1e2]), 0), [1e2, 1e4, 1e6, 1e8, 1e10])
+    fine = widened(np.geomspace(1, 1.001, 1000), 999)
+    assert len(fine) == 1000 + 29
+    assert fine[-1] <= 1e10
 
 
 @pytest.mark.parametrize(("rows", "width"), [(200, 20), (30, 50)])

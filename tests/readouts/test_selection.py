@@ -10,7 +10,17 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
-from reservoir.readouts import Tally, Targets, cross_sweep, fold_moments, forward_selection, sweep
+from reservoir.readouts import (
+    Scorer,
+    Tally,
+    Targets,
+    cross_sweep,
+    deal_folds,
+    fold_moments,
+    forward_selection,
+    sweep,
+)
+from reservoir.readouts.sweep import best_penalty
 
 ALPHAS = np.logspace(-1, 4, 6)
 
@@ -52,6 +62,43 @@ def test_every_fold_is_scored_as_by_a_refit_on_the_others(classes, rows, width, 
     assert found.readout().temperature == found.temperature
 
 
+@pytest.mark.parametrize("classes", [0, 3])
+@pytest.mark.parametrize(("rows", "width"), [(150, 20), (40, 60)])
+@pytest.mark.parametrize("stored", [False, True])
+def test_repeated_deals_are_averaged(classes, rows, width, stored):
+    x, y = data(rows, width, classes)
+    targets = Targets(1, classes)
+    deals = [deal_folds(rows, 4, labels=y[:, 0] if classes else None, repeat=repeat) for repeat in range(3)]
+    single = [cross_sweep(blocks(x, y, fold), targets, ALPHAS, folds=4) for fold in deals]
+    moments = [part for fold in deals for part in fold_moments(blocks(x, y, fold), targets, 4)] if stored else None
+    together = blocks(x, y, np.stack(deals, axis=1))
+    found = cross_sweep(together, targets, ALPHAS, folds=4, repeats=3, moments=moments)
+    np.testing.assert_allclose(found.accuracy, np.mean([one.accuracy for one in single], axis=0), rtol=1e-9)
+    np.testing.assert_allclose(found.path.coef, single[0].path.coef, rtol=1e-9, atol=1e-12)
+    assert found.best == best_penalty(ALPHAS, found.accuracy)
+    if found.best == single[0].best:
+        assert found.temperature == pytest.approx(single[0].temperature)
+
+
+@pytest.mark.parametrize("classes", [0, 2])
+def test_one_standard_error_takes_the_largest_penalty_that_is_about_as_good(classes):
+    x, y = data(90, 30, classes)
+    x += np.random.default_rng(5).standard_normal(x.shape)
+    targets, fold = Targets(1, classes), deal_folds(90, 6)
+    alphas = np.geomspace(0.1, 1e4, 16)
+    found = cross_sweep(blocks(x, y, fold), targets, alphas, folds=6, one_standard_error=True)
+    plain = cross_sweep(blocks(x, y, fold), targets, alphas, folds=6)
+    scores = []
+    for k in range(6):
+        ridge = RidgeClassifier(alpha=plain.alpha) if classes else Ridge(alpha=plain.alpha)
+        model = make_pipeline(StandardScaler(), ridge)
+        scores.append(model.fit(x[fold != k], y[fold != k].ravel()).score(x[fold == k], y[fold == k].ravel()))
+    limit = plain.accuracy[plain.best] - np.std(scores, ddof=1) / np.sqrt(6)
+    assert found.alpha == alphas[plain.accuracy >= limit].max()
+    assert found.alpha > plain.alpha
+    np.testing.assert_array_equal(found.accuracy, plain.accuracy)
+
+
 def test_weighted_folds_are_weighted_refits():
     x, y = data(120, 10, 2)
     fold = np.arange(120) % 3
@@ -61,7 +108,7 @@ def test_weighted_folds_are_weighted_refits():
     for train, held in KFold(3).split(np.arange(120)[np.argsort(fold, kind="stable")]):
         order = np.argsort(fold, kind="stable")
         path = sweep([(x[order[train]], y[order[train]])], [(x, y)], targets, ALPHAS).path
-        tally.update(path.scores(x[order[held]]), y[order[held]])
+        tally.update(Scorer(path)(x[order[held]]), y[order[held]])
     np.testing.assert_allclose(found.accuracy, tally.accuracy())
 
 

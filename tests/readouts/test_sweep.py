@@ -10,9 +10,9 @@ from reservoir.errors import InputError
 from reservoir.readouts import (
     DEFAULT_ALPHAS,
     LinearReadout,
+    Tally,
     Targets,
     accumulate,
-    accuracy,
     cross_sweep,
     forward_selection,
     gather,
@@ -109,7 +109,9 @@ def test_the_readout_scores_as_its_penalty_did_and_survives_storage(classes):
     found = sweep(blocks(train), blocks(valid), Targets(2, classes))
     readout = found.readout()
     np.testing.assert_allclose(
-        accuracy(readout.targets, readout.scores(valid[0]), valid[1]), found.accuracy[found.best], rtol=1e-6
+        Tally(readout.targets).update(readout.scores(valid[0])[None], valid[1]).accuracy(),
+        found.accuracy[found.best],
+        rtol=1e-6,
     )
     np.testing.assert_array_equal(readout.coef, found.path.coef[found.best])
     back = LinearReadout.from_arrays(*readout.calibrate(blocks(valid)).to_arrays())

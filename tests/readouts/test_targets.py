@@ -9,7 +9,8 @@ from sklearn.linear_model import RidgeClassifier
 from sklearn.metrics import accuracy_score, log_loss, r2_score
 
 from reservoir.errors import InputError
-from reservoir.readouts import Tally, Targets, accumulate, accuracy, best_penalty, ridge_path, samples, unsample
+from reservoir.readouts import Scorer, Tally, Targets, accumulate, ridge_path, samples, sweep, unsample
+from reservoir.readouts.sweep import best_penalty
 
 
 @given(
@@ -30,7 +31,7 @@ def test_labels_come_back_from_their_codes(classes, outputs, rows, lead, seed):
     np.testing.assert_array_equal(targets.predict(np.stack([coded] * (lead + 1)))[lead], y)
     np.testing.assert_array_equal(targets.probabilities(coded).argmax(-1), y)
     np.testing.assert_allclose(targets.probabilities(coded, 0.3).sum(-1), 1, rtol=1e-6)
-    assert accuracy(targets, coded, y) == 1
+    assert Tally(targets).update(coded[None], y).accuracy() == 1
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
@@ -42,7 +43,7 @@ def test_scores_and_labels_are_those_of_ridge_classifier(classes, alpha):
     y = (x @ rng.standard_normal((8, classes)) + rng.standard_normal((300, classes))).argmax(-1)
     theirs = RidgeClassifier(alpha=alpha).fit(x, y)
     targets = Targets(1, classes)
-    scores = ridge_path(accumulate([(x, targets.encode(y[:, None]))]), np.array([alpha])).scores(x)[0]
+    scores = Scorer(ridge_path(accumulate([(x, targets.encode(y[:, None]))]), np.array([alpha])))(x)[0]
     np.testing.assert_allclose(scores.squeeze(), theirs.decision_function(x), rtol=1e-7, atol=1e-9)
     np.testing.assert_array_equal(targets.predict(scores)[:, 0], theirs.predict(x))
 
@@ -118,7 +119,7 @@ def test_tally_over_blocks_is_the_metric_of_scikit_learn(classes, outputs, cuts,
 def test_r2_of_constant_targets_is_that_of_scikit_learn():
     y = np.array([[2.0, 1.0], [2.0, 3.0]])
     for scores in (y, y + np.array([0.5, 0])):
-        assert accuracy(Targets(2, 0), scores, y) == r2_score(y, scores)
+        assert Tally(Targets(2, 0)).update(scores[None], y).accuracy() == r2_score(y, scores)
     with pytest.raises(ValueError, match="no samples"):
         Tally(Targets(1, 2)).accuracy()
 
@@ -139,6 +140,39 @@ def test_temperature_is_the_one_of_least_loss(classes):
     chances = softmax(targets.logits(scores)[:, 0] / 0.4, axis=-1)
     y = (rng.random((2000, 1)) > chances.cumsum(-1)[:, :-1]).sum(-1, keepdims=True)
     found = targets.fit_temperature(scores, y)
-    losses = {t: log_loss(y[:, 0], targets.probabilities(scores, t)[:, 0]) for t in (found * 0.99, found, found * 1.01)}
+    every = np.repeat(np.arange(classes), 2000)  # each label with a little of its weight given to the other classes
+    weights = np.where(every == np.tile(y[:, 0], classes), 1 - 1 / 2002, 1 / 2002 / (classes - 1))
+
+    def loss(temperature):
+        chances = np.tile(targets.probabilities(scores, temperature)[:, 0], (classes, 1))
+        return log_loss(every, chances, sample_weight=weights)
+
+    losses = {t: loss(t) for t in (found * 0.99, found, found * 1.01)}
     assert min(losses, key=losses.__getitem__) == found
     assert 0.3 < found < 0.5
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+@pytest.mark.parametrize("held", [8, 34, 200])
+def test_calibration_never_costs_on_rows_that_can_be_told_apart(classes, held):
+    """Where validation is perfect the temperature must not run to 0: the first error would be made with certainty."""
+    losses = []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        centers = rng.standard_normal((classes, 20))
+
+        def draw(rows, rng=rng, centers=centers):
+            y = rng.integers(0, classes, rows)
+            return centers[y] + rng.standard_normal((rows, 20)), y[:, None]
+
+        train, valid, (x, y) = draw(120), draw(held), draw(2000)
+        plain = sweep([train], [valid], Targets(1, classes)).readout()
+        losses.append(
+            [
+                log_loss(y[:, 0], readout.probabilities(x)[:, 0], labels=np.arange(classes))
+                for readout in (plain, plain.calibrate([valid]))
+            ]
+        )
+    before, after = np.transpose(losses)
+    assert (after <= before + 0.02).all()
+    assert after.mean() < 0.6 * before.mean()

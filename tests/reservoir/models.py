@@ -42,7 +42,8 @@ MODELS = {
 RECURRENT = {
     "lstm": {"model_type": "lstm", "depth": 3, "width": WIDTH},
     "lstm-star": {"model_type": "lstm", "depth": 3, "width": WIDTH, "residual": True, "positions": 20},
-    "lstm-fused": {"model_type": "lstm", "depth": 3, "width": WIDTH, "layer_norm": False},
+    "lstm-norm": {"model_type": "lstm", "depth": 3, "width": WIDTH, "cell": "normalised"},
+    "lstm-fused": {"model_type": "lstm", "depth": 3, "width": WIDTH, "cell": "plain"},
     "esn": {"model_type": "esn", "units": WIDTH, "rc_connectivity": 0.5, "lr": 0.4, "sr": 1.1, "input_scaling": 2.0},
 }
 KINDS = (*MODELS, *RECURRENT)
@@ -123,7 +124,7 @@ def _vit(folder: Path, hidden: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _lstm(folder: Path, x: torch.Tensor) -> list[torch.Tensor]:
-    """Run each layer cell by cell: torch's own LSTMCell, or the equations of Ba et al. 2016 for one token at a time."""
+    """Run each layer cell by cell: torch's own LSTMCell, or the equations of each normalised cell, token by token."""
     from safetensors.torch import load_file
 
     weights = load_file(folder / "model.safetensors")
@@ -133,10 +134,11 @@ def _lstm(folder: Path, x: torch.Tensor) -> list[torch.Tensor]:
     states = [x]
     for number in range(3):
         w = {k.split(".cell.")[1]: v for k, v in weights.items() if k.startswith(f"blocks.{number}.")}
-        h = c = torch.zeros(WIDTH)
+        h, c = (w.pop(f"first_{state}", torch.zeros(WIDTH)) for state in ("hidden", "cell"))
+        run = {"normalised": _normalised_cell, "plain": _torch_cell}.get(config.get("cell"), _released_cell)
         outputs = []
         for token in states[-1]:
-            h, c = _normalised_cell(w, token, h, c) if config.get("layer_norm", True) else _torch_cell(w, token, h, c)
+            h, c = run(w, token, h, c)
             outputs.append(h + token if config.get("residual") else h)
         states.append(torch.stack(outputs))
     return [*states, states[-1]]
@@ -146,6 +148,17 @@ def _torch_cell(w: dict, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> t
     cell = nn.LSTMCell(WIDTH, WIDTH)
     cell.load_state_dict({name.removeprefix("lstm.").removesuffix("_l0"): tensor for name, tensor in w.items()})
     return cell(x, (h, c))
+
+
+def _released_cell(w: dict, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def norm(name: str, a: torch.Tensor) -> torch.Tensor:
+        return (a - a.mean()) / (a.var(correction=1) + 1e-6).sqrt() * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    gates = norm("hidden_norm", w["hidden.weight"] @ h + w["hidden.bias"])
+    gates = gates + norm("input_norm", w["input.weight"] @ x + w["input.bias"])
+    i, f, o, g = gates.reshape(4, WIDTH)
+    c = norm("cell_norm", torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g))
+    return torch.sigmoid(o) * torch.tanh(c), c
 
 
 def _normalised_cell(w: dict, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

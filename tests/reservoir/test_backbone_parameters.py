@@ -23,7 +23,7 @@ PAPER = {
 def without_weights(name):
     family, config = find(name)
     with torch.device("meta"):
-        return Backbone(family.maker.build(config), family, config)
+        return Backbone(family.loader.build(config), family, config)
 
 
 @pytest.mark.parametrize("name", PAPER)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from reservoir.backbones import FAMILIES, KNOWN, default_init, draw_statistics, load_backbone, weights_digest
-from reservoir.backbones.names import find
+from reservoir.backbones import FAMILIES, KNOWN, default_init, describe_weights, find, load_backbone, weights_digest
+from reservoir.backbones.weights import draw_statistics
 from reservoir.errors import InputError
 from reservoir.fpt import FPT
 from reservoir.tasks.task import Task, Vectors
-from tests.reservoir.models import save
+from tests.reservoir.models import MODELS, save
 
 # Parameters of the published models without pooling layer and head, as their papers and model cards count them.
 PUBLISHED = {
@@ -59,7 +59,7 @@ def refusal(*arguments, **settings):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_known_configurations_have_the_published_number_of_parameters(name):
     family, config = find(name)
-    assert family.maker.count(config) == PUBLISHED[name]
+    assert family.loader.count(config) == PUBLISHED[name]
 
 
 def test_every_known_name_has_a_family():
@@ -86,6 +86,31 @@ def test_random_weights_are_these_on_every_machine():
     np.testing.assert_array_equal(weights[0].numpy(), np.array(expected, np.float32))
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_building_never_rejects_what_memory_held_before(kind, tmp_path, monkeypatch):
+    """Torch draws a truncated normal until no value is out of bounds, which without draws would be never."""
+    folder = str(save(kind, tmp_path / kind))
+    expected = weights_digest(load_backbone(folder))
+    where, rejections = torch.where, []
+
+    def out_of_bounds(create):
+        def filled(*sizes, **settings):
+            tensor = create(*sizes, **settings)
+            return tensor.fill_(1e6) if tensor.is_floating_point() else tensor
+
+        return filled
+
+    def counted(*arguments):
+        rejections.append(1)
+        assert len(rejections) < 100, "torch goes on rejecting"
+        return where(*arguments)
+
+    for name in ("empty", "empty_like", "randn"):
+        monkeypatch.setattr(torch, name, out_of_bounds(getattr(torch, name)))
+    monkeypatch.setattr(torch, "where", counted)
+    assert weights_digest(load_backbone(folder)) == expected
+
+
 @pytest.mark.parametrize("name", ["bert", "t5", "gpt2"])
 def test_random_scheme_has_the_spread_of_transformers_own(name, tmp_path):
     """Over many weights, each kind of tensor has the standard deviation of transformers' initialisation."""
@@ -96,11 +121,50 @@ def test_random_scheme_has_the_spread_of_transformers_own(name, tmp_path):
     }[name]
     family, config = find(wide)
     torch.manual_seed(0)
-    built = dict(family.maker.build(config).named_parameters())
+    built = dict(family.loader.build(config).named_parameters())
     for parameter, drawn in load_backbone(wide).model.named_parameters():
         if drawn.numel() > 4000:
             theirs = built[parameter].std()
             assert abs(drawn.std() - theirs) < 0.05 * theirs, parameter
+
+
+def test_the_papers_random_gpt2_is_flat():
+    """Transformers 4.1.1 drew every matrix at 0.02; later ones scale `c_proj` down by the root of twice the blocks."""
+    name = "gpt2:n_layer=2,n_embd=128,n_head=2"
+    flat, scaled = load_backbone(name, "random-flat"), load_backbone(name, "random")
+    for parameter, drawn in flat.model.named_parameters():
+        other = scaled.model.get_parameter(parameter)
+        if drawn.dim() == 2:
+            assert drawn.std().item() == pytest.approx(0.02, rel=0.03)
+            assert other.std().item() == pytest.approx(0.02 / (2 if "c_proj" in parameter else 1), rel=0.03)
+        if "c_proj.weight" not in parameter:
+            assert torch.equal(drawn, other)
+    assert weights_digest(flat) != weights_digest(scaled)
+    assert "c_proj over sqrt(2 x blocks)" in describe_weights(scaled, "random")
+    assert describe_weights(flat, "random-flat").startswith("every matrix normal, deviation 0.02, as the random GPT-2")
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_flat_draw_is_the_familys_own_or_refused(kind, tmp_path):
+    folder = str(save(kind, tmp_path / kind))
+    if kind == "t5":
+        assert "t5 has no initializer_range; use --init random" in refusal(folder, "random-flat")
+    else:
+        same = weights_digest(load_backbone(folder, "random-flat")) == weights_digest(load_backbone(folder))
+        assert same == (kind != "gpt2")
+
+
+def test_the_released_lstm_draws_its_norms_and_its_first_states():
+    cell = load_backbone("lstm:width=400,depth=1", seed=2).blocks[0].cell
+    for norm, size in ((cell.input_norm, 1600), (cell.hidden_norm, 1600), (cell.cell_norm, 400)):
+        for drawn in (norm.weight, norm.bias):
+            assert drawn.shape == (size,) and drawn.abs().max() <= size**-0.5
+            assert drawn.std().item() == pytest.approx((3 * size) ** -0.5, rel=0.1)
+    for start in (cell.first_hidden, cell.first_cell):
+        assert start.std().item() == pytest.approx(400**-0.5, rel=0.15)
+    assert not torch.equal(cell.first_hidden, cell.first_cell)
+    assert "lstm has no initializer_range" in refusal("lstm", "random-flat")
+    assert "cell=gru; choose among released, normalised, plain" in refusal("lstm:cell=gru")
 
 
 def test_statistics_keep_mean_and_deviation_of_every_tensor(llama):
@@ -181,7 +245,7 @@ def test_wrong_settings_are_refused():
     assert "sr=-1" in refusal("esn:sr=-1")
     assert "lr=2" in refusal("esn:lr=2")
     assert "recurrent" in refusal("esn:units=2,rc_connectivity=0.01")
-    assert "choose one of" in refusal("gpt2", "pretraind")
+    assert "choose one of pretrained, random, random-flat, statistics" in refusal("gpt2", "pretraind")
     assert "keep 1 to 12" in refusal("gpt2", depth=13)
     assert "keep 1 to 12" in refusal("gpt2", depth=0)
     assert "--init random" in refusal("gpt2:n_layer=3", "pretrained")
@@ -209,9 +273,9 @@ def test_wrong_settings_are_refused():
     ],
 )
 def test_settings_that_no_model_can_have_are_refused(name, words):
-    told = refusal(name)
-    assert told.startswith(f"backbone {name!r}: ")
-    assert words in told
+    message = refusal(name)
+    assert message.startswith(f"backbone {name!r}: ")
+    assert words in message
 
 
 def test_a_missing_weight_is_named(copy):

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reservoir.errors import InputError
-from reservoir.pretraining.corpora import BYTES, STREAMS, Text, corpus_named, generator
+from reservoir.pretraining.corpora import BYTES, STREAMS, Text, corpus_named
 from reservoir.pretraining.corpora.streams import Independent, Nesting, shannon, zipf_law
+from reservoir.random import generator
 
 PROSE = "Ein Löwe, zwei Löwen: “quoted” — naïve façade, 漢字 and 🎲. "
 

@@ -8,13 +8,13 @@ import torch
 
 from reservoir.backbones import load_backbone
 from reservoir.fpt import FPT
-from reservoir.pooling import POOLINGS
 from reservoir.tasks.task import Task, Vectors
 from tests.reservoir.models import KINDS, RECURRENT, hand_run, layer_names, save
 
 TOKENS = 12
 LENGTHS = (12, 9, 2, 12, 5)
 READOUT_TOKENS = 2
+POOLINGS = ("last", "mean", "max", "first", "segments8", "all")
 TASK = Task(name="t", form=Vectors(5), max_tokens=TOKENS, classes=3, readout_tokens=READOUT_TOKENS)
 
 

@@ -102,7 +102,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean(rate):
     assert module.eval()(x) is x
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "bert", "vit", "t5", "lstm"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "bert", "vit", "t5", "lstm", "lstm-norm"])
 def test_a_faster_model_is_the_same_model(kind, tmp_path):
     folder = str(save(kind, tmp_path / kind))
     task = Task(name="t", form=Vectors(3), max_tokens=12, classes=4)

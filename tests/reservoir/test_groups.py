@@ -47,7 +47,7 @@ _AROUND = ["pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weigh
 BLOCK["qwen3"] = ("layers.{}.", BLOCK["llama"][1] + _QK)
 BLOCK["gemma2"] = ("layers.{}.", BLOCK["llama"][1] + _AROUND)
 BLOCK["gemma3_text"] = ("layers.{}.", BLOCK["llama"][1] + _AROUND + _QK)
-BLOCK["lstm-star"] = BLOCK["lstm"]
+BLOCK["lstm-star"] = BLOCK["lstm-norm"] = BLOCK["lstm"]
 _BERT_OUTSIDE = [
     f"embeddings.{name}"
     for name in ("position_embeddings.weight", "token_type_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias")
@@ -129,6 +129,8 @@ def test_the_layer_below_which_nothing_is_trained(groups, layer, tmp_path):
     above = {None: set(rates), "final": set(), "block02": {n for n in rates if ".h.2." in n}}
     assert dropped == above.get(layer, {n for n in rates if ".h." in n})
     assert set(rates.values()) <= {0.0, 0.25}
+    set_dropout(fpt, 0.25, below=True)
+    assert {m.p for m in fpt.modules() if isinstance(m, torch.nn.Dropout)} == {0.25}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from reservoir.backbones import load_backbone
+from reservoir.errors import InputError
 from reservoir.fpt import FPT
-from reservoir.pooling import POOLINGS, pool
+from reservoir.pooling import pool
 from reservoir.tasks.task import Task, Vectors
 
+POOLINGS = ("last", "mean", "max", "first", "segments8", "all", "std", "min", "quantiles3", "tokens")
 READOUT_TOKENS = 2
 
 
@@ -55,7 +57,12 @@ def hand_pool(hidden, pooling, max_tokens):
     if pooling == "segments8":
         bounds = [i * n // 8 for i in range(9)]
         return np.concatenate([h[a : max(b, a + 1)].mean(0) for a, b in itertools.pairwise(bounds)])[None]
-    return {"mean": h.mean(0), "max": h.max(0), "first": h[0]}[pooling][None]
+    if pooling == "quantiles3":
+        return np.quantile(h, [0.25, 0.5, 0.75], axis=0).reshape(1, -1)
+    if pooling == "tokens":
+        return np.concatenate([h.ravel(), np.zeros((max_tokens - n) * h.shape[1], h.dtype)])[None]
+    of_channels = {"mean": h.mean(0), "max": h.max(0), "first": h[0], "std": h.std(0), "min": h.min(0)}
+    return of_channels[pooling][None]
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
@@ -113,3 +120,25 @@ def test_bfloat16_keeps_the_residual_stream_in_float32(tiny_gpt2, batch):
     assert not torch.equal(a, b)
     # Three blocks add rounded updates to an exact stream: the error stays below bfloat16's own step of 2^-8.
     assert (a - b).abs().max() < a.abs().max() * 2**-8
+
+
+def test_the_output_starts_as_said():
+    """Orthogonal as the input layer is, or as torch's own linear layers start, which are the authors'."""
+    task = Task(name="t", form=Vectors(5), max_tokens=12, classes=10)
+    backbone = load_backbone("gpt2:n_layer=1,n_embd=256,n_head=2,n_positions=20")
+    orthogonal, linear, again, other = (
+        FPT(task, backbone, seed, output_init=init).output
+        for seed, init in ((0, "orthogonal"), (0, "linear"), (0, "linear"), (1, "linear"))
+    )
+    torch.testing.assert_close(orthogonal.weight @ orthogonal.weight.T, 1.41**2 * torch.eye(10), atol=1e-5, rtol=1e-5)
+    assert not orthogonal.bias.any()
+    torch.manual_seed(0)
+    theirs = torch.nn.Linear(256, 10)
+    for parameter in ("weight", "bias"):
+        drawn = getattr(linear, parameter)
+        assert drawn.abs().max() <= 1 / 16 and drawn.std() > 0.2 / 16
+        assert torch.equal(drawn, getattr(again, parameter)) and not torch.equal(drawn, getattr(other, parameter))
+    norms = [layer.weight.norm(dim=1).mean().item() for layer in (linear, theirs)]
+    assert norms[0] == pytest.approx(3**-0.5, rel=0.02) and norms[1] == pytest.approx(norms[0], rel=0.05)
+    with pytest.raises(InputError, match="output init 'kaiming': choose among orthogonal, linear"):
+        FPT(task, backbone, output_init="kaiming")

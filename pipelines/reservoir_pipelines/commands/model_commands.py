@@ -42,7 +42,7 @@ def backbone(
     frozen = sum(done.groups.values())
     rows: list[tuple[str, Any]] = [
         ("family", f"{done.family}, {'causal' if done.causal else 'sees both ways'}"),
-        ("weights", done.init),
+        ("weights", f"{done.init}: {done.weights}"),
         ("depth", f"{done.depth} blocks"),
         ("width", done.width),
         ("longest", f"{done.max_tokens:,} tokens" if done.max_tokens else "any number of tokens"),

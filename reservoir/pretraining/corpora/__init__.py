@@ -7,11 +7,11 @@ uniform, zipf, nesting : synthetic streams of tokens, whose entropy is known.
 from pathlib import Path
 
 from reservoir.errors import InputError
-from reservoir.pretraining.corpora.corpus import HELD_OUT, Corpus, HeldOut, generator
+from reservoir.pretraining.corpora.corpus import HELD_OUT, Corpus, HeldOut
 from reservoir.pretraining.corpora.streams import STREAMS
 from reservoir.pretraining.corpora.text import BYTES, Text
 
-__all__ = ["BYTES", "HELD_OUT", "MOST_TOKENS", "STREAMS", "Corpus", "HeldOut", "Text", "corpus_named", "generator"]
+__all__ = ["BYTES", "HELD_OUT", "MOST_TOKENS", "STREAMS", "Corpus", "HeldOut", "Text", "corpus_named"]
 
 MOST_TOKENS = 2**20
 """Of a vocabulary: more than any tokenizer's, and few enough for their embeddings to be had."""

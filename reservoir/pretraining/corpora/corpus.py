@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,9 +73,3 @@ class Corpus(Protocol):
     def describe(self) -> dict[str, object]:
         """Return what tells this corpus from others, as JSON values."""
         ...
-
-
-def generator(*parts: object) -> np.random.Generator:
-    """Return the random generator of one decision: it depends on all parts and on nothing else."""
-    key = int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:16])
-    return np.random.Generator(np.random.Philox(key=key))

@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.pretraining.corpora.corpus import HELD_OUT, Corpus, HeldOut, generator
+from reservoir.pretraining.corpora.corpus import HELD_OUT, Corpus, HeldOut
+from reservoir.random import generator
 
 HELD_OUT_TOKENS = 1 << 18
 """Tokens of a held-out part, less what does not fill a window."""

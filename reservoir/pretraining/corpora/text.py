@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.pretraining.corpora.corpus import HeldOut, generator
+from reservoir.pretraining.corpora.corpus import HeldOut
 from reservoir.pretraining.corpora.tokens import byte_tokenizer, encode, first_invalid, train_tokenizer
+from reservoir.random import generator
 
 BYTES = 256
 TRAIN, VALID = 0.90, 0.05

@@ -1,0 +1,82 @@
+"""Intervals and p-values: against scipy where it has them, and by simulation where they promise a frequency."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest, bootstrap
+
+from reservoir.readouts import accuracy_interval, mcnemar, paired_bootstrap
+
+
+@given(right=st.integers(0, 60), wrong=st.integers(0, 60))
+def test_one_output_per_row_has_wilsons_interval(right, wrong):
+    if right + wrong:
+        theirs = binomtest(right, right + wrong).proportion_ci(method="wilson")
+        ours = accuracy_interval(np.r_[np.ones(right), np.zeros(wrong)], z=1.959963984540054)
+        np.testing.assert_allclose(ours, (theirs.low, theirs.high), atol=1e-12)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_outputs_of_a_row_are_no_draws_of_their_own(together):
+    """The interval holds the truth as often as it says, whether a row's outputs stand and fall together or not."""
+    rng = np.random.default_rng(0)
+    held, widths = 0, []
+    for _ in range(1000):
+        chance = rng.beta(1.6, 0.4, (100, 1)) if together else np.full((100, 1), 0.8)
+        shares = (rng.random((100, 50)) < chance).mean(axis=1)
+        low, high = accuracy_interval(shares)
+        held += low <= 0.8 <= high
+        widths.append(high - low)
+    assert 0.92 <= held / 1000 <= 0.975
+    alone = 2 * 1.96 * np.sqrt(0.8 * 0.2 / 5000)
+    assert (np.mean(widths) > 3 * alone) if together else (0.9 * alone < np.mean(widths) < 1.1 * alone)
+
+
+def test_the_interval_is_that_of_a_bootstrap_over_rows():
+    shares = np.random.default_rng(1).binomial(20, np.random.default_rng(2).beta(4, 2, 400)) / 20
+    theirs = bootstrap((shares,), np.mean, rng=np.random.default_rng(0), method="percentile").confidence_interval
+    np.testing.assert_allclose(accuracy_interval(shares), (theirs.low, theirs.high), atol=0.003)
+
+
+def test_rows_that_are_all_alike_say_no_more_than_their_number():
+    assert accuracy_interval(np.full(30, 0.5)) == pytest.approx(accuracy_interval(np.arange(30) % 2))
+    low, high = accuracy_interval(np.ones(30))
+    assert 0.88 < low < 0.9
+    assert high == 1
+
+
+@given(both=st.integers(0, 9), wins=st.integers(0, 40), losses=st.integers(0, 40))
+def test_mcnemar_is_the_binomial_test_of_the_rows_that_differ(both, wins, losses):
+    a = np.r_[np.ones(both), np.ones(wins), np.zeros(losses)]
+    b = np.r_[np.ones(both), np.zeros(wins), np.ones(losses)]
+    expected = binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
+    assert mcnemar(a, b) == pytest.approx(expected)
+
+
+def test_p_values_are_uniform_where_there_is_no_difference():
+    rng = np.random.default_rng(0)
+    exact, drawn = [], []
+    for seed in range(1000):
+        easy = rng.random(400) < 0.5  # rows that both get right; on the others each has the same chance
+        a, b = (easy | (rng.random(400) < 0.5) for _ in range(2))
+        exact.append(mcnemar(a, b))
+        scores = rng.standard_normal((2, 60)) ** 3 + rng.standard_normal(60)
+        drawn.append(paired_bootstrap(*scores, draws=199, seed=seed))
+    for level in (0.05, 0.1, 0.25, 0.5):
+        assert abs(np.mean(np.array(drawn) <= level) - level) < 0.04
+        share = np.mean(np.array(exact) <= level)
+        assert level - 0.1 < share <= level + 0.02  # exact tests of counts are never too bold
+
+
+def test_a_difference_is_found():
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal(200)
+    assert paired_bootstrap(base + 0.3 + 0.5 * rng.standard_normal(200), base) < 0.001
+    a, b = rng.random(500) < 0.9, rng.random(500) < 0.8
+    assert mcnemar(a, b) < 0.001
+    assert abs(paired_bootstrap(a, b) - mcnemar(a, b)) < 0.002
+    assert paired_bootstrap(base, base) == mcnemar(a, a) == 1
+    assert paired_bootstrap(base, base) == paired_bootstrap(base[:1], base[1:2]) == 1
+    assert paired_bootstrap(base + 1, base, draws=99) == 0.01
+    assert paired_bootstrap(base, 2 * base, draws=500, seed=1) == paired_bootstrap(base, 2 * base, draws=500, seed=1)
