@@ -150,8 +150,19 @@ def test_a_choice_by_few_rows_is_said_loudly(tiny_gpt2, tmp_path, capsys):
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(60) % 2, split=split)
     features = extract(str(tmp_path / "own.npz"), backbone=str(tiny_gpt2), cache=tmp_path / "cache", **SMALL)
     capsys.readouterr()
-    fit(features)
+    fit(features, select="valid")
     valid = features["valid"].rows
     assert f"CAUTION: {valid} validation rows chose among 25 readouts" in capsys.readouterr().err
-    fit(features, select="cv3")
+    folded = fit(features, select="cv5")
+    assert fit(features).table == folded.table
     assert "CAUTION" not in capsys.readouterr().err
+
+
+def test_folds_hold_as_much_of_every_class(tiny_gpt2, tmp_path):
+    from reservoir_pipelines.fitting.sources import ColumnSource, deal
+
+    features = extract("digits", backbone=str(tiny_gpt2), limit=90, cache=tmp_path, **SMALL)
+    source = ColumnSource(features.store, "block01/mean")
+    labels = np.concatenate([features[split].y for split in ("train", "valid")])
+    counts = np.array([np.bincount(labels[deal(source, 5, 10) == fold], minlength=10) for fold in range(5)])
+    assert (counts.max(axis=0) - counts.min(axis=0)).max() <= 1

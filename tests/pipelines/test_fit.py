@@ -272,14 +272,6 @@ def test_balanced_classes_and_wrong_settings(extracted, tmp_path):
             fit(extracted, out=tmp_path, **settings)
 
 
-def test_intervals_are_wilsons():
-    from reservoir_pipelines.fitting.results import wilson
-
-    # Wilson's interval of 8 in 10, 95%, as tabled in introductory texts: 0.490 to 0.943.
-    assert wilson(0.8, 10) == pytest.approx((0.490, 0.943), abs=5e-4)
-    assert wilson(1.0, 10)[1] == 1.0
-
-
 def test_several_seeds_draw_reservoirs_of_their_own(extracted, tmp_path):
     from statistics import fmean, stdev
 

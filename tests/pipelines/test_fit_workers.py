@@ -92,7 +92,7 @@ def test_what_is_kept_are_the_moments_of_the_whole_column(extracted):
     part = source.store["train"]
     expected = accumulate([(part["final/mean"], targets.encode(part.labels[:, 0]))])
     folds = next(compute_moments([ColumnMoments(source, targets, folds=3)]))
-    pairs = [(whole, expected), *zip(folds, fold_moments(fold_blocks(source, 3), targets, 3), strict=True)]
+    pairs = [(whole, expected), *zip(folds, fold_moments(fold_blocks(source, 3, 10), targets, 3), strict=True)]
     for a, b in pairs:
         for name, value in b.to_arrays().items():
             np.testing.assert_allclose(a.to_arrays()[name], value, rtol=1e-10, atol=1e-10 * np.abs(value).max())
@@ -131,7 +131,7 @@ def test_token_by_token_columns_are_dealt_by_rows(tiny_gpt2, tmp_path):
     assert source.tokens() > 1
     wanted = ColumnMoments(source, targets, folds=2)
     assert len(wanted.ranges()) > 2
-    for a, b in zip(next(compute_moments([wanted])), fold_moments(fold_blocks(source, 2), targets, 2), strict=True):
+    for a, b in zip(next(compute_moments([wanted])), fold_moments(fold_blocks(source, 2, 2), targets, 2), strict=True):
         assert a.count == b.count
         np.testing.assert_allclose(a.xx, b.xx, rtol=1e-10, atol=1e-10 * np.abs(b.xx).max())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from reservoir import InputError
-from reservoir.readouts import samples
+from reservoir.readouts import deal_folds, samples
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
@@ -163,17 +164,18 @@ class SplitBlocks:
         return self.source.blocks(self.split)
 
 
-def fold_blocks(source: Source, folds: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield all samples that are not test with the fold of each (m,): rows are dealt by a fixed shuffle."""
-    for split in ("train", "valid"):
-        yield from numbered(source.blocks(split), deal(source, split, folds))
+def fold_blocks(source: Source, folds: int, classes: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield all samples that are not test with the fold of each, (m,), for cross-validation."""
+    blocks = itertools.chain(source.blocks("train"), source.blocks("valid"))
+    yield from numbered(blocks, deal(source, folds, classes))
 
 
-def deal(source: Source, split: str, folds: int) -> np.ndarray:
-    """Return the fold of every sample of a split, (n,): even over rows, in an order that the number of rows fixes."""
-    rows = len(source.labels(split)) // source.tokens()
-    seed = ("train", "valid").index(split)
-    return np.repeat(np.random.default_rng(seed).permutation(rows) % folds, source.tokens())
+def deal(source: Source, folds: int, classes: int) -> np.ndarray:
+    """Return the fold of every sample of train, then of valid, (n,): dealt by rows, evenly also within each class."""
+    labels = np.concatenate([source.labels(split) for split in ("train", "valid")])
+    single = classes and source.tokens() == labels.shape[1] == 1
+    rows = len(labels) // source.tokens()
+    return np.repeat(deal_folds(rows, folds, labels=labels[:, 0] if single else None), source.tokens())
 
 
 def strata_blocks(source: Source, bounds: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
