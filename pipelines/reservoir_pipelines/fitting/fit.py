@@ -85,7 +85,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     table = tuple(result for trial in trials for result in trial.results)
     if not folds and len(table) > 1 and few_rows(rows["valid"], task.classes):
         say(
-            f"CAUTION: {rows['valid']} validation rows chose among {len(table):,} readouts, so chance has chosen as much "
+            f"CAUTION: {rows['valid']} validation rows chose among {len(table):,} readouts, so chance chose as much "
             "as they: choose by cross-validation (--select cv5), or give more validation rows"
         )
     write_table(folder / "results.csv", table, chosen, raw)
