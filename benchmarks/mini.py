@@ -31,7 +31,7 @@ from reservoir.backbones.names import SHIPPED
 from reservoir.pretraining.corpora import BYTES, HeldOut, Text
 from reservoir.pretraining.language_model import LanguageModel
 from reservoir.pretraining.recipe import PretrainRecipe
-from reservoir.pretraining.steps import Steps
+from reservoir.pretraining.steps import LanguageSteps
 from reservoir.reservoir import choose_compute, choose_device
 
 SAMPLES, SAMPLE_BYTES, TEMPERATURE, PROMPT = 3, 400, 0.8, b"\n"
@@ -52,7 +52,7 @@ def bits_per_byte(model: LanguageModel, text: Text, held_out: HeldOut, compute: 
     """Return the mean loss in bits of the bytes that count."""
     window = held_out.windows.shape[1] - model.extra
     recipe = PretrainRecipe(steps=1, batch_tokens=window, context=window, short=window)
-    return Steps(model, text, recipe, getattr(torch, compute), compiled=False).measure(held_out)
+    return LanguageSteps(model, text, recipe, getattr(torch, compute), compiled=False).measure(held_out)
 
 
 def compressed(held_out: HeldOut) -> dict[str, float]:

@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -28,12 +29,14 @@ import torch
 from reservoir_pipelines.training.trained import load_trainable
 from torch import Tensor, nn
 
+from reservoir.options import TrainOptions
 from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks.task import Split, Task, Vectors
 from reservoir.training.dropout import set_dropout
-from reservoir.training.loop import Loop, Recipe
 from reservoir.training.processes import Processes
-from reservoir.training.rows import StoredRows, raw_rows
+from reservoir.training.rows import StoredRows, TrainingRows, raw_rows
+from reservoir.training.steps import FPTSteps
+from reservoir.training.trainer import Trainer
 
 DIM, CLASSES = 16, 10
 ROWS = {"cpu": {64: 16, 512: 4, 1024: 2}, "cuda": {64: 256, 512: 32, 1024: 16}}
@@ -58,18 +61,15 @@ def our_model(tokens: int, depth: int | None, device: str, compute: str, dropout
 
 
 def our_steps(model: LoadedModel, split: Split, batch: int, dropout: float, compiled: bool) -> Callable[[int], None]:
-    """Return a function that takes so many steps of the loop of `train`."""
-    forward = torch.compile(model.fpt) if compiled else model.fpt
-    parameters = [p for p in model.fpt.parameters() if p.requires_grad]
-    recipe = Recipe(batch=batch, dropout=dropout)
-    loop = Loop(forward, parameters, StoredRows(split, 0), raw_rows(model, None), recipe, CLASSES, Processes())
+    """Return a function that takes so many steps more as `train` does."""
+    forward: Any = torch.compile(model.fpt) if compiled else model.fpt
+    convert = raw_rows(model, None)
+    rows = TrainingRows(train=StoredRows(split, 0), valid=split, test=split, convert=convert, scored=batch)
+    engine = FPTSteps(model.fpt, forward, rows, TrainOptions(batch=batch, dropout=dropout), 0, Processes())
 
     def run(steps: int) -> None:
-        last = None
-        for _, last in loop.steps(0, steps):  # noqa: B007
-            pass
-        if last is not None:
-            last.tolist()
+        with patch.object(engine, "validate", lambda _step: {"valid_loss": 0.0}):  # which is not measured
+            Trainer(model.fpt, engine, eval_every=steps, report=lambda *_: None, keep=lambda _: None).run(steps)
 
     return run
 

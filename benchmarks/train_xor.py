@@ -31,7 +31,7 @@ def main() -> None:
             done = train("bit-xor", train=groups, eval_every=50, cache=Path(folder), **settings)
             speed = done.steps / done.seconds
             name = ",".join(done.groups)
-            print(f"{name:40} {done.converged_step or '-':>9} {done.test_accuracy or 0:>7.1%} {speed:>8.2f}")
+            print(f"{name:40} {done.converged_step or '-':>9} {done.test_score or 0:>7.1%} {speed:>8.2f}")
 
 
 if __name__ == "__main__":

@@ -286,11 +286,19 @@ class TextOptions(ComputeOptions):
 class PretrainOptions(StepOptions, TextOptions):
     """The recipe of a language model."""
 
-    context: int | None = option(None, "Tokens read at a time.", shown="1024, or the model's")
-    short: int | None = option(None, "... in the first steps.", shown="a quarter of it")
-    short_share: float = option(0.6, "Share of the steps that read short windows; then they double.")
-    warm_up: int = option(200, "Steps up to the highest learning rate; then it falls along a cosine.")
-    weight_decay: float = option(0.1, "Of AdamW, for matrices.")
+    context: int | None = option(None, "Tokens read at a time.", at_least(2), shown="1024, or the model's")
+    short: int | None = option(None, "... in the first steps.", at_least(1), shown="a quarter of it")
+    short_share: float = option(
+        0.6,
+        "Share of the steps that read short windows; then they double.",
+        lambda value: None if 0 <= value <= 1 else "give a share from 0 to 1",
+    )
+    warm_up: int = option(200, "Steps up to the highest learning rate; then it falls along a cosine.", at_least(0))
+    weight_decay: float = option(
+        0.1,
+        "Of AdamW, for matrices.",
+        lambda value: None if 0 <= value < float("inf") else "give a number from 0",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

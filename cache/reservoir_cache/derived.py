@@ -117,14 +117,11 @@ def forget(folder: Path, files: Iterable[str]) -> None:
 def fault(path: Path, line: Mapping[str, Any]) -> str | None:
     """Return what is wrong with a file, compared with its line in a manifest, or None."""
     try:
-        size = path.lstat().st_size
         if not is_regular(path):
-            return "not a regular file"
-        if size != line["bytes"]:
+            return "missing, or not a regular file"
+        if (size := path.stat().st_size) != line["bytes"]:
             return f"has {size} bytes instead of {line['bytes']}"
         return None if file_crc32(path) == line["crc32"] else "damaged: its checksum does not match"
-    except FileNotFoundError:
-        return "missing"
     except OSError as error:
         return f"unreadable ({error.strerror})"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+from h5py import h5l  # pyright: ignore[reportAttributeAccessIssue]
 from numpy.typing import NDArray
 
 TARGET_RANKS = {"y": 3, "lengths": 1, "index": 1}
@@ -60,11 +61,12 @@ def read_attribute(group: h5py.HLObject, name: str) -> str | int:
 
 def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
     """Return a group or dataset of this very file; raises KeyError if it is absent or reached through a link only."""
-    item: object = group
+    path = ""
     for part in name.split("/"):
-        if not isinstance(item, h5py.Group) or not isinstance(item.get(part, getlink=True), h5py.HardLink):
+        path += f"/{part}" if path else part
+        if group.id.links.get_info(path.encode()).type != h5l.TYPE_HARD:
             raise KeyError(f"{name} is not in the file itself")
-        item = item[part]
+    item = group[name]
     if not isinstance(item, h5py.Group | h5py.Dataset):
         raise KeyError(f"{name} is neither a group nor a dataset")
     return item

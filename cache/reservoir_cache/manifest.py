@@ -48,7 +48,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything of one split: the columns that any shard holds, the shards by block and file, the labels if written."""
+    """Everything of one split: the columns of any shard, the shards by block and file, the labels if written."""
 
     format: int
     key: str
@@ -141,30 +141,22 @@ def check_column_name(name: str) -> None:
 
 def _check(manifest: Manifest) -> None:
     """Believe no name, number or checksum of a file: whoever can write a manifest can also renew its crc32."""
+    seen, numbers, crcs = set(), list[object](), list[object]()
     for name, shape in manifest.columns.items():
         check_column_name(name)
-        _check_whole(1, shape.tokens, shape.width)
-    seen = set()
+        numbers += [shape.tokens - 1, shape.width - 1]
     for shard in manifest.shards:
-        if block_of(shard.file) != shard.block:
-            raise CacheError(f"{shard.file} is not a shard of block {shard.block!r}")
         held = {(shard.block, name) for name in shard.columns}
-        if seen & held or not shard.columns.keys() <= manifest.columns.keys():
-            raise CacheError(f"{shard.file} holds a column twice, or one that is not listed")
+        if block_of(shard.file) != shard.block or seen & held or not shard.columns.keys() <= manifest.columns.keys():
+            raise CacheError(f"{shard.file} is of another block, or holds a column twice, or one that is not listed")
         seen |= held
-        _check_file(shard.bytes, shard.crc32, *shard.columns.values())
-    if manifest.targets:
-        if manifest.targets.file != TARGETS_FILE:
-            raise CacheError(f"{manifest.targets.file!r} is not the name of the labels' file")
-        _check_file(manifest.targets.bytes, manifest.targets.crc32)
-
-
-def _check_file(size: object, *crcs: object) -> None:
-    _check_whole(0, size)
+        crcs += shard.columns.values()
+    for file, line in manifest.files.items():
+        if isinstance(line, Targets) and file != TARGETS_FILE:
+            raise CacheError(f"{file!r} is not the name of the labels' file")
+        numbers += [line.bytes]
+        crcs += [line.crc32]
+    if wrong := [number for number in numbers if type(number) is not int or number < 0]:
+        raise CacheError(f"{wrong[0]!r} is not a size")
     if wrong := [crc for crc in crcs if not isinstance(crc, str) or not _CRC32.fullmatch(crc)]:
         raise CacheError(f"{wrong[0]!r} is not a checksum")
-
-
-def _check_whole(least: int, *values: object) -> None:
-    if wrong := [value for value in values if type(value) is not int or value < least]:
-        raise CacheError(f"{wrong[0]!r} is not a whole number of at least {least}")

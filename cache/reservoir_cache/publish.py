@@ -163,7 +163,7 @@ def refuse_links(*paths: Path) -> None:
     """Refuse symbolic links, which may lead out of the cache."""
     for path in paths:
         if path.is_symlink():
-            raise CacheError(f"{path}: a symbolic link, which the cache does not follow; remove the link")
+            raise CacheError(f"{path}: a symbolic link, which is not followed below the cache's root; remove it")
 
 
 def sync(path: Path) -> None:

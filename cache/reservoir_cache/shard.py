@@ -112,7 +112,7 @@ def bfloat16_bits(x: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def check_column(name: str, x: NDArray, rows: int, known: Column | None) -> None:
-    """Refuse what is no float32 (rows, tokens, width) named ``layer/pooling``, or differs in shape from other blocks'."""
+    """Refuse what is no float32 (rows, tokens, width) named ``layer/pooling``, or shaped unlike other blocks'."""
     check_column_name(name)
     if x.dtype != np.float32 or x.ndim != 3 or len(x) != rows or 0 in x.shape:
         raise CacheError(f"column {name}: needs float32 of shape ({rows}, tokens, width), not {x.dtype} {x.shape}")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -147,13 +147,6 @@ class Layout:
         return [(low, min(low + self.block_rows, rows)) for low in range(0, rows, self.block_rows)]
 
 
-def difference(a: Spec, b: Spec) -> list[str]:
-    """Return the dotted names of the fields in which two specifications differ, sorted."""
-    left, right = dict(_leaves(a.to_dict(), "")), dict(_leaves(b.to_dict(), ""))
-    names = left.keys() | right.keys()
-    return sorted(name for name in names if left.get(name, "") != right.get(name, ""))
-
-
 def canonical_json(value: Any) -> str:
     """Return the canonical JSON text of a value; raises CacheError for anything but JSON types and finite numbers."""
     return json.dumps(_plain(value, "value"), sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -173,7 +166,7 @@ def write_spec(folder: Path, spec: Spec, layout: Layout, made_with: Mapping[str,
 
 
 def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
-    """Read an entry's ``spec.json``; raises CacheError if it is absent, damaged, of another format or not of its key."""
+    """Read an entry's ``spec.json``; raises CacheError if it is absent, damaged, of another format or key."""
     path = folder / SPEC_FILE
     _check_format(path)
     try:
@@ -224,15 +217,6 @@ def _plain(value: Any, where: str) -> Any:
             raise CacheError(f"specification: {where} has a key {wrong[0]!r} that is not a string")
         return {str(key): _plain(item, f"{where}.{key}") for key, item in value.items()}
     raise CacheError(f"specification: {where} is of type {type(value).__name__}; only JSON types can be part of a key")
-
-
-def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    """Walk nested mappings; every other value, and an empty mapping, is a leaf, given as its canonical text."""
-    if isinstance(value, dict) and value:
-        for key, item in value.items():
-            yield from _leaves(item, f"{name}.{key}" if name else key)
-    else:
-        yield name, canonical_json(value)
 
 
 def _check_rows(rows: object) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from reservoir_cache import derived
 from reservoir_cache.derived import fault
@@ -31,17 +32,16 @@ def verify(entry: Entry) -> list[Problem]:
     for split in entry.splits:
         folder = entry.path / split
         try:
-            lines = entry.manifest(split).files
+            lines = {file: vars(line) for file, line in entry.manifest(split).files.items()}
         except CacheError as error:
             problems.append(Problem.of(folder / NAME, error, remedy))
-            continue
-        if not lines and any(folder.glob("*.h5")) and not (folder / NAME).exists():
-            problems.append(Problem(folder / NAME, "missing", remedy))
-        found = {folder / file: fault(folder / file, vars(line)) for file, line in lines.items()}
-        problems += [Problem(path, what, remedy) for path, what in found.items() if what]
+        else:
+            problems += _faults(folder, lines, remedy)
     damaged = {problem.path.parent.name for problem in problems}
-    unfinished = [problem for problem in _unfinished(entry) if problem.path.name not in damaged]
-    return problems + _derived_problems(entry) + unfinished
+    folder, remedy = entry.path / derived.FOLDER, "it is computed again when needed"
+    lines = derived.listed(folder)
+    problems += [Problem(folder / NAME, "damaged", remedy)] if lines is None else _faults(folder, lines, remedy)
+    return problems + [problem for problem in _unfinished(entry) if problem.path.name not in damaged]
 
 
 def repair(entry: Entry, problems: Iterable[Problem] | None = None) -> list[Problem]:
@@ -132,13 +132,10 @@ def _rebuild(entry: Entry, split: str) -> Manifest:
     return manifest
 
 
-def _derived_problems(entry: Entry) -> list[Problem]:
-    folder, remedy = entry.path / derived.FOLDER, "it is computed again when needed"
-    lines = derived.listed(folder)
-    if lines is None:
-        return [Problem(folder / NAME, "damaged", remedy)]
+def _faults(folder: Path, lines: Mapping[str, Mapping[str, Any]], remedy: str) -> list[Problem]:
+    """Compare the files of a folder with the lines of its manifest."""
     if not lines and any(folder.glob("*.h5")):
-        return [Problem(folder / NAME, "missing, or lists nothing", remedy)]
+        return [Problem(folder / NAME, "missing, though there are files that it should list", remedy)]
     faults = {folder / file: fault(folder / file, line) for file, line in lines.items()}
     return [Problem(path, what, remedy) for path, what in faults.items() if what]
 

@@ -1,4 +1,4 @@
-"""Writing blocks and labels: encode, publish a file, list it in the manifest; in a thread, while the next one computes."""
+"""Writing blocks and labels: encode, publish a file, list it in the manifest; in a thread, while the next computes."""
 
 from __future__ import annotations
 

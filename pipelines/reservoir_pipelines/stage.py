@@ -21,8 +21,8 @@ def stage(function: Callable[..., R]) -> Callable[..., R]:
     ``extract("mnist", ReservoirOptions(backbone="gpt2"))`` are the same; what is named goes before what a group says.
     """
     parameters = inspect.signature(function).parameters
-    named = {name: getattr(options, str(p.annotation), None) for name, p in parameters.items()}
-    groups = {n: kind for n, kind in named.items() if isinstance(kind, type) and issubclass(kind, Options)}
+    kinds = {name: getattr(options, str(p.annotation), None) for name, p in parameters.items()}
+    groups = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Options)}
     owner = {item.name: name for name, kind in groups.items() for item in fields(kind)}
 
     @wraps(function)

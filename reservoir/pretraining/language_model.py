@@ -21,23 +21,9 @@ BOTH_WAYS = ("bert", "roberta", "xlm-roberta", "distilbert")
 
 
 class LanguageModel(nn.Module):
-    """A model of the probabilities of tokens, drawn at random from its family's default initialisation.
+    """A model of tokens of a backbone's shape, drawn from its family's default initialisation.
 
-    Parameters
-    ----------
-    backbone : str
-        Gives the shape: a known backbone, a folder or a hub name. Its own vocabulary does not matter.
-    vocabulary : int
-        Number of tokens of the corpus.
-    seed : int, default 0
-        Seed of the weights.
-    eager : bool, default False
-        Attention as plain products, which a compiler fuses, instead of torch's own kernel.
-
-    Raises
-    ------
-    InputError
-        If the family has no such model, or its configuration does not work.
+    ``eager`` is attention as plain products, which a compiler fuses, instead of torch's own kernel.
     """
 
     def __init__(self, backbone: str, vocabulary: int, seed: int = 0, *, eager: bool = False) -> None:
@@ -80,17 +66,7 @@ class LanguageModel(nn.Module):
         return 1 if self.causal else 0
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return what the model gives each next token.
-
-        Parameters
-        ----------
-        tokens : Tensor of int64, (windows, tokens)
-
-        Returns
-        -------
-        Tensor of float32, (windows, tokens, vocabulary)
-            Logits: at a place, of the token after it for a causal model, else of the token there.
-        """
+        """Return float32 logits (windows, tokens, vocabulary): of the next token, or of each where it sees both."""
         more: dict[str, Any] = {"use_cache": False} if self.causal else {}
         if self._first_position:
             # Left to themselves these models take every token of the padding's number, which is one of ours, for none.
@@ -108,16 +84,7 @@ class LanguageModel(nn.Module):
                 parameter[self._first_position :] = parameter[self._first_position + places % count]
 
     def hide(self, windows: Tensor, *parts: object) -> tuple[Tensor, Tensor]:
-        """Return the windows with some of their tokens masked, and where, for a model that sees both ways.
-
-        All hidden tokens become the mask token, so that what is measured is what is trained.
-
-        Parameters
-        ----------
-        windows : Tensor of int64, (windows, tokens)
-        *parts : object
-            Keys of the draw.
-        """
+        """Return windows (windows, tokens) with some tokens masked, and which; ``parts`` are the keys of the draw."""
         drawn = generator("mask", *parts).random(tuple(windows.shape), dtype="float32")
         hidden = torch.from_numpy(drawn).to(windows.device) < MASKED
         return windows.masked_fill(hidden, self.mask_token), hidden

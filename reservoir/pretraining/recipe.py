@@ -3,78 +3,45 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from reservoir import InputError
-from reservoir.options import SEEDS
+from reservoir.errors import InputError
+from reservoir.options import PretrainOptions
 from reservoir.pretraining.language_model import LanguageModel
 
 CONTEXT = 1024
 """Most tokens that a model reads at a time where nobody says how many."""
 
+STEPS, LEARNING_RATE = 2000, 2e-3
+
+RECIPE = ("steps", "batch_tokens", "context", "short", "short_share", "learning_rate", "warm_up", "weight_decay")
+"""The options that change the result, besides the corpus and the precision."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainRecipe:
-    """The settings of a pretraining; every field changes the result.
+class PretrainRecipe(PretrainOptions):
+    """The options of a pretraining of which nothing is left open, and what nobody chooses.
 
-    Parameters
-    ----------
-    steps : int
-        Steps in all.
-    batch_tokens : int
-        Tokens of a step.
-    context : int
-        Tokens that the model reads at a time.
-    short : int
-        Tokens that it reads at a time in the first `short_share` of the steps: short windows are cheaper, and a model
-        that begins with them ends no worse (Press et al. 2021, section 3). Then they double: the lengths between share
-        a third of the rest, and the context has two.
-    short_share : float
-        That share; 0 for whole contexts from the start.
-    learning_rate : float
-        Its highest value.
-    warm_up : int
-        Steps over which it rises from 0; then it falls along a cosine to 0.
-    weight_decay : float
-        Of AdamW, for matrices only.
-    beta2 : float
-        Of AdamW; beta1 is 0.9. Steps of few tokens want a long mean of squares.
-    clip : float
-        Most that the norm of all gradients together may be.
-    seed : int
-        Chooses the first weights and the windows.
+    In the first `short_share` of the steps the model reads short windows, which are cheaper, and a model that begins
+    with them ends no worse (Press et al. 2021, section 3). Then they double: the lengths between share a third of the
+    rest, and the context has two. Steps of few tokens want a long mean of squares: ``beta2``.
     """
 
-    steps: int
-    batch_tokens: int
-    context: int
-    short: int
-    short_share: float = 0.6
-    learning_rate: float = 2e-3
-    warm_up: int = 200
-    weight_decay: float = 0.1
+    steps: int = STEPS
+    context: int = CONTEXT
+    short: int = CONTEXT // 4
+    learning_rate: float = LEARNING_RATE
+    seed: int = 0
     beta2: float = 0.99
     clip: float = 1.0
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("context", 2), ("short", 1), ("warm_up", 0)):
-            if getattr(self, name) < least:
-                flag = name.replace("_", "-")
-                raise InputError(f"--{flag} {getattr(self, name)}: give a whole number from {least}")
-        if not 0 <= self.seed < SEEDS:
-            raise InputError(f"--seed {self.seed}: give a whole number from 0 to {SEEDS - 1}")
+        super().__post_init__()
         if self.batch_tokens < self.context:
             raise InputError(f"--batch-tokens {self.batch_tokens}: give at least one window, {self.context} tokens")
         if self.short > self.context:
             raise InputError(f"--short {self.short}: give at most the context, {self.context}")
-        if not 0 <= self.short_share <= 1:
-            raise InputError(f"--short-share {self.short_share}: give a share from 0 to 1")
-        if not 0 < self.learning_rate < float("inf"):
-            raise InputError(f"--learning-rate {self.learning_rate}: give a positive number")
-        if not 0 <= self.weight_decay < float("inf"):
-            raise InputError(f"--weight-decay {self.weight_decay}: give a number from 0")
 
     @property
     def stages(self) -> dict[int, int]:
@@ -87,11 +54,8 @@ class PretrainRecipe:
             between.append(2 * (between or [self.short])[-1])
         each = (self.steps - first) // (3 * len(between)) if between else 0
         starts = [0, *(first + each * number for number in range(len(between) + 1))]
-        return {
-            at: tokens
-            for at, tokens in zip(starts, [self.short, *between, self.context], strict=True)
-            if at < self.steps
-        }
+        lengths = zip(starts, [self.short, *between, self.context], strict=True)
+        return {at: tokens for at, tokens in lengths if at < self.steps}
 
     def window(self, step: int) -> int:
         """Return how many tokens the model reads at a time in a step (from 0)."""
@@ -106,61 +70,29 @@ class PretrainRecipe:
         return sum(self.windows(step) * self.window(step) for step in range(steps))
 
     def rate(self, step: int) -> float:
-        r"""Return the learning rate of a step (from 0).
-
-        .. math::
-
-            \eta_t = \eta \, \min\left(1, \frac{t + 1}{w}\right) \,
-                     \frac{1 + \cos(\pi \max(0, t - w) / (T - w))}{2}
-        """
+        """Return the learning rate of a step (from 0): it rises in a line, then falls along half a cosine to 0."""
         warm = min(self.warm_up, self.steps // 4)
         rise = min(1.0, (step + 1) / max(1, warm))
         fall = max(0, step - warm) / max(1, self.steps - warm)
         return self.learning_rate * rise * 0.5 * (1 + math.cos(math.pi * fall))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
+        """Return what changes the result, as JSON values."""
+        return {name: getattr(self, name) for name in (*RECIPE, "seed", "beta2", "clip")}
 
 
-def choose_recipe(
-    model: LanguageModel,
-    backbone: str,
-    *,
-    context: int | None = None,
-    short: int | None = None,
-    learning_rate: float | None = None,
-    **settings: Any,
-) -> PretrainRecipe:
+def choose_recipe(model: LanguageModel, backbone: str, options: PretrainOptions, seed: int) -> PretrainRecipe:
     """Fill in what was not said of a model's recipe.
 
-    Parameters
-    ----------
-    model : LanguageModel
-    backbone : str
-        Its name, for messages.
-    context : int, optional
-        By default `CONTEXT`, or what the model reads.
-    short : int, optional
-        By default a quarter of the context. A model that sees both ways needs 2, to predict one from the other.
-    learning_rate : float, optional
-    **settings
-        Others of `PretrainRecipe`.
-
-    Raises
-    ------
-    InputError
-        If the model does not read so many tokens, or the recipe does not work.
+    The context is 1024 or what the model reads, and the short windows a quarter of it; a model that sees both ways
+    needs two tokens, to predict one from the other.
     """
-    longest = min(model.max_tokens or CONTEXT, CONTEXT) if context is None else context
+    longest = min(model.max_tokens or CONTEXT, CONTEXT) if options.context is None else options.context
     if model.max_tokens is not None and longest > model.max_tokens:
         raise InputError(f"--context {longest}: {backbone} has {model.max_tokens:,} positions")
     least = 2 - model.extra
-    if short is not None and short < least:
-        raise InputError(f"--short {short}: give a whole number from {least}")
-    return PretrainRecipe(
-        context=longest,
-        short=max(least, longest // 4) if short is None else short,
-        learning_rate=PretrainRecipe.learning_rate if learning_rate is None else learning_rate,
-        **settings,
-    )
+    if options.short is not None and options.short < least:
+        raise InputError(f"--short {options.short}: give a whole number from {least}")
+    short = max(least, longest // 4) if options.short is None else options.short
+    rate = LEARNING_RATE if options.learning_rate is None else options.learning_rate
+    return PretrainRecipe(**vars(options) | {"context": longest, "short": short, "learning_rate": rate, "seed": seed})

@@ -41,25 +41,9 @@ def windows(
     Positions are 0, stride, 2 stride ... with ``pad="same"``, where values outside the row are zeros; without padding
     they begin where the whole window fits. Tokens that have no position in their row are zeros.
 
-    Parameters
-    ----------
-    x : ndarray, (rows, tokens, channels)
-    lengths : ndarray of int, (rows,)
-        Real tokens of each row; what stands behind them is never used.
-    patch, stride : int
-        Values per window and dilation, and from the position of one token to that of the next.
-    first_row : int, default 0
-        Row number of ``x[0]``, for messages.
-    dilations : tuple of int, default (1,)
-        Steps between the values of a window, one window for each.
-    pad : {"none", "same"}, default "none"
-        Whether windows may reach beyond their row.
-
-    Returns
-    -------
-    x : ndarray, (rows, windows, dilations * patch * channels)
-        A token runs over the dilations, in each over the values of its window, the channels fastest.
-    lengths : ndarray of int32, (rows,)
+    ``x`` is (rows, tokens, channels), ``lengths`` (rows,) the real tokens of each, and ``first_row`` the row number of
+    ``x[0]``, for messages; what stands behind a row's length is never used. The tokens are (rows, windows, dilations *
+    patch * channels), the channels fastest; their numbers (rows,) are of int32.
 
     Raises
     ------

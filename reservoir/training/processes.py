@@ -12,21 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from reservoir import InputError
+from reservoir.errors import InputError
 
 
 @dataclass(frozen=True)
 class Processes:
-    """The group of processes that this one belongs to, as ``accelerate launch`` or ``torchrun`` started it.
+    """The processes that this one belongs to: its number, how many there are, its number on its machine.
 
-    Parameters
-    ----------
-    rank : int, default 0
-        Number of this process; 0 prepares, logs and writes.
-    count : int, default 1
-        How many there are.
-    local : int, default 0
-        Number of this process on its machine, which chooses its GPU.
+    ``accelerate launch`` or ``torchrun`` starts them; number 0 prepares, logs and writes.
     """
 
     rank: int = 0
@@ -50,13 +43,7 @@ class Processes:
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:
-        """Let the first process do something before the others, who will find it done.
-
-        Raises
-        ------
-        InputError
-            In the others, if the first one failed.
-        """
+        """Let the first process do something before the others, who find it done, or fail where it has failed."""
         failed = torch.ones(1)
         if not self.first and self.add(failed - 1):
             raise InputError("the first process has failed; its message says why")
@@ -74,10 +61,7 @@ class Processes:
         return tensor
 
     def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Replace gradients by their means over all processes.
-
-        Only trained parameters have any, which are few; so they travel in one piece after the last backward pass.
-        """
+        """Replace gradients by their means over all processes; they are few, and travel in one piece."""
         if self.count == 1:
             return
         held = [p for p in parameters if p.grad is not None]
@@ -88,13 +72,7 @@ class Processes:
 
 @contextmanager
 def processes() -> Iterator[Processes]:
-    """Join the processes that were launched together, for the time of the context; without a launcher there is one.
-
-    Raises
-    ------
-    InputError
-        If the launcher's settings are not complete.
-    """
+    """Join the processes that were launched together, for the time of the context; without a launcher there is one."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count <= 1:
         yield Processes()

@@ -21,21 +21,26 @@ Rows = Callable[[np.ndarray], Split]
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows on the device.
-
-    Parameters
-    ----------
-    x : Tensor
-        What the model's first layer takes, right-padded to the longest of these rows.
-    y : Tensor, (rows, readout_tokens, outputs)
-        Class numbers (int64) or real targets (float32).
-    lengths : Tensor of int64, (rows,)
-        Real tokens of each row.
-    """
+    """Rows on the device: what the first layer takes, right-padded; labels (rows, readout_tokens, outputs); lengths."""
 
     x: Tensor
     y: Tensor
     lengths: Tensor
+
+
+Convert = Callable[[Split], Batch]
+"""From stored rows to a batch on the device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRows:
+    """What a training reads: rows without end, those that are scored, so many at a time, and their conversion."""
+
+    train: Rows
+    valid: Split
+    test: Split
+    convert: Convert
+    scored: int
 
 
 def random_key(*parts: object) -> int:
@@ -44,17 +49,7 @@ def random_key(*parts: object) -> int:
 
 
 class StoredRows:
-    """The rows of a split over and over, each epoch in an order of its own.
-
-    Parameters
-    ----------
-    split : Split
-        The rows.
-    seed : int
-        Chooses the orders.
-    views : callable, optional
-        ``views(x, rows, epoch) -> x``: augments rows.
-    """
+    """The rows of a split over and over, each epoch in an order of its own; ``views(x, rows, epoch)`` augments them."""
 
     def __init__(
         self, split: Split, seed: int, views: Callable[[np.ndarray, np.ndarray, int], np.ndarray] | None = None
@@ -81,10 +76,6 @@ class StoredRows:
     def _draw(self, epoch: int) -> np.ndarray:
         key = random_key(self._seed, "order", epoch)
         return np.random.Generator(np.random.Philox(key=key)).permutation(len(self._split))
-
-
-Convert = Callable[[Split], Batch]
-"""From stored rows to a batch on the device."""
 
 
 def raw_rows(model: LoadedModel, scaling: Scaling | None) -> Convert:

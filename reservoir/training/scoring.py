@@ -1,8 +1,8 @@
-"""Loss and accuracy of a trained model over all rows of a split."""
+"""Loss and score of a trained model over all rows of a split, and when a training has converged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,21 +15,24 @@ from reservoir.training.objective import r_squared, row_hits, row_losses
 from reservoir.training.processes import Processes
 from reservoir.training.rows import Convert
 
+TOLERANCE = 0.01
+"""A validation score has converged once it stays so close to its last value."""
+
+VALIDATIONS = 3
+"""Before so many a score has had no chance to move, and nobody knows whether it has converged."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How a model did on a split.
-
-    Parameters
-    ----------
-    loss : float
-        Mean over rows.
-    accuracy : float
-        Share of right labels; R^2 for regression.
-    """
+    """How a model did on a split: the mean loss of its rows, and the share of right labels (R² for regression)."""
 
     loss: float
-    accuracy: float
+    score: float
+
+
+def metric_name(classes: int) -> str:
+    """Return what a score is: ``accuracy``, or ``R²`` where there are no classes."""
+    return "accuracy" if classes else "R²"
 
 
 def score(
@@ -38,53 +41,59 @@ def score(
     split: Split,
     classes: int,
     batch_rows: int,
-    group: Processes,
+    ranks: Processes,
 ) -> Score:
-    """Score a model on every row of a split, the batches dealt out to the processes.
-
-    Parameters
-    ----------
-    forward : callable
-        ``forward(x, lengths) -> logits``, in evaluation mode.
-    convert : callable
-        From rows to a batch on the device.
-    split : Split
-    classes : int
-        0 for regression.
-    batch_rows : int
-        Rows of a batch.
-    group : Processes
-    """
+    """Score ``forward(x, lengths) -> logits`` on every row of a split, the batches dealt out to the processes."""
     outputs = split.y[0].size if not classes else 1
     table: Tensor | None = None
-    for rows, logits, y in run_batches(forward, convert, split, batch_rows, group):
+    for rows, logits, y in _run_batches(forward, convert, split, batch_rows, ranks):
         if table is None:
             table = torch.zeros(len(split), 1 + outputs, dtype=torch.float64, device=logits.device)
-        place = torch.from_numpy(rows).to(logits.device)
-        table[place, 0] = row_losses(logits, y, classes).double()
-        table[place, 1:] = (row_hits(logits, y)[:, None] if classes else logits.flatten(1)).double()
+        index = torch.from_numpy(rows).to(logits.device)
+        table[index, 0] = row_losses(logits, y, classes).double()
+        table[index, 1:] = (row_hits(logits, y)[:, None] if classes else logits.flatten(1)).double()
     if table is None:  # more processes than batches
-        table = torch.zeros(len(split), 1 + outputs, dtype=torch.float64, device=convert(_head(split)).x.device)
-    values = group.add(table).cpu().numpy()
-    accuracy = float(values[:, 1].sum() / split.y.size) if classes else r_squared(values[:, 1:], split.y)
-    return Score(loss=float(values[:, 0].mean()), accuracy=accuracy)
+        device = convert(_take(split, np.arange(1))).x.device
+        table = torch.zeros(len(split), 1 + outputs, dtype=torch.float64, device=device)
+    values = ranks.add(table).cpu().numpy()
+    found = float(values[:, 1].sum() / split.y.size) if classes else r_squared(values[:, 1:], split.y)
+    return Score(loss=float(values[:, 0].mean()), score=found)
+
+
+def baseline(y: np.ndarray, classes: int) -> float:
+    """Return the score of the best constant output for labels (rows, readout_tokens, outputs): of R² that is 0."""
+    if not classes:
+        return 0.0
+    labels = y.reshape(len(y), -1)
+    return float(np.mean([np.bincount(column).max() / len(y) for column in labels.T]))
+
+
+def converged_step(history: Sequence[tuple[int, float]], floor: float, tolerance: float = TOLERANCE) -> int | None:
+    """Return the first of two validated steps or more from which on the score stays close to its last value.
+
+    None where that is not above ``floor``, which is what a constant output scores, or there are fewer than
+    `VALIDATIONS`.
+    """
+    if len(history) < VALIDATIONS or not history[-1][1] > floor:
+        return None
+    stays: list[int] = []
+    for step, value in reversed(history):
+        if not abs(value - history[-1][1]) <= tolerance:
+            break
+        stays.append(step)
+    return stays[-1] if len(stays) > 1 else None
 
 
 @torch.no_grad()
-def run_batches(
-    forward: Callable[[Tensor, Tensor], Tensor],
-    convert: Convert,
-    split: Split,
-    batch_rows: int,
-    group: Processes | None = None,
+def _run_batches(
+    forward: Callable[[Tensor, Tensor], Tensor], convert: Convert, split: Split, batch_rows: int, ranks: Processes
 ) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
     """Yield of each batch of this process the row numbers, the logits and the labels."""
-    group = group or Processes()
     for number, rows in enumerate(batches(split.lengths, batch_rows)):
-        if number % group.count == group.rank:
-            batch = convert(Split(x=split.x[rows], y=split.y[rows], lengths=split.lengths[rows]))
+        if number % ranks.count == ranks.rank:
+            batch = convert(_take(split, rows))
             yield rows, forward(batch.x, batch.lengths), batch.y
 
 
-def _head(split: Split) -> Split:
-    return Split(x=split.x[:1], y=split.y[:1], lengths=split.lengths[:1])
+def _take(split: Split, rows: np.ndarray) -> Split:
+    return Split(x=split.x[rows], y=split.y[rows], lengths=split.lengths[rows])

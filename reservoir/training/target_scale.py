@@ -13,18 +13,10 @@ from reservoir.tasks.task import Split
 
 @dataclass(frozen=True)
 class TargetScale:
-    r"""Mean and deviation of each output over the training rows.
+    """Mean and deviation (outputs,) of each output over the training rows; a constant output is only shifted.
 
-    .. math::
-
-        y' = (y - \mathrm{mean}) / \mathrm{deviation}
-
-    is what a regression is trained on, so that neither the learning rate nor the bound of divergence depends on the
-    unit of the targets. A constant output is only shifted.
-
-    Parameters
-    ----------
-    mean, deviation : ndarray of float64, (outputs,)
+    A regression is trained on ``(y - mean) / deviation``, so that neither the learning rate nor the bound of divergence
+    depends on the unit of the targets.
     """
 
     mean: np.ndarray

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import reservoir_cache
 from pytest import approx
 from reservoir_cache import (
     CacheError,
@@ -275,18 +274,3 @@ def test_a_disk_that_is_too_full_is_refused_with_both_sizes(tmp_path, monkeypatc
     check_space(tmp_path / "not" / "there" / "yet", 3 * 10**9)
     with pytest.raises(CacheError, match=r"3\.001 GB are needed and 3\.000 GB are free.*--cache"):
         check_space(tmp_path, 3 * 10**9 + 10**6)
-
-
-def test_every_public_name_exists():
-    for name in reservoir_cache.__all__:
-        assert getattr(reservoir_cache, name) is not None
-    with pytest.raises(AttributeError, match="nothing"):
-        _ = reservoir_cache.nothing
-
-
-def test_importing_the_package_and_its_error_imports_no_h5py_or_numpy():
-    code = (
-        "import sys, reservoir_cache; reservoir_cache.CacheError, reservoir_cache.Spec\n"
-        "print([m for m in ('h5py', 'numpy', 'torch') if m in sys.modules])"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

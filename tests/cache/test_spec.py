@@ -6,9 +6,8 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
-from reservoir_cache import CacheError, Layout, Spec, difference
+from reservoir_cache import CacheError, Layout, Spec
 from reservoir_cache.spec import canonical_json
 
 
@@ -54,7 +53,7 @@ def test_the_list_of_leaves_is_complete(toy):
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=".".join)
-def test_every_field_changes_the_key_and_is_named(toy, path):
+def test_every_field_changes_the_key(toy, path):
     values = copy.deepcopy(toy.spec().to_dict())
     inner = values
     for key in path[:-1]:
@@ -63,7 +62,6 @@ def test_every_field_changes_the_key_and_is_named(toy, path):
     inner[path[-1]] = "float32" if path == ("store",) else old + 1 if not isinstance(old, str) else old + "x"
     changed = Spec.from_dict(values)
     assert changed.key != toy.spec().key
-    assert difference(changed, toy.spec()) == [".".join(path)]
 
 
 def test_key_does_not_depend_on_order_or_on_how_a_number_is_written(toy):
@@ -98,40 +96,6 @@ def test_a_later_change_of_the_callers_dictionary_changes_nothing(toy):
     task["nested"]["a"].append(2)
     spec.to_dict()["task"]["nested"]["a"].append(3)
     assert spec.canonical() == before
-
-
-def test_difference_sees_a_field_that_only_one_has(toy):
-    a, b = toy.spec(), toy.spec(task={"name": "toy", "max_tokens": 5, "order": {"n": 3}})
-    assert difference(a, b) == difference(b, a) == ["task.order.n"]
-    assert difference(a, a) == []
-
-
-@pytest.mark.parametrize(
-    "value",
-    [float("nan"), float("inf"), np.int64(1), b"x", {1, 2}, {1: "x"}, object()],
-    ids=["nan", "inf", "numpy", "bytes", "set", "int key", "object"],
-)
-def test_what_is_not_json_is_refused_by_name(toy, value):
-    with pytest.raises(CacheError, match=r"task\.extra"):
-        toy.spec(task={"name": "toy", "extra": value})
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("task", {"name": "../x"}, "task name"),
-        ("task", {}, "lacks name"),
-        ("input", {"kind": "orthogonal"}, "input lacks seed, gain, patch, stride"),
-        ("backbone", "gpt2", "must be a mapping"),
-        ("data", {"digest": "d", "rows": {"train": 0}}, r"data\.rows\.train"),
-        ("data", {"digest": "d", "rows": {}}, r"data\.rows"),
-        ("data", {"digest": "d", "rows": {"moments": 3}}, "moments"),
-        ("store", "int8", "float16, bfloat16, float32"),
-    ],
-)
-def test_bad_specifications(toy, field, value, message):
-    with pytest.raises(CacheError, match=message):
-        toy.spec(**{field: value})
 
 
 def test_unknown_and_missing_fields_are_named(toy):

@@ -253,6 +253,30 @@ def test_values_that_lie_elsewhere_are_refused(entry, tmp_path, how, part):
         FeatureStore(entry)["train"][COLUMN]
 
 
+@pytest.mark.parametrize("change", ["offset", "labels", "no labels"])
+def test_arrays_of_another_shape_are_damage_not_a_traceback(entry, change):
+    """The checksums are right, as whoever can write the files can renew them."""
+    name = "00000-0.h5" if change == "offset" else "targets.h5"
+    path = entry.path / "train" / name
+    with h5py.File(path, "r+") as file:
+        if change == "offset":
+            del file[f"{COLUMN}/offset"]
+            file[f"{COLUMN}/offset"] = np.zeros(5, np.float32)
+        else:
+            del file["y"]
+        if change == "labels":
+            file["y"] = np.zeros((5, 1, 1), np.int64)
+
+    def renew(manifest):
+        line = manifest["shards"][0] if change == "offset" else manifest["targets"]
+        line.update(bytes=path.stat().st_size, crc32=file_crc32(path))
+
+    rewrite(entry.path / "train" / "manifest.json", renew)
+    train = FeatureStore(entry)["train"]
+    with pytest.raises(CacheError, match=f"{name}: damaged"):
+        _ = train[COLUMN] if change == "offset" else train.y
+
+
 def test_a_manifest_is_not_rebuilt_from_shards_that_lead_elsewhere(entry, tmp_path):
     good = entry.path / "train" / "00000-0.h5"
     shutil.copy(good, tmp_path / "elsewhere.h5")

@@ -12,8 +12,8 @@ from reservoir_pipelines.cli import run
 from reservoir_pipelines.pretraining.compared import FIELDS, plot_comparison
 
 from reservoir.errors import InputError
-from reservoir.pretraining.steps import Steps
-from reservoir.training.loop import Loop
+from reservoir.pretraining.steps import LanguageSteps
+from reservoir.training.steps import FPTSteps
 
 SHAPE = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=128"
 PLAIN = {"device": "cpu", "compute": "float32"}
@@ -76,14 +76,14 @@ def test_the_numbers_are_those_of_the_stages(done, root):
         given = {**PLAIN, **weights, "limit": 60, "seed": 1, "cache": root}
         assert row.output_only == fit(extract("digits", **given)).best
         mine = train("digits", steps=3, run=root / f"mine-{row.corpus}", **given)
-        assert (row.fpt.valid_accuracy, row.fpt.test_accuracy) == (mine.valid_accuracy, mine.test_accuracy)
+        assert (row.fpt.valid_score, row.fpt.test_score) == (mine.valid_score, mine.test_score)
     # The same map, seen through other weights, is another one.
     assert zipf.output_only != random.output_only
 
 
 def test_what_is_made_is_reused(done, root, text, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(Steps, "take", never)
-    monkeypatch.setattr(Loop, "steps", never)
+    monkeypatch.setattr(LanguageSteps, "take", never)
+    monkeypatch.setattr(FPTSteps, "take", never)
     monkeypatch.setattr("reservoir_pipelines.extraction.extract.forward", never)
     options = [f"--{name.replace('_', '-')}={value}" for name, value in {**SMALL, "cache": root}.items()]
     command = ["compare-pretraining", "digits", *options]
@@ -94,7 +94,7 @@ def test_what_is_made_is_reused(done, root, text, tmp_path, monkeypatch, capfd):
     table = capfd.readouterr().out.splitlines()
     line = next(line for line in table if line.startswith("zipf")).split()
     row = done.rows[2]
-    accuracies = row.output_only.test_accuracy, row.fpt.test_accuracy
+    accuracies = row.output_only.test_accuracy, row.fpt.test_score
     assert line[1] == "6,144"
     assert line[-2:] == [f"{100 * accuracy:.1f}%" for accuracy in accuracies]
     assert f"{row.pretraining.test_bits:.3f} bits per token" in " ".join(line)
@@ -135,16 +135,16 @@ def test_an_interrupted_comparison_goes_on(done, tmp_path, monkeypatch):
 
     asked = {**SMALL, "corpora": ["zipf", "random"], "cache": tmp_path}
     with monkeypatch.context() as patch:
-        patch.setattr(Loop, "steps", interrupted)
+        patch.setattr(FPTSteps, "take", interrupted)
         with pytest.raises(KeyboardInterrupt):
             compare_pretraining("digits", **asked)
-    monkeypatch.setattr(Steps, "take", never)
+    monkeypatch.setattr(LanguageSteps, "take", never)
     again = compare_pretraining("digits", **asked)
     assert numbers(again) == numbers(done)[2:]
 
 
 def test_the_output_alone(root, monkeypatch):
-    monkeypatch.setattr(Loop, "steps", never)
+    monkeypatch.setattr(FPTSteps, "take", never)
     done = compare_pretraining("digits", corpora="random", output_only=True, cache=root, out=root / "alone", **SMALL)
     assert done.rows[0].fpt is None
     assert done.results == root / "alone" / "results.csv"
@@ -176,8 +176,8 @@ def test_another_comparison_leaves_the_results_of_the_first(root, text, tmp_path
         ({"corpora": " , "}, "--corpora: name at least one"),
         ({"corpora": "text", "text": "gone.txt"}, "--text gone.txt: no such file or folder"),
         ({"corpora": "zipf", "text": "letters.txt"}, "--text letters.txt: text is not among --corpora zipf"),
-        ({"corpora": "zipf", "tokens": 0}, "--tokens 0 --steps 3: give whole numbers from 1"),
-        ({"corpora": "zipf", "limit": 0}, "--limit 0: give at least 1 row"),
+        ({"corpora": "zipf", "tokens": 0}, "--tokens 0: give a whole number from 1"),
+        ({"corpora": "zipf", "limit": 0}, "--limit 0: give a whole number from 1"),
         ({"corpora": "zipf", "out": "letters.txt"}, "--out letters.txt: letters.txt is no folder; name another"),
         ({"corpora": "zipf", "out": "letters.txt/a"}, "--out letters.txt/a: letters.txt is no folder; name another"),
         ({"corpora": "zipf,text", "text": "letters.txt"}, "letters.txt: its valid part has 0 tokens, and a window 129"),

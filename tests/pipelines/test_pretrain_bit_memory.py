@@ -46,7 +46,7 @@ def test_the_backbone_is_what_train_makes_of_all_groups(made, root, tmp_path):
     settings = {**PLAIN, "backbone": SHAPE, "init": "random", "batch": 4, "dropout": 0.0, "learning_rate": 1e-2}
     done = train("bit-memory", train="all", steps=4, eval_every=2, run=tmp_path / "run", cache=root, **settings)
     assert_same_bits(weights(load_backbone(made.folder, "pretrained")), weights(load_run(done.path).fpt.backbone))
-    assert (made.valid_accuracy, made.test_accuracy) == (done.valid_accuracy, done.test_accuracy)
+    assert (made.valid_accuracy, made.test_accuracy) == (done.valid_score, done.test_score)
     assert (made.steps, made.tokens) == (4, 4 * 4 * 120)
     assert (made.unit, made.valid_bits, made.test_bits, made.entropy) == (None, None, None, None)
 

@@ -9,7 +9,7 @@ import torch
 from reservoir_pipelines.pretraining.pretrain import pretrain
 from safetensors.torch import load_file
 
-from reservoir.pretraining.steps import Steps
+from reservoir.pretraining.steps import LanguageSteps
 
 TINY = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64"
 PLAIN = {"device": "cpu", "compute": "float32"}
@@ -53,7 +53,7 @@ def test_a_finished_one_that_lost_a_file_is_written_again(lost, text, tmp_path, 
     def never(*_arguments):
         raise AssertionError
 
-    monkeypatch.setattr(Steps, "_step", never)
+    monkeypatch.setattr(LanguageSteps, "take", never)
     assert pretrain(str(text), out=tmp_path / "model", **SMALL) == done
     after = load_file(Path(done.folder) / "model.safetensors")
     assert (Path(done.folder) / lost).is_file()

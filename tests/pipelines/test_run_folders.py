@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -12,16 +13,17 @@ import numpy as np
 import pytest
 import torch
 from reservoir_pipelines.prediction import predict
-from reservoir_pipelines.training.attempt import Attempt
 from reservoir_pipelines.training.checkpoint import last_checkpoint
-from reservoir_pipelines.training.course import DivergedError
-from reservoir_pipelines.training.run import Run, read_journal
+from reservoir_pipelines.training.journal import read_journal
+from reservoir_pipelines.training.run import Run
 from reservoir_pipelines.training.train import train
 from reservoir_pipelines.training.trained import load_run
 from safetensors.torch import load_file
 
 from reservoir.errors import InputError
+from reservoir.training.trainer import DivergedError
 
+STAGE = sys.modules["reservoir_pipelines.training.train"]
 TINY = "gpt2:n_layer=3,n_embd=16,n_head=2,n_positions=70,initializer_range=0.3"
 QUICK = {"init": "random", "device": "cpu", "compute": "float32", "backbone": TINY}
 FEW = {"train_rows": 64, "valid_rows": 40, "test_rows": 30}
@@ -41,7 +43,7 @@ def go(cache):
 def test_a_run_that_was_extended_and_killed_before_its_end_is_ended_when_it_goes_on(go, cache, monkeypatch):
     first = go(steps=2)
     with monkeypatch.context() as patch:
-        patch.setattr(Attempt, "_finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(STAGE, "_result", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             go(steps=4, resume=True)
     assert Run(cache / "run").result is None  # what 2 steps came to is not what the weights are now
@@ -57,7 +59,7 @@ def test_fewer_steps_than_there_are_give_what_there_is(go, cache, capsys):
     done = go(steps=4)
     assert go(steps=2) == done
     assert "this run has 4 steps already" in capsys.readouterr().err
-    (cache / "run" / "run.json").write_text("")  # cut short by a full disk, say
+    (cache / "run" / "run.json").unlink()
     assert go(steps=2, resume=True).to_dict() | {"seconds": 0} == done.to_dict() | {"seconds": 0}
 
 
@@ -103,7 +105,7 @@ def test_the_only_checkpoint_damaged(go, cache):
 @pytest.mark.parametrize("config", ["", "{}", '{"format": 1}', "[1]", '{"format": 1, "settings": 3}'])
 def test_a_damaged_configuration_is_refused(config, go, cache):
     go(steps=1)
-    (cache / "run" / "config.json").write_text(config)
+    (cache / "run" / "config.json").write_text(config)  # with no digest that could tell damage from another's file
     for use in (lambda: go(steps=2, resume=True), lambda: load_run(cache / "run")):
         with pytest.raises(InputError, match="no run of reservoir train there"):
             use()
@@ -117,6 +119,76 @@ def test_what_is_no_line_of_the_journal_is_left_out(rest, go, cache):
     journal.write_bytes(journal.read_bytes() + rest)
     assert read_journal(journal) == lines
     assert [line["step"] for line in go(steps=4, resume=True).history] == [1, 2, 2, 3, 4, 4]
+
+
+def flip(path, where):
+    """Turn one bit of the byte at a share of a file's length."""
+    data = bytearray(path.read_bytes())
+    data[int(where * (len(data) - 1))] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("where", [0.1, 0.5, 0.95])
+@pytest.mark.parametrize("name", ["trained.safetensors", "optimizer.safetensors", "state.json"])
+def test_a_flipped_bit_of_a_checkpoint_is_found_before_any_step(name, where, go, cache):
+    go(steps=2)
+    flip(last_checkpoint(cache / "run" / "checkpoints") / name, where)
+    with pytest.raises(InputError, match=f"{name}: not readable .*; train in another folder") as caught:
+        go(steps=4, resume=True)
+    assert "\n" not in str(caught.value)
+    if name != "optimizer.safetensors":
+        with pytest.raises(InputError, match=f"{name}: not readable"):
+            load_run(cache / "run")
+
+
+def test_a_changed_digit_of_a_configuration_or_a_result_is_found(go, cache):
+    go(steps=2)
+    for name, old, use in (
+        ("config.json", '"batch": 8', lambda: load_run(cache / "run")),
+        ("config.json", '"batch": 8', lambda: go(steps=4, resume=True)),
+        ("run.json", '"steps": 2', lambda: go(steps=2)),
+    ):
+        path = cache / "run" / name
+        before = path.read_text()
+        path.write_text(before.replace(old, old[:-1] + "9"))
+        assert path.read_text() != before
+        with pytest.raises(InputError, match=f"{name}: damaged .its SHA-256 is another.; ") as caught:
+            use()
+        assert "\n" not in str(caught.value)
+        path.write_text(before)
+    assert go(steps=2).steps == 2
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path[:0] = sys.argv[4:]
+from reservoir_pipelines.training.train import train
+
+def die(method):
+    def moved(self, target):
+        if sys.argv[2] in self.name and self.name.endswith(".part"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return method(self, target)
+    return moved
+
+Path.replace, Path.rename = die(Path.replace), die(Path.rename)
+train("bit-xor", run=Path(sys.argv[1]), **eval(sys.argv[3]))
+"""
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "step-", "curve.png", "run.json"])
+def test_what_a_killed_run_was_writing_is_gone_once_it_goes_on(name, go, cache):
+    settings = {"steps": 2, "eval_every": 2, "parameters": FEW, **QUICK}
+    command = [sys.executable, "-c", KILLED, str(cache / "run"), name, repr(settings), *sys.path]
+    process = subprocess.run(command, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+    assert len(list((cache / "run").rglob("*.part"))) == 1
+    others = [] if name == "config.json" else [cache / "run" / ".mine.part"]  # of somebody else
+    for path in others:
+        path.touch()
+    assert go(steps=2, resume=True).steps == 2
+    assert list((cache / "run").rglob("*.part")) == others
 
 
 # ---- refusals
@@ -193,8 +265,8 @@ def test_a_regression_does_not_depend_on_the_unit_of_its_targets(cache, tmp_path
         runs[name] = train(str(tmp_path / f"{name}.npz"), bound=50.0, **settings)
     plain, far = runs.values()
     np.testing.assert_allclose(far.losses, plain.losses, rtol=2e-2)
-    assert plain.score == "R²" and plain.losses[-1] < 0.6 * plain.losses[0]
-    assert 0.3 < plain.test_accuracy < 1 and far.test_accuracy == pytest.approx(plain.test_accuracy, abs=0.02)
+    assert plain.metric == "R²" and plain.losses[-1] < 0.6 * plain.losses[0]
+    assert 0.3 < plain.test_score < 1 and far.test_score == pytest.approx(plain.test_score, abs=0.02)
     assert all("accuracy" not in line for line in plain.history)
     # In the data's own unit: as the run's model says, times the deviation, plus the mean of the training rows.
     np.savez(tmp_path / "new.npz", x=x[:9])

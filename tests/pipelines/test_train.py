@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 import torch
 from reservoir_pipelines.training.checkpoint import last_checkpoint
-from reservoir_pipelines.training.course import DivergedError, converged_step
 from reservoir_pipelines.training.run import Run
 from reservoir_pipelines.training.train import train
 from reservoir_pipelines.training.training_result import Training
 from safetensors.torch import load_file
 
 from reservoir.errors import InputError
+from reservoir.training.scoring import baseline, converged_step
+from reservoir.training.trainer import DivergedError
 
 SMALL = "gpt2:n_layer=2,n_embd=32,n_head=4,n_positions=16,initializer_range=0.1"
 TINY = "gpt2:n_layer=3,n_embd=16,n_head=2,n_positions=70,initializer_range=0.3"
@@ -57,11 +58,11 @@ def linear_accuracy(run):
 def test_bit_xor_is_learnt_by_an_fpt_and_not_by_its_output_alone(cache):
     settings = {**PLAIN, "backbone": SMALL, "steps": 400, "eval_every": 50, "batch": 32, "learning_rate": 1e-2}
     done = train("bit-xor", dropout=0.0, **settings)
-    assert done.test_accuracy == 1.0 and done.valid_accuracy == 1.0
+    assert done.test_score == 1.0 and done.valid_score == 1.0
     assert done.converged_step <= 300 and done.frozen_tensors > 10
     alone = train("bit-xor", train="output", dropout=0.0, **settings)
     # No linear readout of these hidden states does better: here is a converged solver's, on all 1,024 inputs.
-    assert alone.trained == 2 * 33 and 0.5 < alone.test_accuracy < linear_accuracy(alone.path) + 0.02 < 0.75
+    assert alone.trained == 2 * 33 and 0.5 < alone.test_score < linear_accuracy(alone.path) + 0.02 < 0.75
 
 
 def test_the_rows_of_generated_tasks_are_fresh_at_every_step(cache):
@@ -82,7 +83,7 @@ def test_the_rows_of_generated_tasks_are_fresh_at_every_step(cache):
 
 def plain_losses(steps, rows):
     """Train the same model with transformers and torch alone, and return the loss of each step."""
-    from reservoir_pipelines.training.material import read_split
+    from reservoir_pipelines.training.data import read_split
     from transformers import GPT2Model
 
     from reservoir.backbones import load_backbone
@@ -188,7 +189,7 @@ def test_two_processes_are_one_with_the_double_batch(cache, tmp_path):
     assert pair.returncode == 0, said.decode()
     two = Training.from_dict(Run(cache / "two").result)
     np.testing.assert_allclose(two.losses, one.losses, atol=1e-6)
-    assert two.valid_accuracy == one.valid_accuracy and two.test_loss == pytest.approx(one.test_loss, abs=1e-6)
+    assert two.valid_score == one.valid_score and two.test_loss == pytest.approx(one.test_loss, abs=1e-6)
 
 
 # ---- runs
@@ -241,7 +242,8 @@ def test_a_run_keeps_what_it_was_asked_and_what_happened(cache):
     assert config["made_with"]["torch"] == torch.__version__
     assert [line["step"] for line in done.history] == [1, 2, 2, 3, 4, 4]
     assert (done.path / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads((done.path / "run.json").read_text()) == done.to_dict()
+    kept = json.loads((done.path / "run.json").read_text())
+    assert kept.pop("sha256") and kept == done.to_dict()
 
 
 def test_a_diverging_loss_stops_and_names_the_last_good_checkpoint(cache):
@@ -258,13 +260,30 @@ def test_a_diverging_loss_stops_and_names_the_last_good_checkpoint(cache):
     ("history", "step"),
     [
         ([(1, 0.5), (2, 0.7), (3, 0.995), (4, 1.0)], 3),
-        ([(1, 0.995), (2, 0.7), (3, 1.0)], 3),
-        ([(1, 1.0), (2, 1.0)], 1),
+        ([(1, 0.995), (2, 0.7), (3, 1.0)], None),  # one value does not stay
+        ([(1, 1.0), (2, 1.0)], None),  # nor has it had a chance to move
+        ([(1, 1.0), (2, 1.0), (3, 0.999)], 1),
+        ([(1, 0.5), (2, 0.5), (3, 0.5)], None),  # what a constant output has as well
         ([], None),
     ],
 )
-def test_convergence_is_the_first_step_from_which_accuracy_stays(history, step):
-    assert converged_step(history) == step
+def test_convergence_is_the_first_step_from_which_the_score_stays_above_chance(history, step):
+    assert converged_step(history, 0.5) == step
+
+
+def test_the_baseline_is_the_best_constant_output():
+    y = np.random.default_rng(0).integers(0, 3, (50, 1, 2))
+    constants = [(y == [a, b]).mean() for a in range(3) for b in range(3)]
+    assert baseline(y, 3) == pytest.approx(max(constants))
+    assert baseline(y.astype(float), 0) == 0.0  # of R²
+
+
+def test_a_training_at_chance_has_not_converged(cache):
+    done = train("bit-xor", steps=1, **QUICK)  # one validation, which is all that there is to stay close to
+    assert done.converged_step is None
+    frozen = train("bit-xor", train="output", steps=4, eval_every=1, learning_rate=1e-12, **QUICK)
+    scores = {line["valid_score"] for line in frozen.history if "valid_score" in line}
+    assert len(scores) == 1 and scores.pop() < 0.6 and frozen.converged_step is None
 
 
 # ---- the cache
@@ -276,7 +295,7 @@ def test_training_from_the_cache_takes_the_same_steps(groups, cache):
     whole = train("bit-xor", **settings)
     cached = train("bit-xor", from_cache=True, store="float32", **settings)
     np.testing.assert_allclose(cached.losses, whole.losses, atol=2e-6)
-    assert cached.run != whole.run and cached.test_accuracy == whole.test_accuracy
+    assert cached.run != whole.run and cached.test_score == whole.test_score
 
 
 # ---- mistakes

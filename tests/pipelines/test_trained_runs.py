@@ -67,7 +67,7 @@ def test_predictions_of_two_classes_and_of_values(own, cache):
     expected = direct(done.path, bits.astype(np.float32), [10] * 9).softmax(-1)[:, :, 0].numpy()
     np.testing.assert_allclose([p.probabilities for p in found], expected, atol=2e-6)
     values = train(str(own / "values.npz"), **QUICK)
-    assert values.valid_accuracy < 1 and np.isfinite(values.test_loss)
+    assert values.valid_score < 1 and np.isfinite(values.test_loss)
     predicted = [p.label for p in predict(values.path, own / "new.npz", device="cpu")]
     assert np.shape(predicted) == (20, 2) and np.isfinite(predicted).all()
 
@@ -79,7 +79,7 @@ def test_an_exported_run_gives_the_same(cache, tmp_path):
     logits = torch.export.load(str(written.model)).module()(torch.from_numpy(bits), torch.full((5,), 10))
     torch.testing.assert_close(logits.softmax(-1), direct(done.path, bits, [10] * 5).softmax(-1), atol=2e-6, rtol=0)
     card = json.loads(written.card.read_text())
-    assert card["scores"]["test_accuracy"] == done.test_accuracy
+    assert card["scores"]["test_score"] == done.test_score
 
 
 def test_attention_of_a_run_is_that_of_the_trained_model(cache):
@@ -186,6 +186,19 @@ def test_the_command(cache, tmp_path):
     stopped = run("--steps", "40", "--train", "all", "--learning-rate", "50", "--bound", "3")
     assert stopped.exit_code == 1 and "checkpoint" in stopped.stderr
     assert isinstance(run("--steps", "5", "--train", "output,layernorm").exception, InputError)
+
+
+def test_the_table_shows_a_regression_as_a_number(cache, own):
+    app = typer.Typer()
+    register(app)
+    app.command()(lambda: None)
+    flags = ["--backbone", TINY, "--init", "random", "--steps", "2", "--device", "cpu"]
+    shown = CliRunner().invoke(app, ["train", str(own / "values.npz"), *flags]).stdout
+    done = json.loads(CliRunner().invoke(app, ["train", str(own / "values.npz"), *flags, "--json"]).stdout)
+    assert done["metric"] == "R²"
+    for split in ("valid", "test"):
+        (line,) = [line for line in shown.splitlines() if line.startswith(f"{split} R²")]
+        assert line.split()[-1] == f"{done[f'{split}_score']:.3f}"
 
 
 def test_an_interrupted_command_says_how_to_go_on(cache, monkeypatch):

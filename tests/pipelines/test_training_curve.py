@@ -37,7 +37,7 @@ def history(steps, first, last, every, accuracies=True):
         loss = first * (last / first) ** (step / steps)
         lines.append({"step": step, "loss": loss} | ({"accuracy": 0.5} if accuracies else {}))
         if step % every == 0:
-            lines.append({"step": step, "valid_loss": loss, "valid_accuracy": 0.4})
+            lines.append({"step": step, "valid_loss": loss, "valid_score": 0.4})
     return lines
 
 
@@ -84,7 +84,7 @@ def test_losses_have_three_plain_labels_or_more(panels, first, last):
 
 
 def test_regression_is_drawn_as_what_it_is(panels):
-    loss, scores = panels(history(100, 2.3, 0.2, 50, accuracies=False), 100, score="R²")
+    loss, scores = panels(history(100, 2.3, 0.2, 50, accuracies=False), 100, metric="R²")
     assert scores.get_ylabel() == "R²"
     assert legend(scores) == ["valid", "best"]
     assert list(scores.lines[0].get_ydata()) == [0.4, 0.4]

@@ -1,4 +1,4 @@
-"""The commands ``reservoir tasks``, ``prepare`` and ``extract``."""
+"""The commands ``reservoir tasks``, ``doctor``, ``prepare`` and ``extract``."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ Task = Annotated[str, typer.Argument(help="A task's name, the path of your own d
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     command(app, (TaskOptions, "data"), CacheOptions)(tasks)
+    command(app, (TaskOptions, "data"), CacheOptions)(doctor)
     command(app, TaskOptions, ClusterOptions, DownloadOptions, CacheOptions)(prepare)
     command(app, ReservoirOptions, RowOptions, FeatureOptions, PlaceOptions)(extract)
 
@@ -50,6 +51,20 @@ def tasks(given: dict[str, Any], json: bool) -> None:
 
 def _splits(row: dict[str, Any]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in row["splits"].items()) if row["splits"] else "-"
+
+
+def doctor(given: dict[str, Any], json: bool) -> None:
+    """Say what is wrong on this machine, and the command that mends it; exit code 1 if something is."""
+    from reservoir_pipelines.doctor import doctor as stage
+    from reservoir_pipelines.output import print_json, print_table
+
+    findings = stage(**given)
+    if json:
+        print_json([finding.to_dict() for finding in findings])
+    else:
+        print_table(("", "found", "what to do"), [(f.what, f.found, f.remedy) for f in findings])
+    if any(finding.remedy for finding in findings):
+        raise typer.Exit(1)
 
 
 def prepare(task: Task, given: dict[str, Any], json: bool) -> None:

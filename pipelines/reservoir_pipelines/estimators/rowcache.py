@@ -18,7 +18,6 @@ from reservoir_cache import (
     Spec,
     SplitFeatures,
     check_space,
-    difference,
     required_bytes,
     write_targets,
 )
@@ -134,7 +133,7 @@ class RowCache:
 
     def _take(self, entry: Entry) -> None:
         stored = FeatureStore(entry)[ROWS]
-        same = all(name.startswith("data.") for name in difference(entry.spec, self._spec))
+        same = replace(entry.spec, data=self._spec.data) == self._spec
         if same and all(column in stored for column in self.columns):
             self._known.add(entry.path)
             self._add(Block(stored), [row.tobytes() for row in stored.labels[:, 0]])

@@ -22,30 +22,18 @@ FIELDS = (
     "entropy",
     "bits_recalled",
     "columns",
-    "output_only_valid_accuracy",
-    "output_only_test_accuracy",
+    "output_only_valid_score",
+    "output_only_test_score",
     "fpt_steps",
-    "fpt_valid_accuracy",
-    "fpt_test_accuracy",
+    "fpt_valid_score",
+    "fpt_test_score",
     "folder",
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """What a backbone is worth to a task.
-
-    Parameters
-    ----------
-    corpus : str
-        What it was pretrained on, or ``random``.
-    pretraining : Pretraining or None
-        How that went; None for ``random``.
-    output_only : Result
-        The readout of its frozen hidden states that did best on the validation split.
-    fpt : Training or None
-        The Frozen Pretrained Transformer, of which more is trained; None where that was left out.
-    """
+    """What a backbone is worth to a task: by the best readout of its frozen hidden states, and as an FPT."""
 
     corpus: str
     pretraining: Pretraining | None
@@ -75,8 +63,8 @@ class Compared:
             self.output_only.valid_score,
             self.output_only.test_score,
             fpt.steps if fpt else None,
-            fpt.valid_accuracy if fpt else None,
-            fpt.test_accuracy if fpt else None,
+            fpt.valid_score if fpt else None,
+            fpt.test_score if fpt else None,
             made.folder if made else None,
         )
 
@@ -89,6 +77,8 @@ class Comparison:
     ----------
     task, backbone : str
         The task, and the shape.
+    metric : str
+        What the scores are: ``accuracy``, or ``R²``.
     rows : tuple of Compared
         One per corpus.
     results, plot : Path
@@ -99,6 +89,7 @@ class Comparison:
 
     task: str
     backbone: str
+    metric: str
     rows: tuple[Compared, ...]
     results: Path
     plot: Path
@@ -109,6 +100,7 @@ class Comparison:
         return {
             "task": self.task,
             "backbone": self.backbone,
+            "metric": self.metric,
             "rows": [row.to_dict() for row in self.rows],
             "results": str(self.results),
             "plot": str(self.plot),
@@ -129,17 +121,8 @@ def write_comparison(path: Path, rows: Sequence[Compared]) -> None:
     replace_file(path, write)
 
 
-def plot_comparison(path: Path, rows: Sequence[Compared], title: str) -> None:
-    """Draw the test accuracies of each corpus as bars: of the output alone, and of the FPT.
-
-    Parameters
-    ----------
-    path : Path
-        The PNG to write.
-    rows : sequence of Compared
-    title : str
-        Heading of the picture.
-    """
+def plot_comparison(path: Path, rows: Sequence[Compared], title: str, metric: str = "accuracy") -> None:
+    """Draw the test scores of each corpus as bars: of the output alone, and of the FPT; shares in percent."""
     from matplotlib.figure import Figure
 
     from reservoir_pipelines.plots import COLOURS, GRID, INK
@@ -147,19 +130,21 @@ def plot_comparison(path: Path, rows: Sequence[Compared], title: str) -> None:
     inches = max(6.5, 1.8 + 1.3 * len(rows))
     bars = [("output only", [row.output_only.test_score for row in rows])]
     if any(row.fpt for row in rows):
-        bars.append(("FPT", [row.fpt.test_accuracy if row.fpt else None for row in rows]))
+        bars.append(("FPT", [row.fpt.test_score if row.fpt else None for row in rows]))
     figure = Figure(figsize=(inches, 4.2), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / len(bars)
-    for number, (name, accuracies) in enumerate(bars):
+    percent = metric == "accuracy"
+    factor, digits = (100, 1) if percent else (1, 3)
+    for number, (name, scores) in enumerate(bars):
         places = [row + (number - (len(bars) - 1) / 2) * width for row in range(len(rows))]
-        heights = [100 * (accuracy or 0.0) for accuracy in accuracies]
+        heights = [factor * (score or 0.0) for score in scores]
         drawn = axes.bar(places, heights, width * 0.94, color=COLOURS[number], label=name)
-        told = ["-" if accuracy is None else f"{100 * accuracy:.1f}" for accuracy in accuracies]
-        axes.bar_label(drawn, told, fontsize=8, color=INK, padding=2)
+        labels = ["-" if score is None else f"{factor * score:.{digits}f}" for score in scores]
+        axes.bar_label(drawn, labels, fontsize=8, color=INK, padding=2)
     axes.set_xticks(range(len(rows)), [row.corpus for row in rows])
     axes.set_xlabel("pretrained on")
-    axes.set_ylabel("test accuracy (%)")
+    axes.set_ylabel(f"test {metric} (%)" if percent else f"test {metric}")
     axes.margins(y=0.12)
     axes.grid(axis="y", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)

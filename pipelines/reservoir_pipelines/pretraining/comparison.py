@@ -6,51 +6,45 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reservoir import InputError
+from reservoir.errors import InputError
+from reservoir.options import (
+    ComparisonOptions,
+    ModelOptions,
+    PlaceOptions,
+    PretrainOptions,
+    RowOptions,
+    ShapeOptions,
+    TaskOptions,
+    as_group,
+)
 from reservoir.pretraining.corpora import BYTES, HELD_OUT, STREAMS, Text, corpus_named
 from reservoir.pretraining.language_model import LanguageModel
 from reservoir.pretraining.recipe import choose_recipe
 from reservoir.reservoir import Reservoir, choose_compute, choose_device, load_model
 from reservoir.tasks.bits import BitMemory
+from reservoir.training.scoring import metric_name
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.output import say
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.pretraining.bit_memory import BIT_MEMORY, ROW_TOKENS, rows_of
 from reservoir_pipelines.pretraining.compared import Compared, Comparison, plot_comparison, write_comparison
-from reservoir_pipelines.pretraining.outcome import Pretraining
-from reservoir_pipelines.pretraining.pretrain import BACKBONE, BATCH_TOKENS, pretrain
+from reservoir_pipelines.pretraining.pretrain import pretrain
+from reservoir_pipelines.stage import stage
 from reservoir_pipelines.training.train import STEPS, train
 from reservoir_pipelines.workspace import cache_root
 
 TEXT, RANDOM = "text", "random"
 CORPORA = (TEXT, BIT_MEMORY, *reversed(STREAMS), RANDOM)
-TOKENS = 2**22
 
 
+@stage
 def compare_pretraining(
-    task: str,
-    *,
-    corpora: str | Sequence[str] = CORPORA,
-    text: Path | None = None,
-    backbone: str = BACKBONE,
-    tokens: int = TOKENS,
-    batch_tokens: int = BATCH_TOKENS,
-    vocabulary: int = BYTES,
-    steps: int = STEPS,
-    output_only: bool = False,
-    seed: int = 0,
-    limit: int | None = None,
-    parameters: Mapping[str, Any] | None = None,
-    data: Path | None = None,
-    cache: Path | None = None,
-    device: str = "auto",
-    compute: str = "auto",
-    out: Path | None = None,
+    task: str, shape: ShapeOptions, source: RowOptions, options: ComparisonOptions, place: PlaceOptions
 ) -> Comparison:
     """Pretrain a shape on each corpus and read a task out of each backbone: by the output alone, and as an FPT.
 
@@ -60,26 +54,11 @@ def compare_pretraining(
     ----------
     task : str
         Name of a task, or the path of your own data.
-    corpora : str or sequence of str, default `CORPORA`
-        What to pretrain on, comma-separated; ``random`` is the shape as it was drawn.
-    text : Path, optional
-        File or folder of the corpus ``text``.
-    backbone : str, default "mini"
-        Gives the shape.
-    tokens : int, default 4,194,304
-        Tokens that each pretraining reads, to the nearest step.
-    batch_tokens, vocabulary
-        As for `reservoir_pipelines.pretraining.pretrain.pretrain`.
-    steps : int, default 5000
-        Steps of each FPT, otherwise trained as `reservoir_pipelines.training.train.train` does by default.
-    output_only : bool, default False
-        Leave out the FPTs.
-    seed : int, default 0
-        Seed of pretraining, of the input layer, and of training.
-    limit, parameters, data, cache, device, compute
-        As for `reservoir_pipelines.extraction.extract.extract`. The backbones lie below the cache's ``pretrained``.
-    out : Path, optional
-        Folder of the results; by default one below the cache's ``comparisons``, named by all that changes a number.
+    **options
+        Fields of `ShapeOptions`, `RowOptions`, `ComparisonOptions` and `PlaceOptions`. The corpus ``random`` is the
+        shape as it was drawn; ``steps``, 5000, are those of each FPT, otherwise trained as `train` does by default. The
+        backbones lie below the cache's ``pretrained``, and the results below its ``comparisons``, named by all that
+        changes a number.
 
     Raises
     ------
@@ -89,39 +68,34 @@ def compare_pretraining(
         If a pretraining diverges.
     """
     started = time.monotonic()
-    if tokens < 1 or steps < 1:
-        raise InputError(f"--tokens {tokens} --steps {steps}: give whole numbers from 1")
-    if limit is not None and limit < 1:
-        raise InputError(f"--limit {limit}: give at least 1 row")
-    if out is not None:
-        _check_out(out)
-    names = choose_corpora(corpora, text)
-    root = cache_root(cache)
-    shape = Reservoir.choose(backbone, RANDOM, seed)
-    place = {"cache": root, "device": device, "compute": compute}
-    maker = _Maker(shape, text, tokens, batch_tokens, vocabulary, place)
-    prepared = prepare(task, data=data, cache=root, parameters=parameters)
-    described = prepared.task
-    load_model(described, shape, device, compute)
+    if options.out is not None:
+        _check_out(options.out)
+    names = choose_corpora(options.corpora, options.text)
+    place = replace(place, cache=cache_root(place.cache))
+    drawn = Reservoir.choose(ModelOptions(backbone=shape.backbone, seed=shape.seed, init=RANDOM))
+    steps = None if options.output_only else options.steps or STEPS
+    shapes = _Shapes(drawn, options, place)
+    prepared = prepare(task, as_group(source, TaskOptions), cache=place.cache)
+    load_model(prepared.task, drawn, place.device, options.compute)
     for name in names:  # what does not work is refused before anything is pretrained
-        maker.check(name)
+        shapes.check(name)
     rows = []
     for number, name in enumerate(names, 1):
-        say(f"{number} of {len(names)}: {backbone}, {name}")
-        made = None if name == RANDOM else maker.make(name)
-        weights = {"backbone": made.folder, "init": "pretrained"} if made else {"backbone": backbone, "init": RANDOM}
-        settings = {**weights, "seed": seed, "limit": limit, "parameters": parameters, "data": data, **place}
-        rows.append(_read_out(name, made, task, None if output_only else steps, settings))
-    asked = {"data": prepared.digest, "parameters": dict(parameters or {}), "limit": limit}
-    asked |= {"steps": None if output_only else steps, "pretrained": maker.asked(names)}
-    folder = out or root / "comparisons" / described.name / f"{maker.title}-{tokens}-{_digest(asked)[:8]}"
+        say(f"{number} of {len(names)}: {drawn.backbone}, {name}")
+        rows.append(_compare(name, shapes, task, source, steps))
+    settings = {"data": prepared.digest, "parameters": source.given, "limit": source.limit, "steps": steps}
+    key = _digest(settings | {"pretrained": shapes.to_dict(names)})[:8]
+    default = cache_root(place.cache) / "comparisons" / prepared.task.name / f"{shapes.title}-{options.tokens}-{key}"
+    folder = options.out or default
     folder.mkdir(parents=True, exist_ok=True)
-    results, plot = folder / "results.csv", folder / "comparison.png"
+    results, plot, metric = folder / "results.csv", folder / "comparison.png", metric_name(prepared.task.classes)
     write_comparison(results, rows)
-    plot_comparison(plot, rows, f"{described.name}: {backbone}, pretrained on {tokens:,} tokens")
+    title = f"{prepared.task.name}: {drawn.backbone}, pretrained on {options.tokens:,} tokens"
+    plot_comparison(plot, rows, title, metric)
     return Comparison(
-        task=described.name,
-        backbone=backbone,
+        task=prepared.task.name,
+        backbone=drawn.backbone,
+        metric=metric,
         rows=tuple(rows),
         results=results,
         plot=plot,
@@ -130,13 +104,7 @@ def compare_pretraining(
 
 
 def choose_corpora(corpora: str | Sequence[str], text: Path | None) -> list[str]:
-    """Return the corpora of a comma-separated list, each once.
-
-    Raises
-    ------
-    InputError
-        If there is no such corpus, or the text is not there.
-    """
+    """Return the corpora of a comma-separated list, each once; the text has to be there."""
     parts = corpora.split(",") if isinstance(corpora, str) else corpora
     names = list(dict.fromkeys(part.strip() for part in parts if part.strip()))
     for name in names:
@@ -161,96 +129,90 @@ def _check_out(out: Path) -> None:
         raise InputError(f"--out {out}: {there.name} is no folder; name another")
 
 
-def _read_out(
-    corpus: str, made: Pretraining | None, task: str, steps: int | None, settings: Mapping[str, Any]
-) -> Compared:
-    """Fit the output alone, and train an FPT for so many steps; None for no FPT."""
-    best = fit(extract(task, **settings), device=settings["device"]).best
+def _compare(corpus: str, shapes: _Shapes, task: str, source: RowOptions, steps: int | None) -> Compared:
+    """Pretrain, fit the output alone, and train an FPT for so many steps; None for no FPT."""
+    made = None
+    if corpus != RANDOM:
+        made = pretrain(shapes.path(corpus), out=shapes.out(corpus), **shapes.settings(corpus))
+    drawn, place = shapes.drawn, shapes.place
+    weights = {"backbone": made.folder, "init": "pretrained"} if made else {"backbone": drawn.backbone, "init": RANDOM}
+    settings = {**weights, "seed": drawn.seed, "compute": shapes.options.compute}
+    best = fit(extract(task, source, place, **settings), device=place.device).best
     fpt = None
     if steps is not None:
-        # One that diverges is told by the best weights before, so that the other corpora are still compared.
-        fpt = train(task, steps=steps, resume=True, on_divergence="report", **settings)
+        # One that diverges counts with the best weights before, so that the other corpora are still compared.
+        fpt = train(task, source, place, steps=steps, resume=True, on_divergence="report", **settings)
     return Compared(corpus=corpus, pretraining=made, output_only=best, fpt=fpt)
 
 
 @dataclass(frozen=True)
-class _Maker:
-    """Pretrains a shape on one corpus after the other, in folders below the cache that are named by the settings."""
+class _Shapes:
+    """A shape and how it is pretrained, on one corpus after the other, in folders that are named by the settings."""
 
-    shape: Reservoir
-    text: Path | None
-    tokens: int
-    batch_tokens: int
-    vocabulary: int
-    place: Mapping[str, Any]
+    drawn: Reservoir
+    options: ComparisonOptions
+    place: PlaceOptions
 
     @property
     def title(self) -> str:
-        return self.shape.title.removesuffix(f"-{RANDOM}")
+        return self.drawn.title.removesuffix(f"-{RANDOM}")
+
+    @property
+    def compute(self) -> str:
+        return choose_compute(self.options.compute, choose_device(self.place.device))
 
     def check(self, corpus: str) -> None:
         """Raise `InputError` if the corpus cannot be had so, or the shape cannot be pretrained on it."""
         if corpus == RANDOM:
             return
-        settings = self._settings(corpus)
-        source = None if corpus == BIT_MEMORY else corpus_named(self._name(corpus), self.vocabulary)
-        model = LanguageModel(self.shape.backbone, self.vocabulary, self.shape.seed)
+        settings, vocabulary = self.settings(corpus), self.options.vocabulary
+        source = None if corpus == BIT_MEMORY else corpus_named(self.path(corpus), vocabulary)
+        model = LanguageModel(self.drawn.backbone, vocabulary, self.drawn.seed)
         if source is None:
-            load_model(BitMemory().task, self.shape, self.place["device"], self.place["compute"])
+            load_model(BitMemory().task, self.drawn, self.place.device, self.options.compute)
             return
-        recipe = choose_recipe(model, self.shape.backbone, **settings)
+        options = PretrainOptions(steps=settings["steps"], batch_tokens=settings["batch_tokens"])
+        recipe = choose_recipe(model, self.drawn.backbone, options, self.drawn.seed)
         for split in HELD_OUT:
             source.held_out(split, recipe.context + model.extra)
 
-    def asked(self, corpora: Sequence[str]) -> dict[str, Any]:
+    def to_dict(self, corpora: Sequence[str]) -> dict[str, Any]:
         """Return what changes a number of the pretrainings, and of what is read out of them."""
+        numbers = {name: getattr(self.options, name) for name in ("tokens", "batch_tokens", "vocabulary")}
+        shape = {"shape": self.drawn.to_dict(), "corpora": [self._describe(corpus) for corpus in sorted(corpora)]}
+        return shape | numbers | {"compute": self.compute}
+
+    def settings(self, corpus: str) -> dict[str, Any]:
+        """Return how `pretrain` is called for a corpus."""
+        options, tokens = self.options, self.options.batch_tokens
+        whole = rows_of(tokens) * ROW_TOKENS if corpus == BIT_MEMORY else tokens
         return {
-            "shape": self.shape.to_dict(),
-            "corpora": [self._describe(corpus) for corpus in sorted(corpora)],
-            "tokens": self.tokens,
-            "batch_tokens": self.batch_tokens,
-            "vocabulary": self.vocabulary,
-            "compute": self._compute,
+            "steps": max(1, round(options.tokens / max(1, whole))),
+            "batch_tokens": tokens,
+            "vocabulary": options.vocabulary,
+            "backbone": self.drawn.backbone,
+            "seed": self.drawn.seed,
+            "compute": options.compute,
+            "resume": True,
+            **vars(self.place),
         }
 
-    def make(self, corpus: str) -> Pretraining:
-        """Return what the pretraining came to, now or earlier."""
-        settings = self._settings(corpus)
-        key = {
-            "backbone": self.shape.backbone,
-            "vocabulary": self.vocabulary,
-            **settings,
-            "compute": self._compute,
-            "corpus": self._describe(corpus),
-        }
-        folder = f"{self.title}-{corpus}-{_digest(key)[:16]}"
-        return pretrain(
-            self._name(corpus),
-            out=self.place["cache"] / "pretrained" / folder,
-            resume=True,
-            backbone=self.shape.backbone,
-            vocabulary=self.vocabulary,
-            **settings,
-            **self.place,
-        )
+    def out(self, corpus: str) -> Path:
+        """Return the folder of what is pretrained on a corpus."""
+        settings = self.settings(corpus) | {"compute": self.compute, "corpus": self._describe(corpus)}
+        key = _digest({name: value for name, value in settings.items() if name not in ("cache", "device", "resume")})
+        return cache_root(self.place.cache) / "pretrained" / f"{self.title}-{corpus}-{key[:16]}"
 
-    def _settings(self, corpus: str) -> dict[str, int]:
-        whole = rows_of(self.batch_tokens) * ROW_TOKENS if corpus == BIT_MEMORY else self.batch_tokens
-        steps = max(1, round(self.tokens / max(1, whole)))
-        return {"steps": steps, "batch_tokens": self.batch_tokens, "seed": self.shape.seed}
-
-    def _name(self, corpus: str) -> str:
-        return str(self.text.resolve()) if corpus == TEXT and self.text else corpus
-
-    @property
-    def _compute(self) -> str:
-        return choose_compute(self.place["compute"], choose_device(self.place["device"]))
+    def path(self, corpus: str) -> str:
+        """Return a corpus as `pretrain` takes it."""
+        return str(self.options.text.resolve()) if corpus == TEXT and self.options.text else corpus
 
     def _describe(self, corpus: str) -> dict[str, object]:
-        if corpus == TEXT and self.text:
+        text, vocabulary = self.options.text, self.options.vocabulary
+        if corpus == TEXT and text:
             # The bytes tell one text from another, and need no tokenizer to be trained.
-            return Text(self.text, min(self.vocabulary, BYTES)).describe()
-        return STREAMS[corpus](self.vocabulary).describe() if corpus in STREAMS else {"corpus": corpus}
+            return Text(text, min(vocabulary, BYTES)).describe()
+        return STREAMS[corpus](vocabulary).describe() if corpus in STREAMS else {"corpus": corpus}
 
 
 def _digest(settings: Mapping[str, Any]) -> str:

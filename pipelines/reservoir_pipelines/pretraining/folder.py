@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
+import uuid
 from pathlib import Path
 
-from reservoir import InputError
+from reservoir.errors import InputError
 from reservoir.pretraining.corpora import Corpus
 from reservoir.pretraining.language_model import LanguageModel
+from reservoir_pipelines.training.checked import remove_parts
 from reservoir_pipelines.workspace import share, system_errors
 
 RUN = "pretraining"
@@ -16,13 +17,7 @@ RUN = "pretraining"
 
 
 def check_folder(out: Path) -> None:
-    """Check that a model can be written to a folder: it is new, empty, or that of a pretraining.
-
-    Raises
-    ------
-    InputError
-        If it is not.
-    """
+    """Check that a model can be written to a folder: it is new, empty, or that of a pretraining."""
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out}: a file is there; name a folder")
     if out.exists() and not (out / RUN).is_dir() and any(out.iterdir()):
@@ -38,19 +33,12 @@ def has_model(out: Path, corpus: Corpus) -> bool:
 
 
 def save_model(out: Path, model: LanguageModel, corpus: Corpus | None = None) -> None:
-    """Write a model, and the tokenizer of a text, as transformers keeps them; each file is whole or as it was.
-
-    Parameters
-    ----------
-    out : Path
-        The folder.
-    model : LanguageModel
-    corpus : Corpus, optional
-        What it was trained on, if that is tokens.
-    """
+    """Write a model, and the tokenizer of a text, as transformers keeps them; each file is whole or as it was."""
     from transformers import PreTrainedTokenizerFast
 
-    part = Path(tempfile.mkdtemp(prefix=".model-", suffix=".part", dir=out))
+    remove_parts(out)
+    part = out / f".model-{uuid.uuid4().hex}.part"
+    part.mkdir()
     try:
         with system_errors():
             model.model.save_pretrained(part)

@@ -31,7 +31,7 @@ class Pretraining:
     seconds : float
         Time of the steps.
     unit : str or None
-        What the losses are told per: ``byte`` or ``token``.
+        What the losses are given per: ``byte`` or ``token``.
     valid_bits, test_bits : float or None
         Mean loss on the held-out parts, in bits per unit.
     entropy : float or None
@@ -53,7 +53,7 @@ class Pretraining:
     valid_accuracy: float | None = None
     test_accuracy: float | None = None
 
-    def told(self, split: str) -> str:
+    def score_text(self, split: str) -> str:
         """Return how the model does on ``valid`` or ``test``: ``1.873 bits per byte``, ``99.98% right``."""
         bits, accuracy = getattr(self, f"{split}_bits"), getattr(self, f"{split}_accuracy")
         return f"{100 * accuracy:.2f}% right" if bits is None else f"{bits:.3f} bits per {self.unit}"
@@ -66,21 +66,7 @@ class Pretraining:
 def plot_pretraining(
     path: Path, history: Sequence[dict[str, Any]], unit: str, entropy: float | None, title: str
 ) -> None:
-    """Draw the loss over the steps, on train and on valid, beside the least possible.
-
-    Parameters
-    ----------
-    path : Path
-        The PNG to write.
-    history : sequence of dict
-        Lines of ``metrics.jsonl``: ``bits`` of a step, ``valid_bits``.
-    unit : str
-        What the loss is told per.
-    entropy : float, optional
-        The least possible loss.
-    title : str
-        Heading of the picture.
-    """
+    """Draw the loss over the steps, on train and on valid, beside the least possible."""
     from matplotlib.figure import Figure
 
     from reservoir_pipelines.plots import COLOURS, GRID, INK
@@ -88,7 +74,7 @@ def plot_pretraining(
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     train = np.array([(line["step"], line["bits"]) for line in history if line.get("bits") is not None], float)
-    valid = [(line["step"], line["valid_bits"]) for line in history if "valid_bits" in line]
+    valid = [(line["step"], line["valid_bits"]) for line in history if line.get("valid_bits") is not None]
     if len(train):
         width = max(1, len(train) // 100)
         smooth = np.convolve(train[:, 1], np.full(width, 1 / width), mode="valid")

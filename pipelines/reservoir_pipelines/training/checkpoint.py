@@ -2,56 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from reservoir import InputError
+from reservoir.errors import InputError
+from reservoir.training.trainer import State
+from reservoir_pipelines.training.checked import DamagedError, file_digest, read_checked, write_checked
 from reservoir_pipelines.workspace import save_tensors
 
 TRAINED, OPTIMIZER, STATE = "trained.safetensors", "optimizer.safetensors", "state.json"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
-@dataclass(frozen=True, kw_only=True)
-class State:
-    """Where a training stands.
-
-    Parameters
-    ----------
-    step : int
-        Steps done.
-    seconds : float
-        Time that they took.
-    best_step : int
-        The step whose weights did best on the validation split.
-    best_score : float
-        Their accuracy (R^2 for regression) there.
-    best_loss : float
-        Their loss there.
-    """
-
-    step: int
-    seconds: float
-    best_step: int
-    best_score: float
-    best_loss: float
-
-
-def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> Path:
-    """Write a checkpoint below a run's folder; then remove all others but the best.
-
-    Returns
-    -------
-    Path
-        ``<folder>/step-<number>``, which exists only once everything in it is on disk.
-    """
+def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
+    """Write ``<folder>/step-<number>``, which exists once it is on disk; then remove all others but the best."""
     final = folder / f"step-{state.step:08d}"
     part = folder / f".{final.name}-{uuid.uuid4().hex}.part"
     part.mkdir(parents=True)
@@ -59,7 +29,8 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
         trained = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters() if p.requires_grad}
         save_tensors(trained, part / TRAINED)
         save_tensors(_moments(model, optimizer), part / OPTIMIZER)
-        (part / STATE).write_text(json.dumps(asdict(state), indent=1) + "\n")
+        digests = {name: file_digest(part / name) for name in (TRAINED, OPTIMIZER)}
+        write_checked(part / STATE, {**asdict(state), "digests": digests})
         for path in part.iterdir():
             _sync(path)
         shutil.rmtree(final, ignore_errors=True)
@@ -68,40 +39,24 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
     finally:
         shutil.rmtree(part, ignore_errors=True)
     kept = {final, folder / f"step-{state.best_step:08d}"}
-    for old in (*folder.glob("step-*"), *folder.glob(".step-*.part")):
+    for old in folder.glob("step-*"):
         if old not in kept:
             shutil.rmtree(old, ignore_errors=True)
-    return final
 
 
 def last_checkpoint(folder: Path) -> Path | None:
     """Return the checkpoint with the most steps, if there is any."""
-    found = sorted(folder.glob("step-*"))
-    return found[-1] if found else None
+    return max(folder.glob("step-*"), default=None)
 
 
 def read_state(checkpoint: Path) -> State:
-    """Return where the training stood.
-
-    Raises
-    ------
-    InputError
-        If the file is damaged or gone.
-    """
-    try:
-        return State(**json.loads((checkpoint / STATE).read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise _damaged(checkpoint, STATE, error) from error
+    """Return where the training stood."""
+    values, _ = _state(checkpoint)
+    return values
 
 
 def load_trained(checkpoint: Path, model: nn.Module) -> None:
-    """Copy a checkpoint's trained tensors into a model whose trained parameters are unfrozen.
-
-    Raises
-    ------
-    InputError
-        If the file is damaged, or its tensors are not those that are trained.
-    """
+    """Copy a checkpoint's trained tensors into a model whose trained parameters are unfrozen."""
     tensors = _read(checkpoint, TRAINED)
     wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if {k: v.shape for k, v in tensors.items()} != {k: v.shape for k, v in wanted.items()}:
@@ -112,13 +67,7 @@ def load_trained(checkpoint: Path, model: nn.Module) -> None:
 
 
 def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Give an Adam the moments that it had at a checkpoint.
-
-    Raises
-    ------
-    InputError
-        If the file is damaged.
-    """
+    """Give an Adam the moments that it had at a checkpoint."""
     tensors = _read(checkpoint, OPTIMIZER)
     for name, parameter in model.named_parameters():
         if f"{name}/step" in tensors:
@@ -134,20 +83,34 @@ def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
     return moments
 
 
+def _state(checkpoint: Path) -> tuple[State, dict[str, str]]:
+    """Return what the state's file says, and the digests of the files beside it."""
+    try:
+        values = read_checked(checkpoint / STATE)
+        digests = values.pop("digests")
+        return State(**values), digests
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise _damaged(checkpoint, STATE, error) from error
+
+
 def _read(checkpoint: Path, name: str) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    _, digests = _state(checkpoint)
     try:
+        if file_digest(checkpoint / name) != digests.get(name):
+            raise DamagedError("its SHA-256 is another")
         return load_file(checkpoint / name)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, DamagedError) as error:
         raise _damaged(checkpoint, name, error) from error
 
 
 def _damaged(checkpoint: Path, name: str, error: Exception) -> InputError:
     others = sorted(path.name for path in checkpoint.parent.glob("step-*") if path != checkpoint)
     what = f"remove the folder {checkpoint.name}, and resume from {others[0]}" if others else "train in another folder"
-    return InputError(f"{checkpoint / name}: not readable ({type(error).__name__}); {what}")
+    why = str(error) if isinstance(error, DamagedError) else type(error).__name__
+    return InputError(f"{checkpoint / name}: not readable ({why}); {what}")
 
 
 def _sync(path: Path) -> None:

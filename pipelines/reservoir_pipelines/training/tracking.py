@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from reservoir import InputError
+from reservoir.errors import InputError
 
 TRACKERS = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 
@@ -18,28 +18,13 @@ class Tracker(Protocol):
     """Takes the numbers of a run."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the numbers of one step."""
+        """Take the numbers of a step or a validation."""
         ...
 
 
 @contextmanager
 def tracking(name: str | None, run: Path, config: Mapping[str, Any]) -> Iterator[Tracker | None]:
-    """Open a tracker for the time of the context.
-
-    Parameters
-    ----------
-    name : str, optional
-        A key of `TRACKERS`; none by default.
-    run : Path
-        Folder of the run; its name is the run's, that of the folder above the project's.
-    config : mapping
-        Settings, for the tracker's own table.
-
-    Raises
-    ------
-    InputError
-        If there is no such tracker, or its package is not installed.
-    """
+    """Open a tracker, a key of `TRACKERS`, for the time of the context; it is named after the run and its folder."""
     if name is None:
         yield None
         return

@@ -3,73 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
-from reservoir_cache import STORES
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from reservoir import InputError
-from reservoir.reservoir import GAIN, Reservoir
+from reservoir.errors import InputError
+from reservoir.options import PlaceOptions, ReservoirOptions, RowOptions, TaskOptions, TrainOptions, as_group
+from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks import task_named
-from reservoir.training.groups import parse_groups
-from reservoir.training.loop import Recipe
-from reservoir.training.processes import processes
+from reservoir.training.dropout import set_dropout
+from reservoir.training.groups import count, frozen_digest, parse_groups, trained_layer
+from reservoir.training.processes import Processes, processes
+from reservoir.training.rows import TrainingRows
+from reservoir.training.scoring import baseline, converged_step, metric_name
+from reservoir.training.steps import FPTSteps, default_rate
 from reservoir.training.target_scale import TargetScale
+from reservoir.training.trainer import DivergedError, State
+from reservoir.training.upper import UpperPart
+from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.extraction.plan import check_windows, draw_rows, make_spec
 from reservoir_pipelines.output import say
 from reservoir_pipelines.preparation.prepare import prepare
-from reservoir_pipelines.training.attempt import Attempt
-from reservoir_pipelines.training.material import choose_kind
-from reservoir_pipelines.training.run import Run, make_config
+from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
+from reservoir_pipelines.stage import stage
+from reservoir_pipelines.training.checkpoint import load_trained
+from reservoir_pipelines.training.data import choose_kind, hidden_states, sequences
+from reservoir_pipelines.training.run import CURVE, Run, make_config
+from reservoir_pipelines.training.session import train_in
 from reservoir_pipelines.training.trained import load_trainable
-from reservoir_pipelines.training.training_result import Training
+from reservoir_pipelines.training.training_result import Training, plot_training
 from reservoir_pipelines.workspace import cache_root, data_folder
 
-LEARNING_RATE = 1e-3
-LEARNING_RATES = {"lstm": 3e-4, "homology": 1e-4}
-"""The paper's: of its LSTMs, and of its homology task; `LEARNING_RATE` of everything else."""
-
-STEPS, EVAL_EVERY, BATCH, DROPOUT = 5000, 500, 8, 0.1
-
-BOUND = 1e4
-"""Above it a loss counts as diverged: of a thousand classes, guessing has 7."""
+STEPS = 5000
+RECIPE = ("batch", "accumulate", "learning_rate", "clip", "dropout")
+"""The options that change the result, besides what is trained and on which rows."""
 
 
+@stage
 def train(
-    task: str,
-    *,
-    train: str | Sequence[str] | None = None,
-    backbone: str | None = None,
-    init: str | None = None,
-    seed: int = 0,
-    gain: float = GAIN,
-    depth: int | None = None,
-    patch: int = 1,
-    stride: int | None = None,
-    steps: int = STEPS,
-    batch: int = BATCH,
-    accumulate: int = 1,
-    learning_rate: float | None = None,
-    dropout: float = DROPOUT,
-    clip: float = 1.0,
-    eval_every: int = EVAL_EVERY,
-    rows: str = "auto",
-    limit: int | None = None,
-    from_cache: bool = False,
-    store: str = "float16",
-    compute: str = "auto",
-    recompute: bool = False,
-    compiled: bool = False,
-    on_divergence: str = "stop",
-    bound: float = BOUND,
-    track: str | None = None,
-    run: Path | None = None,
-    resume: bool = False,
-    parameters: Mapping[str, Any] | None = None,
-    data: Path | None = None,
-    cache: Path | None = None,
-    device: str = "auto",
+    task: str, reservoir: ReservoirOptions, source: RowOptions, options: TrainOptions, place: PlaceOptions
 ) -> Training:
     """Train some groups of a model's parameters on a task, everything else frozen.
 
@@ -80,45 +57,11 @@ def train(
     ----------
     task : str
         Name of a task, or the path of your own data.
-    train : str or sequence of str, optional
-        Groups that are trained, of `groups.NAMES`; by default those of a Frozen Pretrained Transformer that
-        the backbone has: input, layernorm, positions, output.
-    backbone, init, seed, gain, depth, patch, stride
-        The model, as for `extract`; the seed also chooses the order of the rows and what
-        is dropped.
-    steps : int, default 5000
-        Steps in all, those of an earlier part of the run included.
-    batch, accumulate, learning_rate, dropout, clip
-        See `reservoir.training.loop.Recipe`. By default the learning rate is 1e-3, 3e-4 for LSTMs, 1e-4 for
-        homology.
-    eval_every : int, default 500
-        Steps between two validations, each followed by a checkpoint.
-    rows : {"auto", "fresh", "augmented", "stored"}
-        What a step trains on; see `reservoir_pipelines.training.material.choose_kind`.
-    limit : int, optional
-        At most so many rows of each split, a fixed draw, the same as for `extract`.
-    from_cache : bool, default False
-        Take the hidden states up to the lowest trained parameter from the feature cache; what is missing is extracted.
-    store : {"float16", "bfloat16", "float32"}
-        How these are kept.
-    compute : {"auto", "float32", "bfloat16"}
-        Precision of the products; weights that are trained, norms and the residual stream are float32 in any case.
-    recompute : bool, default False
-        Keep only what enters each block and compute the rest again in the backward pass: less memory, more time.
-    compiled : bool, default False
-        Compile the model, on a GPU.
-    on_divergence : {"stop", "report"}
-        What happens when the loss is not finite or above ``bound``: an error, or the result of the best checkpoint.
-    bound : float, default 1e4
-        Above it the loss counts as diverged; that of a regression is on standardised targets.
-    track : {"tensorboard", "wandb", "mlflow"}, optional
-        Where the numbers go besides ``metrics.jsonl``.
-    run : Path, optional
-        Folder of the run; by default one below the cache that is named by its settings.
-    resume : bool, default False
-        Go on from the last checkpoint.
-    parameters, data, cache, device
-        As for `extract`.
+    **options
+        Fields of `ReservoirOptions`, `RowOptions`, `TrainOptions` and `PlaceOptions`. The seed also chooses the order
+        of the rows and what is dropped; ``steps`` are 5000, those of an earlier part of the run included, and ``train``
+        is what a Frozen Pretrained Transformer trains and the backbone has; without ``run`` the folder lies below the
+        cache and is named by all that changes a number.
 
     Raises
     ------
@@ -127,79 +70,179 @@ def train(
     DivergedError
         If the loss diverges and ``on_divergence`` is ``stop``.
     """
-    if min(steps, eval_every, 1 if limit is None else limit) < 1:
-        raise InputError(f"--steps {steps} --eval-every {eval_every} --limit {limit}: give whole numbers from 1")
-    if on_divergence not in ("stop", "report"):
-        raise InputError(f"--on-divergence {on_divergence}: choose stop or report")
-    if not bound > 0:
-        raise InputError(f"--bound {bound}: give a positive number")
-    if store not in STORES:
-        raise InputError(f"--store {store}: choose among {', '.join(STORES)}")
-    groups = None if train is None else parse_groups(train)
-    settings = Reservoir.choose(backbone, init, seed, gain, depth, patch, stride)
-    source = task_named(task, data=data_folder(data), **(parameters or {}))
-    kind = choose_kind(rows, source, task, from_cache=from_cache)
-    root = cache_root(cache)
-    with processes() as group, torch.random.fork_rng():
-        with group.first_alone():
-            prepared = prepare(task, data=data, cache=root, parameters=parameters)
-        if group.first:
-            for note in prepared.notes():
-                say(note)
-        model, groups = load_trainable(prepared.task, settings, groups, group.device(device), compute)
-        recipe = Recipe(
-            batch=batch,
-            accumulate=accumulate,
-            learning_rate=_learning_rate(model.family, prepared.task.name) if learning_rate is None else learning_rate,
-            clip=clip,
-            dropout=dropout,
-            seed=seed,
-        )
-        drawn = draw_rows(prepared, limit)
-        check_windows(prepared, drawn, patch)
-        scale = None if prepared.task.classes else TargetScale.of(prepared.split("train").y[drawn["train"]])
-        config = make_config(
-            spec=make_spec(prepared, drawn, model, store if from_cache else "float32").to_dict(),
-            train=groups,
-            recipe=recipe.to_dict(),
-            processes=group.count,
-            rows="cached" if from_cache else kind,
-            model=model,
-            scaling=prepared.scaling,
-            targets=scale,
-        )
-        attempt = Attempt(
-            model=model,
-            prepared=prepared,
-            drawn=drawn,
-            source=source,
-            kind=kind,
-            recipe=recipe,
-            groups=groups,
-            config=config,
-            targets=scale,
-            group=group,
-            run=Run(run or root / "runs" / prepared.task.name / f"{settings.title}-{config['key'][:16]}"),
-            features={
-                "task": task,
-                "limit": limit,
-                "parameters": parameters,
-                "data": data,
-                "cache": root,
-                "store": store,
-            }
-            if from_cache
-            else None,
-            steps=steps,
-            eval_every=eval_every,
-            bound=bound,
-            on_divergence=on_divergence,
-            recompute=recompute,
-            compiled=compiled,
-            track=track,
-        )
-        return attempt.make(resume=resume)
+    groups = None if options.train is None else parse_groups(options.train)
+    settings = Reservoir.choose(reservoir)
+    generator = task_named(task, data=data_folder(source.data), **source.given)
+    kind = choose_kind(options.rows, generator, task, from_cache=options.from_cache)
+    place = replace(place, cache=cache_root(place.cache))
+    with processes() as ranks, torch.random.fork_rng(), ExitStack() as held:
+        with ranks.first_alone():
+            prepared = prepare(task, as_group(source, TaskOptions), cache=place.cache)
+        for note in prepared.notes() if ranks.first else ():
+            say(note)
+        model, groups = load_trainable(prepared.task, settings, groups, ranks.device(place.device), options.compute)
+        rate = options.learning_rate or default_rate(model.family, prepared.task.name)
+        options = replace(options, steps=options.steps or STEPS, learning_rate=rate, train=groups)
+        numbers = draw_rows(prepared, source.limit)
+        check_windows(prepared, numbers, settings.patch)
+        classes = prepared.task.classes
+        targets = None if classes else TargetScale.of(prepared.split("train").y[numbers["train"]])
+        spec = make_spec(prepared, numbers, model, options.store if options.from_cache else "float32").to_dict()
+        config = _config(spec, model, prepared, kind, targets, options, ranks)
+        default = cache_root(place.cache) / "runs" / prepared.task.name / f"{settings.title}-{config['key'][:16]}"
+        run = Run(options.run or default)
+        with ranks.first_alone():
+            if ranks.first:
+                held.enter_context(run.lock())
+                run.begin(config)
+        if found := _ended(run, options, ranks):
+            return found
+        set_dropout(model.fpt, options.dropout)
+        before = frozen_digest(model.fpt)
+        if options.from_cache:
+            forward, rows = _from_cache(task, model, source, options, place, targets, ranks)
+        else:
+            forward, rows = model.fpt, sequences(model, prepared, numbers, generator, kind, targets)
+        steps = FPTSteps(model.fpt, _forward(forward, model, options), rows, options, settings.seed, ranks)
+        state, diverged = _train(run, model, steps, options, ranks)
+        if frozen_digest(model.fpt) != before:
+            raise RuntimeError("a frozen tensor has changed; this is a defect of reservoir")
+        done = _result(run, model, groups, steps, baseline(rows.valid.y, classes), state, diverged, ranks)
+        if ranks.first:
+            title = f"{prepared.task.name}, {settings.title}: {', '.join(groups)} trained"
+            plot_training(run.path / CURVE, run.history, done.best_step, title, metric=done.metric)
+            run.finish(done.to_dict())
+        return done
 
 
-def _learning_rate(family: str, task: str) -> float:
-    return LEARNING_RATES.get(family) or LEARNING_RATES.get(task) or LEARNING_RATE
+def _config(
+    spec: Mapping[str, Any],
+    model: LoadedModel,
+    prepared: Prepared,
+    kind: str,
+    targets: TargetScale | None,
+    options: TrainOptions,
+    ranks: Processes,
+) -> dict[str, Any]:
+    """Return what the run keeps of how it was asked for."""
+    settings = {
+        "spec": spec,
+        "train": sorted(options.train or ()),
+        "recipe": {name: getattr(options, name) for name in RECIPE} | {"seed": model.settings.seed},
+        "processes": ranks.count,
+        "rows": "cached" if options.from_cache else kind,
+    }
+    if targets:
+        settings["targets"] = targets.to_json()
+    scaling = scaling_to_json(prepared.scaling)
+    return make_config(settings, model.device, reservoir=model.settings.to_dict(), scaling=scaling)
+
+
+def _ended(run: Run, options: TrainOptions, ranks: Processes) -> Training | None:
+    """Return what the run came to, if there is nothing to add to it; refuse to go on unasked."""
+    state, last = run.state, options.steps or 0
+    if found := run.result:
+        result = Training.from_dict(found)
+        if state.step and state.step >= last:
+            if state.step > last and ranks.first:
+                say(f"{run.path}: this run has {state.step:,} steps already; here is their result")
+            return result
+        again = result.diverged_step is not None and result.diverged_step <= last
+        if again and options.on_divergence == "report" and not options.resume:
+            return result
+    if state.step and not options.resume:
+        raise InputError(
+            f"{run.path}: this run stands at step {state.step:,} of {last:,}; add --resume to go on, or remove the "
+            "folder to begin again"
+        )
+    return None
+
+
+def _from_cache(
+    task: str,
+    model: LoadedModel,
+    source: RowOptions,
+    options: TrainOptions,
+    place: PlaceOptions,
+    targets: TargetScale | None,
+    ranks: Processes,
+) -> tuple[nn.Module, TrainingRows]:
+    """Return the part of the model above all that is frozen, and the hidden states that it reads."""
+    layer = trained_layer(model.fpt)
+    if layer is None:
+        raise InputError(
+            f"--from-cache --train {','.join(options.train or ())}: what is trained lies in front of the first block, "
+            "so there is nothing to cache; train without it, or leave out input and positions"
+        )
+    upper = {"layers": layer, "pool": "last" if layer == "final" else "all", "store": options.store}
+    with ranks.first_alone():
+        where = {"cache": place.cache, "device": str(model.device), "compute": model.compute}
+        store = extract(task, model.settings, source, **upper, **where).store
+    part = UpperPart(model.fpt, layer)
+    return part, hidden_states(model, part, store, targets)
+
+
+def _forward(forward: nn.Module, model: LoadedModel, options: TrainOptions) -> nn.Module:
+    """Have blocks computed again in the backward pass, and the model compiled, where that is asked for."""
+    if options.recompute:
+        for block in model.fpt.backbone.blocks:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    if not options.compiled:
+        return forward
+    if model.device.type != "cuda":
+        raise InputError("--compile: for GPUs; on a CPU the compiled model is not faster; leave it out")
+    return torch.compile(forward)  # pyright: ignore[reportReturnType]
+
+
+def _train(
+    run: Run, model: LoadedModel, steps: FPTSteps, options: TrainOptions, ranks: Processes
+) -> tuple[State, int | None]:
+    """Train; return where it ended, and the step at which the loss diverged, if that is to be reported."""
+    shown = "loss {0:.4f}  accuracy {1:.1%}" if model.fpt.task.classes else "loss {0:.4f}"
+    track = options.track
+    try:
+        state = train_in(run, model.fpt, steps, options, shown=shown, bound=options.bound, track=track, ranks=ranks)
+    except DivergedError as error:
+        if options.on_divergence == "report":
+            return error.state, error.step
+        good = f"the last good checkpoint is {run.last}" if error.state.step else "there is no checkpoint before it"
+        message = f"{error}; {good}; take a smaller --learning-rate"
+        raise DivergedError(message, error.step, error.state) from None
+    return state, None
+
+
+def _result(
+    run: Run,
+    model: LoadedModel,
+    groups: Sequence[str],
+    steps: FPTSteps,
+    floor: float,
+    state: State,
+    diverged: int | None,
+    ranks: Processes,
+) -> Training:
+    """Return what the run came to: its best weights are scored on the test rows."""
+    fpt, test = model.fpt, None
+    ranks.wait()  # the checkpoints and the journal are there
+    if state.step:
+        load_trained(run.best, fpt)
+        fpt.eval()
+        test = steps.score("test")
+    scores = [(line["step"], line["valid_score"]) for line in run.history if line.get("valid_score") is not None]
+    trained = [p for p in fpt.parameters() if p.requires_grad]
+    return Training(
+        run=str(run.path),
+        steps=diverged or state.step,
+        best_step=state.best_step if state.step else None,
+        metric=metric_name(fpt.task.classes),
+        valid_score=state.best.get("valid_score"),
+        valid_loss=state.best.get("valid_loss"),
+        test_score=test.score if test else None,
+        test_loss=test.loss if test else None,
+        converged_step=converged_step(scores, floor),
+        diverged_step=diverged,
+        groups=tuple(groups),
+        trained=count(trained),
+        frozen_tensors=len(fpt.state_dict()) - len(trained),
+        seconds=round(state.seconds, 3),
+    )

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from reservoir import InputError
+from reservoir.errors import InputError
 from reservoir.readouts import LinearReadout, Targets
 from reservoir.reservoir import LoadedModel, Reservoir, choose_compute, load_model
 from reservoir.tasks.task import Task
@@ -26,25 +26,7 @@ from reservoir_pipelines.training.run import CONFIG, Run, is_run
 def load_trainable(
     task: Task, settings: Reservoir, groups: Sequence[str] | None, device: str, compute: str
 ) -> tuple[LoadedModel, tuple[str, ...]]:
-    """Make a model some of whose groups can be trained.
-
-    Parameters
-    ----------
-    task : Task
-    settings : Reservoir
-        Backbone, init, seed and gain.
-    groups : sequence of str, optional
-        What is trained; by default `reservoir.training.groups.default_groups`.
-    device, compute : str
-        As for `load_model`; only products with frozen weights are in bfloat16.
-
-    Returns
-    -------
-    LoadedModel
-        With the trained parameters unfrozen.
-    tuple of str
-        The groups.
-    """
+    """Make a model and unfreeze some groups, by default those of an FPT; only frozen weights multiply in bfloat16."""
     model = load_model(task, settings, device, "float32")
     chosen = tuple(groups or default_groups(model.fpt.backbone))
     unfreeze(model.fpt, chosen)
@@ -56,27 +38,7 @@ def load_trainable(
 
 
 def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> LoadedModel:
-    """Load the model of a run with the weights that did best on the validation split.
-
-    Parameters
-    ----------
-    folder : Path
-        A folder that `reservoir_pipelines.training.train.train` wrote.
-    device : str, default "auto"
-        Where it will run.
-    compute : str, optional
-        Precision, if not the run's own.
-
-    Returns
-    -------
-    LoadedModel
-        In evaluation mode, with no gradients.
-
-    Raises
-    ------
-    InputError
-        If the folder holds no run, no checkpoint, or the backbone's weights are no longer those it was trained on.
-    """
+    """Load the model of a run with the weights that did best on the validation split, in evaluation mode."""
     run = Run(folder)
     config, checkpoint = run.model_config, run.best
     spec = config["settings"]["spec"]
@@ -90,13 +52,7 @@ def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> 
 
 
 def open_readout(path: Path) -> Bundle:
-    """Open what `fit` saved, or a run of `train`, which is the readout of the last layer of a trained map.
-
-    Raises
-    ------
-    InputError
-        If there is neither.
-    """
+    """Open what `fit` saved, or a run of `train`, which is the readout of the last layer of a trained map."""
     folder = path.parent if path.name == CONFIG else path
     if not is_run(folder):
         return Bundle.load(path)
@@ -133,24 +89,7 @@ def linear_readout(task: Task, output: nn.Linear, scale: TargetScale | None = No
 
 
 def load_part(task: Task, part: Part, device: str, where: Path, compute: str | None = None) -> LoadedModel:
-    """Load the map that a readout reads, frozen or trained.
-
-    Parameters
-    ----------
-    task : Task
-    part : Part
-        The map.
-    device : str
-    where : Path
-        The readout, for messages.
-    compute : str, optional
-        Precision, if not the one that the readout was fitted in.
-
-    Raises
-    ------
-    InputError
-        If the weights are not those that the readout was fitted on.
-    """
+    """Load the map that a readout reads, frozen or trained; ``where`` is the readout, for messages."""
     if part.run:
         return load_run(Path(part.run), device, compute)
     model = load_model(task, part.reservoir, device, compute or part.compute)

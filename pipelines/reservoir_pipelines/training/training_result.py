@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reservoir_pipelines.training.run import METRICS, read_journal
+from reservoir_pipelines.training.journal import read_journal
+from reservoir_pipelines.training.run import METRICS
 from reservoir_pipelines.workspace import replace_file
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 class Training:
     """What a training came to.
 
-    Accuracies are shares of right labels, or R^2 for regression.
-
     Parameters
     ----------
     run : str
@@ -31,12 +30,16 @@ class Training:
     best_step : int or None
         Steps after which the weights did best on the validation split; None if the loss diverged before the first
         validation.
-    valid_accuracy, valid_loss : float or None
+    metric : str
+        What the scores are: ``accuracy``, or ``R²`` of a regression, whose losses are squared errors of standardised
+        targets.
+    valid_score, valid_loss : float or None
         Of these weights.
-    test_accuracy, test_loss : float or None
+    test_score, test_loss : float or None
         Of these weights.
     converged_step : int or None
-        First validation from which on the accuracy stayed within 0.01 of the last one's.
+        First of two validations or more from which on the score stayed within 0.01 of the last one's; None after fewer
+        than three, and where the last is not above what a constant output scores.
     diverged_step : int or None
         Step at which the loss diverged.
     groups : tuple of str
@@ -47,16 +50,15 @@ class Training:
         Number of tensors that were not; each was compared with itself before training and has not changed by a bit.
     seconds : float
         Time of the steps, without validations.
-    score : str, default "accuracy"
-        What the accuracies are: ``R²`` for regression, whose losses are squared errors of standardised targets.
     """
 
     run: str
     steps: int
     best_step: int | None
-    valid_accuracy: float | None
+    metric: str
+    valid_score: float | None
     valid_loss: float | None
-    test_accuracy: float | None
+    test_score: float | None
     test_loss: float | None
     converged_step: int | None
     diverged_step: int | None
@@ -64,7 +66,6 @@ class Training:
     trained: int
     frozen_tensors: int
     seconds: float
-    score: str = "accuracy"
 
     @property
     def path(self) -> Path:
@@ -92,46 +93,34 @@ class Training:
 
 
 def plot_training(
-    path: Path, history: Sequence[dict[str, Any]], best_step: int | None, title: str, *, score: str = "accuracy"
+    path: Path, history: Sequence[dict[str, Any]], best_step: int | None, title: str, *, metric: str = "accuracy"
 ) -> None:
-    """Draw loss and accuracy over the steps, on train and on valid, with the chosen step marked.
-
-    Parameters
-    ----------
-    path : Path
-        The PNG to write.
-    history : sequence of dict
-        Lines of ``metrics.jsonl``.
-    best_step : int, optional
-        The chosen step.
-    title : str
-        Heading of the picture.
-    score : {"accuracy", "R²"}, default "accuracy"
-        What the accuracies of the history are; shares are drawn in percent.
-    """
+    """Draw loss and score over the steps, on train and on valid, with the chosen step marked; shares in percent."""
     from matplotlib.figure import Figure
 
     from reservoir_pipelines.plots import INK
 
     figure = Figure(figsize=(10, 4), layout="constrained")
-    loss, accuracy = figure.subplots(1, 2)
-    _draw(loss, history, "loss", best_step)
+    loss, score = figure.subplots(1, 2)
+    _draw(loss, history, "loss", "valid_loss", best_step)
     loss.set_ylabel("loss")
     _scale_losses(loss)
-    percent = score == "accuracy"
-    _draw(accuracy, history, "accuracy", best_step, factor=100.0 if percent else 1.0)
-    accuracy.set_ylabel(f"{score} (%)" if percent else score)
+    percent = metric == "accuracy"
+    _draw(score, history, "accuracy", "valid_score", best_step, factor=100.0 if percent else 1.0)
+    score.set_ylabel(f"{metric} (%)" if percent else metric)
     figure.suptitle(title, fontsize=11, color=INK)
     replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
 
 
-def _draw(axes: Axes, history: Sequence[dict[str, Any]], name: str, best_step: int | None, factor: float = 1.0) -> None:
+def _draw(
+    axes: Axes, history: Sequence[dict[str, Any]], name: str, measured: str, best_step: int | None, factor: float = 1.0
+) -> None:
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     from reservoir_pipelines.plots import COLOURS, GRID, INK
 
     train = np.array([(line["step"], line[name]) for line in history if line.get(name) is not None], float)
-    valid = [(n["step"], n[f"valid_{name}"]) for n in history if n.get(f"valid_{name}") is not None]
+    valid = [(line["step"], line[measured]) for line in history if line.get(measured) is not None]
     if len(train):
         width = max(1, len(train) // 100)
         smooth = factor * np.convolve(train[:, 1], np.full(width, 1 / width), mode="valid")

@@ -18,15 +18,7 @@ MOST_TOKENS = 2**20
 
 
 def corpus_named(name: str, vocabulary: int) -> Corpus:
-    """Return the corpus of a name: a stream, or else the text at a path.
-
-    A stream's name means the stream even where a file is called so; ``./zipf`` is the file.
-
-    Raises
-    ------
-    InputError
-        If there is no such corpus, or it has no such vocabulary.
-    """
+    """Return the corpus of a name: a stream, also where a file is called so, or else the text at a path."""
     known = ", ".join((*STREAMS, "bit-memory"))
     if not name:
         raise InputError(f"corpus '': give text, or one of {known}")

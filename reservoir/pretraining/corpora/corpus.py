@@ -12,16 +12,10 @@ HELD_OUT = ("valid", "test")
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Windows of a held-out part, each of whose tokens is predicted at most once.
+    """Windows of a held-out part, int (count, tokens), each of whose tokens is predicted at most once.
 
-    Parameters
-    ----------
-    windows : ndarray of int, (count, tokens)
-        Tokens; a window may begin before the tokens that count, which gives these something to be predicted from.
-    first : ndarray of int, (count,)
-        The first token of each window that counts, at least 1: nothing predicts a window's first token.
-    bytes_per_token : float
-        Mean length of the text of a token; 1 where a token is no text.
+    ``first`` (count,) is the first token of each that counts, at least 1: the tokens before give it something to be
+    predicted from. ``bytes_per_token`` is the mean length of the text of a token; 1 where a token is no text.
     """
 
     windows: np.ndarray
@@ -52,7 +46,7 @@ class Corpus(Protocol):
 
     @property
     def unit(self) -> str:
-        """What the loss is told per: ``byte`` or ``token``."""
+        """What the loss is given per: ``byte`` or ``token``."""
         ...
 
     def draw(self, seed: int, step: int, count: int, tokens: int) -> np.ndarray:
@@ -64,10 +58,7 @@ class Corpus(Protocol):
         ...
 
     def entropy(self, tokens: int) -> float | None:
-        """Return the least mean loss that a model can reach on windows of so many tokens, in bits per token.
-
-        None where nobody knows it.
-        """
+        """Return the least mean loss possible on windows of so many tokens, in bits; None where nobody knows it."""
         ...
 
     def describe(self) -> dict[str, object]:

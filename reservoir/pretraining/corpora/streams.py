@@ -38,15 +38,7 @@ class _Source(Protocol):
 
 
 class Stream:
-    """A corpus that is drawn rather than read.
-
-    Parameters
-    ----------
-    name : str
-        Its name.
-    source : Independent or Nesting
-        Draws it.
-    """
+    """A corpus that is drawn rather than read."""
 
     unit = "token"
 
@@ -67,11 +59,7 @@ class Stream:
         return HeldOut(windows, np.ones(count, np.int64))
 
     def entropy(self, tokens: int) -> float:
-        """Return the least mean loss of a model that sees the tokens before, in bits per token.
-
-        It is the expectation over all windows. On a finite draw of them a perfect model may by chance do better or
-        worse, on the held-out parts by some thousandths of a bit.
-        """
+        """Return the least mean loss in bits, expected over all windows; the held-out parts differ by thousandths."""
         return self._source.entropy(tokens)
 
     def describe(self) -> dict[str, object]:
@@ -80,14 +68,7 @@ class Stream:
 
 
 class Independent:
-    r"""Tokens drawn independently of each other.
-
-    .. math:: H = -\sum_k p_k \log_2 p_k
-
-    Parameters
-    ----------
-    probabilities : ndarray of float, (vocabulary,)
-    """
+    """Tokens drawn independently of each other, with probabilities (vocabulary,)."""
 
     def __init__(self, probabilities: np.ndarray) -> None:
         self.vocabulary = len(probabilities)
@@ -120,14 +101,6 @@ class Nesting:
 
     and which one then is as uncertain as Zipf's law; what closes is certain. So the entropy of the token is
     :math:`h(q_t) + q_t H_{Zipf}`, with :math:`h` that of a coin.
-
-    Parameters
-    ----------
-    vocabulary : int
-        Even: one half opens, the other closes.
-    push : float, default 0.4
-    shortest, longest : int, default 90 and 120
-        Even numbers of tokens.
     """
 
     def __init__(self, vocabulary: int, push: float = 0.4, shortest: int = 90, longest: int = 120) -> None:
@@ -164,17 +137,7 @@ class Nesting:
         return sequences, lengths
 
     def opening(self, opens: np.ndarray) -> np.ndarray:
-        """Return the probability that a token opens, given those before it.
-
-        Parameters
-        ----------
-        opens : ndarray of bool, (windows, tokens)
-            Which tokens open one; windows begin with a sequence.
-
-        Returns
-        -------
-        ndarray of float, (windows, tokens)
-        """
+        """Return the probability (windows, tokens) that a token opens, given which of those before it open."""
         rows = np.arange(len(opens))
         start = np.zeros(self._longest + 1)
         start[self._lengths] = 1 / len(self._lengths)

@@ -22,22 +22,10 @@ SEEN = 0.25
 
 
 class Text:
-    """The text of a file, or of all files of a folder in the order of their names.
+    """The text of a file, gzipped or not, or of all files of a folder in the order of their names.
 
-    The first 90 % are for training, the next 5 % for validation and the last 5 % for the test, as is usual for enwik8.
-
-    Parameters
-    ----------
-    path : Path
-        A file, which may be gzipped, or a folder.
-    vocabulary : int, default 256
-        256: a token is a byte. With more, a byte-level BPE tokenizer with so many tokens is trained on the training
-        part; the text is UTF-8 then.
-
-    Raises
-    ------
-    InputError
-        If there is no text, it is not UTF-8 where it has to be, or the vocabulary cannot be had.
+    With a vocabulary of 256 a token is a byte; with more, a byte-level BPE tokenizer is trained on the training part,
+    and the text has to be UTF-8.
     """
 
     unit = "byte"

@@ -25,13 +25,7 @@ def byte_tokenizer() -> Any:
 
 
 def train_tokenizer(text: bytes, vocabulary: int) -> Any:
-    """Return a byte-level BPE tokenizer with so many tokens, trained on a text; its first 256 tokens are the bytes.
-
-    Raises
-    ------
-    InputError
-        If the text has not so many pairs to merge.
-    """
+    """Return a byte-level BPE tokenizer with so many tokens, trained on a text; its first 256 tokens are the bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -52,10 +46,7 @@ def encode(tokenizer: Any, text: bytes) -> np.ndarray:
 
 
 def first_invalid(text: bytes) -> int | None:
-    """Return the number, from 0, of the first byte that is no UTF-8; a character may be cut at the end.
-
-    None where all of them are.
-    """
+    """Return the number of the first byte that is no UTF-8, or None; a character may be cut at the end."""
     at = 0
     while at < len(text):
         try:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import nn
 
-from reservoir import InputError
+from reservoir.errors import InputError
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.fresh import FreshRows, augment_sequences, is_augmented, is_generated
 from reservoir.tasks.source import Source
 from reservoir.tasks.task import Split, Tokens
 from reservoir.tasks.windows import window_counts
-from reservoir.training.rows import Convert, Rows, StoredRows, hidden_rows, random_key, raw_rows
+from reservoir.training.rows import Rows, StoredRows, TrainingRows, hidden_rows, random_key, raw_rows
 from reservoir.training.target_scale import TargetScale
 from reservoir.training.upper import UpperPart
+from reservoir_pipelines.extraction.plan import BATCH_TOKENS
 from reservoir_pipelines.output import size_text
-from reservoir_pipelines.preparation.prepare import Prepared
+from reservoir_pipelines.preparation.prepared import Prepared
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore, SplitFeatures
@@ -28,38 +27,10 @@ if TYPE_CHECKING:
 KINDS = ("auto", "fresh", "augmented", "stored")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Material:
-    """What a training reads, and the part of the model that reads it.
-
-    Parameters
-    ----------
-    forward : Module
-        ``forward(x, lengths) -> logits``: the whole model, or its upper part over cached hidden states.
-    rows : callable
-        The endless sequence of training rows.
-    convert : callable
-        From rows to a batch on the device.
-    valid, test : Split
-        Rows that are scored.
-    """
-
-    forward: nn.Module
-    rows: Rows
-    convert: Convert
-    valid: Split
-    test: Split
-
-
 def choose_kind(kind: str, source: Source, name: str, *, from_cache: bool) -> str:
     """Return which rows a step trains on: ``fresh`` ones that no other step has, ``augmented`` or ``stored`` ones.
 
     ``auto`` takes fresh rows of tasks that are generated, augments cifar10's images, and stores all others.
-
-    Raises
-    ------
-    InputError
-        If the task has no such rows, or they cannot come from the cache.
     """
     if kind not in KINDS:
         raise InputError(f"--rows {kind}: choose among {', '.join(KINDS)}")
@@ -75,51 +46,30 @@ def choose_kind(kind: str, source: Source, name: str, *, from_cache: bool) -> st
     return kind
 
 
-def raw_material(
+def sequences(
     model: LoadedModel,
     prepared: Prepared,
-    drawn: Mapping[str, np.ndarray],
+    numbers: Mapping[str, np.ndarray],
     source: Source,
     kind: str,
-    seed: int,
     targets: TargetScale | None,
-) -> Material:
-    """Return the material of a training on sequences.
-
-    Parameters
-    ----------
-    model : LoadedModel
-        The whole model.
-    prepared : Prepared
-    drawn : mapping of str to ndarray of int
-        Row numbers that are used of each split.
-    source : Source
-        Where fresh rows come from.
-    kind : {"fresh", "augmented", "stored"}
-    seed : int
-        Chooses fresh rows, views and the order of stored ones.
-    targets : TargetScale or None
-        Of a regression.
-    """
+) -> TrainingRows:
+    """Return sequences: of each split the rows of some numbers, or of ``train`` fresh ones from the task's source."""
+    seed = model.settings.seed
 
     def augment(x: np.ndarray, rows: np.ndarray, epoch: int) -> np.ndarray:
-        return augment_sequences(source, x, drawn["train"][rows], random_key(seed, "view", epoch))
+        return augment_sequences(source, x, numbers["train"][rows], random_key(seed, "view", epoch))
 
     def read(split: str) -> Split:
-        found = read_split(prepared, split, drawn[split])
+        found = read_split(prepared, split, numbers[split])
         return targets.apply(found) if targets else found
 
     if kind == "fresh":
-        rows: Rows = FreshRows(source, seed)
+        train: Rows = FreshRows(source, seed)
     else:
-        rows = StoredRows(read("train"), seed, augment if kind == "augmented" else None)
-    return Material(
-        forward=model.fpt,
-        rows=rows,
-        convert=raw_rows(model, prepared.scaling),
-        valid=read("valid"),
-        test=read("test"),
-    )
+        train = StoredRows(read("train"), seed, augment if kind == "augmented" else None)
+    convert = raw_rows(model, prepared.scaling)
+    return TrainingRows(train=train, valid=read("valid"), test=read("test"), convert=convert, scored=_batch_rows(model))
 
 
 def read_split(prepared: Prepared, name: str, rows: np.ndarray) -> Split:
@@ -131,36 +81,27 @@ def read_split(prepared: Prepared, name: str, rows: np.ndarray) -> Split:
     return Split(x=whole.x[rows], y=whole.y[rows], lengths=whole.lengths[rows])
 
 
-def cached_material(
-    model: LoadedModel, store: FeatureStore, layer: str, seed: int, targets: TargetScale | None
-) -> Material:
-    """Return the material of a training on cached hidden states, which are read into memory.
-
-    Parameters
-    ----------
-    model : LoadedModel
-        The whole model; its blocks up to the layer are passed by from now on.
-    store : FeatureStore
-        Where the layer's hidden states are.
-    layer : str
-        The layer up to which nothing is trained.
-    seed : int
-        Chooses the order of the rows.
-    targets : TargetScale or None
-        Of a regression.
-    """
-    upper = UpperPart(model.fpt, layer)
-    column = f"{layer}/{upper.pooling}"
+def hidden_states(
+    model: LoadedModel, upper: UpperPart, store: FeatureStore, targets: TargetScale | None
+) -> TrainingRows:
+    """Return the cached hidden states that the upper part of a model reads, in memory."""
+    column = f"{upper.layer}/{upper.pooling}"
     read = {split: _hidden(store[split], column, model) for split in ("train", "valid", "test")}
     if targets:
         read = {name: targets.apply(split) for name, split in read.items()}
-    return Material(
-        forward=upper,
-        rows=StoredRows(read["train"], seed),
-        convert=hidden_rows(model.device, cut=upper.pooling == "all"),
+    return TrainingRows(
+        train=StoredRows(read["train"], model.settings.seed),
         valid=read["valid"],
         test=read["test"],
+        convert=hidden_rows(model.device, cut=upper.pooling == "all"),
+        scored=_batch_rows(model),
     )
+
+
+def _batch_rows(model: LoadedModel) -> int:
+    """Return how many rows are scored at a time."""
+    kind = "cuda" if model.device.type == "cuda" else "cpu"
+    return max(1, BATCH_TOKENS[kind] // model.fpt.task.max_tokens)
 
 
 def _hidden(split: SplitFeatures, column: str, model: LoadedModel) -> Split:

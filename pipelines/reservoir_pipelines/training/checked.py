@@ -1,0 +1,54 @@
+"""JSON files that hold their own SHA-256, and what a killed process has left beside them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from reservoir_pipelines.workspace import replace_file
+
+DIGEST = "sha256"
+PART = re.compile(r"\..+-[0-9a-f]{32}\.part")
+"""The names that `replace_file` and checkpoints have until they are whole."""
+
+
+class DamagedError(ValueError):
+    """A file is not what was written."""
+
+
+def write_checked(path: Path, values: Mapping[str, Any]) -> None:
+    """Write JSON with its digest among the values; the file is replaced whole."""
+    checked = {**values, DIGEST: _digest(values)}
+    replace_file(path, lambda part: part.write_text(json.dumps(checked, indent=1) + "\n"))
+
+
+def read_checked(path: Path) -> dict[str, Any]:
+    """Return what `write_checked` wrote; raise `ValueError` if it is no such file, `DamagedError` if it has changed."""
+    values = json.loads(path.read_text())
+    if not isinstance(values, dict) or DIGEST not in values:
+        raise ValueError("there is no digest in it")
+    if values.pop(DIGEST) != _digest(values):
+        raise DamagedError("its SHA-256 is another")
+    return values
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what was being written when a process was killed; whoever calls holds the folder."""
+    for path in folder.glob(".*.part"):
+        if PART.fullmatch(path.name):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,50 @@
+"""The journal of a training: one line of JSON per step, and one per validation."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from reservoir_pipelines.workspace import replace_file
+
+FLUSH_SECONDS = 1.0
+
+
+class Journal:
+    """Appends lines to ``metrics.jsonl``; those of steps after the one that the run goes on from are taken out."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        self._path, self._waiting, self._flushed = path, [], time.monotonic()
+        kept = [line for line in read_journal(path) if line["step"] <= step]
+        replace_file(path, lambda part: part.write_text("".join(json.dumps(line) + "\n" for line in kept)))
+
+    def add(self, step: int, numbers: dict[str, float]) -> None:
+        """Add a line, on disk within a second or so; what is not finite becomes null, which JSON has."""
+        finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        self._waiting.append(json.dumps({"step": step, **finite}) + "\n")
+        if time.monotonic() - self._flushed > FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the lines that wait."""
+        with self._path.open("a") as file:
+            file.write("".join(self._waiting))
+        self._waiting.clear()
+        self._flushed = time.monotonic()
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a journal up to the first that is none, as after a kill; none where there is no file."""
+    lines = []
+    for text in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        try:
+            line = json.loads(text)
+        except ValueError:
+            break
+        if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+            break
+        lines.append(line)
+    return lines

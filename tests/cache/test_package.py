@@ -1,0 +1,71 @@
+"""The package as a whole: what it exports, what importing it costs, and that its files do not import in circles."""
+
+import ast
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+import reservoir_cache
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def imports(path):
+    """Return the modules of reservoir_cache that a file names, and the names it takes from the package itself."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom) and node.module]
+    inner = {node.module.split(".")[1] for node in nodes if node.module.startswith("reservoir_cache.")}
+    return inner, {name.name for node in nodes if node.module == "reservoir_cache" for name in node.names}
+
+
+def test_the_files_of_the_cache_do_not_import_in_circles():
+    files = [path for path in (ROOT / "cache" / "reservoir_cache").glob("*.py") if path.stem != "__init__"]
+    graph = {path.stem: set.union(*imports(path)) & {file.stem for file in files} for path in files}
+    assert len(list(TopologicalSorter(graph).static_order())) == len(files)
+
+
+@pytest.mark.parametrize("folder", ["pipelines", "benchmarks"])
+def test_what_others_use_of_the_cache_is_importable_from_the_package_itself(folder):
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        inner, names = imports(path)
+        assert not inner, path
+        assert all(getattr(reservoir_cache, name) is not None for name in names), path
+
+
+def test_every_name_that_is_imported_late_exists():
+    for name in reservoir_cache._LATER:
+        assert getattr(reservoir_cache, name) is not None
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = reservoir_cache.nothing
+
+
+def test_importing_the_package_and_listing_imports_no_h5py_or_numpy(tmp_path):
+    code = (
+        "import sys; from reservoir_cache import CacheError, Entry, Spec, list_entries\n"
+        f"assert list_entries({str(tmp_path)!r}) == []\n"
+        "print([m for m in ('h5py', 'numpy', 'torch') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_a_file_published_by_others_is_whole_or_as_it_was(tmp_path):
+    path = tmp_path / "readout.bin"
+    reservoir_cache.publish_file(path, lambda part: part.write_bytes(b"first"))
+
+    def torn(part):
+        part.write_bytes(b"sec")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(reservoir_cache.CacheError, match=r"readout\.bin: cannot be written .*check free space"):
+        reservoir_cache.publish_file(path, torn)
+
+    def refuse(part):
+        raise reservoir_cache.CacheError(f"{part}: not what was meant")
+
+    with pytest.raises(reservoir_cache.CacheError, match="not what was meant"):
+        reservoir_cache.publish_file(path, lambda part: part.write_bytes(b"third"), refuse)
+    assert {item.name: item.read_bytes() for item in tmp_path.iterdir()} == {"readout.bin": b"first"}
+    assert reservoir_cache.file_crc32(path) == "9271ee57"  # by gzip
+    reservoir_cache.publish_json(tmp_path / "a.json", {"x": [1, 0.5]}, indent=2)
+    assert reservoir_cache.read_json(tmp_path / "a.json", indent=2) == {"x": [1, 0.5]}
