@@ -35,11 +35,6 @@ class Readout(Protocol):
         ...
 
 
-def metric_of(classes: int) -> str:
-    """Return what a readout is chosen and scored by."""
-    return "accuracy" if classes else "R²"
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
     """How predictions compare with labels.

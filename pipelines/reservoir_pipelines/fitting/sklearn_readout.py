@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from reservoir import InputError
-from reservoir.readouts import Targets
-from reservoir_pipelines.fitting.evaluation import metric_of
+from reservoir.readouts import Targets, metric_name
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sources import Source
 from reservoir_pipelines.fitting.trials import Trial, make_targets, score_split
@@ -97,7 +96,7 @@ class EstimatorEngine:
                 readout=self._name(settings),
                 alpha=None,
                 valid_score=score_split(readout, source, "valid"),
-                metric=metric_of(self.classes),
+                metric=metric_name(self.classes),
                 converged=converged,
             )
             found.append((result, readout))
