@@ -127,7 +127,7 @@ def test_token_by_token_columns_are_dealt_by_rows(tiny_gpt2, tmp_path):
         parameters={"n": 4, "token_bits": 2, "train_rows": 600, "valid_rows": 300, "test_rows": 10},
     )
     source = ColumnSource(done.store, "final/last")
-    targets = Targets(source.outputs(), 2)
+    targets = Targets(source.labels("train").shape[1], 2)
     assert source.tokens() > 1
     wanted = ColumnMoments(source, targets, folds=2)
     assert len(wanted.ranges()) > 2

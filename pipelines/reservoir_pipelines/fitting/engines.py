@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from reservoir.options import FitOptions
 from reservoir.readouts import LOGISTIC_ALPHAS, Moments, cross_sweep, logistic_sweep, parse_alphas, sweep
 from reservoir_pipelines.fitting.column_moments import ColumnMoments, column_moments, compute_moments
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorEngine
-from reservoir_pipelines.fitting.sources import Source, SplitBlocks, fold_blocks
+from reservoir_pipelines.fitting.sources import Again, Source, fold_blocks
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
 
 RIDGE_ALPHAS = "1e-2:1e6:25"
@@ -51,7 +50,7 @@ class RidgeEngine:
         targets = make_targets(source, self.classes, self.balanced)
         moments = _kept(self.moments(source))
         if self.folds:
-            blocks = _Again(source, self.folds, self.classes)
+            blocks = Again(fold_blocks, (source, self.folds, self.classes))
             swept = cross_sweep(blocks, targets, self.alphas, folds=self.folds, moments=moments)
         else:
             train, valid = source.blocks("train"), source.blocks("valid")
@@ -74,7 +73,7 @@ class LogisticEngine:
     def run(self, source: Source) -> Trial:
         """Sweep one source."""
         targets = make_targets(source, self.classes, self.balanced)
-        train, valid = SplitBlocks(source, "train"), SplitBlocks(source, "valid")
+        train, valid = (Again(source.blocks, (split,)) for split in ("train", "valid"))
         moments = _kept(self.moments(source))
         swept = logistic_sweep(train, valid, targets, self.alphas, moments=moments[0] if moments else None)
         return trial_of("logistic", source, swept)
@@ -106,18 +105,6 @@ def make_engine(options: FitOptions, classes: int, valid: int) -> Engine:
     if alphas:
         raise InputError(f"--alphas: {readout} takes its parameters after a colon, as in sklearn.svm.LinearSVC:C=0.1,1")
     return EstimatorEngine.parse(readout, classes, balanced=balanced)
-
-
-@dataclass(frozen=True)
-class _Again:
-    """The samples with their folds, as often as they are iterated."""
-
-    source: Source
-    folds: int
-    classes: int
-
-    def __iter__(self) -> Iterator[Any]:
-        return fold_blocks(self.source, self.folds, self.classes)
 
 
 def _folds(options: FitOptions, few: bool) -> int:

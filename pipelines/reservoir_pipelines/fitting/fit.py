@@ -22,7 +22,7 @@ from reservoir_pipelines.fitting.evaluation import Evaluation, evaluate
 from reservoir_pipelines.fitting.pool import Features, Pool, choose_columns
 from reservoir_pipelines.fitting.raw import RawSource
 from reservoir_pipelines.fitting.results import Fit, Result, score_matrix, write_table
-from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, SplitBlocks
+from reservoir_pipelines.fitting.sources import Again, ColumnSource, JoinedSource
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
 from reservoir_pipelines.output import meter, say
 from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep
@@ -169,10 +169,10 @@ def _greedy(pool: Pool, trials: Sequence[Trial], engine: RidgeEngine, most: int)
         stop = start + source.width()
         if not parts or (source.tokens() == parts[0].tokens() and stop <= SHORTLIST_WIDTH):
             parts.append(source)
-            places[source.name] = slice(start, stop)
+            places[source.columns[0]] = slice(start, stop)
     joined = JoinedSource(tuple(parts))
     targets = make_targets(joined, engine.classes, engine.balanced)
-    train, valid = SplitBlocks(joined, "train"), SplitBlocks(joined, "valid")
+    train, valid = (Again(joined.blocks, (split,)) for split in ("train", "valid"))
     steps = forward_selection(train, valid, places, targets, engine.alphas, limit=most)
     return [trial_of("ridge", pool.source("+".join(step.columns)), step.sweep) for step in steps[1:]]
 

@@ -130,7 +130,7 @@ def _fit(model: Any, source: Source, targets: Targets) -> tuple[Any, bool]:
                 _fit_in_pieces(model, source, targets, size)
         except (ValueError, TypeError) as error:
             raise InputError(
-                f"readout {type(model[-1]).__name__} on {source.name}: {error}".replace("\n", " ")
+                f"readout {type(model[-1]).__name__} on {'+'.join(source.columns)}: {error}".replace("\n", " ")
             ) from error
     return model, not any(issubclass(w.category, ConvergenceWarning) for w in caught)
 

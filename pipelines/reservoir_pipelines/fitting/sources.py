@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -20,13 +20,8 @@ class Source(Protocol):
     """Samples of every split, streamed in row order as often as asked."""
 
     @property
-    def name(self) -> str:
-        """What results call it."""
-        ...
-
-    @property
     def columns(self) -> tuple[str, ...]:
-        """The columns it is made of."""
+        """The columns it is made of, as results call them."""
         ...
 
     def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -35,10 +30,6 @@ class Source(Protocol):
 
     def labels(self, split: str) -> np.ndarray:
         """Return the labels (n, outputs) of all samples, without reading a feature."""
-        ...
-
-    def outputs(self) -> int:
-        """Return the number of labels of a sample."""
         ...
 
     def tokens(self) -> int:
@@ -55,14 +46,9 @@ class ColumnSource:
     title: str = ""
 
     @property
-    def name(self) -> str:
-        """The column, under the name that tells its entry from others."""
-        return self.title or self.column
-
-    @property
     def columns(self) -> tuple[str, ...]:
-        """The column itself."""
-        return (self.name,)
+        """The column, under the name that tells its entry from others."""
+        return (self.title or self.column,)
 
     def blocks(self, split: str, start: int = 0, stop: int | None = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the samples of one shard at a time, of those numbered from ``start`` up to ``stop``."""
@@ -80,11 +66,6 @@ class ColumnSource:
         """Return the number of features of a sample."""
         tokens, width = self.store["train"].shape(self.column)
         return tokens * width // self.tokens()
-
-    def outputs(self) -> int:
-        """Return the number of labels of a sample."""
-        _, readout_tokens, outputs = self.store["train"].labels.shape
-        return readout_tokens * outputs // self.tokens()
 
     def tokens(self) -> int:
         """Return the number of samples of a row: a column of the readout tokens is read token by token."""
@@ -144,24 +125,20 @@ class JoinedSource:
         """Return the labels (n, outputs) of all samples."""
         return self.parts[0].labels(split)
 
-    def outputs(self) -> int:
-        """Return the number of labels of a sample."""
-        return self.parts[0].outputs()
-
     def tokens(self) -> int:
         """Return the number of samples of a row."""
         return self.parts[0].tokens()
 
 
 @dataclass(frozen=True)
-class SplitBlocks:
-    """The samples of one split, as often as they are iterated."""
+class Again:
+    """A stream that is made anew each time it is iterated."""
 
-    source: Source
-    split: str
+    make: Callable[..., Iterator[Any]]
+    arguments: tuple[Any, ...]
 
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        return self.source.blocks(self.split)
+    def __iter__(self) -> Iterator[Any]:
+        return self.make(*self.arguments)
 
 
 def fold_blocks(source: Source, folds: int, classes: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -43,10 +43,11 @@ def trial_of(name: str, source: Source, swept: Sweep) -> Trial:
 
 def make_targets(source: Source, classes: int, balanced: bool = False) -> Targets:
     """Return the coding of a source's labels, weighted by class where asked."""
+    labels = source.labels("train")
     if not balanced:
-        return Targets(source.outputs(), classes)
-    counts = np.bincount(source.labels("train").ravel().astype(int), minlength=classes)
-    return Targets(source.outputs(), classes, balanced_weights(counts))
+        return Targets(labels.shape[1], classes)
+    counts = np.bincount(labels.ravel().astype(int), minlength=classes)
+    return Targets(labels.shape[1], classes, balanced_weights(counts))
 
 
 def score_split(readout: Readout, source: Source, split: str) -> float:
