@@ -24,9 +24,9 @@ from reservoir.options import (
 from reservoir.pretraining.corpora import BYTES, HELD_OUT, STREAMS, Text, corpus_named
 from reservoir.pretraining.language_model import LanguageModel
 from reservoir.pretraining.recipe import choose_recipe
+from reservoir.readouts import metric_name
 from reservoir.reservoir import Reservoir, choose_compute, choose_device, load_model
 from reservoir.tasks.bits import BitMemory
-from reservoir.training.scoring import metric_name
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.output import say

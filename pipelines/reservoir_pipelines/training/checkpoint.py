@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from reservoir.errors import InputError
 from reservoir.training.trainer import State
-from reservoir_pipelines.training.checked import DamagedError, file_digest, read_checked, write_checked
+from reservoir_pipelines.checked import DamagedError, file_digest, read_checked, write_checked
 from reservoir_pipelines.workspace import save_tensors, sync
 
 TRAINED, OPTIMIZER, STATE = "trained.safetensors", "optimizer.safetensors", "state.json"

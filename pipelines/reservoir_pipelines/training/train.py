@@ -14,13 +14,14 @@ from torch.utils.checkpoint import checkpoint
 
 from reservoir.errors import InputError
 from reservoir.options import PlaceOptions, ReservoirOptions, RowOptions, TaskOptions, TrainOptions, as_group
+from reservoir.readouts import metric_name
 from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks import task_named
 from reservoir.training.dropout import set_dropout
 from reservoir.training.groups import count, frozen_digest, parse_groups, trained_layer
 from reservoir.training.processes import Processes, processes
 from reservoir.training.rows import TrainingRows
-from reservoir.training.scoring import baseline, converged_step, metric_name
+from reservoir.training.scoring import baseline, converged_step
 from reservoir.training.steps import FPTSteps, default_rate
 from reservoir.training.target_scale import TargetScale
 from reservoir.training.trainer import DivergedError, State
