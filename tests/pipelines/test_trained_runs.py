@@ -86,7 +86,7 @@ def test_attention_of_a_run_is_that_of_the_trained_model(cache):
     settings = {**QUICK, "learning_rate": 0.05, "parameters": FEW}
     done = train("bit-xor", **settings)
     trained = attention("bit-xor", run=done.path, average=4, device="cpu")
-    frozen = attention("bit-xor", backbone=TINY, init="random", rows=4, device="cpu")
+    frozen = attention("bit-xor", backbone=TINY, init="random", average=4, device="cpu")
     with h5py.File(trained.arrays) as one, h5py.File(frozen.arrays) as other:
         assert trained.arrays.parent == done.path
         np.testing.assert_allclose(one["one"][:].sum(-1), 1, rtol=1e-5)
