@@ -121,7 +121,7 @@ def test_the_title_of_a_plot_fits_beside_few_corpora(done, tmp_path, monkeypatch
 
     seen = []
     monkeypatch.setattr(Figure, "savefig", measure)
-    monkeypatch.setattr("reservoir_pipelines.pretraining.compared.replace_file", lambda path, write: write(path))
+    monkeypatch.setattr("reservoir_pipelines.plots.replace_file", lambda path, write: write(path))
     for backbone in ("mini", SHAPE, f"bert-base-uncased:{'hidden_size=32,' * 6}"):
         plot_comparison(tmp_path / "plot.png", done.rows[:1], f"digits: {backbone}, pretrained on 4,194,304 tokens")
     for title, page in seen:

@@ -28,6 +28,8 @@ CASES = {
     "regression": {"layers": "block01", "pool": "all"},
     "tokens": {"layers": "block01", "pool": "last"},
     "symbols": {"layers": "block03", "pool": "first"},
+    "quantiles": {"layers": "block01", "pool": "quantiles3"},
+    "beside": {"layers": "embed", "pool": "tokens"},
     "windows": {"layers": "block02", "pool": "mean", "patch": 4, "stride": 2},
 }
 
@@ -119,7 +121,7 @@ def test_logits_are_the_scores_of_the_readout_over_its_temperature(readouts):
     np.testing.assert_allclose(scores, bundle.readout.scores(features), atol=1e-5)
 
 
-@pytest.mark.parametrize("case", ["three", "tokens", "rounded"])
+@pytest.mark.parametrize("case", ["three", "tokens", "rounded", "quantiles", "beside"])
 def test_the_program_gives_what_the_module_gives(readouts, tmp_path, case):
     saved, file = readouts(case)
     x, lengths = inputs(file)
