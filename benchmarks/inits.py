@@ -41,8 +41,8 @@ def accuracies(task: str, init: str, seed: int, asked: argparse.Namespace, cache
     }
     features = extract(task, **settings, **TASKS.get(task, {}))
     found = fit(features)
-    raw = found.raw.test_accuracy if found.raw else None
-    return found.best.test_accuracy or 0.0, raw or 0.0, "+".join(found.best.columns)
+    raw = found.raw.test_score if found.raw else None
+    return found.best.test_score or 0.0, raw or 0.0, "+".join(found.best.columns)
 
 
 def main() -> None:

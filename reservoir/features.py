@@ -13,17 +13,7 @@ from reservoir.tasks.task import Scaling, Task, Tokens
 
 
 def column_shapes(task: Task, width: int, columns: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return (tokens, width) of one row of each column.
-
-    Parameters
-    ----------
-    task : Task
-        Gives the longest sequence and the readout tokens.
-    width : int
-        Hidden width of the backbone.
-    columns : sequence of str
-        Columns such as ``block06/mean``.
-    """
+    """Return (tokens, width) of one row of each column, such as ``block06/mean``, at a hidden width."""
     return {c: pooled_shape(parse_column(c)[1], width, task.max_tokens, task.readout_tokens) for c in columns}
 
 
@@ -35,29 +25,10 @@ def forward(
     columns: Sequence[str],
     batch_rows: int,
 ) -> dict[str, np.ndarray]:
-    """Return pooled hidden states of stored sequences.
+    """Return pooled hidden states, (rows, kept tokens, kept width) of float32, of stored sequences by column.
 
-    The result is a function of these rows and the batch size alone: rows of like length share a batch, ties in row
-    order.
-
-    Parameters
-    ----------
-    model : LoadedModel
-        The model on its device.
-    scaling : Scaling, optional
-        From stored values to what the model sees; None for symbols and for values that are used as they are.
-    x : ndarray, (rows, tokens, dim) or (rows, tokens)
-        Right-padded sequences as stored.
-    lengths : ndarray of int, (rows,)
-        Real tokens of each.
-    columns : sequence of str
-        What to keep.
-    batch_rows : int
-        Rows per batch.
-
-    Returns
-    -------
-    dict of str to ndarray of float32, (rows, kept tokens, kept width)
+    ``x`` (rows, tokens, ...) are right-padded sequences as stored, ``scaling`` leads to what the model sees. The result
+    is a function of these rows and the batch size alone: rows of like length share a batch, ties in row order.
     """
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
     x, lengths = to_tokens(model, scaling, x, lengths)
@@ -85,26 +56,7 @@ def batches(lengths: np.ndarray, batch_rows: int) -> Iterator[np.ndarray]:
 def to_tokens(
     model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return stored sequences as what the input layer takes, and their lengths in tokens.
-
-    Parameters
-    ----------
-    model : LoadedModel
-        Gives the form of a token and the windows.
-    scaling : Scaling, optional
-        From stored values to what the model sees.
-    x : ndarray, (rows, values, dim) or (rows, tokens)
-        Stored sequences.
-    lengths : ndarray of int, (rows,)
-        Real values of each.
-
-    Returns
-    -------
-    ndarray, (rows, tokens, patch * dim) of float32 or (rows, tokens) of int64
-        The tokens.
-    ndarray of int, (rows,)
-        Real tokens of each row.
-    """
+    """Return stored sequences as what the input layer takes, (rows, tokens, ...), and their lengths in tokens."""
     if isinstance(model.fpt.task.form, Tokens):
         return x.astype(np.int64), lengths
     return model.windows(scaling(x) if scaling else x.astype(np.float32), lengths)

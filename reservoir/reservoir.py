@@ -117,7 +117,9 @@ class LoadedModel:
     compute: str
 
 
-def load_model(task: Task, settings: Reservoir, device: str = "auto", compute: str = "auto") -> LoadedModel:
+def load_model(
+    task: Task, settings: Reservoir, device: str = "auto", compute: str = "auto", output_init: str = "orthogonal"
+) -> LoadedModel:
     """Build the model of a resolved reservoir for a task, in evaluation mode on its device."""
     from reservoir.backbones import load_backbone, weights_digest
     from reservoir.fpt import FPT
@@ -128,7 +130,7 @@ def load_model(task: Task, settings: Reservoir, device: str = "auto", compute: s
     windows, shape = settings.windows(task), None
     if settings.input == "kernels" and isinstance(task.form, Vectors):
         shape = (len(windows.dilations), windows.patch, windows.forms, task.form.dim)
-    fpt = FPT(settings.windowed(task), backbone, settings.seed, settings.gain, kernel_shape=shape).eval()
+    fpt = FPT(settings.windowed(task), backbone, settings.seed, settings.gain, output_init, shape).eval()
     digest = weights_digest(backbone)
     import torch
 

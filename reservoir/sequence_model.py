@@ -17,15 +17,7 @@ from reservoir.tasks.task import Scaling
 
 
 class Branch(nn.Module):
-    """The columns of one frozen map: windows, input layer, blocks up to the deepest wanted layer, poolings.
-
-    Parameters
-    ----------
-    model : LoadedModel
-        The map, on the CPU; its output layer, which no column reads, is dropped.
-    columns : sequence of str
-        What is read, in this order.
-    """
+    """The columns of one map on the CPU: windows, input layer, blocks up to the deepest wanted layer, poolings."""
 
     def __init__(self, model: LoadedModel, columns: Sequence[str]) -> None:
         super().__init__()
@@ -59,15 +51,6 @@ class SequenceModel(nn.Module):
 
     The product with the readout's weights runs in float64: channels of a frozen transformer may sit at 3000 with a
     spread below one, and float32 sums of such products keep no digit of what tells two rows apart.
-
-    Parameters
-    ----------
-    scaling : Scaling, optional
-        From stored values to what the maps see; None for symbols.
-    branches : sequence of Branch
-        The frozen maps, in the order of the readout's weights.
-    readout : LinearReadout
-        The linear model.
     """
 
     offset: Tensor
@@ -90,20 +73,10 @@ class SequenceModel(nn.Module):
         self.requires_grad_(False).eval()
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Return the logits of sequences.
+        """Return the logits of right-padded sequences as stored (batch, tokens, ...), not scaled, of int64 ``lengths``.
 
-        Parameters
-        ----------
-        x : Tensor, (batch, tokens, dim) of float32 or (batch, tokens) of int64
-            Right-padded sequences as stored, not scaled.
-        lengths : Tensor of int64, (batch,)
-            Real tokens of each.
-
-        Returns
-        -------
-        Tensor of float32, (batch, readout_tokens, outputs, classes)
-            Their softmax over the last axis gives the probabilities of `predict`. For regression the predictions,
-            (batch, readout_tokens, outputs).
+        They are float32, (batch, readout_tokens, outputs, classes), and their softmax gives the probabilities of
+        `predict`; for regression the predictions, (batch, readout_tokens, outputs).
         """
         if self.scaled:
             x = (x - self.offset) * self.scale

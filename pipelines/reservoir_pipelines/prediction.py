@@ -117,8 +117,11 @@ def evaluate_predictions(predictions: Sequence[Prediction]) -> Evaluation | None
     classes = [str(name) for name in names]
     classes += sorted(set(map(str, truth.ravel().tolist())) - set(classes))
     number = {name: index for index, name in enumerate(classes)}
-    y, predicted = (np.array([number[str(value)] for value in part.ravel().tolist()]) for part in (truth, label))
-    chances = np.asarray([one.probabilities for one in predictions]).reshape(len(y), -1)[:, 1]
+    y, predicted = (
+        np.array([number[str(value)] for value in part.ravel().tolist()]).reshape(len(part), -1)
+        for part in (truth, label)
+    )
+    chances = np.asarray([one.probabilities for one in predictions])[..., 1]
     return evaluate_classes(y, predicted, classes, chances)
 
 

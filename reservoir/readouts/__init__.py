@@ -22,7 +22,7 @@ from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic
 from reservoir.readouts.moments import Block, Moments, accumulate
 from reservoir.readouts.ridge import DEFAULT_ALPHAS, kernel_path, parse_alphas, ridge_path, widened
 from reservoir.readouts.sweep import Sweep, Tally, score, sweep
-from reservoir.readouts.targets import Targets, balanced_weights, samples, unsample
+from reservoir.readouts.targets import Targets, balanced_weights, metric_name, samples, unsample
 
 if TYPE_CHECKING:
     from reservoir.readouts.estimators import RidgeSweepClassifier, RidgeSweepRegressor
@@ -58,6 +58,7 @@ __all__ = [
     "logistic_path",
     "logistic_sweep",
     "mcnemar",
+    "metric_name",
     "paired_bootstrap",
     "parse_alphas",
     "partial_moments",

@@ -112,6 +112,11 @@ class Targets:
         return float(np.exp(found.x))
 
 
+def metric_name(classes: int) -> str:
+    """Return what readouts are scored by: ``accuracy``, or ``R²`` where there are no classes."""
+    return "accuracy" if classes else "R²"
+
+
 def balanced_weights(counts: np.ndarray) -> tuple[float, ...]:
     """Return class weights under which all classes count the same: samples / (classes * count), 0 for absent ones."""
     present = counts > 0

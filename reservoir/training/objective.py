@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from torch import Tensor, nn
 
 
@@ -34,19 +33,3 @@ def row_losses(logits: Tensor, y: Tensor, classes: int) -> Tensor:
 def row_hits(logits: Tensor, y: Tensor) -> Tensor:
     """Return for each row the number of its labels whose class has the highest logit, (batch,) of int64."""
     return (logits.argmax(dim=-1) == y).flatten(1).sum(dim=1)
-
-
-def r_squared(predicted: np.ndarray, y: np.ndarray) -> float:
-    r"""Return :math:`1 - \sum (y - z)^2 / \sum (y - \bar y)^2`, the mean over outputs.
-
-    A constant output counts 1 where it is met exactly and 0 elsewhere, as for readouts.
-
-    Parameters
-    ----------
-    predicted, y : ndarray, (rows, ...)
-    """
-    z, y = (array.reshape(len(array), -1).astype(np.float64) for array in (predicted, y))
-    error, spread = ((y - z) ** 2).sum(axis=0), ((y - y.mean(axis=0)) ** 2).sum(axis=0)
-    constant = spread == 0
-    ratio = error / np.where(constant, 1.0, spread)
-    return float(np.where(constant, (error == 0).astype(float), 1 - ratio).mean())

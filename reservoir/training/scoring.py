@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from reservoir.features import batches
+from reservoir.readouts import Tally, Targets
 from reservoir.tasks.task import Split
-from reservoir.training.objective import r_squared, row_hits, row_losses
+from reservoir.training.objective import row_hits, row_losses
 from reservoir.training.processes import Processes
 from reservoir.training.rows import Convert
 
@@ -28,11 +29,6 @@ class Score:
 
     loss: float
     score: float
-
-
-def metric_name(classes: int) -> str:
-    """Return what a score is: ``accuracy``, or ``R²`` where there are no classes."""
-    return "accuracy" if classes else "R²"
 
 
 def score(
@@ -56,8 +52,11 @@ def score(
         device = convert(_take(split, np.arange(1))).x.device
         table = torch.zeros(len(split), 1 + outputs, dtype=torch.float64, device=device)
     values = ranks.add(table).cpu().numpy()
-    found = float(values[:, 1].sum() / split.y.size) if classes else r_squared(values[:, 1:], split.y)
-    return Score(loss=float(values[:, 0].mean()), score=found)
+    if classes:
+        found = values[:, 1].sum() / split.y.size
+    else:
+        found = Tally(Targets(outputs, 0)).update(values[None, :, 1:], split.y.reshape(len(split), -1)).accuracy()[0]
+    return Score(loss=float(values[:, 0].mean()), score=float(found))
 
 
 def baseline(y: np.ndarray, classes: int) -> float:

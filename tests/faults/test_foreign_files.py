@@ -15,6 +15,7 @@ import skops.io
 from reservoir_cache import Entry
 from reservoir_cache.publish import publish_json, read_json
 from reservoir_pipelines import extract, fit, predict
+from reservoir_pipelines.checked import file_digest, read_checked, write_checked
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.fitting import estimator_files
 from reservoir_pipelines.fitting.bundle import Bundle
@@ -57,6 +58,11 @@ def inputs(tmp_path):
     path = tmp_path / "new.npz"
     np.savez(path, x=np.zeros((2, 6, 2), np.float32))
     return path
+
+
+def archive_of(folder):
+    (file,) = folder.glob("readout-*.skops")
+    return file.read_bytes()
 
 
 def schema_of(data):
@@ -112,7 +118,7 @@ def one_line(capfd):
 
 
 def test_a_readout_that_names_a_call_is_refused_before_anything_of_it_runs(bundle, inputs, tmp_path, capfd):
-    file, marker = bundle / "readout.skops", tmp_path / "marker"
+    (file,), marker = bundle.glob("readout-*.skops"), tmp_path / "marker"
     call = node(
         "ConstructorFromReduceNode",
         "sklearn.utils._testing",
@@ -120,6 +126,9 @@ def test_a_readout_that_names_a_call_is_refused_before_anything_of_it_runs(bundl
         content=arguments(["touch", str(marker)]),
     )
     file.write_bytes(with_node(file.read_bytes(), call))
+    card = read_checked(bundle / "readout.json")  # whose checksum is no secret
+    card["files"][file.name] = file_digest(file)
+    write_checked(bundle / "readout.json", card)
     before = {*sys.modules}
     for command in commands(bundle, inputs, tmp_path):
         assert run(command) == 2
@@ -155,7 +164,7 @@ NAMED = {
 
 @pytest.mark.parametrize("name", NAMED)
 def test_every_other_name_is_refused(saved, name):
-    data = with_node((saved / "readout.skops").read_bytes(), NAMED[name])
+    data = with_node(archive_of(saved), NAMED[name])
     with pytest.raises(InputError, match=name.replace(".", r"\.")):
         load_estimator(data, "readout")
 
@@ -170,7 +179,7 @@ def test_an_object_array_with_a_pickle_inside_is_not_unpickled(saved, tmp_path):
     buffer = io.BytesIO()
     np.save(buffer, np.array([Evil()], dtype=object), allow_pickle=True)
     array = node("NdArrayNode", "numpy", "ndarray", type="numpy", file="evil.npy")
-    data = (saved / "readout.skops").read_bytes()
+    data = archive_of(saved)
     for content in (buffer.getvalue(), pickle.dumps(Evil())):
         with pytest.raises(InputError, match="not readable"):
             load_estimator(with_node(data, array, more={"evil.npy": content}), "readout")
@@ -178,7 +187,7 @@ def test_an_object_array_with_a_pickle_inside_is_not_unpickled(saved, tmp_path):
 
 
 def test_descriptions_that_would_grow_or_nest_are_refused(saved, monkeypatch):
-    data = (saved / "readout.skops").read_bytes()
+    data = archive_of(saved)
     bomb = rewritten(data, '{"a": "' + " " * 10**7 + '"}', zipfile.ZIP_DEFLATED)
     assert len(bomb) < 10**5
     with pytest.raises(InputError, match="packed"):
@@ -195,7 +204,7 @@ def test_descriptions_that_would_grow_or_nest_are_refused(saved, monkeypatch):
 
 def test_one_stored_member_listed_many_times_is_refused(saved):
     """Overlapping members are the way to a bomb without packing: each is the whole of the file again."""
-    data = (saved / "readout.skops").read_bytes()
+    data = archive_of(saved)
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         archive.writestr("schema.json", json.dumps(schema_of(data)))
@@ -302,8 +311,8 @@ def test_linear_readouts_never_go_through_skops(extracted, tmp_path, inputs, mon
         monkeypatch.setattr(skops.io, name, refuse)
     for readout in ("ridge", "logistic"):
         done = fit(extracted, readout=readout, alphas="1e0:1e1:2", out=tmp_path / readout)
-        assert not (tmp_path / readout / "readout.skops").exists()
-        (tmp_path / readout / "readout.skops").write_bytes(b"somebody put this here")
+        assert not list((tmp_path / readout).glob("*.skops"))
+        (tmp_path / readout / "readout-0.skops").write_bytes(b"somebody put this here")
         assert len(list(predict(done.saved, inputs))) == 2
     assert isinstance(Bundle.load(tmp_path / "ridge").readout, type(done.readout))
 
@@ -332,7 +341,7 @@ def change_call(entry, **changes):
     """Write another call into an entry, as whoever hands it on can: no key covers it, and a checksum is no secret."""
     values = read_json(entry / "spec.json", indent=2)
     values["made_with"]["call"].update(changes)
-    publish_json(entry / "spec.json", "1-1-1", values, indent=2)
+    publish_json(entry / "spec.json", values, indent=2)
 
 
 def test_an_entry_that_names_a_module_does_not_have_it_imported(extracted, module, tmp_path, capfd):

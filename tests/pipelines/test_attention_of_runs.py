@@ -13,6 +13,7 @@ from reservoir_pipelines.training.train import train
 from reservoir_pipelines.training.trained import load_run
 
 from reservoir.backbones import attention_maps
+from reservoir.options import ReservoirOptions
 from reservoir.reservoir import Reservoir, load_model
 
 TINY = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=30,initializer_range=0.3"
@@ -59,11 +60,11 @@ def write_own(path, seed=0, scale=1.0):
 def test_the_runs_own_task_parameters_are_used(cache):
     parameters = {"n": 3, **FEW}
     done = train("bit-xor", parameters=parameters, **QUICK)
-    maps = attention("bit-xor", run=done.path, rows=7, device="cpu")
+    maps = attention("bit-xor", run=done.path, average=7, device="cpu")
     assert maps.labels == ["1.1", "1.2", "1.3", "2.1", "2.2", "2.3"] and list(maps.diagonals) == [0, 3]
     rows = first_rows(prepare("bit-xor", parameters=parameters).split("test"), 7)
     assert_maps(maps, by_hand(load_run(done.path, "cpu", "float32"), rows))
-    again = attention("bit-xor", run=done.path, rows=7, device="cpu", parameters=parameters)
+    again = attention("bit-xor", run=done.path, average=7, device="cpu", parameters=parameters)
     np.testing.assert_array_equal(again.one, maps.one)
 
 
@@ -72,7 +73,7 @@ def test_what_a_task_fills_in_by_itself_is_not_prepared_twice(cache, parameters)
     parameters = {**FEW, "min_length": 6, "max_length": 20, **parameters}
     done = train("listops", parameters=parameters, **QUICK)
     before = sorted((cache / "prepared").iterdir())
-    maps = attention("listops", run=done.path, rows=3, device="cpu")
+    maps = attention("listops", run=done.path, average=3, device="cpu")
     assert sorted((cache / "prepared").iterdir()) == before
     assert ("[" in maps.labels[0]) == ("protocol" not in parameters)
     rows = first_rows(prepare("listops", parameters=parameters).split("test"), 3)
@@ -91,7 +92,7 @@ def test_the_runs_own_scaling_is_used(cache, tmp_path, standardise):
     for seed, unit in ((0, 1.0), (1, 5.0)):  # the data of the training, then other data in another unit
         write_own(tmp_path / "own.npz", seed, unit)
         rows = first_rows(prepare(own, parameters=parameters).split("test"), 5)
-        maps = attention(own, run=done.path, rows=5, device="cpu")
+        maps = attention(own, run=done.path, average=5, device="cpu")
         assert_maps(maps, by_hand(model, [(row - offset) * scale for row in rows]))
 
 
@@ -104,17 +105,17 @@ def test_windows_are_the_tokens_of_the_maps(cache, tmp_path, patch, stride):
     rows = [prepared.scaling(row) for row in first_rows(prepared.split("test"), 6)]
     tokens = [np.stack([row[i : i + patch].ravel() for i in range(0, len(row) - patch + 1, step)]) for row in rows]
     assert len({len(row) for row in tokens}) > 1
-    maps = attention(own, run=done.path, rows=6, device="cpu")
+    maps = attention(own, run=done.path, average=6, device="cpu")
     assert_maps(maps, by_hand(load_run(done.path, "cpu", "float32"), tokens))
-    frozen = attention(own, backbone=TINY, init="random", patch=patch, stride=stride, rows=6, device="cpu")
-    settings = Reservoir.choose(TINY, "random", patch=patch, stride=stride)
+    frozen = attention(own, backbone=TINY, init="random", patch=patch, stride=stride, average=6, device="cpu")
+    settings = Reservoir.choose(ReservoirOptions(backbone=TINY, init="random", patch=patch, stride=stride))
     assert_maps(frozen, by_hand(load_model(prepared.task, settings, "cpu", "float32"), tokens))
 
 
 def test_windows_of_single_values_are_labelled_by_the_value_they_hold(cache, tmp_path):
     values = np.arange(60 * 6, dtype=np.float32).reshape(60, 6)
     np.savez(tmp_path / "own.npz", x=values, y=np.arange(60) % 2, split=["test", "valid", "train"] * 20)
-    settings = {"backbone": TINY, "init": "random", "rows": 2, "device": "cpu"}
+    settings = {"backbone": TINY, "init": "random", "average": 2, "device": "cpu"}
     assert attention(str(tmp_path / "own.npz"), patch=1, stride=2, **settings).labels == ["0", "2", "4"]
     assert attention(str(tmp_path / "own.npz"), patch=2, **settings).labels == ["1", "2", "3"]
 
@@ -125,13 +126,13 @@ def test_the_command_takes_a_run_as_it_was_trained(cache, tmp_path, capsys):
     steps = ["--steps", "2", "--eval-every", "1", "--limit", "20", "--run", folder]
     assert command(["train", "digits", *model, *steps, "--json"]) == 0
     capsys.readouterr()
-    assert command(["attention", "digits", "--run", folder, "--rows", "3", "--json"]) == 0
+    assert command(["attention", "digits", "--run", folder, "--average", "3", "--json"]) == 0
     with_run = json.loads(capsys.readouterr().out)
     assert with_run["mean"] == [2, 4, 4] and with_run["labels"] == ["1", "2", "3", "4"]
-    assert command(["attention", "digits", *model, "--run", folder, "--rows", "3", "--json"]) == 0
+    assert command(["attention", "digits", *model, "--run", folder, "--average", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == with_run
     few = ["--param", "n=2", "--param", "test_rows=20", "--param", "train_rows=20"]
-    assert command(["attention", "bit-xor", *model[:4], *few, "--rows", "3", "--json"]) == 0
+    assert command(["attention", "bit-xor", *model[:4], *few, "--average", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["labels"] == ["1.1", "1.2", "2.1", "2.2"]
 
 
@@ -156,7 +157,7 @@ def xor_run(cache, tmp_path):
     ],
 )
 def test_what_a_run_cannot_show_is_refused_in_a_line(xor_run, capsys, arguments, message):
-    assert command(["attention", *arguments, "--run", xor_run, "--rows", "2"]) == 2
+    assert command(["attention", *arguments, "--run", xor_run, "--average", "2"]) == 2
     told = capsys.readouterr().err
     assert message in told and told.count("\n") == 1
 

@@ -33,14 +33,14 @@ def test_the_main_path_in_json(call, tiny_gpt2, tmp_path):
     code, out, _ = call("fit", "digits", "--json")
     assert code == 0
     fitted = json.loads(out)
-    assert set(fitted["best"]) >= {"columns", "readout", "alpha", "valid_accuracy", "test_accuracy"}
-    assert fitted["best"]["test_accuracy"] > 0.5
+    assert set(fitted["best"]) >= {"columns", "readout", "alpha", "valid_score", "test_score"}
+    assert fitted["best"]["test_score"] > 0.5
     np.savez(tmp_path / "new.npz", x=np.zeros((3, 8, 8)))
     code, out, _ = call("predict", fitted["readout"], tmp_path / "new.npz", "--json")
-    lines = [json.loads(line) for line in out.splitlines()]
+    found = json.loads(out)
     assert code == 0
-    assert len(lines) == 3
-    assert set(lines[0]) == {"label", "probabilities"}
+    assert len(found["predictions"]) == 3 and found["evaluation"] is None
+    assert set(found["predictions"][0]) == {"label", "probabilities"}
     code, out, _ = call("extract", "digits", "--backbone", tiny_gpt2, "--limit", 200, "--json")
     assert json.loads(out)["reused"] is True
 

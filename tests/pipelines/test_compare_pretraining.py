@@ -94,7 +94,7 @@ def test_what_is_made_is_reused(done, root, text, tmp_path, monkeypatch, capfd):
     table = capfd.readouterr().out.splitlines()
     line = next(line for line in table if line.startswith("zipf")).split()
     row = done.rows[2]
-    accuracies = row.output_only.test_accuracy, row.fpt.test_score
+    accuracies = row.output_only.test_score, row.fpt.test_score
     assert line[1] == "6,144"
     assert line[-2:] == [f"{100 * accuracy:.1f}%" for accuracy in accuracies]
     assert f"{row.pretraining.test_bits:.3f} bits per token" in " ".join(line)
@@ -121,7 +121,7 @@ def test_the_title_of_a_plot_fits_beside_few_corpora(done, tmp_path, monkeypatch
 
     seen = []
     monkeypatch.setattr(Figure, "savefig", measure)
-    monkeypatch.setattr("reservoir_pipelines.pretraining.compared.replace_file", lambda path, write: write(path))
+    monkeypatch.setattr("reservoir_pipelines.plots.replace_file", lambda path, write: write(path))
     for backbone in ("mini", SHAPE, f"bert-base-uncased:{'hidden_size=32,' * 6}"):
         plot_comparison(tmp_path / "plot.png", done.rows[:1], f"digits: {backbone}, pretrained on 4,194,304 tokens")
     for title, page in seen:

@@ -26,7 +26,7 @@ def test_extract_and_fit_work(kind, init, root, tmp_path, capsys):
     assert run(["fit", entry["entry"], *settings]) == 0
     fitted = json.loads(capsys.readouterr().out)
     # Ten classes: far above chance is what a working reservoir of width 16 gives.
-    assert fitted["best"]["valid_accuracy"] > 0.25
+    assert fitted["best"]["valid_score"] > 0.25
 
 
 def test_a_wrong_backbone_is_one_line_and_exit_code_2(root, tmp_path, capsys):

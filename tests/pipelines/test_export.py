@@ -1,6 +1,7 @@
 """export: one module from sequence to logits gives what predict gives, also without this package."""
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from reservoir_pipelines import extract, fit, predict
+from reservoir_pipelines.checked import read_checked, write_checked
+from reservoir_pipelines.cli import run as command
 from reservoir_pipelines.export import build, export
 from reservoir_pipelines.fitting.bundle import Bundle
 
@@ -25,6 +28,8 @@ CASES = {
     "regression": {"layers": "block01", "pool": "all"},
     "tokens": {"layers": "block01", "pool": "last"},
     "symbols": {"layers": "block03", "pool": "first"},
+    "quantiles": {"layers": "block01", "pool": "quantiles3"},
+    "beside": {"layers": "embed", "pool": "tokens"},
     "windows": {"layers": "block02", "pool": "mean", "patch": 4, "stride": 2},
 }
 
@@ -116,7 +121,7 @@ def test_logits_are_the_scores_of_the_readout_over_its_temperature(readouts):
     np.testing.assert_allclose(scores, bundle.readout.scores(features), atol=1e-5)
 
 
-@pytest.mark.parametrize("case", ["three", "tokens", "rounded"])
+@pytest.mark.parametrize("case", ["three", "tokens", "rounded", "quantiles", "beside"])
 def test_the_program_gives_what_the_module_gives(readouts, tmp_path, case):
     saved, file = readouts(case)
     x, lengths = inputs(file)
@@ -221,23 +226,18 @@ def test_what_cannot_be_exported_is_refused(readouts, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
         export(saved, out=tmp_path / "file" / "m.pt2")
-    for name in ("readout.json", "readout.safetensors"):
-        (tmp_path / name).write_bytes((saved.parent / name).read_bytes())
-    card = json.loads((tmp_path / "readout.json").read_text())
+    for file in saved.parent.glob("readout*"):
+        shutil.copy(file, tmp_path)
+    card = read_checked(tmp_path / "readout.json")
     card["parts"][0]["digest"] = "0" * 64
-    (tmp_path / "readout.json").write_text(json.dumps(card))
+    write_checked(tmp_path / "readout.json", card)
     with pytest.raises(InputError, match="no longer those"):
         export(tmp_path)
 
 
 def test_the_command_prints_one_json_object(readouts, tmp_path, capsys):
-    import typer
-    from reservoir_pipelines.commands.export_commands import export as command
-
     saved, _ = readouts("three")
-    app = typer.Typer()
-    app.command()(command)
-    app([str(saved), "--out", str(tmp_path / "m.pt2"), "--json"], standalone_mode=False)
+    assert command(["export", str(saved), "--out", str(tmp_path / "m.pt2"), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["tokens"] == [2, LONGEST]
     assert (tmp_path / "m.pt2").stat().st_size == said["bytes"]

@@ -41,7 +41,7 @@ def test_features_are_what_the_model_computes(small, tiny_gpt2):
         for column in done.columns:
             cached = done[split][column]
             np.testing.assert_allclose(cached, direct[column][:, 0], rtol=1e-4, atol=1e-5, err_msg=column)
-        np.testing.assert_array_equal(done[split].y, prepared.split(split).y[rows[split]])
+        np.testing.assert_array_equal(done[split].labels, prepared.split(split).y[rows[split]])
         np.testing.assert_array_equal(done[split].index, rows[split])
 
 

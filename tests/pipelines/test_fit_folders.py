@@ -36,7 +36,7 @@ def test_a_readout_keeps_its_input_scaling_when_the_prepared_data_is_gone(tiny_g
     expected = labels(list(predict(whole.saved.parent, tmp_path / "own.npz", device="cpu")))
     shutil.rmtree(tmp_path / "cache" / "prepared")
     gone = fit(found, columns="final/mean", out=tmp_path / "gone")
-    assert gone.raw is None and gone.best.valid_accuracy == whole.best.valid_accuracy
+    assert gone.raw is None and gone.best.valid_score == whole.best.valid_score
     assert labels(list(predict(tmp_path / "gone", tmp_path / "own.npz", device="cpu"))) == expected
 
 
@@ -45,7 +45,7 @@ def test_an_entry_by_a_relative_path_and_one_taken_elsewhere(extracted, tmp_path
     inside = fit(extracted.entry.name)
     assert inside.results.parent.parent.parent == extracted.entry.parents[2] / "readouts"
     shutil.copytree(extracted.entry, tmp_path / "moved")
-    assert fit(str(tmp_path / "moved")).results.parent == tmp_path / "moved-readouts"
+    assert fit(str(tmp_path / "moved")).results.parent.name.startswith("moved-ridge-")
 
 
 def test_many_entries_have_a_folder_name_that_a_disk_takes(extracted, capsys):

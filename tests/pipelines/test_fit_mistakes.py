@@ -7,10 +7,11 @@ import pytest
 from matplotlib.figure import Figure
 from reservoir_pipelines import extract, fit
 from reservoir_pipelines.fitting.engines import make_engine
-from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.fitting.results import Result, score_matrix
 from reservoir_pipelines.plots import plot_sweep
 
 from reservoir import InputError
+from reservoir.options import FitOptions
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def test_a_learning_curve_may_start_with_fewer_rows_than_there_are_shards(extrac
 )
 def test_a_readout_of_another_kind_than_the_task_is_refused(readout, classes, words):
     with pytest.raises(InputError) as caught:
-        make_engine(readout, classes)
+        make_engine(FitOptions(readout=readout), classes, 100)
     assert readout.partition(":")[0] in str(caught.value)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -51,7 +52,7 @@ def test_a_readout_of_another_kind_than_the_task_is_refused(readout, classes, wo
     [("sklearn.neighbors.KNeighborsRegressor", 0), ("sklearn.svm.LinearSVC:C=1,10", 3)],
 )
 def test_a_readout_of_the_task_s_kind_is_taken(readout, classes):
-    assert make_engine(readout, classes).path == readout.partition(":")[0]
+    assert make_engine(FitOptions(readout=readout), classes, 100).path == readout.partition(":")[0]
 
 
 @pytest.fixture
@@ -63,21 +64,23 @@ def drawn(tmp_path, monkeypatch):
         Figure, "savefig", lambda self, *args, **more: (figures.append(self), plain(self, *args, **more))
     )
 
-    def draw(layers, settings, interval=(0.4, 0.6)):
+    def draw(columns, settings, metric="accuracy"):
         results = [
-            Result(columns=(f"{layer}/mean",), readout=name, alpha=alpha, valid_accuracy=0.5, test_interval=interval)
-            for layer in layers
+            Result(columns=tuple(column.split("+")), readout=name, alpha=alpha, valid_score=0.5, metric=metric)
+            for column in columns
             for name, alpha in settings
         ]
-        plot_sweep(tmp_path / "sweep.png", results, results[-1], None, "title")
+        names, tried, scores = score_matrix(results)
+        last = len(names) - 1, len(tried) - 1
+        plot_sweep(tmp_path / "sweep.png", names, tried, scores, last, 0.4, metric=metric, title="title")
         return figures[-1].axes[:2]
 
     return draw
 
 
-@pytest.mark.parametrize(("interval", "value", "words"), [((0.4, 0.6), 50, "accuracy (%)"), (None, 0.5, "R^2")])
-def test_the_picture_names_what_it_measures(drawn, interval, value, words):
-    lines, heat = drawn(["embed", "final"], [("ridge", 1.0), ("ridge", 10.0)], interval)
+@pytest.mark.parametrize(("metric", "value", "words"), [("accuracy", 50, "accuracy (%)"), ("R²", 0.5, "R²")])
+def test_the_picture_names_what_it_measures(drawn, metric, value, words):
+    lines, heat = drawn(["embed/mean", "final/mean"], [("ridge", 1.0), ("ridge", 10.0)], metric)
     assert words in lines.get_ylabel()
     assert words in heat.get_title()
     np.testing.assert_allclose(lines.lines[0].get_ydata(), value)
@@ -86,7 +89,7 @@ def test_the_picture_names_what_it_measures(drawn, interval, value, words):
 
 def test_no_line_of_the_picture_joins_two_entries(drawn):
     layers = ["1:embed", "1:block01", "1:final", "2:embed", "2:final"]
-    lines, _ = drawn(layers, [("ridge", 1.0)])
+    lines, _ = drawn([f"{layer}/mean" for layer in layers], [("ridge", 1.0)])
     assert np.isnan(lines.lines[0].get_ydata()).tolist() == [False, False, False, True, False, False]
     assert [label.get_text() for label in lines.get_xticklabels()] == [name.replace("block", "") for name in layers]
     assert lines.get_xticks().tolist() == [0, 1, 2, 4, 5]
@@ -94,7 +97,15 @@ def test_no_line_of_the_picture_joins_two_entries(drawn):
 
 def test_settings_of_an_estimator_do_not_overlap_in_the_picture(drawn):
     settings = [(f"sklearn.svm.SVC(kernel={kernel}, C={c})", None) for kernel in ("rbf", "linear") for c in (1, 10)]
-    _, heat = drawn(["embed", "final"], settings)
+    _, heat = drawn(["embed/mean", "final/mean"], settings)
     boxes = [label.get_window_extent() for label in heat.get_xticklabels()]
     assert len(boxes) == 4
     assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
+
+
+def test_joined_columns_alone_are_drawn(drawn):
+    """Issue 13, line 12: where only joined columns were tried, the picture was empty."""
+    lines, heat = drawn(["embed/mean+final/mean", "embed/last+final/last"], [("ridge", 1.0), ("ridge", 10.0)])
+    np.testing.assert_allclose(lines.lines[0].get_ydata(), 50)
+    assert heat.images[0].get_array().shape == (2, 2)
+    assert "ringed" in heat.get_title()

@@ -90,9 +90,9 @@ def test_what_is_kept_are_the_moments_of_the_whole_column(extracted):
     source, targets = ColumnSource(FeatureStore(extracted), "final/mean"), Targets(1, 10)
     [whole] = next(compute_moments([ColumnMoments(source, targets)]))
     part = source.store["train"]
-    expected = accumulate([(part["final/mean"], targets.encode(part.y[:, 0]))])
+    expected = accumulate([(part["final/mean"], targets.encode(part.labels[:, 0]))])
     folds = next(compute_moments([ColumnMoments(source, targets, folds=3)]))
-    pairs = [(whole, expected), *zip(folds, fold_moments(fold_blocks(source, 3), targets, 3), strict=True)]
+    pairs = [(whole, expected), *zip(folds, fold_moments(fold_blocks(source, 3, 10), targets, 3), strict=True)]
     for a, b in pairs:
         for name, value in b.to_arrays().items():
             np.testing.assert_allclose(a.to_arrays()[name], value, rtol=1e-10, atol=1e-10 * np.abs(value).max())
@@ -127,11 +127,11 @@ def test_token_by_token_columns_are_dealt_by_rows(tiny_gpt2, tmp_path):
         parameters={"n": 4, "token_bits": 2, "train_rows": 600, "valid_rows": 300, "test_rows": 10},
     )
     source = ColumnSource(done.store, "final/last")
-    targets = Targets(source.outputs(), 2)
+    targets = Targets(source.labels("train").shape[1], 2)
     assert source.tokens() > 1
     wanted = ColumnMoments(source, targets, folds=2)
     assert len(wanted.ranges()) > 2
-    for a, b in zip(next(compute_moments([wanted])), fold_moments(fold_blocks(source, 2), targets, 2), strict=True):
+    for a, b in zip(next(compute_moments([wanted])), fold_moments(fold_blocks(source, 2, 2), targets, 2), strict=True):
         assert a.count == b.count
         np.testing.assert_allclose(a.xx, b.xx, rtol=1e-10, atol=1e-10 * np.abs(b.xx).max())
 

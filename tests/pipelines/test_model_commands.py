@@ -11,6 +11,7 @@ from reservoir_pipelines.commands.model_commands import register
 from typer.testing import CliRunner
 
 from reservoir.errors import InputError
+from reservoir.options import ReservoirOptions
 from reservoir.reservoir import Reservoir, load_model
 from reservoir.tasks.task import Task, Tokens, Vectors
 
@@ -60,7 +61,7 @@ def test_backbone_refuses_a_task_that_is_too_long(run, cache):
 
 def test_attention_saves_what_it_draws(run, cache, tmp_path):
     out = tmp_path / "maps.png"
-    settings = ("--backbone", TINY, "--init", "random", "--rows", "5", "--layer", "2", "--out", str(out))
+    settings = ("--backbone", TINY, "--init", "random", "--average", "5", "--layer", "2", "--out", str(out))
     line = run("attention", "bit-xor", *settings, "--json")
     done = json.loads(line)
     assert done["labels"][:6] == ["1.1", "1.2", "1.3", "1.4", "1.5", "2.1"]
@@ -108,15 +109,18 @@ def test_tokens_are_named():
 def test_attention_refuses_what_it_cannot_do(cache):
     with pytest.raises(InputError, match="esn has no attention map"):
         attention("bit-xor", backbone="esn:units=20")
-    with pytest.raises(InputError, match="--rows 0"):
-        attention("bit-xor", rows=0)
+    with pytest.raises(InputError, match="--average 0"):
+        attention("bit-xor", average=0)
 
 
 def test_settings_name_one_reservoir(tmp_path):
-    assert Reservoir.choose("esn:units=20").init == "random"
-    assert Reservoir.choose("gpt2", depth=6).title == "gpt2-depth6-pretrained"
-    assert Reservoir.choose(init=str(tmp_path)) == Reservoir.choose(str(tmp_path), "pretrained")
+    def choose(**options):
+        return Reservoir.choose(ReservoirOptions(**options))
+
+    assert choose(backbone="esn:units=20").init == "random"
+    assert choose(backbone="gpt2", depth=6).title == "gpt2-depth6-pretrained"
+    assert choose(init=str(tmp_path)) == choose(backbone=str(tmp_path), init="pretrained")
     with pytest.raises(InputError, match="leave out --backbone gpt2"):
-        Reservoir.choose("gpt2", str(tmp_path))
-    settings = Reservoir.choose("gpt2", "random", 3, 1.0, 4)
+        choose(backbone="gpt2", init=str(tmp_path))
+    settings = choose(backbone="gpt2", init="random", seed=3, gain=1.0, depth=4)
     assert Reservoir(**settings.to_dict()) == settings

@@ -63,4 +63,4 @@ def test_prepare_extract_fit(task, data, backbone, cache, capsys, monkeypatch, t
     assert extracted["rows"] == {name: min(rows, 16) for name, rows in prepared["rows"].items()}
     assert run(["fit", task, "--json"]) == 0
     best = json.loads(capsys.readouterr().out)["best"]
-    assert 0 <= best["valid_accuracy"] <= 1 and 0 <= best["test_accuracy"] <= 1
+    assert 0 <= best["valid_score"] <= 1 and 0 <= best["test_score"] <= 1

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from reservoir.defaults import TEXTURE, default_columns, default_layers, default_pools, default_windows, is_series
+from reservoir.errors import InputError
 from reservoir.features import forward
 from reservoir.fpt import InputLayer, kernels
-from reservoir.options import InputError, ReservoirOptions
+from reservoir.options import ReservoirOptions
 from reservoir.pooling import check_poolings
 from reservoir.reservoir import Reservoir, load_model
 from reservoir.tasks.task import Task, Tokens, Vectors

@@ -6,7 +6,8 @@ import inspect
 from dataclasses import Field, fields
 from typing import Any, TypeVar
 
-from reservoir.options import CacheOptions, ComputeOptions, DeviceOptions, FeatureOptions, Options, ReservoirOptions
+from reservoir.option_fields import Options
+from reservoir.options import CacheOptions, ComputeOptions, DeviceOptions, FeatureOptions, ReservoirOptions
 
 K = TypeVar("K", bound=type)
 G = TypeVar("G", bound=Options)

@@ -24,7 +24,8 @@ from reservoir_cache import (
 
 from reservoir.defaults import default_layers, default_pools, default_windows
 from reservoir.features import column_shapes, forward
-from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions, as_group
+from reservoir.option_fields import as_group
+from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir_pipelines.extraction.compute import compute_missing
 from reservoir_pipelines.extraction.plan import check_windows, choose_columns, choose_layout, draw_rows, make_spec

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from reservoir import InputError
 from reservoir.readouts import LinearReadout, Targets
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task
+from reservoir_pipelines.checked import read_checked, remove_parts, write_checked
 from reservoir_pipelines.fitting.estimator_files import load_estimator, save_estimator
 from reservoir_pipelines.fitting.evaluation import Readout
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout
@@ -117,10 +117,9 @@ class Bundle:
             arrays = arrays | {"offset": self.scaling.offset, "scale": self.scaling.scale}
         files[WEIGHTS] = save({name: np.ascontiguousarray(value) for name, value in arrays.items()})
         with _alone(folder):
-            for left in folder.glob(".readout*.part"):  # by one that was killed
-                left.unlink(missing_ok=True)
+            remove_parts(folder)
             card["files"] = {_keep(folder, data, suffix): _sha256(data) for suffix, data in files.items()}
-            replace_file(folder / CARD, lambda part: part.write_text(seal(card)))
+            write_checked(folder / CARD, card)
             for path in folder.glob("readout-*"):
                 if path.suffix[1:] in (WEIGHTS, ESTIMATOR) and path.name not in card["files"]:
                     path.unlink(missing_ok=True)
@@ -170,25 +169,16 @@ class Bundle:
         )
 
 
-def seal(card: dict[str, Any]) -> str:
-    """Return a card as JSON with the checksum of all else in it."""
-    plain = {name: value for name, value in card.items() if name != "sha256"}
-    return json.dumps(plain | {"sha256": _sha256(json.dumps(plain).encode())}, indent=1)
-
-
 def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return the card and the content of its files by suffix, all as they were written."""
     while True:
-        text = (folder / CARD).read_text()
-        card = json.loads(text)
+        card = read_checked(folder / CARD)
         if card["format"] != FORMAT:
             raise InputError(f"readout {folder}: format {card['format']}, not {FORMAT}; fit it again")
-        if seal(card) != text:
-            raise InputError(f"readout {folder / CARD}: damaged, its checksum does not match; fit it again")
         try:
             files = {name: (folder / Path(name).name).read_bytes() for name in card["files"]}
         except FileNotFoundError:
-            if (folder / CARD).read_text() == text:
+            if read_checked(folder / CARD) == card:
                 raise
             continue  # another process has just replaced the bundle
         for name, data in files.items():

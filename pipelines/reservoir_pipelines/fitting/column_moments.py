@@ -71,7 +71,7 @@ class ColumnMoments:
         column = self.source.column.replace("/", "-")
         if not self.folds:
             return [f"train{weighted}-{column}"]
-        return [f"fold{k}of{self.folds}{weighted}-{column}" for k in range(self.folds)]
+        return [f"dealt{k}of{self.folds}{weighted}-{column}" for k in range(self.folds)]
 
 
 def column_moments(source: Source, targets: Targets, folds: int = 0) -> ColumnMoments | None:
@@ -109,8 +109,9 @@ def range_moments(
     with products_on(place), threadpool_limits(threads):
         if not folds:
             return {0: training_moments(blocks, targets)}
-        first = source.store.entry.blocks(split)[start][0] * source.tokens()
-        return partial_moments(numbered(blocks, deal(source, split, folds)[first:]), targets)
+        before = len(source.labels("train")) if split == "valid" else 0
+        first = before + source.store.entry.blocks(split)[start][0] * source.tokens()
+        return partial_moments(numbered(blocks, deal(source, folds, targets.classes)[first:]), targets)
 
 
 def _results(

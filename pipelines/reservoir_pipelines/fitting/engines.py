@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -13,10 +12,12 @@ from reservoir.options import FitOptions
 from reservoir.readouts import LOGISTIC_ALPHAS, Moments, cross_sweep, logistic_sweep, parse_alphas, sweep
 from reservoir_pipelines.fitting.column_moments import ColumnMoments, column_moments, compute_moments
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorEngine
-from reservoir_pipelines.fitting.sources import Source, SplitBlocks, fold_blocks
+from reservoir_pipelines.fitting.sources import Again, Source, fold_blocks
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
 
 RIDGE_ALPHAS = "1e-2:1e6:25"
+AUTO_FOLDS = 5
+FEW_ROWS, FEW_PER_CLASS = 100, 5  # validation rows below which the choice among readouts is left to chance
 
 
 class Engine(Protocol):
@@ -49,7 +50,8 @@ class RidgeEngine:
         targets = make_targets(source, self.classes, self.balanced)
         moments = _kept(self.moments(source))
         if self.folds:
-            swept = cross_sweep(_Again(source, self.folds), targets, self.alphas, folds=self.folds, moments=moments)
+            blocks = Again(fold_blocks, (source, self.folds, self.classes))
+            swept = cross_sweep(blocks, targets, self.alphas, folds=self.folds, moments=moments)
         else:
             train, valid = source.blocks("train"), source.blocks("valid")
             swept = sweep(train, valid, targets, self.alphas, moments=moments[0] if moments else None)
@@ -71,16 +73,24 @@ class LogisticEngine:
     def run(self, source: Source) -> Trial:
         """Sweep one source."""
         targets = make_targets(source, self.classes, self.balanced)
-        train, valid = SplitBlocks(source, "train"), SplitBlocks(source, "valid")
+        train, valid = (Again(source.blocks, (split,)) for split in ("train", "valid"))
         moments = _kept(self.moments(source))
         swept = logistic_sweep(train, valid, targets, self.alphas, moments=moments[0] if moments else None)
         return trial_of("logistic", source, swept)
 
 
-def make_engine(options: FitOptions, classes: int) -> Engine:
-    """Return the engine of a readout's name, or raise `InputError` if there is none or settings do not go together."""
+def few_rows(valid: int, classes: int) -> bool:
+    """Return whether a validation split has too few rows to choose by."""
+    return valid < max(FEW_ROWS, FEW_PER_CLASS * classes)
+
+
+def make_engine(options: FitOptions, classes: int, valid: int) -> Engine:
+    """Return the engine of a readout's name for a task with so many validation rows.
+
+    Raises `InputError` if there is no such readout, or settings do not go together.
+    """
     readout, alphas, balanced = options.readout, options.alphas, options.class_weight == "balanced"
-    folds = _folds(options.select)
+    folds = _folds(options, few_rows(valid, classes))
     if balanced and not classes:
         raise InputError("--class-weight balanced: the task has no classes")
     if readout == "ridge":
@@ -97,23 +107,17 @@ def make_engine(options: FitOptions, classes: int) -> Engine:
     return EstimatorEngine.parse(readout, classes, balanced=balanced)
 
 
-@dataclass(frozen=True)
-class _Again:
-    """The samples with their folds, as often as they are iterated."""
-
-    source: Source
-    folds: int
-
-    def __iter__(self) -> Iterator[Any]:
-        return fold_blocks(self.source, self.folds)
-
-
-def _folds(select: str) -> int:
+def _folds(options: FitOptions, few: bool) -> int:
+    """Return the folds of cross-validation, 0 for the validation split; ``auto`` folds where that has few rows."""
+    select = options.select
+    if select == "auto":
+        greedy = str(options.columns).startswith("best:")
+        return AUTO_FOLDS if few and options.readout == "ridge" and not greedy else 0
     if select == "valid":
         return 0
     number = select.removeprefix("cv")
     if not select.startswith("cv") or not number.isdigit() or int(number) < 2:
-        raise InputError(f"--select {select}: choose valid, or cvK with K of at least 2, such as cv5")
+        raise InputError(f"--select {select}: choose auto, valid, or cvK with K of at least 2, such as cv5")
     return int(number)
 
 

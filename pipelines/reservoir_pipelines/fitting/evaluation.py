@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from reservoir.readouts import LinearReadout, Targets
+from reservoir.readouts import LinearReadout, Targets, accuracy_interval
 from reservoir_pipelines.fitting.sources import Source
 
 MOST_PRINTED = 100  # classes whose confusion goes into JSON
@@ -35,11 +35,6 @@ class Readout(Protocol):
         ...
 
 
-def metric_of(classes: int) -> str:
-    """Return what a readout is chosen and scored by."""
-    return "accuracy" if classes else "R²"
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
     """How predictions compare with labels.
@@ -52,6 +47,8 @@ class Evaluation:
         By name. Of classes: ``accuracy``, ``majority_baseline`` (always the most common class), ``balanced_accuracy``
         (mean recall of the classes that occur), ``macro_f1``, and for two classes ``auc``; of real targets ``R²``,
         ``rmse`` and ``mae``, means over outputs.
+    interval : tuple of (float, float), optional
+        95% interval of the accuracy, for as many independent answers as rows are worth.
     recall : dict of str to float
         Share of right labels of each class that occurs.
     classes : tuple of str
@@ -62,6 +59,7 @@ class Evaluation:
 
     samples: int
     scores: dict[str, float]
+    interval: tuple[float, float] | None
     recall: dict[str, float]
     classes: tuple[str, ...]
     confusion: np.ndarray
@@ -69,18 +67,19 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values; of more than 100 classes the confusion stays in the picture."""
         confusion = self.confusion.tolist() if 0 < len(self.classes) <= MOST_PRINTED else None
-        return {"samples": self.samples, **self.scores, "recall": self.recall} | {
-            "classes": list(self.classes),
-            "confusion": confusion,
-        }
+        interval = list(self.interval) if self.interval else None
+        known = {"samples": self.samples, **self.scores, "interval": interval, "recall": self.recall}
+        return known | {"classes": list(self.classes), "confusion": confusion}
 
 
 def evaluate_classes(
     y: np.ndarray, predicted: np.ndarray, classes: Sequence[str], chances: np.ndarray | None = None
 ) -> Evaluation:
-    """Compare class numbers (n,) with labels; ``chances`` (n,) rank the samples by how likely class 1 is, of two."""
+    """Compare class numbers (rows, ...) with labels; ``chances`` (rows, ...) rank them by how likely 1 is, of two."""
     from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
 
+    interval = accuracy_interval((y == predicted).reshape(len(y), -1).mean(axis=1))
+    y, predicted = y.ravel(), predicted.ravel()
     confusion = confusion_matrix(y, predicted, labels=range(len(classes)))
     counts = confusion.sum(axis=1)
     present = np.flatnonzero(counts).tolist()
@@ -92,10 +91,11 @@ def evaluate_classes(
         "macro_f1": float(f1_score(y, predicted, average="macro", zero_division=0)),  # pyright: ignore[reportArgumentType]
     }
     if chances is not None and len(classes) == len(present) == 2:
-        scores["auc"] = float(roc_auc_score(y, chances))
+        scores["auc"] = float(roc_auc_score(y, chances.ravel()))
     return Evaluation(
         samples=len(y),
         scores=scores,
+        interval=interval,
         recall={classes[c]: float(share) for c, share in zip(present, recall, strict=True)},
         classes=tuple(classes),
         confusion=confusion,
@@ -109,7 +109,8 @@ def evaluate_values(y: np.ndarray, predicted: np.ndarray) -> Evaluation:
     r2 = r2_score(y, predicted) if len(y) > 1 else float(np.array_equal(y, predicted))
     scores = {"R²": r2, "rmse": root_mean_squared_error(y, predicted), "mae": mean_absolute_error(y, predicted)}
     found = {name: float(value) for name, value in scores.items()}
-    return Evaluation(samples=len(y), scores=found, recall={}, classes=(), confusion=np.zeros((0, 0), int))
+    none = np.zeros((0, 0), int)
+    return Evaluation(samples=len(y), scores=found, interval=None, recall={}, classes=(), confusion=none)
 
 
 def evaluate(readout: Readout, source: Source, classes: Sequence[str]) -> Evaluation:
@@ -127,5 +128,6 @@ def evaluate(readout: Readout, source: Source, classes: Sequence[str]) -> Evalua
     y, predicted, *ranks = (np.concatenate(values) for values in zip(*parts, strict=True))
     if not classes:
         return evaluate_values(y, predicted)
-    flat = (values.ravel() for values in ranks)
-    return evaluate_classes(y.ravel().astype(int), predicted.ravel().astype(int), classes, next(flat, None))
+    rows = len(y) // source.tokens()
+    y, predicted = (values.reshape(rows, -1).astype(int) for values in (y, predicted))
+    return evaluate_classes(y, predicted, classes, ranks[0] if ranks else None)

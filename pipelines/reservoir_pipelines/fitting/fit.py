@@ -17,12 +17,12 @@ from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.column_moments import compute_moments
 from reservoir_pipelines.fitting.curve import learning_curve, parse_sizes
-from reservoir_pipelines.fitting.engines import Engine, RidgeEngine, make_engine
+from reservoir_pipelines.fitting.engines import Engine, RidgeEngine, few_rows, make_engine
 from reservoir_pipelines.fitting.evaluation import Evaluation, evaluate
 from reservoir_pipelines.fitting.pool import Features, Pool, choose_columns
 from reservoir_pipelines.fitting.raw import RawSource
 from reservoir_pipelines.fitting.results import Fit, Result, score_matrix, write_table
-from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, SplitBlocks
+from reservoir_pipelines.fitting.sources import Again, ColumnSource, JoinedSource
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
 from reservoir_pipelines.output import meter, say
 from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep
@@ -31,7 +31,6 @@ from reservoir_pipelines.stage import stage
 
 # Greedy selection holds the moments of all candidates side by side, of order the square of their joint width.
 SHORTLIST_WIDTH = 6144
-FEW_ROWS, FEW_PER_CLASS = 100, 5  # validation rows below which choosing is said to be uncertain
 
 
 @stage
@@ -60,14 +59,16 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     started = time.monotonic()
     pool = Pool.of(features)
     task = Task.from_dict(pool.entry.spec.task)
-    engine = make_engine(options, task.classes)
-    names, most = choose_columns(pool, options.columns)
     rows = {split: pool.store[split].rows for split in ("train", "valid", "test")}
+    engine = make_engine(options, task.classes, rows["valid"])
+    folds = engine.folds if isinstance(engine, RidgeEngine) else 0
+    names, most = choose_columns(pool, options.columns)
     sizes = _sizes(options, engine, most, rows["train"])
     folder = _folder(pool, names, most, options)
     for number, store in enumerate(pool.stores if len(pool.stores) > 1 else (), start=1):
         say(f"{number}: {store.entry.path.name}")
-    say(f"fit {task.name}: {len(names)} columns on {rows['train']:,} rows, chosen by {options.select}")
+    how = f"{folds}-fold cross-validation" if folds else "valid"
+    say(f"fit {task.name}: {len(names)} columns on {rows['train']:,} rows, chosen by {how}")
     with _products(place.device):
         trials = _sweep(pool, names, engine, options)
         if most and isinstance(engine, RidgeEngine):
@@ -77,12 +78,16 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         raw = _raw(pool, engine, task)
         points = learning_curve(source, engine, sizes) if sizes and isinstance(engine, RidgeEngine) else ()
     model = best.readout
-    if task.classes and isinstance(model, LinearReadout) and options.select == "valid":
+    if task.classes and isinstance(model, LinearReadout) and not folds:
         model = model.calibrate(source.blocks("valid"))
     evaluation = evaluate(model, source, class_names(task))
-    chosen = best.result.tested(evaluation.scores[best.result.metric], rows["test"])
+    chosen = best.result.tested(evaluation)
     table = tuple(result for trial in trials for result in trial.results)
-    _warn_of_few(rows["valid"], len(table), task.classes, options.select)
+    if not folds and len(table) > 1 and few_rows(rows["valid"], task.classes):
+        say(
+            f"CAUTION: {rows['valid']} validation rows chose among {len(table):,} readouts, so chance chose as much "
+            "as they: choose by cross-validation (--select cv5), or give more validation rows"
+        )
     write_table(folder / "results.csv", table, chosen, raw)
     _draw(folder, f"{task.name}, {pool.title}", table, chosen, raw, points, evaluation)
     scaling = scaling_from_json(pool.entry.made_with["scaling"])
@@ -164,10 +169,10 @@ def _greedy(pool: Pool, trials: Sequence[Trial], engine: RidgeEngine, most: int)
         stop = start + source.width()
         if not parts or (source.tokens() == parts[0].tokens() and stop <= SHORTLIST_WIDTH):
             parts.append(source)
-            places[source.name] = slice(start, stop)
+            places[source.columns[0]] = slice(start, stop)
     joined = JoinedSource(tuple(parts))
     targets = make_targets(joined, engine.classes, engine.balanced)
-    train, valid = SplitBlocks(joined, "train"), SplitBlocks(joined, "valid")
+    train, valid = (Again(joined.blocks, (split,)) for split in ("train", "valid"))
     steps = forward_selection(train, valid, places, targets, engine.alphas, limit=most)
     return [trial_of("ridge", pool.source("+".join(step.columns)), step.sweep) for step in steps[1:]]
 
@@ -179,17 +184,7 @@ def _raw(pool: Pool, engine: Engine, task: Task) -> Result | None:
         return None
     source = RawSource(Prepared.open(place), pool.store)
     trial = engine.run(source)
-    score = evaluate(trial.readout, source, class_names(task)).scores[trial.result.metric]
-    return trial.result.tested(score, pool.store["test"].rows)
-
-
-def _warn_of_few(rows: int, readouts: int, classes: int, select: str) -> None:
-    """Say loudly that a validation split is too small to choose by."""
-    if select == "valid" and readouts > 1 and rows < max(FEW_ROWS, FEW_PER_CLASS * classes):
-        say(
-            f"CAUTION: {rows} validation rows chose among {readouts:,} readouts, so the choice is hardly better than "
-            "chance: choose by cross-validation (--select cv5), or give more validation rows"
-        )
+    return trial.result.tested(evaluate(trial.readout, source, class_names(task)))
 
 
 def _draw(

@@ -32,12 +32,7 @@ class RawSource:
 
     prepared: Prepared
     store: FeatureStore
-    name: str = RAW
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Its name, since it is no column."""
-        return (self.name,)
+    columns: tuple[str, ...] = (RAW,)
 
     def tokens(self) -> int:
         """Return 1: the whole input is one sample."""
@@ -55,10 +50,6 @@ class RawSource:
     def labels(self, split: str) -> np.ndarray:
         """Return the labels (rows, outputs) of all rows."""
         return self.store[split].labels.reshape(self.store[split].rows, -1)
-
-    def outputs(self) -> int:
-        """Return the number of labels of a row."""
-        return int(np.prod(self.store["train"].labels.shape[1:]))
 
     def encode(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the raw features (rows, width) of stored sequences, zero at padding."""

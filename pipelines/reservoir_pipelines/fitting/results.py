@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -67,10 +66,9 @@ class Result:
             return f"$10^{{{np.log10(self.alpha):.3g}}}$"
         return self.readout.partition("(")[2].rstrip(")") or self.readout.rpartition(".")[2]
 
-    def tested(self, score: float, rows: int) -> Result:
-        """Return the result with its test score, over so many rows."""
-        interval = wilson(score, rows) if self.metric == "accuracy" else None
-        return replace(self, test_score=score, test_interval=interval)
+    def tested(self, found: Evaluation) -> Result:
+        """Return the result with its test score."""
+        return replace(self, test_score=found.scores[self.metric], test_interval=found.interval)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -137,14 +135,6 @@ class Fit:
             "readout": str(self.saved),
             "seconds": round(self.seconds, 3),
         }
-
-
-def wilson(accuracy: float, rows: int, z: float = 1.96) -> tuple[float, float]:
-    """Return the interval of a share over rows: (p + z²/2n ± z √(p (1 - p)/n + z²/4n²)) / (1 + z²/n), Wilson (1927)."""
-    centre = accuracy + z * z / (2 * rows)
-    spread = z * math.sqrt(accuracy * (1 - accuracy) / rows + z * z / (4 * rows * rows))
-    scale = 1 + z * z / rows
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
 def score_matrix(table: Sequence[Result]) -> tuple[list[str], list[str], np.ndarray]:

@@ -8,11 +8,11 @@ from inspect import signature
 from statistics import fmean, stdev
 from typing import Any
 
-from reservoir.tasks.own.data import FUNCTION
 from reservoir_cache import Entry
 
 from reservoir import InputError
 from reservoir.options import DeviceOptions, FitOptions
+from reservoir.tasks.own.data import FUNCTION
 from reservoir_pipelines.extraction.entries import keep_last
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.fitting.fit import fit

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from reservoir import InputError
-from reservoir.readouts import Targets
-from reservoir_pipelines.fitting.evaluation import metric_of
+from reservoir.readouts import Targets, metric_name
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sources import Source
 from reservoir_pipelines.fitting.trials import Trial, make_targets, score_split
@@ -97,7 +96,7 @@ class EstimatorEngine:
                 readout=self._name(settings),
                 alpha=None,
                 valid_score=score_split(readout, source, "valid"),
-                metric=metric_of(self.classes),
+                metric=metric_name(self.classes),
                 converged=converged,
             )
             found.append((result, readout))
@@ -131,7 +130,7 @@ def _fit(model: Any, source: Source, targets: Targets) -> tuple[Any, bool]:
                 _fit_in_pieces(model, source, targets, size)
         except (ValueError, TypeError) as error:
             raise InputError(
-                f"readout {type(model[-1]).__name__} on {source.name}: {error}".replace("\n", " ")
+                f"readout {type(model[-1]).__name__} on {'+'.join(source.columns)}: {error}".replace("\n", " ")
             ) from error
     return model, not any(issubclass(w.category, ConvergenceWarning) for w in caught)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from reservoir import InputError
-from reservoir.readouts import samples
+from reservoir.readouts import deal_folds, samples
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
@@ -19,13 +20,8 @@ class Source(Protocol):
     """Samples of every split, streamed in row order as often as asked."""
 
     @property
-    def name(self) -> str:
-        """What results call it."""
-        ...
-
-    @property
     def columns(self) -> tuple[str, ...]:
-        """The columns it is made of."""
+        """The columns it is made of, as results call them."""
         ...
 
     def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -34,10 +30,6 @@ class Source(Protocol):
 
     def labels(self, split: str) -> np.ndarray:
         """Return the labels (n, outputs) of all samples, without reading a feature."""
-        ...
-
-    def outputs(self) -> int:
-        """Return the number of labels of a sample."""
         ...
 
     def tokens(self) -> int:
@@ -54,14 +46,9 @@ class ColumnSource:
     title: str = ""
 
     @property
-    def name(self) -> str:
-        """The column, under the name that tells its entry from others."""
-        return self.title or self.column
-
-    @property
     def columns(self) -> tuple[str, ...]:
-        """The column itself."""
-        return (self.name,)
+        """The column, under the name that tells its entry from others."""
+        return (self.title or self.column,)
 
     def blocks(self, split: str, start: int = 0, stop: int | None = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the samples of one shard at a time, of those numbered from ``start`` up to ``stop``."""
@@ -79,11 +66,6 @@ class ColumnSource:
         """Return the number of features of a sample."""
         tokens, width = self.store["train"].shape(self.column)
         return tokens * width // self.tokens()
-
-    def outputs(self) -> int:
-        """Return the number of labels of a sample."""
-        _, readout_tokens, outputs = self.store["train"].labels.shape
-        return readout_tokens * outputs // self.tokens()
 
     def tokens(self) -> int:
         """Return the number of samples of a row: a column of the readout tokens is read token by token."""
@@ -143,37 +125,34 @@ class JoinedSource:
         """Return the labels (n, outputs) of all samples."""
         return self.parts[0].labels(split)
 
-    def outputs(self) -> int:
-        """Return the number of labels of a sample."""
-        return self.parts[0].outputs()
-
     def tokens(self) -> int:
         """Return the number of samples of a row."""
         return self.parts[0].tokens()
 
 
 @dataclass(frozen=True)
-class SplitBlocks:
-    """The samples of one split, as often as they are iterated."""
+class Again:
+    """A stream that is made anew each time it is iterated."""
 
-    source: Source
-    split: str
+    make: Callable[..., Iterator[Any]]
+    arguments: tuple[Any, ...]
 
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        return self.source.blocks(self.split)
-
-
-def fold_blocks(source: Source, folds: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield all samples that are not test with the fold of each (m,): rows are dealt by a fixed shuffle."""
-    for split in ("train", "valid"):
-        yield from numbered(source.blocks(split), deal(source, split, folds))
+    def __iter__(self) -> Iterator[Any]:
+        return self.make(*self.arguments)
 
 
-def deal(source: Source, split: str, folds: int) -> np.ndarray:
-    """Return the fold of every sample of a split, (n,): even over rows, in an order that the number of rows fixes."""
-    rows = len(source.labels(split)) // source.tokens()
-    seed = ("train", "valid").index(split)
-    return np.repeat(np.random.default_rng(seed).permutation(rows) % folds, source.tokens())
+def fold_blocks(source: Source, folds: int, classes: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield all samples that are not test with the fold of each, (m,), for cross-validation."""
+    blocks = itertools.chain(source.blocks("train"), source.blocks("valid"))
+    yield from numbered(blocks, deal(source, folds, classes))
+
+
+def deal(source: Source, folds: int, classes: int) -> np.ndarray:
+    """Return the fold of every sample of train, then of valid, (n,): dealt by rows, evenly also within each class."""
+    labels = np.concatenate([source.labels(split) for split in ("train", "valid")])
+    single = classes and source.tokens() == labels.shape[1] == 1
+    rows = len(labels) // source.tokens()
+    return np.repeat(deal_folds(rows, folds, labels=labels[:, 0] if single else None), source.tokens())
 
 
 def strata_blocks(source: Source, bounds: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from reservoir.readouts import Tally, Targets, balanced_weights
-from reservoir_pipelines.fitting.evaluation import Readout, metric_of
+from reservoir.readouts import Tally, Targets, balanced_weights, metric_name
+from reservoir_pipelines.fitting.evaluation import Readout
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sources import Source
 
@@ -32,7 +32,7 @@ class Trial:
 
 def trial_of(name: str, source: Source, swept: Sweep) -> Trial:
     """Return the trial of a sweep over penalties."""
-    metric = metric_of(swept.targets.classes)
+    metric = metric_name(swept.targets.classes)
     found = zip(swept.path.alphas.tolist(), swept.accuracy.tolist(), swept.path.converged, strict=True)
     results = tuple(
         Result(columns=source.columns, readout=name, alpha=a, valid_score=s, metric=metric, converged=bool(c))
@@ -43,10 +43,11 @@ def trial_of(name: str, source: Source, swept: Sweep) -> Trial:
 
 def make_targets(source: Source, classes: int, balanced: bool = False) -> Targets:
     """Return the coding of a source's labels, weighted by class where asked."""
+    labels = source.labels("train")
     if not balanced:
-        return Targets(source.outputs(), classes)
-    counts = np.bincount(source.labels("train").ravel().astype(int), minlength=classes)
-    return Targets(source.outputs(), classes, balanced_weights(counts))
+        return Targets(labels.shape[1], classes)
+    counts = np.bincount(labels.ravel().astype(int), minlength=classes)
+    return Targets(labels.shape[1], classes, balanced_weights(counts))
 
 
 def score_split(readout: Readout, source: Source, split: str) -> float:

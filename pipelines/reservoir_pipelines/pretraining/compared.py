@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.plots import COLOURS, INK, figure_of, in_unit, save, style
 from reservoir_pipelines.pretraining.outcome import Pretraining
 from reservoir_pipelines.training.training_result import Training
 from reservoir_pipelines.workspace import replace_file
@@ -123,19 +124,16 @@ def write_comparison(path: Path, rows: Sequence[Compared]) -> None:
 
 def plot_comparison(path: Path, rows: Sequence[Compared], title: str, metric: str = "accuracy") -> None:
     """Draw the test scores of each corpus as bars: of the output alone, and of the FPT; shares in percent."""
-    from matplotlib.figure import Figure
-
-    from reservoir_pipelines.plots import COLOURS, GRID, INK
-
     inches = max(6.5, 1.8 + 1.3 * len(rows))
     bars = [("output only", [row.output_only.test_score for row in rows])]
     if any(row.fpt for row in rows):
         bars.append(("FPT", [row.fpt.test_score if row.fpt else None for row in rows]))
-    figure = Figure(figsize=(inches, 4.2), layout="constrained")
+    # A name of a backbone with its settings has no spaces, and may be longer than a line.
+    figure = figure_of(inches, 4.2, "\n".join(textwrap.wrap(title, int(11 * inches))))
     axes = figure.subplots()
     width = 0.8 / len(bars)
-    percent = metric == "accuracy"
-    factor, digits = (100, 1) if percent else (1, 3)
+    factor, unit = in_unit(metric)
+    digits = 1 if factor == 100 else 3
     for number, (name, scores) in enumerate(bars):
         places = [row + (number - (len(bars) - 1) / 2) * width for row in range(len(rows))]
         heights = [factor * (score or 0.0) for score in scores]
@@ -143,13 +141,9 @@ def plot_comparison(path: Path, rows: Sequence[Compared], title: str, metric: st
         labels = ["-" if score is None else f"{factor * score:.{digits}f}" for score in scores]
         axes.bar_label(drawn, labels, fontsize=8, color=INK, padding=2)
     axes.set_xticks(range(len(rows)), [row.corpus for row in rows])
-    axes.set_xlabel("pretrained on")
-    axes.set_ylabel(f"test {metric} (%)" if percent else f"test {metric}")
     axes.margins(y=0.12)
-    axes.grid(axis="y", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    style(axes, "pretrained on", f"test {unit}")
+    axes.grid(visible=False, axis="x")
     axes.legend(frameon=False, fontsize=9, loc="upper right", ncols=2, bbox_to_anchor=(1, 1.1))
-    # A name of a backbone with its settings has no spaces, and may be longer than a line.
-    figure.suptitle("\n".join(textwrap.wrap(title, int(11 * inches))), fontsize=11, color=INK)
-    replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
+    save(figure, path)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError
+from reservoir.option_fields import as_group
 from reservoir.options import (
     ComparisonOptions,
     ModelOptions,
@@ -19,14 +20,13 @@ from reservoir.options import (
     RowOptions,
     ShapeOptions,
     TaskOptions,
-    as_group,
 )
 from reservoir.pretraining.corpora import BYTES, HELD_OUT, STREAMS, Text, corpus_named
 from reservoir.pretraining.language_model import LanguageModel
 from reservoir.pretraining.recipe import choose_recipe
+from reservoir.readouts import metric_name
 from reservoir.reservoir import Reservoir, choose_compute, choose_device, load_model
 from reservoir.tasks.bits import BitMemory
-from reservoir.training.scoring import metric_name
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.output import say

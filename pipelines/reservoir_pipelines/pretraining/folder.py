@@ -9,7 +9,7 @@ from pathlib import Path
 from reservoir.errors import InputError
 from reservoir.pretraining.corpora import Corpus
 from reservoir.pretraining.language_model import LanguageModel
-from reservoir_pipelines.training.checked import remove_parts
+from reservoir_pipelines.checked import remove_parts
 from reservoir_pipelines.workspace import share, system_errors
 
 RUN = "pretraining"

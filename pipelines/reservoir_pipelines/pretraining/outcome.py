@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir_pipelines.workspace import replace_file
+from reservoir_pipelines.plots import COLOURS, INK, figure_of, save, style
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +67,7 @@ def plot_pretraining(
     path: Path, history: Sequence[dict[str, Any]], unit: str, entropy: float | None, title: str
 ) -> None:
     """Draw the loss over the steps, on train and on valid, beside the least possible."""
-    from matplotlib.figure import Figure
-
-    from reservoir_pipelines.plots import COLOURS, GRID, INK
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = figure_of(7, 4, title)
     axes = figure.subplots()
     train = np.array([(line["step"], line["bits"]) for line in history if line.get("bits") is not None], float)
     valid = [(line["step"], line["valid_bits"]) for line in history if line.get("valid_bits") is not None]
@@ -83,10 +79,5 @@ def plot_pretraining(
         axes.plot(*zip(*valid, strict=True), "o-", color=COLOURS[1], markersize=3, linewidth=1.5, label="valid")
     if entropy is not None:
         axes.axhline(entropy, color=INK, linestyle="--", linewidth=1, label="least possible")
-    axes.set_xlabel("step")
-    axes.set_ylabel(f"bits per {unit}")
-    axes.grid(color=GRID, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=9)
-    figure.suptitle(title, fontsize=11, color=INK)
-    replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
+    style(axes, "step", f"bits per {unit}")
+    save(figure, path)

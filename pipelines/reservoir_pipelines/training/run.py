@@ -14,7 +14,7 @@ from typing import Any
 
 from reservoir.errors import InputError
 from reservoir.training.trainer import State
-from reservoir_pipelines.training.checked import DamagedError, read_checked, remove_parts, write_checked
+from reservoir_pipelines.checked import DamagedError, read_checked, remove_parts, write_checked
 from reservoir_pipelines.training.checkpoint import last_checkpoint, read_state
 from reservoir_pipelines.training.journal import read_journal
 
@@ -62,7 +62,7 @@ class Run:
     @property
     def model_config(self) -> dict[str, Any]:
         """What was asked of `train`: of a pretraining there is no task to use its model on."""
-        return self._read("settings", "reservoir", "scaling")
+        return self._read("settings", "reservoir", "scaling", "lengths")
 
     def _read(self, *parts: str) -> dict[str, Any]:
         try:

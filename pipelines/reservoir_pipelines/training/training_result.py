@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from reservoir_pipelines.plots import COLOURS, INK, figure_of, in_unit, save, style
 from reservoir_pipelines.training.journal import read_journal
 from reservoir_pipelines.training.run import METRICS
-from reservoir_pipelines.workspace import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,28 +96,21 @@ def plot_training(
     path: Path, history: Sequence[dict[str, Any]], best_step: int | None, title: str, *, metric: str = "accuracy"
 ) -> None:
     """Draw loss and score over the steps, on train and on valid, with the chosen step marked; shares in percent."""
-    from matplotlib.figure import Figure
-
-    from reservoir_pipelines.plots import INK
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = figure_of(10, 4, title)
     loss, score = figure.subplots(1, 2)
+    factor, unit = in_unit(metric)
     _draw(loss, history, "loss", "valid_loss", best_step)
-    loss.set_ylabel("loss")
+    style(loss, "step", "loss")
     _scale_losses(loss)
-    percent = metric == "accuracy"
-    _draw(score, history, "accuracy", "valid_score", best_step, factor=100.0 if percent else 1.0)
-    score.set_ylabel(f"{metric} (%)" if percent else metric)
-    figure.suptitle(title, fontsize=11, color=INK)
-    replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
+    _draw(score, history, "accuracy", "valid_score", best_step, factor)
+    style(score, "step", unit)
+    save(figure, path)
 
 
 def _draw(
     axes: Axes, history: Sequence[dict[str, Any]], name: str, measured: str, best_step: int | None, factor: float = 1.0
 ) -> None:
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
-
-    from reservoir_pipelines.plots import COLOURS, GRID, INK
 
     train = np.array([(line["step"], line[name]) for line in history if line.get(name) is not None], float)
     valid = [(line["step"], line[measured]) for line in history if line.get(measured) is not None]
@@ -131,14 +124,9 @@ def _draw(
         axes.plot(steps, factor * np.array(values), "o-", color=COLOURS[1], markersize=3, linewidth=1.5, label="valid")
     if best_step is not None:
         axes.axvline(best_step, color=INK, linestyle="--", linewidth=1, label="best")
-    axes.set_xlabel("step")
     axes.set_xlim(0, 1.03 * max([1, *(line["step"] for line in history)]))
     axes.xaxis.set_major_locator(MaxNLocator(9, integer=True, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.grid(color=GRID, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=9)
 
 
 def _scale_losses(axes: Axes) -> None:

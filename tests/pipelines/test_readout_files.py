@@ -1,0 +1,161 @@
+"""Saved readouts: found damaged whatever byte has changed, whole whoever writes beside, and none over another."""
+
+import json
+import multiprocessing
+import shutil
+
+import numpy as np
+import pytest
+from reservoir_cache import last_entry
+from reservoir_pipelines import extract, fit
+from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.fitting.seeds import fit_seeds
+
+from reservoir import InputError
+from reservoir.readouts import LinearReadout, Targets
+from reservoir.reservoir import Reservoir
+from reservoir.tasks.task import Scaling, Task, Vectors
+
+
+@pytest.fixture(scope="module")
+def extracted(tmp_path_factory, tiny_gpt2):
+    root = tmp_path_factory.mktemp("files")
+    return extract("digits", backbone=str(tiny_gpt2), limit=120, cache=root, layers="final", pool="mean,last")
+
+
+def same(text, card):
+    """Return whether JSON says what a card does: e may have become E in a number, which changes nothing."""
+    try:
+        return json.loads(text) == card
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize("readout", ["ridge", "sklearn.linear_model.LogisticRegression"])
+def test_every_changed_byte_is_found(extracted, readout, tmp_path):
+    """Issue 13, line 7: 15 of 37 flips of the weights changed predictions without a word."""
+    folder = fit(extracted, columns="final/mean", readout=readout, out=tmp_path / "whole").saved.parent
+    files = sorted(path.name for path in folder.glob("readout*"))
+    assert len(files) == 2 + (readout != "ridge")
+    card = json.loads((folder / "readout.json").read_text())
+    for name in files:
+        data = (folder / name).read_bytes()
+        damaged = [data[:-9], data + b"0"]
+        damaged += [
+            data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :]
+            for place in range(0, len(data), max(1, len(data) // 40))
+        ]
+        for changed in damaged:
+            (folder / name).write_bytes(changed)
+            if name == "readout.json" and same(changed, card):
+                continue
+            with pytest.raises(InputError, match="readout") as caught:
+                Bundle.load(folder)
+            assert "\n" not in str(caught.value)
+        (folder / name).write_bytes(data)
+    assert Bundle.load(folder).task.name == "digits"
+
+
+def bundle_of(number, width=400):
+    """Return a bundle all of whose values are one number."""
+    coef, offset = np.full((width, 3), float(number)), np.full(4, number, np.float32)
+    return Bundle(
+        task=Task(name="digits", form=Vectors(4), max_tokens=16, classes=3),
+        scaling=Scaling(offset=offset, scale=offset + 1),
+        parts=(),
+        readout=LinearReadout(coef=coef, intercept=coef[0], targets=Targets(1, 3)),
+        scores={"number": number},
+    )
+
+
+def save_often(folder, number):
+    for _ in range(15):
+        bundle_of(number).save(folder)
+
+
+def test_writers_at_once_never_tear_a_bundle(tmp_path):
+    """Issue 13, line 7: two that saved at once left old and new mixed."""
+    bundle_of(0).save(tmp_path)
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=save_often, args=(tmp_path, number)) for number in (1, 2)]
+    for writer in writers:
+        writer.start()
+    loads = 0
+    while loads < 20 or any(writer.is_alive() for writer in writers):
+        found = Bundle.load(tmp_path)
+        assert {found.scores["number"], *found.readout.coef.ravel(), *found.scaling.offset} == {found.scores["number"]}
+        loads += 1
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("step", ["write_bytes", "replace"])
+def test_a_write_that_fails_leaves_the_old_bundle(tmp_path, monkeypatch, step):
+    from pathlib import Path
+
+    bundle_of(1).save(tmp_path)
+    plain = getattr(Path, step)
+
+    def fail(self, *arguments):
+        plain(self, *arguments)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, step, fail)
+    with pytest.raises(OSError, match="No space"):
+        bundle_of(2).save(tmp_path)
+    monkeypatch.undo()
+    assert Bundle.load(tmp_path).scores == {"number": 1}
+    bundle_of(2).save(tmp_path)
+    assert Bundle.load(tmp_path).scores == {"number": 2}
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_fits_that_differ_have_folders_of_their_own(extracted):
+    """Issue 13, line 6: every fit of an entry wrote over the one before."""
+    settings = [
+        {},
+        {"columns": "final/mean"},
+        {"columns": "best:2"},
+        {"alphas": "1:10:2"},
+        {"select": "cv3"},
+        {"class_weight": "balanced"},
+        {"readout": "logistic"},
+    ]
+    folders = [fit(extracted, **one).saved.parent for one in settings]
+    assert len(set(folders)) == len(settings)
+    assert fit(extracted).saved.parent == folders[0]
+
+
+def test_seeds_choose_among_the_same_columns_and_leave_the_last_extraction(tiny_gpt2, tmp_path):
+    """Issue 13, line 6: entries that had been given more columns were compared with others; fit then meant seed N."""
+    settings = {"backbone": str(tiny_gpt2), "limit": 60, "cache": tmp_path, "pool": "mean"}
+    extract("digits", **settings, seed=1, layers="final,block01,block02")
+    first = extract("digits", **settings, layers="final")
+    last = extract("digits", **settings, layers="embed", seed=7)
+    done = fit_seeds([first.store.entry], 2, alphas="1:10:2")
+    assert [{result.name for result in one.table} for one in done.fits] == [{"final/mean"}] * 2
+    assert last_entry(tmp_path, "digits").path == last.entry
+
+
+def test_features_are_iterated_by_split_and_have_one_label_per_row(extracted):
+    """Issue 13, line 12: `list(features)` raised, and `y` was (n, 1, 1)."""
+    assert list(extracted) == list(extracted.store) == ["test", "train", "valid"]
+    assert extracted["train"].y.shape == (120,)
+    assert extracted["train"].labels.shape == (120, 1, 1)
+
+
+def test_a_missing_file_of_weights_is_named(extracted, tmp_path):
+    folder = fit(extracted, columns="final/mean", out=tmp_path / "fit").saved.parent
+    (weights,) = folder.glob("readout-*.safetensors")
+    shutil.move(weights, tmp_path / "away")
+    with pytest.raises(InputError, match=weights.name):
+        Bundle.load(folder)
+
+
+def test_the_maps_of_a_bundle_come_back(tmp_path, extracted):
+    saved = fit(extracted, columns="final/mean+final/last", out=tmp_path).saved
+    (part,) = Bundle.load(saved).parts
+    assert part.columns == ("final/mean", "final/last")
+    assert part.reservoir == Reservoir(**extracted.store.entry.made_with["reservoir"])
