@@ -13,7 +13,7 @@ from reservoir.errors import InputError
 POOLINGS = ("last", "mean", "std", "min", "max", "first", "segmentsK", "quantilesK", "sharesK", "tokens", "all")
 """The names; K stands for a number, as in ``segments8``."""
 
-NEUTRAL = {"max": float("-inf"), "min": float("inf"), "quantilesK": float("inf")}
+NEUTRAL = {"max": float("-inf"), "sharesK": float("-inf"), "min": float("inf"), "quantilesK": float("inf")}
 """What padding is set to; 0 where nothing stands here."""
 
 WIDEST_TOKENS = 16_384  # moments of as many channels take 2 GB, and a sweep the cube of them
@@ -125,7 +125,7 @@ def pool(
         case "quantilesK":
             kept = _quantiles(hidden, lengths, number)
         case "sharesK":
-            above = [(hidden > level).masked_fill(padding, False).sum(dim=1) for level in share_levels(number)]
+            above = [(hidden > level).sum(dim=1) for level in share_levels(number)]
             kept = torch.stack(above, dim=1) / lengths[:, None, None]
         case _:
             kept = torch.bmm(stretch_weights(lengths, hidden.shape[1], max(1, number)), hidden)
