@@ -95,7 +95,7 @@ def default(data: Series, folder: Path) -> float:
     np.savez(path, x=data.x, y=data.y, lengths=data.lengths, split=np.where(data.train, "train", "test"))
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         found = fit(extract(str(path), cache=folder / "cache"))
-    return found.best.test
+    return found.evaluation.scores["accuracy"]
 
 
 def raw_ridge(data: Series, _: Path) -> float:

@@ -13,6 +13,8 @@ from reservoir.fpt import InputLayer, kernels
 from reservoir.options import ReservoirOptions
 from reservoir.pooling import check_poolings
 from reservoir.reservoir import Reservoir, load_model
+from reservoir.sequence_model import Branch
+from reservoir.tasks.own.labels import encode_labels, split_rows
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows, every_dilation, row_forms, windows
 
@@ -113,3 +115,23 @@ def test_the_map_computes_the_kernels_of_each_window():
     expected = [hidden[row, :n].max(0) for row, n in enumerate(counts)]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
     assert model.windows == Windows(patch=9, dilations=(1, 2, 4), pad="same", normalise="both")
+
+
+@pytest.mark.parametrize("per_class", [2, 3])
+def test_classes_of_few_rows_leave_some_for_validation(per_class):
+    labels = encode_labels("few", np.repeat(np.arange(20), per_class + 1))
+    given = np.tile(["train"] * per_class + ["test"], 20)
+    found = split_rows("few", labels, given)
+    assert (found[given == "test"] == "test").all()
+    assert (found == "valid").sum() == 2 * per_class
+
+
+def test_what_is_exported_computes_the_kernels_too():
+    rng = np.random.default_rng(0)
+    x, lengths = rng.normal(3, 2, (5, 40, 2)).astype(np.float32), np.array([40, 9, 23, 40, 31])
+    columns = ["embed/shares13", "embed/quantiles9", "block01/max"]
+    model = load_model(replace(SERIES, max_tokens=40), chosen(replace(SERIES, max_tokens=40), 5), "cpu", "float32")
+    expected = forward(model, None, x, lengths, columns, batch_rows=5)
+    found = Branch(model, columns)(torch.from_numpy(x), torch.from_numpy(lengths))
+    for column, values in zip(columns, found, strict=True):
+        np.testing.assert_allclose(values.numpy(), expected[column][:, 0], rtol=1e-5, atol=1e-5)

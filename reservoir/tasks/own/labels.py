@@ -114,7 +114,10 @@ def split_rows(where: str, labels: Labels, split: np.ndarray | None, groups: np.
             raise InputError(f"{where}: split is {str(names[row])!r} in row {row}; give train, valid or test")
         if "valid" not in names:
             train = np.flatnonzero(names == "train")
-            names[train] = divided(train, {"train": 1 - HELD_OUT, "valid": HELD_OUT})
+            shares = {"train": 1 - HELD_OUT, "valid": HELD_OUT}
+            names[train] = divided(train, shares)
+            if "valid" not in names and groups is None:  # no class has rows enough for a tenth of its own
+                names[train] = stratified(np.zeros(len(train), np.int64), shares)
     for name in SHARES:
         if name not in names:
             raise InputError(f"{where}: none of the {len(names)} rows is for the split {name!r}; give more rows")
