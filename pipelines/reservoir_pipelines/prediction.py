@@ -167,7 +167,8 @@ def _truths(bundle: Bundle, file: Path, y: np.ndarray | None, rows: int) -> list
             f"{file}: y has the shape {y.shape}, and the readout gives {rows} rows {task.readout_tokens} x "
             f"{task.outputs} labels; give as many, or leave y out"
         )
-    return [_bare(row) for row in y.reshape(rows, task.readout_tokens, task.outputs).tolist()]
+    plain = [value.decode() if isinstance(value, bytes) else value for value in y.ravel().tolist()]  # HDF5 has bytes
+    return [_bare(row) for row in np.array(plain, object).reshape(rows, task.readout_tokens, task.outputs).tolist()]
 
 
 def read_inputs(file: Path) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
