@@ -3,6 +3,7 @@
 import json
 import re
 
+import h5py
 import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, predict
@@ -124,6 +125,10 @@ def test_unknown_labels_count_as_wrong_and_other_shapes_are_refused(own, tmp_pat
     np.savez(tmp_path / "wide.npz", x=arrays["x"], y=np.zeros((40, 2)))
     with pytest.raises(InputError, match=r"y has the shape \(40, 2\)"):
         list(predict(done.saved, tmp_path / "wide.npz"))
+    with h5py.File(tmp_path / "new.h5", "w") as hdf:
+        hdf["x"], hdf["y"] = arrays["x"], arrays["y"].astype("S4")
+    expected = evaluate_predictions(list(predict(done.saved, file)))
+    assert evaluate_predictions(list(predict(done.saved, tmp_path / "new.h5"))).to_dict() == expected.to_dict()
     np.savez(tmp_path / "plain.npz", x=arrays["x"])
     assert evaluate_predictions(list(predict(done.saved, tmp_path / "plain.npz"))) is None
 
