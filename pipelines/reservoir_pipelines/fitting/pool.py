@@ -117,17 +117,16 @@ def choose_columns(pool: Pool, columns: str | Sequence[str]) -> tuple[tuple[str,
 
 def _by_layer(pool: Pool, columns: Sequence[str]) -> list[str]:
     """Return all columns of each layer side by side, where a sweep over them is cheap and they are read row by row."""
-    layers: dict[str, list[ColumnSource]] = {}
+    layers: dict[str, dict[str, int]] = {}
     for column in columns:
         source = pool.column(column)
         if source.tokens() == 1:
-            layers.setdefault(column.partition("/")[0], []).append(source)
-    joined = []
-    for sources in layers.values():
-        width = sum(source.width() for source in sources)
-        if len(sources) > 1 and min(width, pool.store["train"].rows) <= JOINED:
-            joined.append("+".join(source.name for source in sources))
-    return joined
+            layers.setdefault(column.partition("/")[0], {})[column] = source.width()
+    return [
+        "+".join(widths)
+        for widths in layers.values()
+        if len(widths) > 1 and min(sum(widths.values()), pool.store["train"].rows) <= JOINED
+    ]
 
 
 def _open(features: Features) -> FeatureStore:

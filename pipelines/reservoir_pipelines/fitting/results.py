@@ -72,7 +72,8 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return {
+        named = {"valid_accuracy": self.valid_score, "test_accuracy": self.test_score}
+        return (named if self.metric == "accuracy" else {}) | {
             "columns": list(self.columns),
             "readout": self.readout,
             "alpha": self.alpha,
@@ -80,11 +81,6 @@ class Result:
             "valid_score": self.valid_score,
             "test_score": self.test_score,
             "test_interval": list(self.test_interval) if self.test_interval else None,
-            **(
-                {"valid_accuracy": self.valid_score, "test_accuracy": self.test_score}
-                if self.metric == "accuracy"
-                else {}
-            ),
         }
 
 
