@@ -87,7 +87,9 @@ class LoadedModel:
     compute: str
 
 
-def load_model(task: Task, settings: Reservoir, device: str = "auto", compute: str = "auto") -> LoadedModel:
+def load_model(
+    task: Task, settings: Reservoir, device: str = "auto", compute: str = "auto", output_init: str = "orthogonal"
+) -> LoadedModel:
     """Build the model of a resolved reservoir for a task, in evaluation mode on its device."""
     from reservoir.backbones import load_backbone, weights_digest
     from reservoir.fpt import FPT
@@ -95,7 +97,7 @@ def load_model(task: Task, settings: Reservoir, device: str = "auto", compute: s
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
     backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
-    fpt = FPT(settings.windowed(task), backbone, settings.seed, settings.gain).eval()
+    fpt = FPT(settings.windowed(task), backbone, settings.seed, settings.gain, output_init).eval()
     digest = weights_digest(backbone)
     import torch
 

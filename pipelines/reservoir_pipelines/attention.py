@@ -194,12 +194,14 @@ def _bit_strings(task: Task) -> int:
 
 
 def _symbols(task: Task) -> Sequence[str]:
+    from reservoir.tasks import proteins
     from reservoir.tasks.expressions import SYMBOLS
-    from reservoir.tasks.proteins import LETTERS
 
     if task.name == "listops" and task.parameters.get("protocol") != "paper":
         return SYMBOLS
-    return ("<pad>", *LETTERS) if task.name == "homology" else ()
+    if task.name != "homology":
+        return ()
+    return proteins.TAPE_SYMBOLS if task.parameters.get("protocol") == "paper" else proteins.SYMBOLS
 
 
 def _save(done: Attention) -> None:

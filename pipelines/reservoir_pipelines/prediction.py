@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,12 @@ from reservoir.features import forward
 from reservoir.options import DeviceOptions
 from reservoir.readouts import samples, unsample
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks import encode
-from reservoir.tasks.columns import open_columns
-from reservoir.tasks.idx import read_idx
+from reservoir.tasks import encode, read_new
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.training.trained import load_part, open_readout
 
-COLUMN_FILES = (".npz", ".h5", ".hdf5")
 BATCH_ROWS = 32
 BLOCK_ROWS = 256
 
@@ -41,17 +38,21 @@ class Prediction:
         The task's classes; empty for regression.
     truth : str, int, float or nested list of these, optional
         The label that the file gives; None where it gives none.
+    id : str, optional
+        The name that the file gives the row.
     """
 
     label: Any
     probabilities: list[Any]
     classes: tuple[str | int, ...] = ()
     truth: Any = None
+    id: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, each probability under the name of its class."""
+        named = {} if self.id is None else {"id": self.id}
         found = {"label": self.label, "probabilities": self._named(self.probabilities)}
-        return found if self.truth is None else found | {"truth": self.truth}
+        return named | found | ({} if self.truth is None else {"truth": self.truth})
 
     def _named(self, chances: list[Any]) -> Any:
         if chances and isinstance(chances[0], list):
@@ -68,8 +69,7 @@ def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Predict
     readout : Path
         Folder or JSON file that `fit` wrote, or the folder of a run of `train`.
     file : Path
-        ``.npz`` or ``.h5`` with ``x`` (and ``lengths``, and ``y`` to compare with), or an idx file of images;
-        sequences, or raw inputs as the task takes them.
+        Any file that a task can be made from, with or without labels, or an idx file of images.
     **options
         Fields of `DeviceOptions`.
 
@@ -86,8 +86,8 @@ def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Predict
         was fitted on.
     """
     bundle = open_readout(readout)
-    raw, given, y = read_inputs(file)
-    if bundle.lengths and given is None:
+    raw, given, ids, y = read_new(file, bundle.task)
+    if bundle.lengths and given is None and raw.dtype.kind != "U":  # texts are as long as they are
         raise InputError(
             f"{file}: it has no array 'lengths', and the readout was fitted on sequences of several lengths; give the "
             "number of real tokens of each row"
@@ -102,7 +102,8 @@ def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Predict
         if wrong.any():
             row = start + int(np.argmax(wrong)) * len(x[rows]) // len(features)
             raise InputError(f"{file}: the model overflows in row {row}; its values are too large: repair or remove it")
-        yield from _answers(bundle, features, truths[rows])
+        for number, answer in enumerate(_answers(bundle, features, truths[rows]), start):
+            yield replace(answer, id=ids[number]) if ids else answer
 
 
 def evaluate_predictions(predictions: Sequence[Prediction]) -> Evaluation | None:
@@ -169,21 +170,3 @@ def _truths(bundle: Bundle, file: Path, y: np.ndarray | None, rows: int) -> list
         )
     plain = [value.decode() if isinstance(value, bytes) else value for value in y.ravel().tolist()]  # HDF5 has bytes
     return [_bare(row) for row in np.array(plain, object).reshape(rows, task.readout_tokens, task.outputs).tolist()]
-
-
-def read_inputs(file: Path) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """Return the sequences of a file, their lengths and their labels, where it has them."""
-    if file.suffix not in COLUMN_FILES and file.is_file():
-        return read_idx(file, dimensions=3), None, None
-    columns = open_columns(str(file))
-    if "x" not in columns.shapes:
-        raise InputError(f"{file}: it has no array 'x'; put the sequences there")
-    if not columns.shapes["x"]:
-        raise InputError(f"{file}: x is a single number; give one sequence per row")
-    rows = columns.shapes["x"][0]
-    if columns.shapes.get("lengths", (rows,)) != (rows,):
-        raise InputError(
-            f"{file}: x has {rows} rows and lengths the shape {columns.shapes['lengths']}; give one per row"
-        )
-    lengths, y = (columns.read(name, 0, rows) if columns.shapes.get(name) else None for name in ("lengths", "y"))
-    return columns.read("x", 0, rows), lengths, y

@@ -49,14 +49,14 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
     part = path.with_name(f".{path.name}-{uuid.uuid4().hex}.part")
     try:
         write(part)
-        _sync(part)
+        sync(part)
         part.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     finally:
         part.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Force a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -1,10 +1,10 @@
 """Tasks: sequences with labels. One file per family; `TASKS` has them all by name.
 
 - bits: ``bit-memory``, ``bit-xor``
-- expressions: ``listops``
+- listops: ``listops``
 - images: ``digits``, ``mnist``, ``fashion-mnist``, ``cifar10``, ``cifar10-lra``
 - proteins: ``homology``
-- your own data: the path of a file or ``module:function``, see `reservoir.tasks.arrays.Arrays`
+- your own data: the path of a file or ``module:function``, see `reservoir.tasks.own.data.OwnData`
 """
 
 from __future__ import annotations
@@ -17,11 +17,19 @@ from typing import Any, cast
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.arrays import FUNCTION, Arrays, clean_lengths, encode_array, own_name
 from reservoir.tasks.bits import BitMemory, BitXor
-from reservoir.tasks.cifar import Cifar10, Cifar10Lra
-from reservoir.tasks.images import Digits, FashionMnist, Mnist
+from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, FashionMnist, Mnist
 from reservoir.tasks.listops import ListOps
+from reservoir.tasks.own import (
+    FUNCTION,
+    OwnData,
+    clean_lengths,
+    encode_own,
+    own_name,
+    read_integers,
+    read_labels,
+    read_new,
+)
 from reservoir.tasks.proteins import Homology
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors, check_split
@@ -29,7 +37,6 @@ from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors, 
 __all__ = [
     "SPLITS",
     "TASKS",
-    "Arrays",
     "Piece",
     "Scaling",
     "Source",
@@ -40,6 +47,9 @@ __all__ = [
     "check_split",
     "encode",
     "own_name",
+    "read_integers",
+    "read_labels",
+    "read_new",
     "task_named",
 ]
 
@@ -77,7 +87,7 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
     if name in TASKS:
         constructor, start = TASKS[name], {"data": data}
     elif Path(name).suffix or "/" in name or FUNCTION.fullmatch(name):
-        constructor, start = cast("Callable[..., Source]", Arrays), {"origin": name}
+        constructor, start = cast("Callable[..., Source]", OwnData), {"origin": name}
     else:
         near = difflib.get_close_matches(name, TASKS, n=1)
         meant = f"; did you mean {near[0]!r}?" if near else ""
@@ -107,7 +117,7 @@ def encode(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tupl
         Where the shape, the type or a value is not this task's.
     """
     if task.name not in TASKS:
-        return encode_array(task, x, lengths)
+        return encode_own(task, x, lengths)
     stored, found = TASKS[task.name](**task.parameters).encode(x, lengths)
     if lengths is not None:
         clean_lengths(task.name, lengths, *stored.shape[:2])

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.images import pixels, sequences
 from reservoir.tasks.rows import row_hash
-from reservoir.tasks.source import Piece, full_lengths, generated_pieces
+from reservoir.tasks.source import Piece, Source, check_sequences, full_lengths, generated_pieces
 from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Vectors
 
 PIECE_ROWS = 1024
@@ -20,33 +19,49 @@ MOST_HELD_OUT = (6, 20)
 """Bits of inputs that are few enough to list and enough for each split to have some."""
 
 
+class _Bits(Source):
+    """What both tasks share: rows are drawn in pieces, and sequences are given as they are."""
+
+    n: int
+    token_bits: int
+    train_rows: int
+    valid_rows: int
+    test_rows: int
+
+    def pieces(self) -> list[Piece]:
+        """Return stretches of rows, each with a generator of its own."""
+        return generated_pieces((self.train_rows, self.valid_rows, self.test_rows), PIECE_ROWS)
+
+    def scaling(self) -> Scaling:
+        """Return the identity."""
+        return Scaling.uniform(1.0, self.token_bits)
+
+    def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return sequences (rows, tokens, token_bits) as they are."""
+        return check_sequences(self.task, x), full_lengths(x)
+
+    def _check(self, *names: str) -> None:
+        for name in ("n", "token_bits", "train_rows", "valid_rows", "test_rows", *names):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"{name} is {value}; give a whole number above 0")
+        if self.n % self.token_bits:
+            raise InputError(
+                f"{self.n} bits are no whole number of tokens of {self.token_bits} bits; choose token_bits to divide n"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
-class BitMemory:
+class BitMemory(_Bits):
     """Recall one of several bit strings, shown again with some bits masked.
 
     ``patterns`` strings of ``n`` bits of -1 and +1 are shown, ``token_bits`` of them a token, then one of the strings
     with each bit set to 0 with probability ``mask``; each of the last ``n / token_bits`` tokens is to give back its
-    bits as they were. The default is the paper's: 120 tokens of 50 bits, the last 20 read out.
-
-    Parameters
-    ----------
-    data : Path, optional
-        Not used.
-    n : int, default 1000
-        Bits of a string.
-    patterns : int, default 5
-        Strings to remember.
-    token_bits : int, default 50
-        Bits per token.
-    mask : float, default 0.5
-        Probability of a bit to be masked.
-    train_rows, valid_rows, test_rows : int
-        Rows of each split; fewer rows are the first of more.
-    seed : int, default 0
-        Chooses the rows.
+    bits as they were. The default is the paper's: 120 tokens of 50 bits, the last 20 read out. Fewer rows are the first
+    of more.
     """
 
-    data: Path | None = None
+    data: Path | None = None  # not used
     n: int = 1000
     patterns: int = 5
     token_bits: int = 50
@@ -57,8 +72,7 @@ class BitMemory:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_positive(self, "n", "patterns", "token_bits", "train_rows", "valid_rows", "test_rows")
-        _check_tokens(self.n, self.token_bits)
+        self._check("patterns")
         if not 0 <= self.mask <= 1:
             raise InputError(f"bit-memory: mask is {self.mask}; give a probability from 0 to 1")
 
@@ -76,14 +90,6 @@ class BitMemory:
             parameters={f: getattr(self, f) for f in self.__dataclass_fields__ if f != "data"},
         )
 
-    def files(self) -> list[Path]:
-        """Return no files."""
-        return []
-
-    def pieces(self) -> list[Piece]:
-        """Return stretches of rows, each with a generator of its own."""
-        return generated_pieces((self.train_rows, self.valid_rows, self.test_rows), PIECE_ROWS)
-
     def read(self, piece: Piece) -> dict[str, Split]:
         """Draw the rows of one piece."""
         draw = _generator(self.seed, piece)
@@ -94,43 +100,19 @@ class BitMemory:
         y = (asked.reshape(PIECE_ROWS, -1, self.token_bits) > 0).astype(np.int64)
         return _first_rows(piece, x, y)
 
-    def scaling(self) -> Scaling:
-        """Return the identity."""
-        return pixels(1.0, self.token_bits)
-
-    def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return sequences (rows, tokens, token_bits) as they are."""
-        return sequences(self.task, x), full_lengths(x)
-
 
 @dataclass(frozen=True, kw_only=True)
-class BitXor:
+class BitXor(_Bits):
     """Add bit strings modulo two, bit by bit.
 
     ``patterns`` strings of ``n`` bits of 0 and 1 are shown, ``token_bits`` of them a token; the tokens of the last
     string are to give the sums. The default is the paper's: 10 tokens of one bit, the last 5 read out. There are only
     ``2 ** (n * patterns)`` inputs (1,024), so the splits share inputs: what is tested is whether the function fits at
-    all. With ``held_out`` a hash of the input decides its split, and what is tested is whether it generalises.
-
-    Parameters
-    ----------
-    data : Path, optional
-        Not used.
-    n : int, default 5
-        Bits of a string.
-    patterns : int, default 2
-        Strings to add.
-    token_bits : int, default 1
-        Bits per token.
-    train_rows, valid_rows, test_rows : int
-        Rows of each split; fewer rows are the first of more.
-    seed : int, default 0
-        Chooses the rows.
-    held_out : bool, default False
-        Keep the inputs of valid and test (a tenth each) out of train; for up to 20 bits in all.
+    all. With ``held_out`` (up to 20 bits in all) a hash of the input decides its split, a tenth each for valid and
+    test, and what is tested is whether it generalises. Fewer rows are the first of more.
     """
 
-    data: Path | None = None
+    data: Path | None = None  # not used
     n: int = 5
     patterns: int = 2
     token_bits: int = 1
@@ -141,8 +123,7 @@ class BitXor:
     held_out: bool = False
 
     def __post_init__(self) -> None:
-        _check_positive(self, "n", "patterns", "token_bits", "train_rows", "valid_rows", "test_rows")
-        _check_tokens(self.n, self.token_bits)
+        self._check("patterns")
         if self.held_out and not MOST_HELD_OUT[0] <= self.n * self.patterns <= MOST_HELD_OUT[1]:
             raise InputError(f"held_out goes with {MOST_HELD_OUT[0]} to {MOST_HELD_OUT[1]} bits in all; leave it out")
 
@@ -161,14 +142,6 @@ class BitXor:
             parameters={f: getattr(self, f) for f in self.__dataclass_fields__ if f not in ignored},
         )
 
-    def files(self) -> list[Path]:
-        """Return no files."""
-        return []
-
-    def pieces(self) -> list[Piece]:
-        """Return stretches of rows, each with a generator of its own."""
-        return generated_pieces((self.train_rows, self.valid_rows, self.test_rows), PIECE_ROWS)
-
     def read(self, piece: Piece) -> dict[str, Split]:
         """Draw the rows of one piece."""
         shape = (PIECE_ROWS, self.patterns, self.n)
@@ -180,14 +153,6 @@ class BitXor:
             strings = draw.integers(0, 2, shape, dtype=np.int8)
         y = (strings.sum(axis=1, dtype=np.int64) % 2).reshape(PIECE_ROWS, -1, self.token_bits)
         return _first_rows(piece, strings.reshape(PIECE_ROWS, -1, self.token_bits), y)
-
-    def scaling(self) -> Scaling:
-        """Return the identity."""
-        return pixels(1.0, self.token_bits)
-
-    def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return sequences (rows, tokens, token_bits) as they are."""
-        return sequences(self.task, x), full_lengths(x)
 
 
 def _inputs_of(split: str, bits: int) -> np.ndarray:
@@ -206,15 +171,3 @@ def _first_rows(piece: Piece, x: np.ndarray, y: np.ndarray) -> dict[str, Split]:
     """Return as many of the drawn rows as the piece has, so that its generator does not depend on their number."""
     rows = piece.hi - piece.lo
     return {piece.part: Split(x=x[:rows], y=y[:rows], lengths=full_lengths(x[:rows]))}
-
-
-def _check_positive(source: BitMemory | BitXor, *names: str) -> None:
-    for name in names:
-        value = getattr(source, name)
-        if not isinstance(value, int) or value < 1:
-            raise InputError(f"{name} is {value}; give a whole number above 0")
-
-
-def _check_tokens(n: int, token_bits: int) -> None:
-    if n % token_bits:
-        raise InputError(f"{n} bits are no whole number of tokens of {token_bits} bits; choose token_bits to divide n")

@@ -29,24 +29,9 @@ _IDS = {symbol: number for number, symbol in enumerate((*SYMBOLS, "(", ")")) if 
 def encode_texts(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return the symbols of expressions as written, or as Long Range Arena writes them.
 
-    The latter puts a pair of parentheses around every two parts, ``( ( ( [MAX 2 ) 3 ) ] )``; they say nothing that the
-    brackets do not, and are dropped.
-
-    Parameters
-    ----------
-    texts : sequence of str
-        One expression each.
-
-    Returns
-    -------
-    symbols : ndarray of uint8, (n,)
-        The expressions, one after the other.
-    lengths : ndarray of int64, (rows,)
-
-    Raises
-    ------
-    InputError
-        Naming the row, for an unknown word, or brackets or parentheses that do not balance.
+    The symbols (n,) of uint8 follow each other; with them come their lengths (rows,). Long Range Arena puts a pair of
+    parentheses around every two parts, ``( ( ( [MAX 2 ) 3 ) ] )``; they say nothing that the brackets do not, and are
+    dropped.
     """
     rows = []
     for row, text in enumerate(texts):
@@ -105,19 +90,10 @@ def decode_text(symbols: Iterable[int], *, nested: bool = False) -> str:
 
 
 def evaluate(symbols: np.ndarray) -> np.ndarray:
-    """Return the values of well-formed expressions that follow each other.
+    """Return the values (expressions,) of int8 of well-formed expressions (n,) that follow each other, unpadded.
 
     All expressions are worked out at once, from the deepest level up: at one level the arguments of an operator lie
     next to each other, so each operator is a segment of an array.
-
-    Parameters
-    ----------
-    symbols : ndarray of int, (n,)
-        Expressions without padding, one after the other.
-
-    Returns
-    -------
-    ndarray of int8, (expressions,)
     """
     operator = (symbols >= OPERATOR) & (symbols < CLOSE)
     depth = np.cumsum(operator.astype(np.int8) - (symbols == CLOSE), dtype=np.int16)
@@ -149,27 +125,11 @@ def _apply(operator: np.ndarray, values: np.ndarray, starts: np.ndarray) -> np.n
 def random_expressions(
     draw: np.random.Generator, roots: int, depth: int, arguments: int, shortest: int, longest: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw expressions and keep those of the wanted length.
+    """Draw ``roots`` trees; return those of ``shortest`` to ``longest`` symbols, joined, and their lengths.
 
     Trees grow level by level, all at once: a node above level ``depth`` is an operator with probability
-    `OPERATOR_SHARE`, with 2 to ``arguments`` arguments; a tree is given up as soon as it is too long.
-
-    Parameters
-    ----------
-    draw : Generator
-        The source of all choices.
-    roots : int
-        Trees to try; all begin with an operator, as digits alone are never long enough.
-    depth, arguments : int
-        Most levels of nodes, most arguments of an operator.
-    shortest, longest : int
-        Fewest and most symbols, brackets included.
-
-    Returns
-    -------
-    symbols : ndarray of uint8, (n,)
-        The kept expressions, one after the other.
-    lengths : ndarray of int64, (kept,)
+    `OPERATOR_SHARE`, with 2 to ``arguments`` arguments; a tree is given up as soon as it is too long. All begin with an
+    operator, as digits alone are never long enough.
     """
     levels, length = _grow(draw, roots, depth, arguments, longest)
     kept = (length >= shortest) & (length <= longest)

@@ -6,19 +6,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from reservoir.tasks.augment import augmented
 from reservoir.tasks.bits import BitMemory, BitXor
-from reservoir.tasks.cifar import Cifar10, Cifar10Lra
-from reservoir.tasks.images import patches
+from reservoir.tasks.images import Cifar10
 from reservoir.tasks.listops import NEVER_TWICE, ListOps
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import Split
 
 FRESH_ROWS = 1024
 """Rows generated at a time."""
-
-SIDE = 32
-"""Pixels of a side of the images that are augmented."""
 
 
 def is_generated(source: Source) -> bool:
@@ -32,12 +27,7 @@ def is_generated(source: Source) -> bool:
 class FreshRows:
     """The endless training rows of a generated task: row n is the same whenever it is asked for.
 
-    Parameters
-    ----------
-    source : Source
-        One of which `is_generated` is true.
-    seed : int
-        Another seed gives other rows, none of them those of the prepared splits.
+    The source is one of which `is_generated` is true; another seed gives other rows, none of them of a prepared split.
     """
 
     def __init__(self, source: Source, seed: int) -> None:
@@ -67,29 +57,6 @@ def is_augmented(source: Source) -> bool:
 
 
 def augment_sequences(source: Source, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
-    """Return one augmented view of images that are cut into patches; see `reservoir.tasks.augment`.
-
-    Parameters
-    ----------
-    source : Source
-        One of which `is_augmented` is true.
-    x : ndarray of uint8, (rows, tokens, dim)
-        Images as stored.
-    rows : ndarray of int, (rows,)
-        Row numbers.
-    view : int
-        Number of the view.
-    """
-    # Grey is linear in the colours and black is 0 in both, so that turning grey pixels is turning coloured ones.
-    size, channels = (1, 1) if isinstance(source, Cifar10Lra) else (4, 3)
-    return patches(augmented(_images(x, size, channels), rows, view), size)
-
-
-def _images(x: np.ndarray, size: int, channels: int) -> np.ndarray:
-    """Return (rows, SIDE, SIDE, channels) images; the inverse of `reservoir.tasks.images.patches`."""
-    grid = SIDE // size
-    return (
-        x.reshape(len(x), grid, grid, size, size, channels)
-        .transpose(0, 1, 3, 2, 4, 5)
-        .reshape(len(x), SIDE, SIDE, channels)
-    )
+    """Return one augmented view of stored images (rows, tokens, dim) with these row numbers."""
+    assert isinstance(source, Cifar10)
+    return source.augmented(x, rows, view)

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.expressions import CLOSE, SYMBOLS, encode_texts, evaluate, random_expressions
-from reservoir.tasks.images import classes_of
-from reservoir.tasks.source import Piece, find_file, generated_pieces
+from reservoir.tasks.expressions import CLOSE, encode_texts, evaluate, random_expressions
+from reservoir.tasks.source import Piece, Source, check_symbols, classes_of, find_file, generated_pieces
 from reservoir.tasks.task import SPLITS, Split, Task, Tokens
 
 PIECE_ROWS = 4096
@@ -19,6 +18,9 @@ PIECE_ROWS = 4096
 
 PIECE_BYTES = 2**24
 """Bytes of a file that are read at a time."""
+
+MOST_LINE = 2**20
+"""Bytes of a line; the longest of Long Range Arena have some 20,000."""
 
 ROOTS = 2048
 """Trees grown at a time; more do not fit the processor's cache and are slower."""
@@ -32,7 +34,7 @@ FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_te
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListOps:
+class ListOps(Source):
     """Work out expressions like ``[MAX 4 [MIN 2 3 ] 0 ]``; ten classes.
 
     Symbols are 0 for padding, then as in `reservoir.tasks.expressions.SYMBOLS`. Where the data folder holds Long Range
@@ -42,38 +44,20 @@ class ListOps:
     ``protocol="paper"`` does what the authors' code did: brackets are lost, the generated expressions have 500 to 2,000
     symbols, all are cut at ``max_tokens``, padding counts as input (the last position is read), and the test split is
     the validation split.
-
-    Parameters
-    ----------
-    data : Path, optional
-        The folder of the files.
-    source : {"auto", "files", "generated"}
-        Where expressions come from; "auto" is as said above.
-    protocol : {"ours", "paper"}
-    max_tokens : int, default 512
-        Where sequences of the files, and of the paper's protocol, are cut. Cut sequences are counted.
-    min_length, max_length : int, optional
-        Symbols of a generated expression, brackets included; 100 to 512, or the paper's 500 to 2,000.
-    train_rows, valid_rows, test_rows : int
-        Rows to generate; by default as many as Long Range Arena has.
-    depth, arguments : int, default 10
-        Most levels, and most arguments of an operator.
-    seed : int, default 0
-        Chooses the generated rows, all of them different.
     """
 
     data: Path | None = None
-    source: str = "auto"
-    protocol: str = "ours"
-    max_tokens: int = 512
-    min_length: int | None = None
-    max_length: int | None = None
-    train_rows: int = 96_000
+    source: str = "auto"  # auto, files or generated
+    protocol: str = "ours"  # ours or paper
+    max_tokens: int = 512  # where sequences of the files, and of the paper's protocol, are cut and counted
+    min_length: int | None = None  # of a generated expression, brackets included; 100 to 512, or the paper's
+    max_length: int | None = None  # 500 to 2,000
+    train_rows: int = 96_000  # as many as Long Range Arena has
     valid_rows: int = 2000
     test_rows: int = 2000
-    depth: int = 10
-    arguments: int = 10
-    seed: int = 0
+    depth: int = 10  # most levels
+    arguments: int = 10  # most arguments of an operator
+    seed: int = 0  # chooses the generated rows, all of them different
 
     def __post_init__(self) -> None:
         if self.source not in {"auto", "files", "generated"}:
@@ -144,10 +128,6 @@ class ListOps:
             splits |= self._shared(name, Split(x=rows.x[part], y=rows.y[part], lengths=rows.lengths[part]))
         return splits
 
-    def scaling(self) -> None:
-        """Return None: these are symbols."""
-        return
-
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return an array of texts (rows,), or of symbols (rows, tokens) with lengths, as sequences."""
         if x.dtype.kind == "U" and x.ndim == 1:
@@ -157,12 +137,7 @@ class ListOps:
                 raise InputError(f"row {row}: {lengths[row]} symbols; the task has at most {self.task.max_tokens}")
             rows = self._pad(symbols, lengths)
             return rows[0], rows[1]
-        if x.ndim != 2 or x.dtype.kind not in "ui" or x.shape[1] > self.task.max_tokens or x.max() >= len(SYMBOLS):
-            raise InputError(
-                f"task 'listops': inputs of shape {x.shape} and type {x.dtype}; give texts like "
-                f"'[MAX 2 3 ]', or symbols of shape (rows, at most {self.task.max_tokens})"
-            )
-        return x, np.maximum((x != 0).sum(axis=1), 1).astype(np.int32) if lengths is None else lengths
+        return check_symbols(self.task, x, lengths, "texts like '[MAX 2 3 ]'")
 
     # ---- settings
 
@@ -265,16 +240,20 @@ def _lines(path: Path, lo: int, hi: int) -> list[str]:
     with path.open("rb") as file:
         if lo:
             file.seek(lo - 1)
-            file.readline()
+            file.readline(MOST_LINE)
         size = hi - file.tell()
-        block = file.read(size) + file.readline() if size > 0 else b""
+        block = file.read(size) + file.readline(MOST_LINE) if size > 0 else b""
     try:
-        return block.decode().splitlines()
+        lines = block.decode().splitlines()
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: no text at byte {lo + error.start}; is it another file, or packed?") from None
+    if max(map(len, lines), default=0) >= MOST_LINE:
+        raise InputError(f"{path}: a line of more than {MOST_LINE} characters; is it another file?")
+    return lines
 
 
 def _lines_before(path: Path, lo: int) -> int:
     """Return the number of lines, the header included, before the first row of a range of bytes."""
     with path.open("rb") as file:
-        return 1 + file.read(max(lo - 1, 0)).count(b"\n")
+        blocks = iter(lambda: file.read(min(PIECE_BYTES, max(lo - 1 - file.tell(), 0))), b"")
+        return 1 + sum(block.count(b"\n") for block in blocks)

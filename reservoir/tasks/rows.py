@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 
 HELD_OUT = 0.1
@@ -12,22 +14,11 @@ SHARES = {"train": 0.6, "valid": 0.2, "test": 0.2}
 
 
 def row_hash(rows: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Return one well-mixed 64-bit number per row number.
+    """Return one well-mixed 64-bit number per row number; another seed gives unrelated ones.
 
     Output ``row`` of the generator SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
     2014) that starts at a mixed ``seed``: the same everywhere and for any stretch of rows, so pieces can be worked on
     apart.
-
-    Parameters
-    ----------
-    rows : ndarray of int
-        Row numbers.
-    seed : int, default 0
-        Another seed gives unrelated numbers.
-
-    Returns
-    -------
-    ndarray of uint64, of the shape of ``rows``
     """
     golden = np.uint64(0x9E3779B97F4A7C15)
     start = _mix(np.array([seed], np.uint64))
@@ -46,21 +37,9 @@ def held_out(rows: np.ndarray) -> np.ndarray:
 
 
 def stratified(labels: np.ndarray, shares: dict[str, float]) -> np.ndarray:
-    """Assign rows to splits so that each class is divided in the same proportions.
+    """Return the split of each row, (rows,) of str, so that each class is divided by these shares, which sum to one.
 
     The rows of a class are ordered by `row_hash` and cut at the cumulated shares.
-
-    Parameters
-    ----------
-    labels : ndarray, (rows,)
-        The class of each row; any type that sorts.
-    shares : dict
-        Share of each split; they sum to one.
-
-    Returns
-    -------
-    ndarray of str, (rows,)
-        The split of each row.
     """
     order = row_hash(np.arange(len(labels)))
     cuts = np.cumsum(list(shares.values()))[:-1]
@@ -73,3 +52,22 @@ def stratified(labels: np.ndarray, shares: dict[str, float]) -> np.ndarray:
         for name, part in zip(names, np.split(members, edges), strict=True):
             split[part] = name
     return split
+
+
+def grouped(groups: np.ndarray, shares: dict[str, float]) -> np.ndarray:
+    """Return the split of each row, (rows,) of str, so that all rows of a group (rows,) are in one.
+
+    The groups are ordered by a hash of their names, and go to the first split that has not its share of the rows yet;
+    each split gets a group as long as there are any.
+    """
+    names, members = np.unique(groups.astype(str), return_inverse=True)
+    sizes = np.bincount(members)
+    order = np.argsort(row_hash(np.array([zlib.crc32(name.encode()) for name in names.tolist()])), kind="stable")
+    ends, place, taken = np.cumsum(list(shares.values())) * len(groups), 0, 0
+    split_of = np.zeros(len(names), np.int64)
+    for left, group in zip(range(len(order), 0, -1), order, strict=True):
+        split_of[group] = place
+        taken += sizes[group]
+        if place < len(shares) - 1 and (taken >= ends[place] or left <= len(shares) - place):
+            place += 1
+    return np.array(list(shares))[split_of[members]]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.task import SPLITS, Scaling, Split, Task
+from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors
 
 
 class Piece(NamedTuple):
@@ -31,8 +31,8 @@ class Piece(NamedTuple):
     view: int = 0
 
 
-class Source(Protocol):
-    """What `prepare` needs of a task.
+class Source:
+    """Rows of a task: read in pieces, by any number of processes.
 
     A source is small and can be sent to another process: it holds settings and paths, never arrays or open files.
     """
@@ -40,7 +40,7 @@ class Source(Protocol):
     @property
     def task(self) -> Task:
         """The description of the task."""
-        ...
+        raise NotImplementedError
 
     def files(self) -> Sequence[Path]:
         """Return the files that `read` will open; empty for a generator.
@@ -50,19 +50,19 @@ class Source(Protocol):
         InputError
             Naming the files that are missing, where they were looked for, and what to do.
         """
-        ...
+        return []
 
     def pieces(self) -> Sequence[Piece]:
         """Return the pieces in order; they depend on the settings and the files alone."""
-        ...
+        raise NotImplementedError
 
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return the rows of one piece by split. The rows of a split follow the order of the pieces."""
-        ...
+        raise NotImplementedError
 
     def scaling(self) -> Scaling | None:
         """Return the map from stored values to what the model sees; None for symbols."""
-        ...
+        return None
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return new raw inputs, or inputs that are sequences already, as stored sequences and their lengths.
@@ -72,12 +72,53 @@ class Source(Protocol):
         InputError
             Where the shape or the type is not this task's.
         """
-        ...
+        raise NotImplementedError
+
+    def notes(self) -> list[str]:
+        """Return what a person should know of how the data was read, a line each."""
+        return []
 
 
 def full_lengths(x: np.ndarray) -> np.ndarray:
     """Return the lengths of sequences (rows, tokens, ...) that use all their tokens."""
     return np.full(len(x), x.shape[1], np.int32)
+
+
+def classes_of(rows: np.ndarray) -> np.ndarray:
+    """Return class numbers (rows,) as labels (rows, 1, 1)."""
+    return rows.astype(np.int64)[:, None, None]
+
+
+def check_sequences(task: Task, x: np.ndarray) -> np.ndarray:
+    """Return ``x`` if it is an array of this task's sequences (rows, tokens, dim), or refuse it."""
+    assert isinstance(task.form, Vectors)
+    if x.ndim != 3 or x.shape[1:] != (task.max_tokens, task.form.dim) or x.dtype.kind not in "uif":
+        raise InputError(
+            f"task {task.name!r}: inputs of shape {x.shape} and type {x.dtype}; give raw images, or sequences of shape "
+            f"(rows, {task.max_tokens}, {task.form.dim})"
+        )
+    return x
+
+
+def check_symbols(task: Task, x: np.ndarray, lengths: np.ndarray | None, texts: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return new symbols (rows, tokens) of a task and their lengths, which do not count padding; or refuse them.
+
+    ``texts`` says what may be given instead.
+    """
+    assert isinstance(task.form, Tokens)
+    if x.ndim != 2 or x.dtype.kind not in "ui" or not 0 < x.shape[1] <= task.max_tokens:
+        raise InputError(
+            f"task {task.name!r}: inputs of shape {x.shape} and type {x.dtype}; give {texts}, or symbols of shape "
+            f"(rows, at most {task.max_tokens})"
+        )
+    wrong = (x < 0) | (x >= task.form.vocabulary)
+    if wrong.any():
+        row, token = (int(i) for i in np.argwhere(wrong)[0])
+        raise InputError(
+            f"task {task.name!r}, row {row}, token {token}: {x[row, token]} is no symbol from 0 to "
+            f"{task.form.vocabulary - 1}"
+        )
+    return x, np.maximum((x != 0).sum(axis=1), 1).astype(np.int32) if lengths is None else lengths
 
 
 def generated_pieces(rows: Sequence[int], step: int) -> list[Piece]:
@@ -90,24 +131,7 @@ def generated_pieces(rows: Sequence[int], step: int) -> list[Piece]:
 
 
 def find_file(task: str, data: Path | None, folders: Iterable[str], names: Sequence[str]) -> Path:
-    """Return the first of several spellings of a file that is there.
-
-    Parameters
-    ----------
-    task : str
-        The name of the task, for the message.
-    data : Path or None
-        The data folder.
-    folders : iterable of str
-        Folders below ``data`` to look in, ``""`` for itself.
-    names : sequence of str
-        Accepted file names, the usual one first.
-
-    Raises
-    ------
-    InputError
-        Saying what was looked for, where, and what to do.
-    """
+    """Return the first of several names, the usual one first, that is a file in a folder below the data folder."""
     wanted = " or ".join(names[:2])
     remedy = "name the folder with --data DIR or RESERVOIR_DATA"
     if data is None:

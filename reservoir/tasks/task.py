@@ -61,6 +61,8 @@ class Task:
         Everything that chooses the rows (seeds, sizes, protocol); part of the cache key.
     labels : tuple of str or int, default ()
         Names of the classes, in order; empty where the class number is the name.
+    alphabet : str, default ""
+        The letter of each symbol, where the sequences are texts of your own.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Task:
     outputs: int = 1
     parameters: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[str | int, ...] = ()
+    alphabet: str = ""
 
     def label(self, index: int) -> str | int:
         """Return the name of a class, or its number where it has no name."""
@@ -88,6 +91,7 @@ class Task:
             "outputs": self.outputs,
             "parameters": dict(self.parameters),
             "labels": list(self.labels),
+            **({"alphabet": self.alphabet} if self.alphabet else {}),
         }
 
     @classmethod
@@ -103,6 +107,7 @@ class Task:
             outputs=values["outputs"],
             parameters=values["parameters"],
             labels=tuple(values["labels"]),
+            alphabet=values.get("alphabet", ""),
         )
 
 
@@ -123,6 +128,8 @@ class Split:
         Sequences of the source that are left out because they are too long.
     cut : int, default 0
         Sequences that are shortened.
+    groups : ndarray of str, (rows,), optional
+        What rows that belong together have in common, where your own data says so.
     """
 
     x: np.ndarray
@@ -130,6 +137,7 @@ class Split:
     lengths: np.ndarray
     dropped: int = 0
     cut: int = 0
+    groups: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.x)
@@ -148,6 +156,11 @@ class Scaling:
 
     offset: np.ndarray
     scale: np.ndarray
+
+    @classmethod
+    def uniform(cls, scale: float, dim: int, offset: float = 0.0) -> Scaling:
+        """Return the scaling that is the same for each of ``dim`` values."""
+        return cls(offset=np.full(dim, offset, np.float32), scale=np.full(dim, scale, np.float32))
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return float32 values of the same shape as ``x`` (..., dim)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from reservoir.features import to_tokens
+from reservoir.random import random_key
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Split
 
@@ -43,11 +43,6 @@ class TrainingRows:
     scored: int
 
 
-def random_key(*parts: object) -> int:
-    """Return a number of 64 bits that depends on all parts and on nothing else: the seed of one random decision."""
-    return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:8])
-
-
 class StoredRows:
     """The rows of a split over and over, each epoch in an order of its own; ``views(x, rows, epoch)`` augments them."""
 
@@ -74,7 +69,7 @@ class StoredRows:
         return Split(x=x, y=self._split.y[rows], lengths=self._split.lengths[rows])
 
     def _draw(self, epoch: int) -> np.ndarray:
-        key = random_key(self._seed, "order", epoch)
+        key = random_key(self._seed, "order", epoch, size=8)
         return np.random.Generator(np.random.Philox(key=key)).permutation(len(self._split))
 
 

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from reservoir.fpt import FPT
 from reservoir.options import TrainOptions
+from reservoir.random import random_key
 from reservoir.training.objective import row_hits, row_losses
 from reservoir.training.processes import Processes
-from reservoir.training.rows import Batch, TrainingRows, random_key
+from reservoir.training.rows import Batch, TrainingRows
 from reservoir.training.scoring import Score, score
 
 LEARNING_RATE = 1e-3
@@ -51,7 +52,7 @@ class FPTSteps:
         sums = torch.zeros(2, device=batch[0].x.device)
         for number, rows in zip(self._passes(step), batch, strict=True):
             if self._options.dropout:
-                torch.manual_seed(random_key(self._seed, "dropout", number))
+                torch.manual_seed(random_key(self._seed, "dropout", number, size=8))
             logits = self._forward(rows.x, rows.lengths)
             loss = row_losses(logits, rows.y, self._classes).mean() / len(batch)
             loss.backward()

@@ -131,3 +131,12 @@ def test_missing_data_names_the_way_out(cache, tmp_path):
         prepare("mnist", data=tmp_path / "nowhere")
     with pytest.raises(InputError, match="train, valid, test"):
         prepare("digits").split("dev")
+
+
+def test_how_own_data_was_read_is_kept_and_said(tmp_path, cache):
+    x = (2048 + 400 * np.sin(np.arange(50) / 9 + np.arange(60)[:, None])).astype(int)
+    np.savez(tmp_path / "counts.npz", x=x, y=np.arange(60) % 2)
+    for _ in range(2):
+        (note,) = prepare(str(tmp_path / "counts.npz")).notes()
+        assert note.startswith("counts.npz: x read as values (neighbours differ by")
+    assert prepare(str(tmp_path / "counts.npz"), parameters={"values": True}).notes() == []

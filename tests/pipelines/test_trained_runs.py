@@ -136,6 +136,23 @@ def test_the_papers_baselines(name, settings, groups, cache):
         assert done.frozen_tensors == 0
 
 
+def test_the_papers_protocol_is_that_of_the_authors_code(cache):
+    """The output starts as torch's Linear does, and what lies below the trained layers is dropped too."""
+    settings = {**QUICK, "train": "output", "steps": 1, "learning_rate": 1e-12, "dropout": 0.3}
+    rows = {"train_rows": 20, "valid_rows": 20, "test_rows": 20, "max_tokens": 60}
+    ours = train("bit-xor", parameters=FEW, **settings)
+    paper = train("listops", parameters=rows, protocol="paper", **settings)
+    norms = [load_run(done.path).fpt.output.weight.norm(dim=1) for done in (ours, paper)]
+    assert norms[0].numpy() == pytest.approx(1.41, abs=1e-3)  # orthogonal rows
+    assert 0.3 < norms[1].min() < norms[1].max() < 0.9  # uniform up to 16 ** -0.5: 0.58 on the mean
+    recipe = json.loads((paper.path / "config.json").read_text())["settings"]["recipe"]
+    assert (recipe["output_init"], recipe["dropout_below"]) == ("linear", True)
+    dry = train("listops", parameters=rows, protocol="paper", **settings | {"dropout": 0.0})
+    assert dry.losses != paper.losses and dry.test_loss == pytest.approx(paper.test_loss, abs=1e-6)
+    with pytest.raises(InputError, match="--from-cache --protocol paper: the authors drop values below"):
+        train("listops", parameters=rows, protocol="paper", from_cache=True, **settings)
+
+
 class _Recorder:
     """Stands for a tracker's package: keeps every call."""
 

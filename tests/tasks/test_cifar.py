@@ -10,8 +10,8 @@ import samples
 
 from reservoir.errors import InputError
 from reservoir.tasks import encode, task_named
-from reservoir.tasks.augment import augmented
-from reservoir.tasks.cifar import grey
+from reservoir.tasks.images.augment import augmented
+from reservoir.tasks.images.cifar import grey
 from reservoir.tasks.rows import held_out
 from reservoir.tasks.unpickle import UnsafePickle, read_pickle
 

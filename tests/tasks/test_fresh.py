@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from reservoir.tasks.augment import augmented
 from reservoir.tasks.bits import BitMemory, BitXor
-from reservoir.tasks.cifar import Cifar10, Cifar10Lra
 from reservoir.tasks.fresh import FRESH_ROWS, FreshRows, augment_sequences, is_augmented, is_generated
-from reservoir.tasks.images import Digits, Mnist
+from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, Mnist
+from reservoir.tasks.images.augment import augmented
 from reservoir.tasks.listops import ListOps
 
 GENERATED = [

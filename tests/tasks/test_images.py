@@ -10,8 +10,8 @@ import samples
 
 from reservoir.errors import InputError
 from reservoir.tasks import Piece, check_split, encode, task_named
-from reservoir.tasks.idx import read_idx
-from reservoir.tasks.images import patches
+from reservoir.tasks.images.idx import read_idx
+from reservoir.tasks.images.patches import patches
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 
@@ -90,7 +90,7 @@ def test_unpacking_stops_where_the_header_says(tmp_path):
     path = tmp_path / "train-labels-idx1-ubyte.gz"
     path.write_bytes(gzip.compress(samples.idx_bytes(np.zeros(7)) + bytes(10_000_000)))
     with pytest.raises(InputError, match="promises 7 bytes"):
-        read_idx(path, 1)
+        read_idx(path)
 
 
 @pytest.mark.skipif(not (SHARED / "data" / "mnist").is_dir(), reason="no MNIST here")

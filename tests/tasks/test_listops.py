@@ -229,3 +229,14 @@ def test_new_texts_become_sequences():
     assert np.array_equal(encode(task, x)[1], lengths)
     with pytest.raises(InputError, match="at most 512"):
         encode(task, np.array(["[MAX " + "1 " * 600 + "]"]))
+
+
+@pytest.mark.parametrize(("protocol", "symbols"), [("ours", 16), ("paper", 15)])
+def test_symbols_outside_the_vocabulary_are_refused(protocol, symbols):
+    task = task_named("listops", protocol=protocol).task
+    assert encode(task, np.array([[11, 2, symbols - 1]]))[1].tolist() == [3]
+    for wrong in (symbols, -1):
+        with pytest.raises(InputError, match=f"row 1, token 0: {wrong} is no symbol from 0 to {symbols - 1}"):
+            encode(task, np.array([[1, 2], [wrong, 2]]))
+    with pytest.raises(InputError, match="at most 512"):
+        encode(task, np.empty((2, 0), np.int64))

@@ -1,12 +1,13 @@
 import json
 import pickle
+import string
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from reservoir.errors import InputError
-from reservoir.tasks import check_split, encode, task_named
+from reservoir.tasks import Tokens, check_split, encode, task_named
 from reservoir.tasks.proteins import LETTERS, PARTS
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
@@ -73,9 +74,34 @@ def test_what_is_too_long_is_dropped_and_counted(tmp_path):
     assert ours["train"].dropped == sum(n > edge for n in lengths) > 0
     assert len(ours["train"]) + ours["train"].dropped == 12
     paper = read(task_named("homology", data=tmp_path, max_tokens=edge, protocol="paper"))
-    assert paper["train"].dropped == sum(n >= edge for n in lengths) > ours["train"].dropped
+    assert paper["train"].dropped == sum(n + 2 > edge for n in lengths) > ours["train"].dropped
     assert set(paper) == {"train", "valid", "test"} and np.array_equal(paper["test"].x, paper["valid"].x)
     assert set(paper["valid"].lengths.tolist()) == {edge}
+
+
+def test_the_papers_protocol_writes_proteins_as_tape_does(tmp_path):
+    parts = write(tmp_path)
+    source = task_named("homology", data=tmp_path, max_tokens=30, protocol="paper")
+    assert source.task.form == Tokens(30)
+    valid = read(source)["valid"]
+    # TAPE's vocabulary: padding, mask, class, separator, unknown, then the letters from A (5) to Z (29), without J.
+    alphabet = [letter for letter in string.ascii_uppercase if letter != "J"]
+    kept = [record["primary"] for record in parts["valid"] if len(record["primary"]) <= 28]
+    for row, text in zip(valid.x.tolist(), kept, strict=True):
+        assert row == [2, *(5 + alphabet.index(letter) for letter in text), 3, *[0] * (28 - len(text))]
+    (note,) = source.notes()
+    assert f"{len(kept) / len(parts['valid']):.4f}" in note
+    x, _ = encode(source.task, np.array(kept))
+    assert np.array_equal(x, valid.x) and np.array_equal(encode(source.task, x)[0], x)
+    with pytest.raises(InputError, match="29 amino acids; the task has at most 28"):
+        encode(source.task, np.array(["A" * 29]))
+
+
+def test_symbols_outside_the_vocabulary_are_refused():
+    for task, wrong in ((task_named("homology").task, 26), (task_named("homology", protocol="paper").task, 30)):
+        for value in (wrong, -1):
+            with pytest.raises(InputError, match=f"row 1, token 2: {value} is no symbol from 0 to {wrong - 1}"):
+                encode(task, np.array([[1, 2, 3], [1, 2, value]]))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +112,7 @@ def test_what_is_too_long_is_dropped_and_counted(tmp_path):
         ({"primary": "ACé", "fold_label": 3}, r"letter 2: 'é'"),
         ({"primary": "", "fold_label": 3}, "an empty sequence"),
         ({"primary": "ACD", "fold_label": 1195}, "fold_label is 1195"),
-        ({"primary": "ACD"}, "fold_label is None"),
+        ({"primary": "ACD"}, "fold_label is 'None'"),
         ({"primary": 5, "fold_label": 1}, "primary is int"),
         ("ACD", "no record"),
     ],

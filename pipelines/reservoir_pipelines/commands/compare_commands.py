@@ -8,7 +8,7 @@ import typer
 
 from reservoir.options import ComparisonOptions, PlaceOptions, RowOptions, ShapeOptions
 from reservoir_pipelines.command import command
-from reservoir_pipelines.commands.train_commands import score_text, training_ends
+from reservoir_pipelines.commands.train_commands import training_ends
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +34,7 @@ def compare_pretraining(
 
 
 def _show(done: Any) -> None:
-    from reservoir_pipelines.output import print_table
+    from reservoir_pipelines.output import print_table, score_text
 
     cells = [
         (

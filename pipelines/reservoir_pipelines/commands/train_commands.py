@@ -56,20 +56,13 @@ def training_ends(remedy: str = "", again: str = "with --resume to go on from th
     raise typer.Exit(code) from None
 
 
-def score_text(score: float | None, metric: str) -> str:
-    """Return a score for a person: ``94.5%`` of an accuracy, ``0.813`` of R², a dash where there is none."""
-    from reservoir_pipelines.output import percent
-
-    return percent(score) if score is None or metric == "accuracy" else f"{score:.3f}"
-
-
 def _speaks() -> bool:
     """Return whether this process is the one of several that speaks."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def _show(done: Any) -> None:
-    from reservoir_pipelines.output import print_table
+    from reservoir_pipelines.output import print_table, score_text
 
     name = "" if done.metric == "accuracy" else f" {done.metric}"
     speed = f", {done.steps / done.seconds:.3g} steps/s" if done.seconds else ""

@@ -158,7 +158,7 @@ def _write_index(
         "digest": digest(source.task, scaling, splits),
         "splits": {name: _totals(files[name]) for name in names},
         "source": origin,
-        "warnings": _warnings(source.task, splits),
+        "warnings": [*source.notes(), *_warnings(source.task, splits)],
     }
     publish_json(folder / INDEX, index)
     for name in names:

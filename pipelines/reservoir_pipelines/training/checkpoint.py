@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import uuid
 from dataclasses import asdict
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from reservoir.errors import InputError
 from reservoir.training.trainer import State
 from reservoir_pipelines.checked import DamagedError, file_digest, read_checked, write_checked
-from reservoir_pipelines.workspace import save_tensors
+from reservoir_pipelines.workspace import save_tensors, sync
 
 TRAINED, OPTIMIZER, STATE = "trained.safetensors", "optimizer.safetensors", "state.json"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -32,10 +31,10 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
         digests = {name: file_digest(part / name) for name in (TRAINED, OPTIMIZER)}
         write_checked(part / STATE, {**asdict(state), "digests": digests})
         for path in part.iterdir():
-            _sync(path)
+            sync(path)
         shutil.rmtree(final, ignore_errors=True)
         part.rename(final)
-        _sync(folder)
+        sync(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     kept = {final, folder / f"step-{state.best_step:08d}"}
@@ -111,11 +110,3 @@ def _damaged(checkpoint: Path, name: str, error: Exception) -> InputError:
     what = f"remove the folder {checkpoint.name}, and resume from {others[0]}" if others else "train in another folder"
     why = str(error) if isinstance(error, DamagedError) else type(error).__name__
     return InputError(f"{checkpoint / name}: not readable ({why}); {what}")
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from reservoir.errors import InputError
+from reservoir.random import random_key
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.fresh import FreshRows, augment_sequences, is_augmented, is_generated
 from reservoir.tasks.source import Source
 from reservoir.tasks.task import Split, Tokens
 from reservoir.tasks.windows import window_counts
-from reservoir.training.rows import Rows, StoredRows, TrainingRows, hidden_rows, random_key, raw_rows
+from reservoir.training.rows import Rows, StoredRows, TrainingRows, hidden_rows, raw_rows
 from reservoir.training.target_scale import TargetScale
 from reservoir.training.upper import UpperPart
 from reservoir_pipelines.extraction.plan import BATCH_TOKENS
@@ -58,7 +59,7 @@ def sequences(
     seed = model.settings.seed
 
     def augment(x: np.ndarray, rows: np.ndarray, epoch: int) -> np.ndarray:
-        return augment_sequences(source, x, numbers["train"][rows], random_key(seed, "view", epoch))
+        return augment_sequences(source, x, numbers["train"][rows], random_key(seed, "view", epoch, size=8))
 
     def read(split: str) -> Split:
         found = read_split(prepared, split, numbers[split])
@@ -113,10 +114,11 @@ def _hidden(split: SplitFeatures, column: str, model: LoadedModel) -> Split:
             f"--from-cache: {split.rows:,} rows of {column} take {size_text(size)} of memory, and {size_text(free)} "
             "are free; use --limit, or train without the cache"
         )
-    lengths, settings = split.lengths, model.settings
-    if not isinstance(model.fpt.task.form, Tokens) and (settings.patch, settings.stride) != (1, 1):
+    lengths, settings, task = split.lengths, model.settings, model.fpt.task
+    if not isinstance(task.form, Tokens) and (settings.patch, settings.stride) != (1, 1):
         lengths = window_counts(lengths, settings.patch, settings.stride).astype(np.int32)
     y = split.y if split.y.dtype.kind == "f" else split.y.astype(np.int64)
+    y = y.reshape(split.rows, task.readout_tokens, task.outputs)  # the cache leaves out axes of one
     return Split(x=split[column].reshape(split.rows, tokens, width), y=y, lengths=lengths)
 
 

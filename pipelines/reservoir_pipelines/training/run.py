@@ -62,7 +62,7 @@ class Run:
     @property
     def model_config(self) -> dict[str, Any]:
         """What was asked of `train`: of a pretraining there is no task to use its model on."""
-        return self._read("settings", "reservoir", "scaling")
+        return self._read("settings", "reservoir", "scaling", "lengths")
 
     def _read(self, *parts: str) -> dict[str, Any]:
         try:

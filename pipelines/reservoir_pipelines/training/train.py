@@ -36,7 +36,7 @@ from reservoir_pipelines.training.checkpoint import load_trained
 from reservoir_pipelines.training.data import choose_kind, hidden_states, sequences
 from reservoir_pipelines.training.run import CURVE, Run, make_config
 from reservoir_pipelines.training.session import train_in
-from reservoir_pipelines.training.trained import load_trainable
+from reservoir_pipelines.training.trained import as_published, load_trainable
 from reservoir_pipelines.training.training_result import Training, plot_training
 from reservoir_pipelines.workspace import cache_root, data_folder
 
@@ -98,7 +98,7 @@ def train(
                 run.begin(config)
         if found := _ended(run, options, ranks):
             return found
-        set_dropout(model.fpt, options.dropout)
+        set_dropout(model.fpt, options.dropout, below=as_published(prepared.task))
         before = frozen_digest(model.fpt)
         if options.from_cache:
             forward, rows = _from_cache(task, model, source, options, place, targets, ranks)
@@ -133,10 +133,18 @@ def _config(
         "processes": ranks.count,
         "rows": "cached" if options.from_cache else kind,
     }
+    if as_published(prepared.task):
+        settings["recipe"] |= {"output_init": "linear", "dropout_below": True}
     if targets:
         settings["targets"] = targets.to_json()
-    scaling = scaling_to_json(prepared.scaling)
-    return make_config(settings, model.device, reservoir=model.settings.to_dict(), scaling=scaling)
+    lengths = prepared.split("train").lengths
+    return make_config(
+        settings,
+        model.device,
+        reservoir=model.settings.to_dict(),
+        scaling=scaling_to_json(prepared.scaling),
+        lengths=bool(lengths.min() < lengths.max()),
+    )
 
 
 def _ended(run: Run, options: TrainOptions, ranks: Processes) -> Training | None:
@@ -174,6 +182,11 @@ def _from_cache(
         raise InputError(
             f"--from-cache --train {','.join(options.train or ())}: what is trained lies in front of the first block, "
             "so there is nothing to cache; train without it, or leave out input and positions"
+        )
+    if options.dropout and as_published(model.fpt.task):
+        raise InputError(
+            "--from-cache --protocol paper: the authors drop values below what is trained too, which no cache holds; "
+            "use --dropout 0, or train without it"
         )
     upper = {"layers": layer, "pool": "last" if layer == "final" else "all", "store": options.store}
     with ranks.first_alone():

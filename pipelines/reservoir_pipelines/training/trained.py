@@ -27,7 +27,7 @@ def load_trainable(
     task: Task, settings: Reservoir, groups: Sequence[str] | None, device: str, compute: str
 ) -> tuple[LoadedModel, tuple[str, ...]]:
     """Make a model and unfreeze some groups, by default those of an FPT; only frozen weights multiply in bfloat16."""
-    model = load_model(task, settings, device, "float32")
+    model = load_model(task, settings, device, "float32", "linear" if as_published(task) else "orthogonal")
     chosen = tuple(groups or default_groups(model.fpt.backbone))
     unfreeze(model.fpt, chosen)
     if model.device.type == "cpu":
@@ -35,6 +35,11 @@ def load_trainable(
     backbone = model.fpt.backbone
     backbone.set_compute(getattr(torch, choose_compute(compute, model.device)))
     return replace(model, compute=str(backbone.compute).removeprefix("torch.")), chosen
+
+
+def as_published(task: Task) -> bool:
+    """Return whether a task is under ``--protocol paper``: output and dropout are then as in the authors' code too."""
+    return task.parameters.get("protocol") == "paper"
 
 
 def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> LoadedModel:
@@ -74,6 +79,7 @@ def open_readout(path: Path) -> Bundle:
         parts=(part,),
         readout=linear_readout(task, trained, TargetScale.from_json(scale) if scale else None),
         scores=Run(folder).result or {},
+        lengths=config["lengths"],
     )
 
 

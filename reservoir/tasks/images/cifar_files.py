@@ -10,10 +10,12 @@ pickled (Python)    ``cifar-10-batches-py/*``             ``cifar-10-python.tar.
 
 from __future__ import annotations
 
+import gzip
 import tarfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -27,20 +29,17 @@ RECORD = 1 + 3072
 MOST_BYTES = 64 * 2**20
 """Twice the size of a batch; a member of an archive that claims more is damaged or hostile."""
 
+MOST_UNPACKED = 2**28
+"""Above the size of the whole archive when it is unpacked, 184 million."""
+
+MOST_MEMBERS = 100
+
 FOLDERS = ("", "cifar-10-batches-bin", "cifar-10-batches-py", "cifar10", "cifar-10")
 
 
 @dataclass(frozen=True)
 class Batches:
-    """The six batches as found.
-
-    Parameters
-    ----------
-    paths : tuple of Path
-        The six files, or the one archive.
-    binary : bool
-        Binary records, or pickles.
-    """
+    """The six batches as found: six files, or the one archive; of binary records, or pickles."""
 
     paths: tuple[Path, ...]
     binary: bool
@@ -52,13 +51,7 @@ class Batches:
 
 
 def find_batches(task: str, data: Path | None) -> Batches:
-    """Return the batches below a data folder: of a folder before an archive, binary before pickled.
-
-    Raises
-    ------
-    InputError
-        Saying what was looked for, where, and what to do.
-    """
+    """Return the batches below a data folder: of a folder before an archive, binary before pickled."""
     remedy = "name the folder with --data DIR or RESERVOIR_DATA"
     wanted = "cifar-10-batches-bin, cifar-10-batches-py, cifar-10-binary.tar.gz or cifar-10-python.tar.gz"
     if data is None:
@@ -82,12 +75,7 @@ def find_batches(task: str, data: Path | None) -> Batches:
 
 
 def read_batches(found: Batches, wanted: slice) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return images and labels of some of the six batches.
-
-    Returns
-    -------
-    list of (ndarray of uint8 (rows, 32, 32, 3), ndarray of uint8 (rows,))
-    """
+    """Return images (rows, 32, 32, 3) and labels (rows,), bytes, of some of the six batches."""
     if not found.packed:
         return [_parse(str(path), _read(path), found.binary) for path in found.paths[wanted]]
     members = _unpack(found.paths[0], [f"{b}.bin" if found.binary else b for b in BATCHES[wanted]])
@@ -104,20 +92,39 @@ def _unpack(path: Path, names: list[str]) -> dict[str, bytes]:
     """Return members of an archive by their names without folders; nothing is written to disk."""
     found: dict[str, bytes] = {}
     try:
-        with tarfile.open(path, "r:gz") as archive:
-            for member in archive:
+        # Members that are skipped are unpacked, too: what is read in all is counted, not what is kept.
+        with gzip.open(path) as packed, tarfile.open(fileobj=_Counted(packed), mode="r|") as archive:  # pyright: ignore
+            for number, member in enumerate(archive):
+                if number > MOST_MEMBERS:
+                    raise OSError(f"more than {MOST_MEMBERS} members")
                 name = member.name.rsplit("/", 1)[-1]
                 if name in names and member.isfile():
                     if member.size > MOST_BYTES:
                         raise InputError(f"{path}: {member.name} claims {member.size} bytes; a batch has 31 million")
                     file = archive.extractfile(member)
                     found[name] = file.read() if file else b""
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error) as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{path}: damaged or cut short ({error}); fetch the archive again") from None
     for name in names:
         if name not in found:
             raise InputError(f"{path}: holds no {name}; fetch the archive again")
     return {name: found[name] for name in names}
+
+
+class _Counted:
+    """A file of which no more than `MOST_UNPACKED` bytes can be read."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file, self._left = file, MOST_UNPACKED
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise OSError(f"more than {MOST_UNPACKED} bytes unpacked")
+        return data
 
 
 def _parse(where: str, data: bytes, binary: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ from reservoir.tasks.task import Scaling
 def clean_symbols(where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: int, first_row: int = 0) -> np.ndarray:
     """Return symbols in the smallest sufficient type, zero after each row's end; refuse those outside a vocabulary."""
     real = np.arange(x.shape[1]) < lengths[:, None]
-    wrong = real & ((x < 0) | (x >= vocabulary))
+    wrong = real & ~((x >= 0) & (x < vocabulary) & (x == np.rint(x)))
     if wrong.any():
         row, token = (int(i) for i in np.argwhere(wrong)[0])
         raise InputError(
@@ -33,25 +33,27 @@ def clean_values(where: str, x: np.ndarray, lengths: np.ndarray, first_row: int 
         row, token, channel = (int(i) for i in np.argwhere(wrong)[0])
         raise InputError(
             f"{where}: x is {x[row, token, channel]} in row {first_row + row}, token {token}, column {channel}; "
-            "repair or remove the row, or end it there with lengths"
+            "repair or remove the row, end it there with lengths, or fill gaps (missing=interpolate)"
         )
     return values
 
 
+def without_gaps(where: str, x: np.ndarray, lengths: np.ndarray, first_row: int = 0) -> np.ndarray:
+    """Return floats (rows, tokens, dim) with NaN on the line between their neighbours in time, or like the nearest."""
+    x = x.copy()
+    gaps = np.isnan(x) & (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
+    for row, channel in np.argwhere(gaps.any(axis=1)):
+        series, missing = x[row, : lengths[row], channel], gaps[row, : lengths[row], channel]
+        if missing.all():
+            raise InputError(f"{where}: no value at all in row {first_row + row}, column {channel}; remove the row")
+        series[missing] = np.interp(np.flatnonzero(missing), np.flatnonzero(~missing), series[~missing])
+    return x
+
+
 def standardisation(stretches: Iterator[np.ndarray]) -> Scaling:
-    """Return the per-channel standardisation of tokens that come in stretches.
+    """Return the standardisation of tokens that come in stretches (tokens, dim); 1 for a channel that does not vary.
 
     Sums are taken around the first stretch's mean, in float64, so that a large constant does not eat the spread.
-
-    Parameters
-    ----------
-    stretches : iterator of ndarray, (tokens, dim)
-        All training tokens.
-
-    Returns
-    -------
-    Scaling
-        Mean and inverse standard deviation; 1 for a channel that does not vary.
     """
     first = next(stretches)
     shift = first.mean(axis=0, dtype=np.float64)

@@ -16,24 +16,11 @@ BLOCK = 512
 
 
 def augmented(images: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
-    """Return one augmented view of each image.
+    """Return augmented view number ``view``, from 1, of images (rows, height, width, channels), in their type.
 
     A crop of the original size out of the image with a black margin, a flip in half of the cases, and a rotation by at
     most 20 degrees about the centre; new pixels take the nearest old one, or black. Which crop, flip and angle follows
     from the row number and the view alone.
-
-    Parameters
-    ----------
-    images : ndarray, (rows, height, width, channels)
-    rows : ndarray of int, (rows,)
-        Row numbers.
-    view : int
-        Number of the view, from 1.
-
-    Returns
-    -------
-    ndarray
-        Of the shape and type of ``images``.
     """
     views = [
         _transformed(images[lo : lo + BLOCK], row_hash(rows[lo : lo + BLOCK], seed=view))

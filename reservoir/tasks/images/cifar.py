@@ -9,30 +9,26 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.augment import augmented
-from reservoir.tasks.cifar_files import BATCH_ROWS, Batches, find_batches, read_batches
-from reservoir.tasks.images import image_split, patches, pixels, sequences
+from reservoir.tasks.images.augment import augmented
+from reservoir.tasks.images.cifar_files import BATCH_ROWS, Batches, find_batches, read_batches
+from reservoir.tasks.images.patches import image_split, joined, patches
 from reservoir.tasks.rows import held_out
-from reservoir.tasks.source import Piece, full_lengths
+from reservoir.tasks.source import Piece, Source, check_sequences, full_lengths
 from reservoir.tasks.task import Scaling, Split, Task, Vectors
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+SIDE = 32
+"""Pixels of a side."""
 
 BLOCK = 128
 """Images converted at once, so that their intermediate values stay in the processor's cache."""
 
 
 def grey(images: np.ndarray) -> np.ndarray:
-    """Return the luma of colour images by ITU-R BT.601, ``0.299 R + 0.587 G + 0.114 B``, rounded.
+    """Return the luma of images (..., 3) of bytes by ITU-R BT.601, ``0.299 R + 0.587 G + 0.114 B``, rounded.
 
-    Parameters
-    ----------
-    images : ndarray of uint8, (rows, height, width, 3)
-
-    Returns
-    -------
-    ndarray of uint8, (rows, height, width)
-        In fixed point of 16 bits, which is also how Pillow converts.
+    In fixed point of 16 bits, which is also how Pillow converts.
     """
     luma = np.empty(images.shape[:-1], np.uint8)
     for lo in range(0, len(images), BLOCK):
@@ -42,21 +38,14 @@ def grey(images: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cifar10:
+class Cifar10(Source):
     """CIFAR-10 as 64 tokens of 4x4 pixels in three colours, standardised by the usual constants.
 
-    About a tenth of the training rows, by `reservoir.tasks.rows.held_out`, is the validation split.
-
-    Parameters
-    ----------
-    data : Path, optional
-        The folder with the files; see `reservoir.tasks.cifar_files` for the forms.
-    views : int, default 0
-        Augmented copies of each training row, see `reservoir.tasks.augment`; they follow the rows themselves, first the
-        first view of all, then the second.
+    About a tenth of the training rows, by `reservoir.tasks.rows.held_out`, is the validation split. With ``views`` so
+    many augmented copies of each training row follow the rows themselves, first the first view of all.
     """
 
-    data: Path | None = None
+    data: Path | None = None  # the folder with the files; see `reservoir.tasks.images.cifar_files` for the forms
     views: int = 0
 
     def __post_init__(self) -> None:
@@ -66,8 +55,7 @@ class Cifar10:
     @property
     def task(self) -> Task:
         """The description."""
-        parameters = {"views": self.views} if self.views else {}
-        return Task(name="cifar10", form=Vectors(48), max_tokens=64, classes=10, parameters=parameters, labels=CLASSES)
+        return self._task("cifar10", Vectors(48), 64)
 
     def files(self) -> list[Path]:
         """Return the six batches, or the archive."""
@@ -107,8 +95,16 @@ class Cifar10:
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return images (rows, 32, 32, 3) of bytes, or sequences, as sequences."""
         images = x.ndim == 4 and x.shape[1:] == (32, 32, 3) and x.dtype == np.uint8
-        x = self._tokens(x) if images else sequences(self.task, x)
+        x = self._tokens(x) if images else check_sequences(self.task, x)
         return x, full_lengths(x)
+
+    def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
+        """Return one view of stored sequences (rows, tokens, dim) with these row numbers."""
+        return patches(augmented(joined(x, SIDE, 4), rows, view), 4)
+
+    def _task(self, name: str, form: Vectors, tokens: int) -> Task:
+        parameters = {"views": self.views} if self.views else {}
+        return Task(name=name, form=form, max_tokens=tokens, classes=10, parameters=parameters, labels=CLASSES)
 
     @cached_property
     def _batches(self) -> Batches:
@@ -121,25 +117,21 @@ class Cifar10:
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar10Lra(Cifar10):
-    """CIFAR-10 in grey, one pixel a token: 1,024 tokens, scaled to [-1, 1].
-
-    Parameters
-    ----------
-    data, views
-        As for `Cifar10`.
-    """
+    """CIFAR-10 in grey, one pixel a token: 1,024 tokens, scaled to [-1, 1]."""
 
     @property
     def task(self) -> Task:
         """The description."""
-        parameters = {"views": self.views} if self.views else {}
-        return Task(
-            name="cifar10-lra", form=Vectors(1), max_tokens=1024, classes=10, parameters=parameters, labels=CLASSES
-        )
+        return self._task("cifar10-lra", Vectors(1), SIDE * SIDE)
 
     def scaling(self) -> Scaling:
         """Return the standardisation by mean 0.5 and deviation 0.5, for bytes."""
-        return pixels(1 / 127.5, 1, offset=127.5)
+        return Scaling.uniform(1 / 127.5, 1, offset=127.5)
+
+    def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
+        """Return one view of stored sequences (rows, tokens, 1) with these row numbers."""
+        # Grey is linear in the colours and black is 0 in both, so that turning grey pixels is turning coloured ones.
+        return patches(augmented(joined(x, SIDE, 1), rows, view), 1)
 
     @staticmethod
     def _tokens(images: np.ndarray) -> np.ndarray:

@@ -1,0 +1,102 @@
+"""Cells of a table as arrays of numbers or texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.tasks.own.columns import check_padding
+
+GAPS = {"", "na", "n/a", "nan", "null", "none"}
+"""What an empty cell is written as, in any case."""
+
+
+def is_text(cells: Sequence[Any]) -> bool:
+    """Return whether a column holds texts: its first cell that is not empty is one, and not numbers."""
+    first = next((cell for cell in cells if cell is not None and cell != ""), None)
+    return isinstance(first, str) and first.strip().lower() not in GAPS and _as_numbers(first) is None
+
+
+def column(path: Path, name: str, cells: Sequence[Any]) -> np.ndarray:
+    """Return a column as integers, else as floats, else as texts (rows,), or (rows, n) of lists of one length."""
+    if all(isinstance(cell, str) for cell in cells):
+        for kind in (int, float):
+            try:
+                return np.array([kind(cell) for cell in cells])
+            except (ValueError, OverflowError):
+                continue
+        return np.array([cell.strip() for cell in cells])
+    return array_of(path, name, cells)
+
+
+def array_of(path: Path, name: str, values: Sequence[Any]) -> np.ndarray:
+    """Return numbers, texts, or lists of one length as an array."""
+    try:
+        array = np.array(values)
+    except ValueError:
+        array = np.empty(0, object)
+    if array.dtype.kind not in "biufU":
+        raise InputError(f"{path}: the {name} are not all numbers, all texts, or lists of one length; fill the gaps")
+    return array
+
+
+def pad(where: str, sequences: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return sequences of different lengths as one array, with zeros at the ends, and the lengths."""
+    arrays = []
+    for row, sequence in enumerate(sequences):
+        try:
+            array = np.asarray(sequence)
+        except ValueError:
+            array = np.empty(0, object)
+        if array.dtype.kind not in "uifb" or array.ndim not in {1, 2} or not array.size:
+            raise InputError(f"{where}, row {row}: no sequence of numbers, or of lists of numbers of one length")
+        if array.shape[1:] != (arrays[0].shape[1:] if arrays else array.shape[1:]):
+            raise InputError(f"{where}, row {row}: tokens of shape {array.shape[1:]}, before {arrays[0].shape[1:]}")
+        arrays.append(array)
+    lengths = np.array([len(array) for array in arrays], np.int64)
+    kind = np.result_type(*arrays)
+    check_padding(where, lengths, kind.itemsize)
+    x = np.zeros((len(arrays), lengths.max(), *arrays[0].shape[1:]), kind)
+    for row, array in enumerate(arrays):
+        x[row, : len(array)] = array
+    return x, lengths
+
+
+def numbers(path: Path, row: int, cell: Any) -> Any:
+    """Return a cell of a whole sequence: a list as it is, a text of numbers with spaces between as an array."""
+    if not isinstance(cell, str):
+        return cell
+    found = _as_numbers(cell)
+    if found is None:
+        raise InputError(f"{path}, row {row}: the sequence {cell[:40]!r} is not numbers with spaces between")
+    return found
+
+
+def values(path: Path, name: str, cells: Sequence[Any]) -> np.ndarray:
+    """Return a column of single numbers as floats (rows,), NaN where a cell is empty."""
+    try:
+        return np.array(cells, np.float64)
+    except (TypeError, ValueError):
+        return np.array([_value(path, row, name, cell) for row, cell in enumerate(cells)])
+
+
+def _value(path: Path, row: int, name: str, cell: Any) -> float:
+    if cell is None or (isinstance(cell, str) and cell.strip().lower() in GAPS):
+        return np.nan
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        raise InputError(f"{path}, row {row}, column {name!r}: {str(cell)[:40]!r} is no number") from None
+
+
+def _as_numbers(cell: str) -> np.ndarray | None:
+    for kind in (np.int64, np.float64):
+        try:
+            return np.array(cell.split(), dtype=kind)
+        except (ValueError, OverflowError):
+            continue
+    return None

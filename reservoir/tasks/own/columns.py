@@ -1,0 +1,90 @@
+"""Arrays by name, one row per sequence: what every reader of your own data returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from reservoir.errors import InputError
+
+NAMES = ("x", "y", "lengths", "split", "groups", "ids")
+"""The arrays that are read; a file may hold others."""
+
+MOST_EXPANSION = 200
+"""What unpacks to more than so many times its stored bytes is no data: random bits as float64 shrink by 60."""
+
+FREE_BYTES = 2**27
+"""Up to this size an array may shrink as it likes: rows of zeros are harmless."""
+
+
+class Columns(Protocol):
+    """Named arrays with one row per sequence, and what a person should know of how they were read."""
+
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, np.dtype]
+    piece_rows: int
+    notes: list[str]
+    found: dict[str, str]  # names of the columns that were taken unasked, by their role
+    letters: bool  # x holds the code points of texts
+
+    def read(self, name: str, lo: int, hi: int) -> np.ndarray:
+        """Return the rows ``lo`` to ``hi`` of an array."""
+        ...
+
+
+class InMemory:
+    """Arrays held in memory."""
+
+    def __init__(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        notes: Sequence[str] = (),
+        found: Mapping[str, str] | None = None,
+        *,
+        letters: bool = False,
+    ):
+        self._arrays = dict(arrays)
+        self.piece_rows, self.letters = 2**62, letters
+        self.notes, self.found = list(notes), dict(found or {})
+        self.shapes = {name: array.shape for name, array in arrays.items()}
+        self.dtypes = {name: array.dtype for name, array in arrays.items()}
+
+    def read(self, name: str, lo: int, hi: int) -> np.ndarray:
+        """Return the rows ``lo`` to ``hi`` of an array."""
+        return self._arrays[name][lo:hi]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What columns are for, by their names; those without a name are found."""
+
+    label: str = ""
+    id: str = ""
+    time: str = ""
+    group: str = ""
+    text: str = ""
+    drop: str = ""  # several, with commas between
+
+
+def check_expansion(path: Path, name: str, size: int, stored: int) -> None:
+    """Refuse an array that would unpack to far more than what is stored of it."""
+    if size > FREE_BYTES and size > MOST_EXPANSION * stored:
+        raise InputError(
+            f"{path}: array {name!r} claims {size} bytes and {stored} are stored; the file is damaged, or write it "
+            "without compression"
+        )
+
+
+def check_padding(where: str, lengths: np.ndarray, token_bytes: int) -> None:
+    """Refuse sequences of which the longest makes the padded array far larger than what is in it."""
+    size, real = len(lengths) * int(lengths.max()) * token_bytes, int(lengths.sum()) * token_bytes
+    if size > FREE_BYTES and size > MOST_EXPANSION * real:
+        row = int(np.argmax(lengths))
+        raise InputError(
+            f"{where}, row {row}: {lengths[row]} tokens where {len(lengths)} rows have {real // token_bytes} in all; "
+            "cut the row, or leave it out"
+        )

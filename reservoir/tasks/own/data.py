@@ -1,0 +1,257 @@
+"""Your own data as a source of sequences with labels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.tasks.own.columns import Columns, Roles
+from reservoir.tasks.own.encode import clean_lengths, encode_own
+from reservoir.tasks.own.files import check_file, function_file, open_columns
+from reservoir.tasks.own.kinds import MOST_SYMBOLS, SAMPLE, Reading, read_integers
+from reservoir.tasks.own.labels import Labels, encode_labels, split_rows
+from reservoir.tasks.own.letters import UNKNOWN, alphabet_of, shown, to_symbols
+from reservoir.tasks.own.values import clean_symbols, clean_values, standardisation, without_gaps
+from reservoir.tasks.source import Piece, Source
+from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
+
+FUNCTION = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class OwnData(Source):
+    """A task from the arrays ``x``, ``y`` and optionally ``lengths``, ``split`` and ``groups``.
+
+    - ``x`` (rows, tokens, dim): vectors; (rows, tokens) of floats: vectors of one value; (rows, tokens) of integers:
+      symbols or values, see `reservoir.tasks.own.kinds.read_integers`; (rows,) of texts: their letters are symbols.
+    - ``y`` (rows,) or (rows, outputs), or (rows, readout tokens, outputs) for one label per each of the last tokens:
+      floats are targets, strings and booleans classes, integers either, see `reservoir.tasks.own.kinds.read_labels`.
+    - ``lengths`` (rows,): the real tokens of each row; what follows them is ignored.
+    - ``split`` (rows,): ``train``, ``valid`` or ``test``; see `reservoir.tasks.own.labels.split_rows` for what happens
+      without it.
+    - ``groups`` (rows,): rows of one group are in one split.
+
+    They are the arrays of an ``.npz`` or ``.h5`` file, or come from a table, a FASTA file or a function; see
+    `reservoir.tasks.own.roles` for how the columns of a table are told apart.
+    """
+
+    origin: str  # the path of the file, or module:function
+    standardise: bool = True  # channels to mean 0 and deviation 1 over the real tokens of the training split
+    values: bool = False  # integers x are values, whatever the rule says
+    symbols: bool = False  # numbers x are symbols
+    regression: bool = False  # integers y are targets
+    classes: bool = False  # numbers y are classes
+    missing: str = ""  # "interpolate" fills NaN and empty cells along the tokens; else they are refused
+    label: str = ""  # names of columns of a table; of FASTA, the pattern of the label in the header
+    id: str = ""
+    time: str = ""
+    group: str = ""
+    text: str = ""
+    drop: str | tuple[str, ...] = ""  # one column, several, or names with commas between
+
+    def __post_init__(self) -> None:
+        for one, other in (("values", "symbols"), ("regression", "classes")):
+            if getattr(self, one) and getattr(self, other):
+                raise InputError(f"{self.origin}: give {one} or {other}, not both")
+        if self.missing not in {"", "interpolate"}:
+            raise InputError(f"{self.origin}: missing is {self.missing!r}; give interpolate, or leave it out")
+        if not isinstance(self.drop, str):
+            object.__setattr__(self, "drop", ",".join(self.drop))
+
+    def __reduce__(self) -> tuple[type, tuple]:
+        """Leave the arrays behind when another process is to read the file."""
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))
+
+    @cached_property
+    def task(self) -> Task:
+        """The description, with the shapes found in the data."""
+        return Task(
+            name=own_name(self.origin),
+            form=Tokens(self._vocabulary) if self._symbols else Vectors(self._channels),
+            max_tokens=self._shape[1],
+            classes=self._labels.classes,
+            readout_tokens=self._labels.y.shape[1],
+            outputs=self._labels.y.shape[2],
+            parameters=self._parameters(),
+            labels=self._labels.names,
+            alphabet=self._alphabet[0],
+        )
+
+    def files(self) -> list[Path]:
+        """Return the one file; of a function, its module."""
+        if FUNCTION.fullmatch(self.origin):
+            return [function_file(self.origin)]
+        check_file(Path(self.origin))
+        return [Path(self.origin)]
+
+    def pieces(self) -> list[Piece]:
+        """Return stretches of rows."""
+        rows, step = self._shape[0], self._columns.piece_rows
+        return [Piece("rows", lo, min(lo + step, rows)) for lo in range(0, rows, step)]
+
+    def read(self, piece: Piece) -> dict[str, Split]:
+        """Return a stretch of rows, divided into its splits."""
+        x, lengths = self._rows(piece)
+        y, split = self._labels.y[piece.lo : piece.hi], self._split[piece.lo : piece.hi]
+        groups = None if self._groups is None else self._groups[piece.lo : piece.hi]
+        return {
+            name: Split(
+                x=x[split == name],
+                y=y[split == name],
+                lengths=lengths[split == name],
+                groups=None if groups is None else groups[split == name],
+            )
+            for name in sorted(set(split.tolist()))
+        }
+
+    def scaling(self) -> Scaling | None:
+        """Return the standardisation by the training split, or None for symbols."""
+        if self._symbols:
+            return None
+        return standardisation(self._training_values()) if self.standardise else Scaling.uniform(1.0, self._channels)
+
+    def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return new inputs in the form of this task, and their lengths."""
+        return encode_own(self.task, x, lengths)
+
+    def notes(self) -> list[str]:
+        """Return what was decided unasked."""
+        lines = [*self._columns.notes, *self._labels.notes]
+        alphabet, others = self._alphabet
+        if alphabet:
+            unknown = f"; unknown, as no training row has them: {shown(others)}" if others else ""
+            letters = alphabet.removeprefix(UNKNOWN)
+            lines.append(f"x read as {len(letters)} symbols, the letters {shown(letters)}{unknown}")
+        elif self._reading and self._symbols:
+            lines.append(f"x read as {self._vocabulary:,} symbols ({self._reading.why}; else say values)")
+        elif self._reading:
+            lines.append(f"x read as values ({self._reading.why}; else say symbols)")
+        return [f"{own_name(self.origin)}: {line}" for line in lines]
+
+    # ---- what the data holds
+
+    @cached_property
+    def _columns(self) -> Columns:
+        roles = Roles(**{field.name: getattr(self, field.name) for field in fields(Roles)})
+        columns = open_columns(self.origin, roles, fill=bool(self.missing))
+        missing = [name for name in ("x", "y") if name not in columns.shapes]
+        if missing:
+            raise InputError(f"{self.origin}: no array {missing[0]!r} among {sorted(columns.shapes)}; give x and y")
+        rows = columns.shapes["x"][:1]
+        for name, shape in columns.shapes.items():
+            if shape[:1] != rows or (name in {"groups", "split"} and len(shape) != 1):
+                raise InputError(
+                    f"{self.origin}: x has the shape {columns.shapes['x']} and {name} {shape}; give one of {name} per "
+                    "row of x"
+                )
+        return columns
+
+    def _parameters(self) -> dict[str, Any]:
+        """Return what was asked for, and the columns that were found, as needed to read new data alike."""
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "origin"}
+        given = {name: value for name, value in given.items() if value and name != "standardise"}
+        flat = {} if self._symbols or self.standardise else {"standardise": False}
+        return flat | self._columns.found | given
+
+    @cached_property
+    def _shape(self) -> tuple[int, ...]:
+        shape, dtype = self._columns.shapes["x"], self._columns.dtypes["x"]
+        if len(shape) not in {2, 3} or 0 in shape:
+            raise InputError(f"{self.origin}: x has the shape {shape}; give (rows, tokens, dim) or (rows, tokens)")
+        if dtype.kind not in "uif":
+            raise InputError(f"{self.origin}: x holds {dtype} values; give floats, or integers for symbols")
+        if self.symbols and len(shape) == 3:
+            raise InputError(f"{self.origin}: x has the shape {shape}; symbols are (rows, tokens)")
+        return shape
+
+    @cached_property
+    def _reading(self) -> Reading | None:
+        """What the rule says of integers of which nothing else does."""
+        asked = self.values or self.symbols or self._columns.letters
+        if asked or len(self._shape) == 3 or self._columns.dtypes["x"].kind == "f":
+            return None
+        piece = min(self._columns.piece_rows, max(1, SAMPLE // self._shape[1]))
+        return read_integers(self._columns.read("x", 0, min(piece, self._shape[0])), self._lengths[:piece])
+
+    @cached_property
+    def _symbols(self) -> bool:
+        return self.symbols or self._columns.letters or bool(self._reading and self._reading.names)
+
+    @property
+    def _channels(self) -> int:
+        return 1 if len(self._shape) == 2 else self._shape[2]
+
+    @cached_property
+    def _labels(self) -> Labels:
+        return encode_labels(self.origin, self._column("y"), regression=self.regression, classes=self.classes)
+
+    @cached_property
+    def _groups(self) -> np.ndarray | None:
+        return self._column("groups") if "groups" in self._columns.shapes else None
+
+    @cached_property
+    def _split(self) -> np.ndarray:
+        given = self._column("split") if "split" in self._columns.shapes else None
+        return split_rows(self.origin, self._labels, given, self._groups)
+
+    @cached_property
+    def _lengths(self) -> np.ndarray:
+        rows, tokens = self._shape[:2]
+        if "lengths" not in self._columns.shapes:
+            return np.full(rows, tokens, np.int32)
+        return clean_lengths(self.origin, self._column("lengths"), rows, tokens)
+
+    @cached_property
+    def _alphabet(self) -> tuple[str, str]:
+        """The letters of the training rows, and those that only other rows have; of texts."""
+        if not self._columns.letters:
+            return "", ""
+        return alphabet_of(self._column("x"), self._lengths, self._split == "train")
+
+    @cached_property
+    def _vocabulary(self) -> int:
+        if self._alphabet[0]:
+            return len(self._alphabet[0])
+        largest = 0
+        for piece in self.pieces():
+            x = self._columns.read("x", piece.lo, piece.hi)
+            real = np.arange(x.shape[1]) < self._lengths[piece.lo : piece.hi, None]
+            largest = max(largest, int(x.max(initial=0, where=real)))
+        if largest >= MOST_SYMBOLS:
+            raise InputError(f"{self.origin}: x holds the symbol {largest}; if these are values, leave out symbols")
+        return largest + 1
+
+    def _column(self, name: str) -> np.ndarray:
+        return self._columns.read(name, 0, self._shape[0])
+
+    def _rows(self, piece: Piece) -> tuple[np.ndarray, np.ndarray]:
+        """Return a stretch of rows as stored, and their lengths."""
+        lengths = self._lengths[piece.lo : piece.hi]
+        x = self._columns.read("x", piece.lo, piece.hi)
+        if self._alphabet[0]:
+            return to_symbols(self.origin, x, lengths, self._alphabet[0], piece.lo), lengths
+        if self._symbols:
+            return clean_symbols(self.origin, x, lengths, self._vocabulary, piece.lo), lengths
+        x = x.reshape(*x.shape[:2], -1)
+        if self.missing and x.dtype.kind == "f":
+            x = without_gaps(self.origin, x, lengths, piece.lo)
+        return clean_values(self.origin, x, lengths, piece.lo), lengths
+
+    def _training_values(self) -> Iterator[np.ndarray]:
+        for piece in self.pieces():
+            x, lengths = self._rows(piece)
+            train = self._split[piece.lo : piece.hi] == "train"
+            if train.any():
+                yield x[train][np.arange(x.shape[1]) < lengths[train, None]]
+
+
+def own_name(origin: str) -> str:
+    """Return the name of a task of your own: the file's, or the function's with its module."""
+    return origin.replace(":", ".") if FUNCTION.fullmatch(origin) else Path(origin).name

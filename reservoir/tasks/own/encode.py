@@ -1,0 +1,48 @@
+"""New inputs of a task of your own, as its sequences are stored."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.tasks.own.letters import codes_of, to_symbols
+from reservoir.tasks.own.values import clean_symbols, clean_values, without_gaps
+from reservoir.tasks.source import full_lengths
+from reservoir.tasks.task import Task, Tokens
+
+
+def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int, fewest: int = 1) -> np.ndarray:
+    """Return real tokens (rows,) as int32; refuse what is not a whole number per row, ``fewest`` to ``tokens``."""
+    if lengths.dtype.kind not in "ui" or lengths.shape != (rows,):
+        raise InputError(f"{where}: lengths hold {lengths.dtype} {lengths.shape}; give integers of shape ({rows},)")
+    wrong = (lengths < fewest) | (lengths > tokens)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise InputError(f"{where}: length {lengths[row]} in row {row} is not between {fewest} and {tokens}")
+    return lengths.astype(np.int32)
+
+
+def encode_own(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return new inputs, as in the file that the task was made from, as stored sequences, and their lengths."""
+    where = f"task {task.name!r}"
+    if task.alphabet and x.dtype.kind == "U" and x.ndim == 1:
+        codes, lengths = codes_of(where, x.tolist())
+        x = to_symbols(where, codes, lengths, task.alphabet)
+    symbols = isinstance(task.form, Tokens)
+    if not symbols and x.ndim == 2:
+        x = x[:, :, None]
+    dim = 0 if isinstance(task.form, Tokens) else task.form.dim
+    shape_fits = x.ndim == 2 if symbols else x.ndim == 3 and x.shape[2] == dim
+    if not shape_fits or x.dtype.kind not in ("ui" if symbols else "uif") or not x.size:
+        want = "integers (rows, tokens)" if symbols else f"numbers (rows, tokens, {dim})"
+        raise InputError(f"{where}: inputs of shape {x.shape} and type {x.dtype}; give {want}")
+    given = full_lengths(x) if lengths is None else lengths
+    lengths = clean_lengths(where, given, *x.shape[:2], fewest=task.readout_tokens)
+    if isinstance(task.form, Tokens):
+        x = clean_symbols(where, x, lengths, task.form.vocabulary)
+    else:
+        filled = "missing" in task.parameters and x.dtype.kind == "f"
+        x = clean_values(where, without_gaps(where, x, lengths) if filled else x, lengths)
+    if x.shape[1] > task.max_tokens:
+        raise InputError(f"{where}: sequences of {x.shape[1]} tokens; the task has at most {task.max_tokens}")
+    return x, lengths

@@ -1,0 +1,114 @@
+"""Arrays by name, whatever file or function they come from."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.tasks.own.cells import array_of, pad
+from reservoir.tasks.own.columns import Columns, InMemory, Roles
+from reservoir.tasks.own.fasta import header_labels, read_fasta
+from reservoir.tasks.own.hdf5 import Hdf5
+from reservoir.tasks.own.letters import codes_of
+from reservoir.tasks.own.npz import Npz
+from reservoir.tasks.own.roles import Sorting
+from reservoir.tasks.own.tables import read_csv, read_jsonl, read_parquet
+
+ARRAYS = {".npz": Npz, ".h5": Hdf5, ".hdf5": Hdf5}
+TABLES = {".csv": read_csv, ".tsv": read_csv, ".jsonl": read_jsonl, ".parquet": read_parquet}
+FASTA = (".fasta", ".fa", ".faa", ".fna")
+SUFFIXES = (*ARRAYS, *TABLES, *FASTA)
+
+
+def open_columns(origin: str, roles: Roles | None = None, *, fill: bool = False, labelled: bool = True) -> Columns:
+    """Return the arrays of a file by its suffix, or of ``module:function``.
+
+    ``fill`` lets cells of a table be empty, as NaN; without ``labelled`` nothing is missed that only training needs.
+    """
+    path, roles = Path(origin), roles or Roles()
+    if ":" in path.name and not path.exists():
+        return read_function(origin)
+    check_file(path)
+    if path.suffix in ARRAYS:
+        return _with_letters(origin, ARRAYS[path.suffix](path))
+    if path.suffix in TABLES:
+        return Sorting(path, TABLES[path.suffix](path), roles, fill=fill, labelled=labelled).arrays_of_table()
+    if path.suffix in FASTA:
+        return _fasta(path, roles, labelled)
+    raise InputError(f"{path}: files of type {path.suffix!r} are not read; give one of {', '.join(SUFFIXES)}")
+
+
+def check_file(path: Path) -> None:
+    """Refuse what is not there, and what is no file: reading a pipe might never end."""
+    if not path.is_file():
+        raise InputError(f"{path}: no {'regular' if path.exists() else 'such'} file; give the path of your data")
+
+
+def _fasta(path: Path, roles: Roles, labelled: bool) -> Columns:
+    table, note = read_fasta(path), ""
+    headers = table.pop("header")
+    if labelled:
+        table["label"], note = header_labels(path, headers, roles.label)
+    sorting = Sorting(path, table, Roles(id="id", text="sequence"), fill=False, labelled=labelled)
+    columns = sorting.arrays_of_table()
+    columns.notes += [note] if note else []
+    columns.found.clear()
+    return columns
+
+
+def _with_letters(origin: str, columns: Columns) -> Columns:
+    """Return arrays of which ``x`` may be texts (rows,) as arrays of their letters."""
+    if "x" not in columns.shapes or columns.dtypes["x"].kind not in "US" or len(columns.shapes["x"]) != 1:
+        return columns
+    arrays = {name: columns.read(name, 0, columns.shapes["x"][0]) for name in columns.shapes if name != "lengths"}
+    try:
+        texts = [text.decode() if isinstance(text, bytes) else text for text in arrays["x"].tolist()]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{origin}: x holds bytes that are no UTF-8 ({error}); give texts") from None
+    arrays["x"], arrays["lengths"] = codes_of(origin, texts)
+    return InMemory(arrays, letters=True)
+
+
+def read_function(name: str) -> InMemory:
+    """Call a function ``module:name`` that yields ``(sequence, label)`` or ``(sequence, label, split)``.
+
+    A sequence is a text, a list or array of integers or of floats, or (tokens, dim) of floats. The module is looked for
+    in the current folder, too.
+    """
+    rows = list(_function(name)())
+    path = function_file(name)
+    if not rows or any(not isinstance(row, tuple) or not 2 <= len(row) <= 3 for row in rows):
+        raise InputError(f"{name} must yield pairs (sequence, label), or triples with the split, and some")
+    letters = all(isinstance(row[0], str) for row in rows)
+    x, lengths = (codes_of if letters else pad)(str(path), [row[0] for row in rows])
+    arrays = {"x": x, "lengths": lengths, "y": array_of(path, "labels", [row[1] for row in rows])}
+    if any(len(row) == 3 for row in rows):
+        arrays["split"] = np.array([str(row[2]) if len(row) == 3 else "missing" for row in rows])
+    return InMemory(arrays, letters=letters)
+
+
+def function_file(name: str) -> Path:
+    """Return the file of the module of ``module:name``."""
+    _function(name)
+    return Path(str(sys.modules[name.partition(":")[0]].__file__))
+
+
+def _function(name: str) -> Callable[[], Iterable[Any]]:
+    module, _, function = name.partition(":")
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"{name}: {error}; give module:function, the module in this folder or installed") from None
+    finally:
+        sys.path.remove(here)
+    if not isinstance(found, Callable):
+        raise InputError(f"{name} is no function; give module:function, which yields (sequence, label)")
+    return found

@@ -1,0 +1,106 @@
+"""Whole numbers that name things, and whole numbers that measure: one rule for files and for estimators."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+SAMPLE = 2**20
+"""Tokens that the rule looks at, from the beginning."""
+
+MOST_SYMBOLS = 1_000_000
+"""Larger whole numbers are values, not symbols: no embedding has a row for each."""
+
+FEWEST_STEPS = 100
+"""With fewer changes between neighbours nothing is said of their size."""
+
+SMOOTH = 0.65
+"""Steps between unlike neighbours below this share of those between any two unlike tokens: an ordered quantity."""
+
+SMOOTH_MANY = 0.8
+"""The same where there are more different numbers than a byte has."""
+
+BYTE = 256
+
+HEAD = 0.1
+"""A vocabulary is used unevenly: the commonest hundredth of it makes up more than this share of the tokens."""
+
+FEW_CLASSES = 20
+ROWS_PER_CLASS = 50
+
+
+class Reading(NamedTuple):
+    """Whether whole numbers are names (symbols, classes), and why."""
+
+    names: bool
+    why: str
+
+
+def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
+    """Return whether whole numbers are symbols, or values of an ordered quantity.
+
+    Values are those that are negative or beyond a million; those whose neighbours in a sequence are much closer to each
+    other than any two tokens are (steps between unlike neighbours, so that long stays do not count); and those with
+    more than 256 different numbers, the commonest hundredth of which is not far commoner than the rest, as it is in any
+    vocabulary in use. All others are symbols.
+
+    Parameters
+    ----------
+    x : ndarray of int, (rows, tokens)
+        Whole rows; the first million tokens are looked at.
+    lengths : ndarray of int, (rows,), optional
+        Real tokens of each row; all of them by default.
+
+    Returns
+    -------
+    Reading
+        ``names`` is true for symbols; ``why`` is a clause for a person.
+    """
+    x = x[: max(1, SAMPLE // max(x.shape[1], 1))]
+    full = np.full(len(x), x.shape[1]) if lengths is None else lengths[: len(x)]
+    real = np.arange(x.shape[1]) < full[:, None]
+    tokens = x[real].astype(np.int64)
+    if tokens.min() < 0 or tokens.max() >= MOST_SYMBOLS:
+        return Reading(False, "some are negative" if tokens.min() < 0 else "some are a million or more")
+    numbers, counts = np.unique(tokens, return_counts=True)
+    steps = np.abs(np.diff(x.astype(np.int64), axis=1))[real[:, 1:]]
+    steps = steps[steps > 0]
+    anywhere = np.abs(tokens - np.random.default_rng(0).permutation(tokens))
+    if len(steps) >= FEWEST_STEPS:
+        share = steps.mean() / anywhere[anywhere > 0].mean()
+        if share < (SMOOTH_MANY if len(numbers) > BYTE else SMOOTH):
+            return Reading(False, f"neighbours differ by {share:.0%} of what any two tokens do")
+    if len(numbers) <= BYTE:
+        return Reading(True, f"{len(numbers)} different ones, and no order between neighbours")
+    # The ends of a scale are left out: a sensor that overflows is there often.
+    head = np.sort(counts[1:-1])[::-1][: len(numbers) // 100 + 1].sum() / len(tokens)
+    if head > HEAD:
+        return Reading(True, f"the commonest hundredth of {len(numbers):,} makes up {head:.0%}, as words do")
+    return Reading(False, f"{len(numbers):,} different ones, about equally common")
+
+
+def read_labels(y: np.ndarray) -> Reading:
+    """Return whether whole-number labels are classes, or targets of a regression.
+
+    Up to 20 different numbers are classes, unless there are more than half as many as labels; more are classes where
+    they are counted through from 0 or 1, or have 50 labels each and more.
+
+    Parameters
+    ----------
+    y : ndarray of int
+        All labels.
+
+    Returns
+    -------
+    Reading
+        ``names`` is true for classes; ``why`` is a clause for a person.
+    """
+    numbers = np.unique(y)
+    many = f"{len(numbers):,} different ones among {y.size:,}"
+    if len(numbers) > 2 and len(numbers) > y.size / 2:
+        return Reading(False, many)
+    if len(numbers) <= FEW_CLASSES:
+        return Reading(True, many)
+    counted = numbers[0] in {0, 1} and numbers[-1] - numbers[0] == len(numbers) - 1
+    return Reading(bool(counted or y.size >= ROWS_PER_CLASS * len(numbers)), many)

@@ -1,0 +1,132 @@
+"""Labels of your own data: what is a class, what is a number, and what the classes are called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.tasks.own.kinds import FEW_CLASSES, read_labels
+from reservoir.tasks.rows import HELD_OUT, SHARES, grouped, stratified
+
+MOST_ROUNDING = 1e-3
+"""Share of an output's standard deviation that float32 may change a target by."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Labels as a task stores them: class numbers (int64) or targets (float32), (rows, readout_tokens, outputs)."""
+
+    y: np.ndarray
+    classes: int  # 0 for targets
+    names: tuple[str | int, ...]  # of the classes, where they are not just 0, 1, 2, ...
+    notes: tuple[str, ...] = ()
+
+
+def encode_labels(where: str, y: np.ndarray, *, regression: bool = False, classes: bool = False) -> Labels:
+    """Return the labels (rows,), (rows, outputs) or (rows, readout_tokens, outputs) with their classes numbered.
+
+    Floats are targets, strings and booleans classes, integers as `reservoir.tasks.own.kinds.read_labels` finds, unless
+    one is asked for. Classes are numbered in sorted order; integers that are just 0, 1, ..., n - 1 need no names.
+    """
+    if y.dtype.kind not in "biufUS":
+        raise InputError(f"{where}: y holds {y.dtype} values; give integers or strings for classes, floats for targets")
+    if not 1 <= y.ndim <= 3 or not y.size:
+        raise InputError(f"{where}: y has the shape {y.shape}; give (rows,) or (rows, outputs)")
+    y, notes = _as_meant(where, y, regression, classes)
+    shaped = y[:, None, None] if y.ndim == 1 else y[:, None] if y.ndim == 2 else y
+    if y.dtype.kind == "f":
+        if not np.isfinite(y).all():
+            row = int(np.argwhere(~np.isfinite(shaped))[0, 0])
+            raise InputError(f"{where}: y is not finite in row {row}; remove the row or give its target")
+        return Labels(_single(where, shaped), 0, (), notes)
+    found, numbers = np.unique(shaped, return_inverse=True)
+    numbers = numbers.reshape(shaped.shape).astype(np.int64)
+    names = [name.decode() if isinstance(name, bytes) else name for name in found.tolist()]
+    if len(names) == 1:
+        raise InputError(f"{where}: all labels are the same ({names[0]!r}); give rows of at least two classes")
+    if y.dtype.kind in "US" and len(names) == y.size > 2:
+        raise InputError(f"{where}: each row has a label of its own ({names[0]!r}, ...); are these names of the rows?")
+    return Labels(numbers, len(names), () if names == list(range(len(names))) else tuple(names), notes)
+
+
+def _as_meant(where: str, y: np.ndarray, regression: bool, classes: bool) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return floats for targets, integers or strings for classes, and what was decided unasked."""
+    if regression and (classes or y.dtype.kind in "US"):
+        raise InputError(f"{where}: y holds {y.dtype} values; leave out regression")
+    whole = y.dtype.kind != "f" or bool((np.isfinite(y) & (y == np.rint(y))).all())
+    if classes and not whole:
+        raise InputError(f"{where}: y holds numbers that are not whole; leave out classes")
+    if regression or classes or y.dtype.kind not in "iuf" or not whole:
+        return y.astype(np.float64) if regression else y.astype(np.int64) if y.dtype.kind == "f" and classes else y, ()
+    if y.dtype.kind == "f":
+        return y, ("y holds floats, all whole, read as targets of a regression (else say classes)",)
+    reading = read_labels(y)
+    if not reading.names:
+        return y.astype(np.float64), (f"y read as targets of a regression ({reading.why}; else say classes)",)
+    few = len(np.unique(y)) <= FEW_CLASSES
+    return y, () if few else (f"y read as classes ({reading.why}; else say regression)",)
+
+
+def _single(where: str, y: np.ndarray) -> np.ndarray:
+    """Return finite targets, (rows, readout_tokens, outputs), as float32; refuse those that it is too coarse for."""
+    with np.errstate(over="ignore"):
+        stored = y.astype(np.float32)
+    if not np.isfinite(stored).all():
+        row, token, output = (int(i) for i in np.argwhere(~np.isfinite(stored))[0])
+        raise InputError(
+            f"{where}: y is {y[row, token, output]} in row {row}, too large for float32; divide y by a unit"
+        )
+    if stored.dtype == y.dtype:
+        return stored
+    for output in range(y.shape[2]):
+        values = y[:, :, output].astype(np.float64)
+        rounding = np.abs(values - stored[:, :, output]).max()
+        if np.ptp(values) and rounding > MOST_ROUNDING * values.std():
+            raise InputError(
+                f"{where}: y varies too little for float32 around its mean in output {output} (standard deviation "
+                f"{values.std():.3g}, rounding {rounding:.3g}); subtract an offset from it, such as {values.mean():.6g}"
+            )
+    return stored
+
+
+def split_rows(where: str, labels: Labels, split: np.ndarray | None, groups: np.ndarray | None = None) -> np.ndarray:
+    """Return the split of each row (rows,) of str, dividing what the file does not divide.
+
+    Without ``split`` the rows are divided 60/20/20; where only "valid" is missing, a tenth of "train" becomes it. Both
+    are fixed by the row numbers and stratified by the first output's class; with groups, fixed by the groups' names,
+    and no group is in two splits.
+    """
+    classes = labels.y[:, 0, 0] if labels.classes else np.zeros(len(labels.y), np.int64)
+
+    def divided(rows: np.ndarray, shares: dict[str, float]) -> np.ndarray:
+        return stratified(classes[rows], shares) if groups is None else grouped(groups[rows], shares)
+
+    every = np.arange(len(classes))
+    if split is None:
+        names = divided(every, SHARES)
+    else:
+        names = np.array([s.decode() if isinstance(s, bytes) else str(s) for s in split], dtype="U16")
+        unknown = ~np.isin(names, list(SHARES))
+        if unknown.any():
+            row = int(np.argmax(unknown))
+            raise InputError(f"{where}: split is {str(names[row])!r} in row {row}; give train, valid or test")
+        if "valid" not in names:
+            train = np.flatnonzero(names == "train")
+            names[train] = divided(train, {"train": 1 - HELD_OUT, "valid": HELD_OUT})
+    for name in SHARES:
+        if name not in names:
+            raise InputError(f"{where}: none of the {len(names)} rows is for the split {name!r}; give more rows")
+    if groups is not None:
+        _check_groups(where, groups, names)
+    return names
+
+
+def _check_groups(where: str, groups: np.ndarray, split: np.ndarray) -> None:
+    """Refuse a group with rows in two splits."""
+    of_group: dict[str, str] = {}
+    for group, name in zip(groups.tolist(), split.tolist(), strict=True):
+        if of_group.setdefault(group, name) != name:
+            both = f"{of_group[group]} and {name}"
+            raise InputError(f"{where}: group {group!r} has rows in {both}; leave out split, or groups")

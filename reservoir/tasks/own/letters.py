@@ -1,0 +1,63 @@
+"""Texts as sequences of symbols: a letter is a symbol, and the alphabet is what the training rows hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.tasks.own.columns import check_padding
+
+UNKNOWN = "\ufffd"
+"""Stands first in an alphabet where rows of valid or test hold letters that no training row has."""
+
+
+def codes_of(where: str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return texts as code points (rows, longest) in the smallest type, zero after their ends, and their lengths."""
+    texts = [text.strip() for text in texts]
+    lengths = np.array([len(text) for text in texts], np.int64)
+    if not lengths.all():
+        raise InputError(f"{where}, row {int(np.argmin(lengths))}: an empty text; remove the row")
+    codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), "<u4")
+    if not codes.all():
+        row = next(row for row, text in enumerate(texts) if "\0" in text)
+        raise InputError(f"{where}, row {row}: a NUL in the text; write it as UTF-8")
+    kind = np.min_scalar_type(int(codes.max()))
+    check_padding(where, lengths, kind.itemsize)
+    x = np.zeros((len(texts), lengths.max()), kind)
+    x[np.arange(x.shape[1]) < lengths[:, None]] = codes
+    return x, lengths
+
+
+def alphabet_of(codes: np.ndarray, lengths: np.ndarray, train: np.ndarray) -> tuple[str, str]:
+    """Return the letters of the training rows in order, and those that only other rows have.
+
+    Where there are any of the latter, `UNKNOWN` stands first in the alphabet.
+    """
+    real = np.arange(codes.shape[1]) < lengths[:, None]
+    known, every = (np.unique(codes[rows][real[rows]]) for rows in (train, slice(None)))
+    others = "".join(map(chr, np.setdiff1d(every, known)))
+    return (UNKNOWN if others else "") + "".join(map(chr, known)), others
+
+
+def to_symbols(where: str, codes: np.ndarray, lengths: np.ndarray, alphabet: str, first_row: int = 0) -> np.ndarray:
+    """Return code points (rows, tokens) as places in the alphabet, 0 after each row's end; refuse unknown letters."""
+    place = np.full(max(map(ord, alphabet)) + 2, -1, np.int32)
+    place[[ord(letter) for letter in alphabet]] = np.arange(len(alphabet))
+    symbols = place[np.minimum(codes.astype(np.int32), len(place) - 1)]
+    real = np.arange(codes.shape[1]) < lengths[:, None]
+    wrong = real & (symbols < 0)
+    if wrong.any() and alphabet[0] != UNKNOWN:
+        row, token = (int(i) for i in np.argwhere(wrong)[0])
+        raise InputError(
+            f"{where}, row {first_row + row}, letter {token}: {chr(codes[row, token])!r} is no letter of the training "
+            f"rows; they are {shown(alphabet)}"
+        )
+    return np.where(real & ~wrong, symbols, 0).astype(np.min_scalar_type(len(alphabet) - 1))
+
+
+def shown(letters: str) -> str:
+    """Return letters for a message, those that do not print escaped, and not too many."""
+    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in letters)
+    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -1,0 +1,68 @@
+"""New sequences from a file, for a task that has been prepared: what `predict` reads."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.tasks.images.idx import read_idx
+from reservoir.tasks.own.columns import Roles
+from reservoir.tasks.own.files import SUFFIXES, open_columns
+from reservoir.tasks.own.letters import to_symbols
+from reservoir.tasks.task import Task, Tokens
+
+NewRows = tuple[np.ndarray, np.ndarray | None, list[str] | None, np.ndarray | None]
+"""Sequences, their lengths, the names of the rows, and their labels."""
+
+
+def read_new(path: Path, task: Task) -> NewRows:
+    """Return the sequences of a file, their lengths and the names of the rows, and their labels where it has them.
+
+    Parameters
+    ----------
+    path : Path
+        Any file that a task can be made from, or an idx file of images of 28x28 pixels.
+    task : Task
+        The task that the sequences are for; it says which columns of a table are what.
+
+    Returns
+    -------
+    x : ndarray
+        For `reservoir.tasks.encode`: sequences or raw inputs; texts (rows,) for a named task.
+    lengths : ndarray of int, (rows,), or None
+    ids : list of str, or None
+    y : ndarray, (rows, ...), or None
+        Labels of an ``.npz`` or HDF5 file, as they are there.
+
+    Raises
+    ------
+    InputError
+        If the file is not there, not readable, or has no sequences of the form of the task.
+    """
+    if path.suffix not in SUFFIXES and path.is_file():
+        return read_idx(path, (28, 28)), None, None, None
+    roles = {field.name: task.parameters[field.name] for field in fields(Roles) if field.name in task.parameters}
+    columns = open_columns(str(path), Roles(**roles), fill="missing" in task.parameters, labelled=False)
+    if "x" not in columns.shapes:
+        raise InputError(f"{path}: it has no array 'x'; put the sequences there")
+    if not columns.shapes["x"]:
+        raise InputError(f"{path}: x is a single number; give one sequence per row")
+    rows = columns.shapes["x"][0]
+    for name in ("lengths", "ids"):
+        if columns.shapes.get(name, (rows,)) != (rows,):
+            raise InputError(f"{path}: x has {rows} rows and {name} the shape {columns.shapes[name]}; give one per row")
+    x = columns.read("x", 0, rows)
+    lengths = columns.read("lengths", 0, rows) if "lengths" in columns.shapes else None
+    ids = [str(name) for name in columns.read("ids", 0, rows)] if "ids" in columns.shapes else None
+    y = columns.read("y", 0, rows) if columns.shapes.get("y") else None
+    if columns.letters:
+        assert lengths is not None
+        if task.alphabet:
+            return to_symbols(str(path), x, lengths, task.alphabet), lengths, ids, y
+        return np.array(["".join(map(chr, row[:n])) for row, n in zip(x, lengths, strict=True)]), None, ids, y
+    if isinstance(task.form, Tokens) and x.dtype.kind == "f" and x.ndim == 2 and (x == np.rint(x)).all():
+        x = x.astype(np.int64)
+    return x, lengths, ids, y

@@ -1,0 +1,71 @@
+"""The arrays of a ``.npz`` archive; nothing is unpacked before its size is known."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.tasks.own.columns import NAMES, check_expansion
+
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+class Npz:
+    """The arrays of an archive. It unpacks an array as a whole, so all rows are one piece."""
+
+    def __init__(self, path: Path):
+        self._path, self.piece_rows = path, 2**62
+        self.notes: list[str] = []
+        self.found: dict[str, str] = {}
+        self.letters = False
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.dtypes: dict[str, np.dtype] = {}
+        try:
+            with zipfile.ZipFile(path) as archive:
+                members = [member.filename for member in archive.infolist()]
+                for name in NAMES:
+                    given = [member for member in members if member in {name, f"{name}.npy"}]
+                    if len(given) > 1:
+                        raise InputError(f"{path}: {len(given)} arrays are called {name!r}; write the file again")
+                    if given == [f"{name}.npy"]:
+                        self.shapes[name], self.dtypes[name] = self._header(archive, name)
+        except InputError:
+            raise
+        # A damaged archive makes zipfile and NumPy raise nearly anything.
+        except Exception as error:
+            raise InputError(f"{path}: no readable .npz archive ({error}); write it again with numpy.savez") from None
+
+    def read(self, name: str, lo: int, hi: int) -> np.ndarray:
+        """Return the rows ``lo`` to ``hi`` of an array."""
+        try:
+            with zipfile.ZipFile(self._path) as archive, archive.open(f"{name}.npy") as file:
+                array = np.lib.format.read_array(file, allow_pickle=False)
+                file.read(1)  # the checksum is compared at the end
+                return array[lo:hi]
+        except Exception as error:
+            raise InputError(f"{self._path}: array {name!r} cannot be read ({error}); write the file again") from None
+
+    def _header(self, archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype]:
+        member = archive.getinfo(f"{name}.npy")
+        if member.compress_type not in METHODS:
+            raise InputError(f"{self._path}: array {name!r} is packed otherwise than numpy.savez does; write it again")
+        with archive.open(member) as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(file)
+            start = file.tell()
+        if dtype.hasobject:
+            raise InputError(f"{self._path}: array {name!r} holds Python objects; give numbers or strings of one shape")
+        size = math.prod(shape) * dtype.itemsize
+        stored = min(member.compress_size, self._path.stat().st_size)
+        check_expansion(self._path, name, max(size, member.file_size), stored)
+        if size != member.file_size - start or not dtype.itemsize or min(shape, default=0) < 0:
+            raise InputError(
+                f"{self._path}: array {name!r} of shape {shape} needs {size} bytes and has {member.file_size - start}; "
+                "the file is damaged: write it again"
+            )
+        return shape, dtype

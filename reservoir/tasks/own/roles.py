@@ -1,0 +1,246 @@
+"""What the columns of a table are for: labels, ids, times, groups, a text, or values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.tasks.own.cells import column, is_text, numbers, pad, values
+from reservoir.tasks.own.columns import InMemory, Roles
+from reservoir.tasks.own.letters import codes_of
+from reservoir.tasks.own.tables import Table
+
+LABELS = ("y", "label")
+"""Names of a column of labels; with a number behind (``y0``, ``y1``) they are several outputs."""
+
+SEQUENCES = ("x", "sequence")
+"""Names of a column that holds whole sequences; without it the other columns are the values, in their order."""
+
+IDS = ("id", "series_id", "case")
+TIMES = ("time", "t", "step", "timestamp", "date")
+INDEX = re.compile(r"Unnamed: \d+")
+
+
+class Sorting:
+    """A table whose columns are taken out one role after the other; the values are what is left.
+
+    ``fill`` lets cells be empty, as they are filled in later; without ``labelled`` columns may be missing that only
+    training needs.
+    """
+
+    def __init__(self, path: Path, table: Table, roles: Roles, *, fill: bool, labelled: bool):
+        self.path, self.table, self.roles, self.fill, self.labelled = path, dict(table), roles, fill, labelled
+        self.rows = len(next(iter(table.values()), ()))
+        self.notes: list[str] = []
+        self.found: dict[str, str] = {}
+        self.arrays: dict[str, np.ndarray] = {}
+        self.letters = False
+
+    def arrays_of_table(self) -> InMemory:
+        """Return the arrays, whichever columns hold them."""
+        self._drop()
+        labels = self._labels()
+        ids = self._ids()
+        groups = self._named("group") or ("groups" if "groups" in self.table else "")
+        whole = self._whole()
+        time = self._named("time")
+        if not whole and ids and len(set(ids)) < self.rows:
+            self._long(ids, labels, groups, time)
+        else:
+            self._wide(ids, labels, groups, time, whole)
+        return InMemory(self.arrays, self.notes, self.found, letters=self.letters)
+
+    # ---- which column is what
+
+    def _drop(self) -> None:
+        for name in filter(None, map(str.strip, self.roles.drop.split(","))):
+            if name not in self.table and self.labelled:
+                self._refuse(name, "drop")
+            self.table.pop(name, None)
+        counted = [str(row) for row in range(self.rows)]
+        for name in list(self.table):
+            index = name == "index" and [str(cell) for cell in self.table[name]] == counted
+            if index or INDEX.fullmatch(name):
+                del self.table[name]
+                self.notes.append(f"the column {name!r} is left out, as it has no name or counts the rows")
+
+    def _named(self, role: str) -> str:
+        """Return the column that was named for a role, if any."""
+        name = getattr(self.roles, role)
+        if name and name not in self.table:
+            if self.labelled or role == "text":
+                self._refuse(name, role)
+            return ""
+        return name
+
+    def _refuse(self, name: str, role: str) -> None:
+        raise InputError(f"{self.path}: no column {name!r} ({role}) among {list(self.table)[:8]}")
+
+    def _labels(self) -> list[str]:
+        named = self._named("label")
+        return [named] if named else [n for n in self.table if n in LABELS or (n[:1] == "y" and n[1:].isdigit())]
+
+    def _ids(self) -> Sequence[Any]:
+        taken = {self.roles.group, self.roles.label, self.roles.text, self.roles.time}
+        name = self._named("id") or next((name for name in IDS if name in self.table and name not in taken), "")
+        if not name:
+            return ()
+        ids = [str(cell) for cell in self.table.pop(name)]
+        if not self.roles.id:
+            self.found["id"] = name
+            if len(set(ids)) == self.rows:
+                self.notes.append(f"the column {name!r} names the rows, and is no value")
+        return ids
+
+    def _whole(self) -> str:
+        """Return the column that holds whole sequences: the one named, x or sequence, or the only texts."""
+        whole = self._named("text") or next((name for name in SEQUENCES if name in self.table), "")
+        if whole:
+            return whole
+        labels, others = self._labels(), {"split", "lengths", "groups", self.roles.group, self.roles.time}
+        rest = [name for name in self.table if name not in {*labels, *others}]
+        if not rest or not all(is_text(self.table[name]) for name in rest):
+            return ""
+        rest.sort(key=lambda name: sum(len(str(cell)) for cell in self.table[name]))
+        text, more = rest[-1], rest[:-1]
+        if self.labelled and len(more) != (not labels):
+            raise InputError(f"{self.path}: texts in the columns {rest}; say which is the text, and which the label")
+        self.found["text"] = text
+        for name in more:
+            if self.labelled:
+                self.found["label"] = name
+                self.table["label"] = self.table.pop(name)
+                self.notes.append(f"the column {name!r} is the label")
+            else:
+                del self.table[name]
+        return text
+
+    # ---- one line per sequence
+
+    def _wide(self, ids: Sequence[Any], labels: list[str], groups: str, time: str, whole: str) -> None:
+        labels = labels or self._labels()
+        if not labels and self.labelled:
+            raise InputError(
+                f"{self.path}: no column of labels among {list(self.table)[:8]}; name it y or label, or say which it is"
+            )
+        if ids:
+            repeats = len(set(ids)) < self.rows
+            if repeats and (self.roles.id or not self.labelled):
+                ids = [f"{name}#{row}" for row, name in enumerate(ids)]
+            elif repeats and not groups:
+                self.arrays["groups"] = np.array(ids)
+                self.notes.append(f"rows with the same {self.found['id']!r} are kept in one split")
+            self.arrays["ids"] = np.array(ids)
+        self._take(labels, groups)
+        if time:
+            del self.table[time]
+            self.notes.append(f"the column {time!r} is left out, as each row is a sequence of its own")
+        lengths = self.table.pop("lengths", None)
+        if whole:
+            self._sequences(whole)
+        else:
+            self._values()
+        if lengths is not None:
+            self.arrays["lengths"] = column(self.path, "lengths", lengths)
+
+    def _take(self, labels: list[str], groups: str) -> None:
+        """Take labels, split and groups out of the table."""
+        y = [column(self.path, name, self.table.pop(name)) for name in labels]
+        if y and self.labelled:
+            self.arrays["y"] = y[0] if len(y) == 1 else np.stack(y, axis=1)
+        if "split" in self.table:
+            self.arrays["split"] = np.array([str(cell).strip() for cell in self.table.pop("split")])
+        if groups:
+            self.arrays["groups"] = np.array([str(cell).strip() for cell in self.table.pop(groups)])
+
+    def _sequences(self, whole: str) -> None:
+        sequences = self.table.pop(whole)
+        if self.table:
+            self.notes.append(f"columns that are not read, beside {whole!r}: {', '.join(list(self.table)[:8])}")
+        if self.roles.text or is_text(sequences):
+            texts = ["" if cell is None else str(cell) for cell in sequences]
+            self.arrays["x"], self.arrays["lengths"] = codes_of(str(self.path), texts)
+            self.found["text"], self.letters = whole, True
+        else:
+            found = [numbers(self.path, row, cell) for row, cell in enumerate(sequences)]
+            self.arrays["x"], self.arrays["lengths"] = pad(str(self.path), found)
+
+    def _values(self) -> None:
+        """Take columns of one value each as floats (rows, values); rows may end early."""
+        if not self.table:
+            raise InputError(f"{self.path}: no columns of values, and no column named x or sequence")
+        names, columns = list(self.table), list(self.table.values())
+        empty = np.array([[cell is None or cell == "" for cell in cells] for cells in columns]).T
+        lengths = len(names) - np.argmin(empty[:, ::-1], axis=1)
+        x = np.stack([values(self.path, name, cells) for name, cells in zip(names, columns, strict=True)], axis=1)
+        x[np.arange(len(names)) >= lengths[:, None]] = 0
+        self._check_gaps(x, names)
+        self.arrays["x"], self.arrays["lengths"] = x, lengths
+
+    # ---- several lines per sequence
+
+    def _long(self, ids: Sequence[Any], labels: list[str], groups: str, time: str) -> None:
+        name = self.roles.id or self.found["id"]
+        series = {key: place for place, key in enumerate(dict.fromkeys(ids))}
+        if not labels and self.labelled:
+            raise InputError(f"{self.path}: no column of labels among {list(self.table)[:8]}; say which it is")
+        self._take(labels, groups)
+        time = time or next((name for name in TIMES if name in self.table), "")
+        if time:
+            self.found |= {} if self.roles.time else {"time": time}
+            times = column(self.path, time, self.table.pop(time))
+        else:
+            times = np.arange(self.rows)
+        member = np.array([series[key] for key in ids])
+        order = np.lexsort((times, member))
+        same = (np.diff(member[order]) == 0) & (times[order][1:] == times[order][:-1])
+        if same.any():
+            row = int(order[1:][same][0])
+            raise InputError(f"{self.path}, row {row}: {ids[row]!r} has two rows at {time} {times[row]}; keep one")
+        lengths = np.bincount(member)
+        if not self.table:
+            raise InputError(f"{self.path}: no columns of values beside {name!r}")
+        tokens = np.stack([values(self.path, column, cells) for column, cells in self.table.items()], axis=1)
+        self._check_gaps(tokens, list(self.table))
+        for array in list(self.arrays):
+            self.arrays[array] = self._of_series(array, name, member, order, lengths)
+        ends = np.cumsum(lengths)
+        x = [tokens[order[end - n : end]] for end, n in zip(ends, lengths, strict=True)]
+        self.arrays["x"], self.arrays["lengths"] = pad(str(self.path), x)
+        self.arrays["ids"] = np.array(list(series))
+        by = f"by {time!r}" if time else "as the file has them"
+        self.notes.append(
+            f"long form: {self.rows:,} rows make {len(series):,} sequences, one per {name!r}, in order {by}, "
+            f"with the values {', '.join(list(self.table)[:8])}"
+        )
+
+    def _of_series(
+        self, array: str, name: str, member: np.ndarray, order: np.ndarray, lengths: np.ndarray
+    ) -> np.ndarray:
+        """Return what is the same in all rows of a sequence, once for each."""
+        values = self.arrays[array]
+        first = values[order[np.cumsum(lengths) - lengths]]
+        unlike = values != first[member]
+        if unlike.any():
+            row = int(np.argmax(unlike.reshape(self.rows, -1).any(axis=1)))
+            what = "label" if array == "y" else array
+            raise InputError(
+                f"{self.path}, row {row}: another {what} than before under the same {name!r}; if each row is a "
+                f"sequence of its own, say group={name} or drop={name}"
+            )
+        return first
+
+    def _check_gaps(self, x: np.ndarray, names: list[str]) -> None:
+        """Refuse empty cells among values (rows, columns), unless they are to be filled."""
+        gaps = np.argwhere(np.isnan(x))
+        if len(gaps) and not self.fill:
+            row, place = (int(i) for i in gaps[0])
+            raise InputError(
+                f"{self.path}, row {row}, column {names[place]!r}: an empty cell; only the end of a row may be empty, "
+                "or fill gaps (missing=interpolate)"
+            )

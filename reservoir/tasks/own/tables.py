@@ -1,0 +1,93 @@
+"""Tables as columns of cells: ``.csv``, ``.tsv``, ``.jsonl`` and ``.parquet``."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from reservoir.errors import InputError
+from reservoir.tasks.own.columns import check_expansion
+
+MOST_LINE = 2**26
+"""Characters of a line; what has more is another kind of file."""
+
+Table = dict[str, Sequence[Any]]
+"""Cells by the names of their columns; those of text files are str, and None is an empty cell."""
+
+
+def read_csv(path: Path) -> Table:
+    """Return the columns of comma-separated text, or of text with tabs between if the file is a ``.tsv``."""
+    # The default limit of a field, 131,072 characters, is a sequence of some 20,000 numbers.
+    csv.field_size_limit(2**31 - 1)
+    try:
+        rows = [row for row in csv.reader(lines_of(path), delimiter=_separator(path), strict=True) if row]
+    except csv.Error as error:
+        raise InputError(f"{path}: no readable table ({error}); give comma-separated text with a header") from None
+    if len(rows) < 2:
+        raise InputError(f"{path}: {len(rows)} lines; give a header with column names, and one line per sequence")
+    header = [name.strip() for name in rows[0]]
+    for line, row in enumerate(rows[1:], 2):
+        if len(row) != len(header):
+            raise InputError(f"{path}, line {line}: {len(row)} cells under {len(header)} column names")
+    header = [name or f"Unnamed: {place}" for place, name in enumerate(header)]
+    for place, name in enumerate(header):
+        if name in header[:place]:
+            raise InputError(f"{path}: two columns are called {name!r}; give each a name of its own")
+    return dict(zip(header, zip(*rows[1:], strict=True), strict=True))
+
+
+def read_jsonl(path: Path) -> Table:
+    """Return the columns of a file with a JSON object on each line."""
+    records = []
+    for number, line in enumerate(lines_of(path), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path}, line {number}: no complete JSON ({error}); write one object per line") from None
+        if not isinstance(record, dict):
+            raise InputError(f"{path}, line {number}: {type(record).__name__}, not an object with names and values")
+        records.append(record)
+    if not records:
+        raise InputError(f"{path}: no lines; give one JSON object per sequence")
+    names = dict.fromkeys(name for record in records for name in record)
+    return {name: [record.get(name) for record in records] for name in names}
+
+
+def read_parquet(path: Path) -> Table:
+    """Return the columns of a Parquet file; cells may be lists, or lists of lists."""
+    try:
+        import pyarrow  # pyright: ignore[reportMissingImports]
+        import pyarrow.parquet  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise InputError(f"{path}: Parquet needs a package: pip install pyarrow; or give .csv or .npz") from None
+    try:
+        about = pyarrow.parquet.read_metadata(path)
+        check_expansion(path, "all columns", 8 * about.num_rows * about.num_columns, path.stat().st_size)
+        table = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"{path}: no readable Parquet file ({str(error).splitlines()[0]})") from None
+    return {name: table.column(name).to_pylist() for name in table.column_names}
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    """Yield the lines of a text, none of which is long enough to be a danger."""
+    number = 0
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            while line := file.readline(MOST_LINE + 1):
+                number += 1
+                if len(line) > MOST_LINE or "\0" in line:
+                    what = "a NUL" if "\0" in line else f"more than {MOST_LINE} characters"
+                    raise InputError(f"{path}, line {number}: {what}; is it another kind of file, or not UTF-8?")
+                yield line
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: no readable table, as it is not UTF-8 ({error}); write it as UTF-8") from None
+
+
+def _separator(path: Path) -> str:
+    return "\t" if path.suffix == ".tsv" else ","
