@@ -17,6 +17,7 @@ from reservoir.reservoir import LoadedModel
 from reservoir.tasks import encode, read_new
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.evaluation import Evaluation, evaluate_classes, evaluate_values
+from reservoir_pipelines.fitting.raw import raw_features
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.training.trained import load_part, open_readout
 
@@ -94,7 +95,7 @@ def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Predict
         )
     x, lengths = encode(bundle.task, raw, given)
     truths = _truths(bundle, file, y, len(x))
-    models = [load_part(bundle.task, part, place.device, readout) for part in bundle.parts]
+    models = [load_part(bundle.task, p, place.device, readout) if p.reservoir else None for p in bundle.parts]
     for start in range(0, len(x), BLOCK_ROWS):
         rows = slice(start, start + BLOCK_ROWS)
         features = _features(bundle, models, x[rows], lengths[rows])
@@ -125,11 +126,14 @@ def evaluate_predictions(predictions: Sequence[Prediction]) -> Evaluation | None
     return evaluate_classes(y, predicted, classes, chances)
 
 
-def _features(bundle: Bundle, models: Sequence[LoadedModel], x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def _features(bundle: Bundle, models: Sequence[LoadedModel | None], x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return what the readout reads of sequences, (samples, width); a row has one sample or more."""
     empty = np.zeros((len(x), bundle.task.readout_tokens, bundle.task.outputs))
     read = []
     for part, model in zip(bundle.parts, models, strict=True):
+        if model is None:
+            read.append(raw_features(bundle.task, bundle.scaling, x, lengths))
+            continue
         features = forward(model, bundle.scaling, x, lengths, part.columns, BATCH_ROWS)
         read += [samples(features[column], empty)[0] for column in part.columns]
     return np.concatenate(read, axis=1)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from reservoir_pipelines.fitting.seeds import SeedsFit
 
 HEADINGS = ("", "columns", "readout", "#penalty", "metric", "#valid", "#test", "95% interval")
+SIGNIFICANT = 0.05
 MOST_RECALLS = 10  # classes whose recall fits into a line
 
 
@@ -22,6 +23,9 @@ def show(done: Fit, *, json: bool) -> None:
         return
     rows = [_line("best", done.best)] + ([_line("raw", done.raw)] if done.raw else [])
     print_table(HEADINGS, rows, f"{done.entry.parent.name}, {done.entry.name}")
+    if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
+        sure = "more than chance" if done.p_value < SIGNIFICANT else "no more than chance can explain"
+        print_table(("", ""), [("best against raw", f"{sure} (p = {done.p_value:.2g}, the same test rows)")])
     print_table(("on test", ""), evaluation_lines(done.evaluation))
     if done.curve:
         metric = done.best.metric

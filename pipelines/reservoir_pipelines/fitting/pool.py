@@ -13,6 +13,9 @@ from reservoir import InputError
 from reservoir_pipelines.extraction.extract import Extraction
 from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, Source
 
+JOINED = 2048
+"""Columns are joined unasked where they, or the rows, are no more: a sweep costs the cube of the smaller."""
+
 Features = Extraction | FeatureStore | Path | str
 """What `fit` takes: what `extract` returned, or the folder of an entry."""
 
@@ -100,7 +103,8 @@ def choose_columns(pool: Pool, columns: str | Sequence[str]) -> tuple[tuple[str,
             raise InputError(f"--columns {wanted[0]}: write best:K with K of at least 1, such as best:4")
         wanted, most = ["all"], int(number)
     if wanted == ["all"]:
-        wanted = [c for c in cached if not c.endswith("/all")] or cached
+        alone = [c for c in cached if not c.endswith("/all")] or cached
+        wanted = alone + ([] if most else _by_layer(pool, alone))
     for column in wanted:
         for part in column.split("+"):
             if part not in cached:
@@ -109,6 +113,21 @@ def choose_columns(pool: Pool, columns: str | Sequence[str]) -> tuple[tuple[str,
         have = f"name some of {', '.join(cached)}" if cached else "run reservoir extract again to finish the entry"
         raise InputError(f"no columns to fit; {have}")
     return tuple(dict.fromkeys(wanted)), most
+
+
+def _by_layer(pool: Pool, columns: Sequence[str]) -> list[str]:
+    """Return all columns of each layer side by side, where a sweep over them is cheap and they are read row by row."""
+    layers: dict[str, list[ColumnSource]] = {}
+    for column in columns:
+        source = pool.column(column)
+        if source.tokens() == 1:
+            layers.setdefault(column.partition("/")[0], []).append(source)
+    joined = []
+    for sources in layers.values():
+        width = sum(source.width() for source in sources)
+        if len(sources) > 1 and min(width, pool.store["train"].rows) <= JOINED:
+            joined.append("+".join(source.name for source in sources))
+    return joined
 
 
 def _open(features: Features) -> FeatureStore:

@@ -80,6 +80,11 @@ class Result:
             "valid_score": self.valid_score,
             "test_score": self.test_score,
             "test_interval": list(self.test_interval) if self.test_interval else None,
+            **(
+                {"valid_accuracy": self.valid_score, "test_accuracy": self.test_score}
+                if self.metric == "accuracy"
+                else {}
+            ),
         }
 
 
@@ -97,6 +102,8 @@ class Fit:
         How it does on the test split.
     raw : Result, optional
         The same sweep on the input itself; None where the prepared data is gone.
+    p_value : float, optional
+        Of the best readout and the raw input doing equally well on the test rows.
     table : tuple of Result
         Every tried readout of the reservoir.
     curve : tuple of (int, float, float)
@@ -113,6 +120,7 @@ class Fit:
     best: Result
     evaluation: Evaluation
     raw: Result | None
+    p_value: float | None
     table: tuple[Result, ...]
     curve: tuple[tuple[int, float, float], ...]
     readout: Readout = field(repr=False)
@@ -128,6 +136,7 @@ class Fit:
             "best": self.best.to_dict(),
             "evaluation": self.evaluation.to_dict(),
             "raw": self.raw.to_dict() if self.raw else None,
+            "p_value": self.p_value,
             "curve": [{"rows": n, "valid_score": v, "test_score": t} for n, v, t in self.curve],
             "tried": len(self.table),
             "results": str(self.results),
