@@ -10,7 +10,6 @@ import torch
 from reservoir.pooling import parse_column, pooled_shape
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Task, Tokens
-from reservoir.tasks.windows import windows
 
 
 def column_shapes(task: Task, width: int, columns: Sequence[str]) -> dict[str, tuple[int, int]]:
@@ -60,9 +59,7 @@ def to_tokens(
     """Return stored sequences as what the input layer takes, (rows, tokens, ...), and their lengths in tokens."""
     if isinstance(model.fpt.task.form, Tokens):
         return x.astype(np.int64), lengths
-    scaled = scaling(x) if scaling else x.astype(np.float32)
-    patch, stride = model.settings.patch, model.settings.stride
-    return (scaled, lengths) if (patch, stride) == (1, 1) else windows(scaled, lengths, patch, stride)
+    return model.windows(scaling(x) if scaling else x.astype(np.float32), lengths)
 
 
 def _on_host(values: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:

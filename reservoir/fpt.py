@@ -16,24 +16,39 @@ from reservoir.tasks.task import Task, Tokens, Vectors
 
 DEFAULT_GAIN = 1.41
 
+KernelShape = tuple[int, int, int, int]
+"""Dilations, values per window, forms of a channel, channels."""
+
 OUTPUT_INITS = ("orthogonal", "linear")
 
 
 class InputLayer(nn.Module):
     """The fixed map from tokens to the backbone's width (Lu et al. 2021, appendix).
 
-    Vectors go through orthogonal columns of norm ``gain``; symbols through Gaussian embeddings of deviation
-    ``gain / 1.41``.
+    Vectors go through orthogonal columns of norm ``gain``, or through `kernels` where their shape is given; symbols
+    through Gaussian embeddings of deviation ``gain / 1.41``.
     """
 
-    def __init__(self, form: Vectors | Tokens, width: int, seed: int = 0, gain: float = DEFAULT_GAIN) -> None:
+    def __init__(
+        self,
+        form: Vectors | Tokens,
+        width: int,
+        seed: int = 0,
+        gain: float = DEFAULT_GAIN,
+        kernel_shape: KernelShape | None = None,
+    ) -> None:
         super().__init__()
+        if kernel_shape is not None and isinstance(form, Vectors):
+            self.map: nn.Module = nn.Linear(form.dim, width)
+            _set(self.map, gain * kernels(width, seed, kernel_shape), np.zeros(width))
+            self.dropout: nn.Module = nn.Dropout(0.0)
+            return
         size = form.dim if isinstance(form, Vectors) else form.vocabulary
         normal = generator(seed, "input").standard_normal((max(size, width), min(size, width)))
         if isinstance(form, Tokens):
             table = normal.reshape(size, width) * (gain / DEFAULT_GAIN)
-            self.map: nn.Module = nn.Embedding.from_pretrained(torch.from_numpy(table).float(), freeze=False)
-            self.dropout: nn.Module = nn.Identity()
+            self.map = nn.Embedding.from_pretrained(torch.from_numpy(table).float(), freeze=False)
+            self.dropout = nn.Identity()
         else:
             q, r = np.linalg.qr(normal)
             q = q * np.sign(np.diag(r))  # a uniform draw of orthogonal matrices, and the same for every LAPACK
@@ -44,6 +59,23 @@ class InputLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, tokens, dim) floats or (batch, tokens) integers to (batch, tokens, width)."""
         return self.dropout(self.map(x))
+
+
+def kernels(width: int, seed: int, shape: KernelShape) -> np.ndarray:
+    """Return random kernels (width, dilations * patch * forms * channels) of norm 1, for `windows` as tokens.
+
+    As in Dempster et al. (2020), ROCKET, each unit reads one dilation, with Gaussian weights that sum to zero over its
+    taps; and one form of the channels. The units take turns over the dilations, then over the forms.
+    """
+    dilations, patch, forms, _ = shape
+    weights = generator(seed, "input").standard_normal((width, *shape))
+    if patch > 1:
+        weights -= weights.mean(axis=2, keepdims=True)
+    unit = np.arange(width)
+    mine = np.zeros((width, dilations, 1, forms, 1))
+    mine[unit, unit % dilations, 0, unit // dilations % forms] = 1
+    weights = (weights * mine).reshape(width, -1)
+    return weights / np.linalg.norm(weights, axis=1, keepdims=True)
 
 
 class FPT(nn.Module):
@@ -62,6 +94,8 @@ class FPT(nn.Module):
     output_init : {"orthogonal", "linear"}, default "orthogonal"
         Where the output starts: with orthogonal rows of norm 1.41 and no bias, or uniform up to ``width ** -0.5`` as
         torch's `Linear` and so the authors' (rows of norm 0.58). Extraction does not use it.
+    kernel_shape : tuple of int, optional
+        Of the windows that random `kernels` read, in place of orthogonal columns.
 
     Raises
     ------
@@ -76,13 +110,14 @@ class FPT(nn.Module):
         seed: int = 0,
         gain: float = DEFAULT_GAIN,
         output_init: str = "orthogonal",
+        kernel_shape: KernelShape | None = None,
     ) -> None:
         super().__init__()
         backbone.check_length(task.max_tokens, f"task {task.name!r}: ")
         if output_init not in OUTPUT_INITS:
             raise InputError(f"output init {output_init!r}: choose among {', '.join(OUTPUT_INITS)}")
         self.task = task
-        self.inputs = InputLayer(task.form, backbone.width, seed, gain)
+        self.inputs = InputLayer(task.form, backbone.width, seed, gain, kernel_shape)
         self.backbone = backbone
         self.output = nn.Linear(backbone.width, task.outputs * max(task.classes, 1))
         if output_init == "linear":

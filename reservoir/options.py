@@ -6,76 +6,15 @@ keeps of how it was asked for, and the parameters of the estimators are all made
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from reservoir.errors import InputError
+from reservoir.option_fields import Options, at_least, dilation_list, one_of, option, positive, seed_number, share
 
-SEEDS = 2**63
-"""Number of seeds: those of torch's generators have 63 bits."""
-
-G = TypeVar("G", bound="Options")
-
-Check = Callable[[Any], str | None]
-"""Returns what to do about a value that cannot be used, or None."""
-
-
-def option(default: Any, text: str, check: Check | None = None, *, flag: str = "", shown: str = "") -> Any:
-    """Return a field; ``flag`` and ``shown``, its default in the help, are said where they are not the plain ones."""
-    return field(default=default, metadata={"help": text, "check": check, "flag": flag, "shown": shown})
-
-
-def at_least(low: int) -> Check:
-    """Check that a number is whole and at least ``low``."""
-    return lambda value: None if value == int(value) and value >= low else f"give a whole number from {low}"
-
-
-def one_of(*names: str) -> Check:
-    """Check that a value is one of these."""
-    return lambda value: None if value in names else f"choose among {', '.join(names)}"
-
-
-def positive(value: float) -> str | None:
-    """Check that a number is finite and above zero."""
-    return None if 0 < value < float("inf") else "give a positive number"
-
-
-def share(value: float) -> str | None:
-    """Check that a number is from 0 up to, not including, 1."""
-    return None if 0 <= value < 1 else "give a share from 0 up to, not including, 1"
-
-
-def seed_number(value: int) -> str | None:
-    """Check that a number can seed a generator."""
-    return None if 0 <= value < SEEDS else f"give a whole number from 0 to {SEEDS - 1}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """A group of options, checked when it is made."""
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            value, check = getattr(self, item.name), item.metadata.get("check")
-            if check and value is not None and (fault := check(value)):
-                raise InputError(f"{flag_of(item)} {value}: {fault}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the options as plain JSON values."""
-        return {n: str(v) if isinstance(v, Path) else v for n, v in asdict(self).items()}
-
-
-def as_group(options: Options, kind: type[G]) -> G:
-    """Return those of the options that another group has too."""
-    shared = {item.name for item in fields(kind)}
-    return kind(**{name: value for name, value in vars(options).items() if name in shared})
-
-
-def flag_of(item: Any) -> str:
-    """Return the flag of a field, such as ``--learning-rate``."""
-    return "--" + (item.metadata["flag"] or item.name.replace("_", "-"))
+SERIES = "your own series: {}, else {}"
+"""How the help shows a default that goes by the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +48,37 @@ class ModelOptions(ShapeOptions):
 class ReservoirOptions(ModelOptions):
     """A frozen map: a backbone with its weights behind a fixed input layer."""
 
-    gain: float = option(1.41, "Scale of the input layer.", positive)
-    patch: int = option(1, "Values per token: windows of a float sequence.", at_least(1))
-    stride: int | None = option(None, "Values from one window to the next.", at_least(1), shown="the patch")
+    input: str | None = option(
+        None,
+        "orthogonal, or kernels: random ones, each of one dilation; of vectors.",
+        one_of("orthogonal", "kernels"),
+        shown=SERIES.format("kernels", "orthogonal"),
+    )
+    gain: float | None = option(None, "Scale of the input layer.", positive, shown="1.41; of kernels 6")
+    patch: int | None = option(
+        None, "Values per token: windows of a float sequence.", at_least(1), shown=SERIES.format(9, 1)
+    )
+    stride: int | None = option(
+        None, "Values from one window to the next.", at_least(1), shown=SERIES.format("up to 1024 windows", "the patch")
+    )
+    dilations: str | None = option(
+        None,
+        "Steps between a window's values, such as 1,2,4, side by side; auto: 1, 2, 4 ... up to the length.",
+        dilation_list,
+        shown=SERIES.format("auto", 1),
+    )
+    pad: str | None = option(
+        None,
+        "valid: windows inside the sequence; same: one around every stride-th value, zeros outside.",
+        one_of("valid", "same"),
+        shown=SERIES.format("same", "valid"),
+    )
+    normalise: str | None = option(
+        None,
+        "Scale of floats: of the channel in all rows, of each series, or both side by side.",
+        one_of("channel", "series", "both"),
+        shown=SERIES.format("both", "channel"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +146,15 @@ class PrecisionOptions(ComputeOptions):
 class FeatureOptions(PrecisionOptions):
     """What is kept of the hidden states."""
 
-    layers: str | Sequence[str] = option("all", "embed, block01 ..., final, comma-separated, or all.")
-    pool: str | Sequence[str] = option("last,mean", "last, mean, max, first, segments8, all; comma-separated.")
+    layers: str | Sequence[str] | None = option(
+        None, "embed, block01 ..., final, comma-separated, or all.", shown=SERIES.format("embed,block01", "all")
+    )
+    pool: str | Sequence[str] | None = option(
+        None,
+        "last, mean, std, min, max, first, segmentsK, quantilesK, sharesK, tokens, all; comma-separated.",
+        shown="named tasks: last,mean; your own series: quantiles9,shares13,max,min,segments8; symbols: "
+        "last,mean,segments8,tokens",
+    )
     batch_rows: int | None = option(None, "Rows per batch of a new entry.", at_least(1))
 
 

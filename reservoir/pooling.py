@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import torch
@@ -9,10 +10,10 @@ from torch import Tensor
 
 from reservoir.errors import InputError
 
-POOLINGS = ("last", "mean", "std", "min", "max", "first", "segmentsK", "quantilesK", "tokens", "all")
+POOLINGS = ("last", "mean", "std", "min", "max", "first", "segmentsK", "quantilesK", "sharesK", "tokens", "all")
 """The names; K stands for a number, as in ``segments8``."""
 
-NEUTRAL = {"max": float("-inf"), "min": float("inf"), "quantilesK": float("inf")}
+NEUTRAL = {"max": float("-inf"), "sharesK": float("-inf"), "min": float("inf"), "quantilesK": float("inf")}
 """What padding is set to; 0 where nothing stands here."""
 
 WIDEST_TOKENS = 16_384  # moments of as many channels take 2 GB, and a sweep the cube of them
@@ -123,12 +124,21 @@ def pool(
             kept = torch.nn.functional.pad(hidden, (0, 0, 0, missing))
         case "quantilesK":
             kept = _quantiles(hidden, lengths, number)
+        case "sharesK":
+            above = [(hidden > level).sum(dim=1) for level in share_levels(number)]
+            kept = torch.stack(above, dim=1) / lengths[:, None, None]
         case _:
             kept = torch.bmm(stretch_weights(lengths, hidden.shape[1], max(1, number)), hidden)
     if kind == "std":
         squares = (hidden - kept).masked_fill(padding, 0.0).square()
         kept = (squares.sum(dim=1, keepdim=True) / lengths[:, None, None]).sqrt()
     return kept.flatten(1)[:, None]
+
+
+def share_levels(number: int) -> list[float]:
+    """Return the K levels of ``sharesK``: from -18 to 18, fine about 0, as values and their scale vary in decades."""
+    top, middle = math.asinh(18 / 0.06), (number - 1) / 2
+    return [0.06 * math.sinh(top * (i - middle) / max(middle, 1)) for i in range(number)]
 
 
 def stretch_weights(lengths: Tensor, tokens: int, stretches: int) -> Tensor:

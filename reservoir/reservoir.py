@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import ModelOptions, ReservoirOptions
 from reservoir.tasks.task import Task, Vectors
+from reservoir.tasks.windows import Pad, Windows, every_dilation
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +22,9 @@ if TYPE_CHECKING:
 DEFAULT_BACKBONE = "mini"
 """The backbone meant where none is named; its weights come with this package."""
 
+KERNEL_GAIN = 6.0
+"""The gain of kernels where none is named: the positions are then small beside the values."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reservoir(ReservoirOptions):
@@ -25,11 +32,17 @@ class Reservoir(ReservoirOptions):
 
     backbone: str = DEFAULT_BACKBONE
     init: str = "pretrained"
+    input: str = "orthogonal"
+    gain: float = 1.41
+    patch: int = 1
     stride: int = 1
+    dilations: str = "1"
+    pad: str = "valid"
+    normalise: str = "channel"
 
     @classmethod
-    def choose(cls, options: ModelOptions) -> Reservoir:
-        """Fill in what was not said.
+    def choose(cls, options: ModelOptions, defaults: Mapping[str, Any] | None = None) -> Reservoir:
+        """Fill in what was not said, by the ``defaults`` of the data, see `reservoir.defaults`, where there are any.
 
         A backbone is meant with its pretrained weights, unless nobody publishes any of its kind or its settings are
         changed; an ``init`` that is a folder is a whole backbone with its weights; windows do not overlap.
@@ -44,23 +57,39 @@ class Reservoir(ReservoirOptions):
             from reservoir.backbones import default_init
 
             init = default_init(name)
-        said = {key: value for key, value in vars(options).items() if value is not None}
+        said: dict[str, Any] = {key: value for key, value in vars(options).items() if value is not None}
+        # Windows that somebody has thought about are theirs altogether; a gain goes with any windows.
+        if defaults and not said.keys() & (defaults.keys() - {"gain"}):
+            said = dict(defaults) | said
         said |= {"backbone": name, "init": init, "stride": said.get("stride", said.get("patch", 1))}
+        if said.get("input") == "kernels":
+            said = {"gain": KERNEL_GAIN} | said
         return cls(**said)
+
+    def windows(self, task: Task) -> Windows:
+        """Return how the sequences of a task become tokens."""
+        if self.dilations == "auto":
+            dilations = every_dilation(task.max_tokens, self.patch)
+        else:
+            dilations = tuple(int(part) for part in self.dilations.split(","))
+        pad: Pad = "same" if self.pad == "same" else "valid"
+        return Windows(patch=self.patch, stride=self.stride, dilations=dilations, pad=pad, normalise=self.normalise)
 
     def windowed(self, task: Task) -> Task:
         """Return the task as the model sees it, with windows as tokens; refuse one that has none."""
-        if (self.patch, self.stride) == (1, 1):
+        windows = self.windows(task)
+        if windows.plain:
             return task
         what = f"--patch {self.patch}: "
         if not isinstance(task.form, Vectors):
             raise InputError(f"{what}the tokens of task {task.name!r} are symbols, which have no windows")
         if task.readout_tokens > 1:
             raise InputError(f"{what}task {task.name!r} labels single tokens, which windows do not keep")
-        tokens = (task.max_tokens - self.patch) // self.stride + 1
+        tokens = int(windows.counts(np.array(task.max_tokens)))
         if tokens < 1:
             raise InputError(f"{what}the sequences of task {task.name!r} have {task.max_tokens} values")
-        return replace(task, form=Vectors(self.patch * task.form.dim), max_tokens=tokens)
+        dim = len(windows.dilations) * windows.patch * windows.forms * task.form.dim
+        return replace(task, form=Vectors(dim), max_tokens=tokens)
 
 
 def full_name(backbone: str) -> str:
@@ -81,6 +110,7 @@ class LoadedModel:
 
     fpt: FPT
     settings: Reservoir
+    windows: Windows
     family: str
     digest: str
     device: torch.device
@@ -97,7 +127,10 @@ def load_model(
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
     backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
-    fpt = FPT(settings.windowed(task), backbone, settings.seed, settings.gain, output_init).eval()
+    windows, shape = settings.windows(task), None
+    if settings.input == "kernels" and isinstance(task.form, Vectors):
+        shape = (len(windows.dilations), windows.patch, windows.forms, task.form.dim)
+    fpt = FPT(settings.windowed(task), backbone, settings.seed, settings.gain, output_init, shape).eval()
     digest = weights_digest(backbone)
     import torch
 
@@ -106,6 +139,7 @@ def load_model(
         fpt=fpt.to(place),
         family=backbone.family.name,
         settings=settings,
+        windows=windows,
         digest=digest,
         device=place,
         # A recurrent backbone does not follow into bfloat16.

@@ -25,15 +25,12 @@ class Branch(nn.Module):
         self.fpt.output = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
         self.columns = list(columns)
         self.shapes = column_shapes(self.fpt.task, self.fpt.backbone.width, columns)
-        self.patch, self.stride = model.settings.patch, model.settings.stride
-        self.windowed = (self.patch, self.stride) != (1, 1)
+        self.windows = model.windows
+        self.windowed = not self.windows.plain
 
     def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
         """Return what the readout sees of each column, (samples, width), from scaled sequences and their lengths."""
-        if self.windowed:
-            # unfold puts the values of a window last; a token has the channels fastest.
-            x = x.unfold(1, self.patch, self.stride).transpose(2, 3).flatten(2)
-            lengths = (lengths - self.patch) // self.stride + 1
+        x, lengths = self.windows.torch(x, lengths)
         pooled = self.fpt.features(x, lengths, self.columns)
         return [self._samples(column, pooled[column]) for column in self.columns]
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from reservoir.errors import InputError
-from reservoir.options import Options, flag_of
+from reservoir.option_fields import Options, flag_of
 
 Group = type[Options] | tuple[Any, ...]
 """A class of options, or one followed by the names of those that a command has."""

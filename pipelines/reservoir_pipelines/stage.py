@@ -9,7 +9,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from reservoir import options
-from reservoir.options import Options
+from reservoir.option_fields import Options
 
 R = TypeVar("R")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -11,11 +12,82 @@ from reservoir.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-Pad = Literal["none", "same"]
+Pad = Literal["valid", "same"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """How a float sequence becomes tokens: its forms side by side, cut into windows of ``patch`` every ``stride``."""
+
+    patch: int = 1
+    stride: int = 1
+    dilations: tuple[int, ...] = (1,)
+    pad: Pad = "valid"
+    normalise: str = "channel"
+
+    @property
+    def plain(self) -> bool:
+        """Whether each value is a token as it is."""
+        return self == Windows()
+
+    @property
+    def forms(self) -> int:
+        """Forms of each channel that stand side by side: its own scale, that of the row, or both."""
+        return 2 if self.normalise == "both" else 1
+
+    def counts(self, lengths: np.ndarray) -> np.ndarray:
+        """Return the tokens of rows of these lengths, of int32; 0 where none fits."""
+        return window_counts(lengths, self.patch, self.stride, self.dilations, self.pad).astype(np.int32)
+
+    def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of rows (rows, values, channels) and their numbers, as `windows` does."""
+        if self.plain:
+            return x, lengths
+        if self.normalise != "channel":
+            import torch
+
+            x = row_forms(torch.from_numpy(x), torch.from_numpy(lengths), self.normalise).numpy()
+        return windows(x, lengths, self.patch, self.stride, dilations=self.dilations, pad=self.pad)
+
+    def torch(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what a call does of tensors."""
+        if self.plain:
+            return x, lengths
+        return windows_torch(
+            row_forms(x, lengths, self.normalise), lengths, self.patch, self.stride, self.dilations, self.pad
+        )
+
+
+def every_dilation(tokens: int, patch: int) -> tuple[int, ...]:
+    """Return 1, 2, 4 ... as long as a window of ``patch`` values reaches less far than ``tokens``."""
+    dilations = [1]
+    while (patch - 1) * 2 * dilations[-1] < tokens and patch > 1:
+        dilations.append(2 * dilations[-1])
+    return tuple(dilations)
+
+
+def row_forms(x: Tensor, lengths: Tensor, normalise: str) -> Tensor:
+    """Return rows (rows, values, channels) as they are, each channel with mean 0 and deviation 1 in its row, or both.
+
+    The forms of ``both`` stand side by side, (rows, values, 2 * channels). A channel that is constant in its row
+    becomes 0.
+    """
+    import torch
+
+    if normalise == "channel":
+        return x
+    inside = (torch.arange(x.shape[1], device=x.device) < lengths[:, None])[:, :, None]
+    count = lengths[:, None, None].to(x.dtype)
+    centred = (x - x.masked_fill(~inside, 0).sum(1, keepdim=True) / count).masked_fill(~inside, 0)
+    deviation = (centred.square().sum(1, keepdim=True) / count).sqrt()
+    # What rounding leaves of a constant is not blown up to deviation 1.
+    level = 1e-5 * x.masked_fill(~inside, 0).abs().amax(1, keepdim=True)
+    of_row = torch.where(deviation > level, centred / deviation, 0.0)
+    return of_row if normalise == "series" else torch.cat([x, of_row], dim=2)
 
 
 def window_counts(
-    lengths: np.ndarray, patch: int, stride: int, dilations: tuple[int, ...] = (1,), pad: Pad = "none"
+    lengths: np.ndarray, patch: int, stride: int, dilations: tuple[int, ...] = (1,), pad: Pad = "valid"
 ) -> np.ndarray:
     """Return how many windows rows of these lengths give; 0 where none fits.
 
@@ -33,7 +105,7 @@ def windows(
     first_row: int = 0,
     *,
     dilations: tuple[int, ...] = (1,),
-    pad: Pad = "none",
+    pad: Pad = "valid",
 ) -> tuple[np.ndarray, np.ndarray]:
     """Cut sequences into windows of ``patch`` values every ``stride``, each with all its channels one token.
 
@@ -68,7 +140,7 @@ def windows(
 
 
 def windows_torch(
-    x: Tensor, lengths: Tensor, patch: int, stride: int, dilations: tuple[int, ...] = (1,), pad: Pad = "none"
+    x: Tensor, lengths: Tensor, patch: int, stride: int, dilations: tuple[int, ...] = (1,), pad: Pad = "valid"
 ) -> tuple[Tensor, Tensor]:
     """Return what `windows` does of tensors, in operations that ``torch.export`` can trace; no row may be too short."""
     import torch

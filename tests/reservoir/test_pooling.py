@@ -21,6 +21,11 @@ def quantiles(h, number):
     return np.quantile(h, [(i + 1) / (number + 1) for i in range(number)], axis=0).ravel()
 
 
+def shares(h, number):
+    ends = np.arcsinh(18 / 0.06)
+    return np.stack([(h > level).mean(0) for level in 0.06 * np.sinh(np.linspace(-ends, ends, number))]).ravel()
+
+
 PLAIN = {
     "mean": lambda h: h.mean(0),
     "std": lambda h: h.std(0),
@@ -34,6 +39,9 @@ PLAIN = {
     "quantiles1": lambda h: np.median(h, axis=0),
     "quantiles4": lambda h: quantiles(h, 4),
     "quantiles9": lambda h: quantiles(h, 9),
+    "shares1": lambda h: (h > 0).mean(0),
+    "shares4": lambda h: shares(h, 4),
+    "shares13": lambda h: shares(h, 13),
     "tokens": lambda h: np.pad(h, ((0, LONGEST - len(h)), (0, 0))).ravel(),
 }
 

@@ -6,7 +6,8 @@ import inspect
 from dataclasses import Field, fields
 from typing import Any, TypeVar
 
-from reservoir.options import CacheOptions, ComputeOptions, DeviceOptions, FeatureOptions, Options, ReservoirOptions
+from reservoir.option_fields import Options
+from reservoir.options import CacheOptions, ComputeOptions, DeviceOptions, FeatureOptions, ReservoirOptions
 
 K = TypeVar("K", bound=type)
 G = TypeVar("G", bound=Options)
@@ -25,7 +26,7 @@ _OWN: dict[str, tuple[Any, str]] = {
     "class_weight": (None, "``balanced`` or weights by class, as in scikit-learn."),
 }
 _HEAD = ["    Parameters", "    ----------"]
-_DEFAULTS = {"pool": "mean"}
+_DEFAULTS = {"layers": "all", "pool": "mean"}
 """Where an estimator differs from `extract`: each column is fitted K times."""
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from reservoir_cache import Entry, last_entry, list_entries
 
 from reservoir.errors import InputError
-from reservoir.options import RowOptions, TaskOptions, as_group
+from reservoir.option_fields import as_group
+from reservoir.options import RowOptions, TaskOptions
 from reservoir.reservoir import full_name
 from reservoir.tasks import own_name
 

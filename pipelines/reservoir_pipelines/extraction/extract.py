@@ -22,8 +22,10 @@ from reservoir_cache import (
     write_targets,
 )
 
+from reservoir.defaults import default_layers, default_pools, default_windows
 from reservoir.features import column_shapes, forward
-from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions, as_group
+from reservoir.option_fields import as_group
+from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir_pipelines.extraction.compute import compute_missing
 from reservoir_pipelines.extraction.plan import check_windows, choose_columns, choose_layout, draw_rows, make_spec
@@ -120,15 +122,20 @@ def extract(
         For input that cannot be used, before anything is computed wherever that can be known.
     """
     started = time.monotonic()
-    settings = Reservoir.choose(reservoir)
+    Reservoir.choose(reservoir)  # refuses what cannot be meant before any data is read
     root = cache_root(place.cache)
     prepared = prepare(task, as_group(source, TaskOptions), cache=root)
     for note in prepared.notes():
         say(note)
+    settings = Reservoir.choose(reservoir, default_windows(prepared.task, sum(prepared.rows.values())))
     model = load_model(prepared.task, settings, place.device, keep.compute)
-    columns = choose_columns(model, keep.layers, keep.pool)
+    columns = choose_columns(
+        model,
+        default_layers(prepared.task) if keep.layers is None else keep.layers,
+        default_pools(prepared.task, model.fpt.backbone.width) if keep.pool is None else keep.pool,
+    )
     rows = draw_rows(prepared, source.limit)
-    check_windows(prepared, rows, settings.patch)
+    check_windows(prepared, rows, model.windows)
     spec = make_spec(prepared, rows, model, keep.store)
     layout = choose_layout(model, columns, keep.batch_rows)
     asked = replace(

@@ -15,6 +15,7 @@ from reservoir.features import column_shapes
 from reservoir.pooling import check_poolings
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Tokens
+from reservoir.tasks.windows import Windows
 from reservoir_pipelines.preparation.prepare import Prepared
 
 PADDING = "right, masked"
@@ -57,13 +58,14 @@ def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:
     return drawn
 
 
-def check_windows(prepared: Prepared, rows: Mapping[str, np.ndarray], patch: int) -> None:
+def check_windows(prepared: Prepared, rows: Mapping[str, np.ndarray], windows: Windows) -> None:
     """Raise `InputError` naming the first row that is shorter than a window, before anything is computed."""
     for split, index in rows.items():
         lengths = prepared.split(split).lengths[index]
-        if patch > 1 and lengths.min() < patch:
-            row = int(index[lengths.argmin()])
-            raise InputError(f"--patch {patch}: row {row} of {split} has {lengths.min()} values; take a smaller patch")
+        if not windows.plain and not windows.counts(lengths.min()):
+            row, shortest, patch = int(index[lengths.argmin()]), lengths.min(), windows.patch
+            remedy = "take a smaller patch" if shortest < patch else "take smaller dilations, or --pad same"
+            raise InputError(f"--patch {patch}: row {row} of {split} has {shortest} values; {remedy}")
 
 
 def data_digest(prepared: Prepared, rows: Mapping[str, np.ndarray]) -> str:
@@ -92,15 +94,23 @@ def frozen_fields(model: LoadedModel) -> dict[str, Any]:
         "backbone": {"family": model.family, "digest": model.digest},
         "init": {"kind": settings.init, "seed": 0 if settings.init == "pretrained" else settings.seed},
         "input": {
-            "kind": "gaussian" if isinstance(model.fpt.task.form, Tokens) else "orthogonal",
+            "kind": "gaussian" if isinstance(model.fpt.task.form, Tokens) else settings.input,
             "seed": settings.seed,
             "gain": settings.gain,
             "patch": settings.patch,
             "stride": settings.stride,
-        },
+        }
+        | _further(model.windows),
         "padding": PADDING,
         "compute": model.compute,
     }
+
+
+def _further(windows: Windows) -> dict[str, Any]:
+    """Return what is said of windows beyond patch and stride, only where it is not the plain way."""
+    said = {"dilations": list(windows.dilations), "pad": windows.pad, "normalise": windows.normalise}
+    plain = {"dilations": [1], "pad": "valid", "normalise": "channel"}
+    return {name: value for name, value in said.items() if value != plain[name]}
 
 
 def choose_layout(model: LoadedModel, columns: Sequence[str], batch_rows: int | None) -> Layout:

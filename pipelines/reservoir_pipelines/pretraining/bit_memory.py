@@ -8,7 +8,8 @@ from pathlib import Path
 
 from reservoir.backbones import Backbone
 from reservoir.errors import InputError
-from reservoir.options import PlaceOptions, PretrainOptions, ReservoirOptions, ShapeOptions, flag_of
+from reservoir.option_fields import flag_of
+from reservoir.options import PlaceOptions, PretrainOptions, ReservoirOptions, ShapeOptions
 from reservoir.pretraining.corpora import MOST_TOKENS
 from reservoir.pretraining.language_model import LanguageModel
 from reservoir.tasks.bits import BitMemory

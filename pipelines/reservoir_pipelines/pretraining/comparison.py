@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError
+from reservoir.option_fields import as_group
 from reservoir.options import (
     ComparisonOptions,
     ModelOptions,
@@ -19,7 +20,6 @@ from reservoir.options import (
     RowOptions,
     ShapeOptions,
     TaskOptions,
-    as_group,
 )
 from reservoir.pretraining.corpora import BYTES, HELD_OUT, STREAMS, Text, corpus_named
 from reservoir.pretraining.language_model import LanguageModel

@@ -13,8 +13,7 @@ from reservoir.random import random_key
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.fresh import FreshRows, augment_sequences, is_augmented, is_generated
 from reservoir.tasks.source import Source
-from reservoir.tasks.task import Split, Tokens
-from reservoir.tasks.windows import window_counts
+from reservoir.tasks.task import Split
 from reservoir.training.rows import Rows, StoredRows, TrainingRows, hidden_rows, raw_rows
 from reservoir.training.target_scale import TargetScale
 from reservoir.training.upper import UpperPart
@@ -114,9 +113,8 @@ def _hidden(split: SplitFeatures, column: str, model: LoadedModel) -> Split:
             f"--from-cache: {split.rows:,} rows of {column} take {size_text(size)} of memory, and {size_text(free)} "
             "are free; use --limit, or train without the cache"
         )
-    lengths, settings, task = split.lengths, model.settings, model.fpt.task
-    if not isinstance(task.form, Tokens) and (settings.patch, settings.stride) != (1, 1):
-        lengths = window_counts(lengths, settings.patch, settings.stride).astype(np.int32)
+    lengths = split.lengths if model.windows.plain else model.windows.counts(split.lengths)
+    task = model.fpt.task
     y = split.y if split.y.dtype.kind == "f" else split.y.astype(np.int64)
     y = y.reshape(split.rows, task.readout_tokens, task.outputs)  # the cache leaves out axes of one
     return Split(x=split[column].reshape(split.rows, tokens, width), y=y, lengths=lengths)

@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from reservoir.errors import InputError
-from reservoir.options import PlaceOptions, ReservoirOptions, RowOptions, TaskOptions, TrainOptions, as_group
+from reservoir.option_fields import as_group
+from reservoir.options import PlaceOptions, ReservoirOptions, RowOptions, TaskOptions, TrainOptions
 from reservoir.readouts import metric_name
 from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks import task_named
@@ -85,7 +86,7 @@ def train(
         rate = options.learning_rate or default_rate(model.family, prepared.task.name)
         options = replace(options, steps=options.steps or STEPS, learning_rate=rate, train=groups)
         numbers = draw_rows(prepared, source.limit)
-        check_windows(prepared, numbers, settings.patch)
+        check_windows(prepared, numbers, model.windows)
         classes = prepared.task.classes
         targets = None if classes else TargetScale.of(prepared.split("train").y[numbers["train"]])
         spec = make_spec(prepared, numbers, model, options.store if options.from_cache else "float32").to_dict()

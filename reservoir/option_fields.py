@@ -1,0 +1,80 @@
+"""What an option is: a field with a line of help and a check, and groups of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from reservoir.errors import InputError
+
+SEEDS = 2**63
+"""Number of seeds: those of torch's generators have 63 bits."""
+
+G = TypeVar("G", bound="Options")
+
+Check = Callable[[Any], str | None]
+"""Returns what to do about a value that cannot be used, or None."""
+
+
+def option(default: Any, text: str, check: Check | None = None, *, flag: str = "", shown: str = "") -> Any:
+    """Return a field; ``flag`` and ``shown``, its default in the help, are said where they are not the plain ones."""
+    return field(default=default, metadata={"help": text, "check": check, "flag": flag, "shown": shown})
+
+
+def at_least(low: int) -> Check:
+    """Check that a number is whole and at least ``low``."""
+    return lambda value: None if value == int(value) and value >= low else f"give a whole number from {low}"
+
+
+def one_of(*names: str) -> Check:
+    """Check that a value is one of these."""
+    return lambda value: None if value in names else f"choose among {', '.join(names)}"
+
+
+def positive(value: float) -> str | None:
+    """Check that a number is finite and above zero."""
+    return None if 0 < value < float("inf") else "give a positive number"
+
+
+def share(value: float) -> str | None:
+    """Check that a number is from 0 up to, not including, 1."""
+    return None if 0 <= value < 1 else "give a share from 0 up to, not including, 1"
+
+
+def seed_number(value: int) -> str | None:
+    """Check that a number can seed a generator."""
+    return None if 0 <= value < SEEDS else f"give a whole number from 0 to {SEEDS - 1}"
+
+
+def dilation_list(value: str) -> str | None:
+    """Check that a text is ``auto``, or whole numbers from 1, comma-separated."""
+    fits = value == "auto" or all(part.isdecimal() and int(part) > 0 for part in value.split(","))
+    return None if fits else "give auto, or whole numbers from 1 such as 1,2,4"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A group of options, checked when it is made."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value, check = getattr(self, item.name), item.metadata.get("check")
+            if check and value is not None and (fault := check(value)):
+                raise InputError(f"{flag_of(item)} {value}: {fault}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the options as plain JSON values."""
+        return {n: str(v) if isinstance(v, Path) else v for n, v in asdict(self).items()}
+
+
+def as_group(options: Options, kind: type[G]) -> G:
+    """Return those of the options that another group has too."""
+    shared = {item.name for item in fields(kind)}
+    return kind(**{name: value for name, value in vars(options).items() if name in shared})
+
+
+def flag_of(item: Any) -> str:
+    """Return the flag of a field, such as ``--learning-rate``."""
+    return "--" + (item.metadata["flag"] or item.name.replace("_", "-"))

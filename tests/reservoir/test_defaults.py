@@ -1,0 +1,115 @@
+"""The defaults by the kind of data: what they name exists, keeps to its budget, and gives way to what is said."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from reservoir.defaults import TEXTURE, default_columns, default_layers, default_pools, default_windows, is_series
+from reservoir.errors import InputError
+from reservoir.features import forward
+from reservoir.fpt import InputLayer, kernels
+from reservoir.options import ReservoirOptions
+from reservoir.pooling import check_poolings
+from reservoir.reservoir import Reservoir, load_model
+from reservoir.tasks.task import Task, Tokens, Vectors
+from reservoir.tasks.windows import Windows, every_dilation, row_forms, windows
+
+SERIES = Task(name="mine.npz", form=Vectors(2), max_tokens=500, classes=3)
+SYMBOLS = Task(name="letters.csv", form=Tokens(4), max_tokens=60, classes=3)
+
+
+def chosen(task, rows, **said):
+    return Reservoir.choose(ReservoirOptions(**said), default_windows(task, rows))
+
+
+def test_own_series_get_kernels_and_everything_else_its_tokens():
+    plain = Reservoir.choose(ReservoirOptions())
+    assert plain == Reservoir() and plain.windows(SERIES).plain
+    for task in (
+        SYMBOLS,
+        replace(SERIES, name="digits"),
+        replace(SERIES, readout_tokens=2),
+        replace(SERIES, max_tokens=8),
+    ):
+        assert not is_series(task) and not default_columns(task) and chosen(task, 100) == plain
+        assert default_layers(task) == "all"
+    assert default_pools(SYMBOLS, 256) == "last,mean,segments8,tokens"
+    assert default_pools(SYMBOLS, 1024) == "last,mean,segments8"
+    assert default_pools(replace(SERIES, name="digits"), 256) == "last,mean"
+    found = chosen(SERIES, 200)
+    assert (found.input, found.gain, found.patch, found.stride) == ("kernels", 6.0, 9, 1)
+    assert found.windows(SERIES).dilations == (1, 2, 4, 8, 16, 32)
+    check_poolings(default_pools(SERIES, 256).split(","))
+    kept = {
+        f"{layer}/{p}" for layer in default_layers(SERIES).split(",") for p in default_pools(SERIES, 256).split(",")
+    }
+    assert {name for joined in default_columns(SERIES) for name in joined.split("+")} == kept | {"raw"}
+    assert set(TEXTURE) < set(default_pools(SERIES, 256).split(","))
+
+
+@pytest.mark.parametrize(("values", "rows"), [(9, 10), (1024, 100), (1025, 100), (5000, 300), (500, 100_000)])
+def test_windows_fit_the_positions_and_the_budget(values, rows):
+    task = replace(SERIES, max_tokens=values)
+    tokens = chosen(task, rows).windowed(task).max_tokens
+    assert 1 <= tokens <= 1024 and tokens * rows <= 2**21 + rows
+
+
+def test_what_is_said_of_windows_replaces_all_of_the_rule():
+    assert chosen(SERIES, 10, patch=4) == Reservoir(patch=4, stride=4)
+    assert chosen(SERIES, 10, gain=2.0) == replace(chosen(SERIES, 10), gain=2.0)
+    assert chosen(SERIES, 10, seed=3) == replace(chosen(SERIES, 10), seed=3)
+    for fault in ({"dilations": "1,x"}, {"dilations": "0"}, {"pad": "none"}, {"normalise": "all"}, {"input": "other"}):
+        with pytest.raises(InputError, match=f"--{next(iter(fault))}"):
+            ReservoirOptions(**fault)
+
+
+@pytest.mark.parametrize(("tokens", "patch"), [(9, 9), (17, 9), (500, 9), (500, 2), (7, 1)])
+def test_dilations_grow_up_to_the_length(tokens, patch):
+    found = every_dilation(tokens, patch)
+    assert found == tuple(2**i for i in range(len(found)))
+    assert all((patch - 1) * d < tokens for d in found[1:])
+    assert patch == 1 or (patch - 1) * 2 * found[-1] >= tokens
+
+
+def test_each_kernel_reads_one_dilation_and_one_form_and_sums_to_zero():
+    weights = kernels(40, 3, (3, 9, 2, 2)).reshape(40, 3, 9, 2, 2)
+    np.testing.assert_allclose(np.square(weights).sum((1, 2, 3, 4)), 1)
+    np.testing.assert_allclose(weights.sum(2), 0, atol=1e-12)
+    read = np.argwhere(np.abs(weights).sum((2, 4)) > 0)
+    np.testing.assert_array_equal(read, [(unit, unit % 3, unit // 3 % 2) for unit in range(40)])
+    layer = InputLayer(Vectors(3 * 9 * 2 * 2), 40, 3, 6.0, (3, 9, 2, 2))
+    np.testing.assert_allclose(layer.map.weight.numpy(force=True), 6 * weights.reshape(40, -1), rtol=1e-6)
+
+
+def test_forms_of_a_row_are_those_of_numpy_and_end_with_the_row():
+    x = torch.randn(4, 30, 3, generator=torch.Generator().manual_seed(0)) * 50 + 7
+    x[1, :, 2] = 1000.1
+    lengths = torch.tensor([30, 12, 1, 25])
+    x[torch.arange(30) >= lengths[:, None]] = torch.nan
+    both = row_forms(x, lengths, "both").numpy()
+    assert row_forms(x, lengths, "channel") is x
+    np.testing.assert_array_equal(row_forms(x, lengths, "series").numpy(), both[:, :, 3:])
+    for row, n in enumerate(lengths.tolist()):
+        values = x[row, :n].double().numpy()
+        centred = values - values.mean(0)
+        deviation = np.sqrt(np.square(centred).mean(0))
+        expected = np.divide(centred, deviation, out=np.zeros_like(centred), where=deviation > 1e-3)
+        np.testing.assert_array_equal(both[row, :n, :3], x[row, :n])
+        np.testing.assert_allclose(both[row, :n, 3:], expected, atol=2e-5)
+
+
+def test_the_map_computes_the_kernels_of_each_window():
+    rng = np.random.default_rng(0)
+    x, lengths = rng.normal(3, 2, (5, 40, 2)).astype(np.float32), np.array([40, 9, 23, 40, 31])
+    task = replace(SERIES, max_tokens=40)
+    model = load_model(task, chosen(task, 5, gain=6.0), "cpu", "float32")
+    found = forward(model, None, x, lengths, ["embed/max"], batch_rows=2)["embed/max"][:, 0]
+    both = row_forms(torch.from_numpy(x), torch.from_numpy(lengths), "both").numpy()
+    cut, counts = windows(both, lengths, 9, 1, dilations=(1, 2, 4), pad="same")
+    positions = model.fpt.backbone.model.get_submodule("wpe").weight.numpy(force=True)
+    hidden = cut @ (6 * kernels(256, 0, (3, 9, 2, 2)).T) + positions[: cut.shape[1]]
+    expected = [hidden[row, :n].max(0) for row, n in enumerate(counts)]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    assert model.windows == Windows(patch=9, dilations=(1, 2, 4), pad="same", normalise="both")
