@@ -30,7 +30,7 @@ def show(done: Fit, *, json: bool) -> None:
     if done.curve:
         metric = done.best.metric
         points = [(f"{n:,}", score_text(valid, metric), score_text(test, metric)) for n, valid, test in done.curve]
-        print_table(("#training rows", "#valid", "#test"), points, f"{done.best.name}: {metric}")
+        print_table(("#training rows", "#valid", "#test"), points, f"{done.best.title}: {metric}")
     print_table(
         ("", ""),
         [
@@ -72,4 +72,4 @@ def _line(name: str, result: Result) -> tuple[Any, ...]:
     interval = result.test_interval
     spread = f"{percent(interval[0])} to {percent(interval[1])}" if interval else ""
     scores = (score_text(score, result.metric) for score in (result.valid_score, result.test_score))
-    return name, result.name, result.readout, penalty, result.metric, *scores, spread
+    return name, result.title, result.readout, penalty, result.metric, *scores, spread

@@ -20,13 +20,13 @@ from reservoir_pipelines.fitting.curve import learning_curve, parse_sizes
 from reservoir_pipelines.fitting.engines import Engine, RidgeEngine, few_rows, make_engine
 from reservoir_pipelines.fitting.evaluation import Evaluation, Readout, compare, evaluate
 from reservoir_pipelines.fitting.pool import Features, Pool, choose_columns
-from reservoir_pipelines.fitting.raw import RawSource
+from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.fitting.results import Fit, Result, score_matrix, write_table
 from reservoir_pipelines.fitting.sources import Again, ColumnSource, JoinedSource, Source
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
 from reservoir_pipelines.output import meter, say
 from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep
-from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
+from reservoir_pipelines.preparation.prepared import scaling_from_json
 from reservoir_pipelines.stage import stage
 
 # Greedy selection holds the moments of all candidates side by side, of order the square of their joint width.
@@ -78,15 +78,18 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         best = max(trials, key=lambda trial: trial.result.merit)
         source: Source = pool.source(best.result.name)
         points = learning_curve(source, engine, sizes) if sizes and isinstance(engine, RidgeEngine) else ()
-        raw_source = _raw_source(pool)
+        raw_source = pool.raw()
+        if raw_source is None:
+            say("raw input: the prepared data is gone, so it is left out; reservoir prepare brings it back")
         raw = engine.run(raw_source) if raw_source else None
         found = _finish(best, source, engine, task)
         plain = _finish(raw, raw_source, engine, task) if raw and raw_source else None
     p_value = compare(found[2], plain[2]) if plain else None
     on_reservoir = found[0]
     if plain and options.columns == "all" and plain[0].merit > on_reservoir.merit:
-        say("the raw input alone does best: here this reservoir adds nothing to a linear model")
         found = plain
+    if found[0].columns == (RAW,):
+        say("the raw input alone does best: here this reservoir adds nothing to a linear model")
     chosen, model, evaluation = found
     table = tuple(result for trial in trials for result in trial.results)
     if not folds and len(table) > 1 and few_rows(rows["valid"], task.classes):
@@ -173,6 +176,8 @@ def _greedy(pool: Pool, trials: Sequence[Trial], engine: RidgeEngine, most: int)
     places: dict[str, slice] = {}
     for trial in ranked:
         source = pool.column(trial.result.columns[0])
+        if not isinstance(source, ColumnSource):
+            continue
         start = max((place.stop for place in places.values()), default=0)
         stop = start + source.width()
         if not parts or (source.tokens() == parts[0].tokens() and stop <= SHORTLIST_WIDTH):
@@ -183,14 +188,6 @@ def _greedy(pool: Pool, trials: Sequence[Trial], engine: RidgeEngine, most: int)
     train, valid = (Again(joined.blocks, (split,)) for split in ("train", "valid"))
     steps = forward_selection(train, valid, places, targets, engine.alphas, limit=most)
     return [trial_of("ridge", pool.source("+".join(step.columns)), step.sweep) for step in steps[1:]]
-
-
-def _raw_source(pool: Pool) -> RawSource | None:
-    place = Path(pool.entry.made_with.get("prepared", ""))
-    if not place.is_dir():
-        say("raw input: the prepared data is gone, so it is left out; reservoir prepare brings it back")
-        return None
-    return RawSource(Prepared.open(place), pool.store)
 
 
 def _finish(best: Trial, source: Source, engine: Engine, task: Task) -> tuple[Result, Readout, Evaluation]:
@@ -215,12 +212,12 @@ def _draw(
     evaluation: Evaluation,
 ) -> None:
     columns, settings, scores = score_matrix(table)
-    best = columns.index(chosen.name), settings.index(chosen.setting)
+    best = columns.index(chosen.title), settings.index(chosen.setting)
     level = raw.valid_score if raw else None
     plot_sweep(folder / "sweep.png", columns, settings, scores, best, level, metric=chosen.metric, title=title)
     if points:
         rows, valid, test = zip(*points, strict=True)
-        plot_curve(folder / "curve.png", rows, valid, test, metric=chosen.metric, title=f"{title}, {chosen.name}")
+        plot_curve(folder / "curve.png", rows, valid, test, metric=chosen.metric, title=f"{title}, {chosen.title}")
     if evaluation.classes:
         heading = f"{title}: test, {evaluation.scores['accuracy']:.1%} right"
         plot_confusion(folder / "confusion.png", evaluation.confusion, evaluation.classes, heading)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from reservoir_pipelines.preparation.prepared import Prepared
 
-RAW = "raw input"
+RAW = "raw"
 RAW_WIDTH = 6144  # beyond this the input is pooled, as a layer is: a sweep costs the cube of its width
 RAW_ROWS = 1024
 

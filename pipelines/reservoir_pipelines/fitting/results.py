@@ -60,6 +60,12 @@ class Result:
         return "+".join(self.columns)
 
     @property
+    def title(self) -> str:
+        """The name for a person; of more than two columns their layers, and how many they are."""
+        layers = dict.fromkeys(column.partition("/")[0] for column in self.columns)
+        return self.name if len(self.columns) <= 2 else f"{'+'.join(layers)} ({len(self.columns)} columns)"
+
+    @property
     def setting(self) -> str:
         """What tells it from others of its columns: the penalty as a power of ten, or its parameters."""
         if self.alpha is not None:
@@ -144,11 +150,11 @@ class Fit:
 
 def score_matrix(table: Sequence[Result]) -> tuple[list[str], list[str], np.ndarray]:
     """Return the columns, the settings, and the validation scores (columns, settings), NaN where none was tried."""
-    columns = list(dict.fromkeys(result.name for result in table))
+    columns = list(dict.fromkeys(result.title for result in table))
     settings = list(dict.fromkeys(result.setting for result in table))
     scores = np.full((len(columns), len(settings)), np.nan)
     for result in table:
-        scores[columns.index(result.name), settings.index(result.setting)] = result.valid_score
+        scores[columns.index(result.title), settings.index(result.setting)] = result.valid_score
     return columns, settings, scores
 
 
