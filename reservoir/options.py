@@ -186,7 +186,7 @@ class FitOptions(OutOptions, ClusterOptions):
     """Which readouts are tried, and how one is chosen."""
 
     columns: str | Sequence[str] = option(
-        "all", "Columns to try, comma-separated; a+b for two side by side; all; best:4 greedily."
+        "all", "Columns to try, comma-separated; a+b for two side by side; all, alone and by layer; best:4 greedily."
     )
     readout: str = option("ridge", "ridge, logistic, or an import path such as sklearn.svm.LinearSVC:C=0.1,1")
     alphas: str | None = option(None, "Penalties LO:HI:N on standardised features.")

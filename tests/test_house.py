@@ -93,7 +93,7 @@ def test_no_folders_import_each_other_in_a_circle():
     known = modules()
 
     def room(name):
-        """A file's folder; a file right in a package, and a folder's own __init__, are rooms of their own."""
+        """Return a file's folder; a file right in a package, and a folder's own __init__, are rooms of their own."""
         if known[name].name == "__init__.py":
             return f"{name}.__init__"
         folder = name.rpartition(".")[0]

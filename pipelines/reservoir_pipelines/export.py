@@ -109,6 +109,11 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
         raise InputError(f"readout {where}: only linear readouts can be exported; fit with --readout ridge or logistic")
     branches = []
     for part in bundle.parts:
+        if part.reservoir is None:
+            raise InputError(
+                f"readout {where}: it reads the raw input, where no reservoir did better; a column of one is exported "
+                "after reservoir fit ... --columns COLUMN"
+            )
         model = load_part(bundle.task, part, "cpu", where, compute)
         if model.compute != part.compute:
             say(f"the readout was fitted in {part.compute}; the float32 model differs from predict by its rounding")
@@ -173,7 +178,11 @@ def describe(bundle: Bundle, name: str, to: str, tokens: tuple[int, int]) -> dic
         else None,
         "task": task.to_dict(),
         "parts": [
-            {"reservoir": part.reservoir.to_dict(), "digest": part.digest, "columns": list(part.columns)}
+            {
+                "reservoir": part.reservoir and part.reservoir.to_dict(),
+                "digest": part.digest,
+                "columns": list(part.columns),
+            }
             | {"fitted_in": part.compute, "runs_in": "float32" if to == "onnx" else part.compute}
             for part in bundle.parts
         ],

@@ -17,6 +17,7 @@ from reservoir.reservoir import LoadedModel
 from reservoir.tasks import encode, read_new
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.evaluation import Evaluation, evaluate_classes, evaluate_values
+from reservoir_pipelines.fitting.raw import raw_features
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.training.trained import load_part, open_readout
 
@@ -87,14 +88,14 @@ def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Predict
     """
     bundle = open_readout(readout)
     raw, given, ids, y = read_new(file, bundle.task)
-    if bundle.lengths and given is None:
+    if bundle.lengths and given is None and raw.dtype.kind != "U":  # texts are as long as they are
         raise InputError(
             f"{file}: it has no array 'lengths', and the readout was fitted on sequences of several lengths; give the "
             "number of real tokens of each row"
         )
     x, lengths = encode(bundle.task, raw, given)
     truths = _truths(bundle, file, y, len(x))
-    models = [load_part(bundle.task, part, place.device, readout) for part in bundle.parts]
+    models = [load_part(bundle.task, p, place.device, readout) if p.reservoir else None for p in bundle.parts]
     for start in range(0, len(x), BLOCK_ROWS):
         rows = slice(start, start + BLOCK_ROWS)
         features = _features(bundle, models, x[rows], lengths[rows])
@@ -125,11 +126,14 @@ def evaluate_predictions(predictions: Sequence[Prediction]) -> Evaluation | None
     return evaluate_classes(y, predicted, classes, chances)
 
 
-def _features(bundle: Bundle, models: Sequence[LoadedModel], x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def _features(bundle: Bundle, models: Sequence[LoadedModel | None], x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return what the readout reads of sequences, (samples, width); a row has one sample or more."""
     empty = np.zeros((len(x), bundle.task.readout_tokens, bundle.task.outputs))
     read = []
     for part, model in zip(bundle.parts, models, strict=True):
+        if model is None:
+            read.append(raw_features(bundle.task, bundle.scaling, x, lengths))
+            continue
         features = forward(model, bundle.scaling, x, lengths, part.columns, BATCH_ROWS)
         read += [samples(features[column], empty)[0] for column in part.columns]
     return np.concatenate(read, axis=1)
@@ -168,4 +172,5 @@ def _truths(bundle: Bundle, file: Path, y: np.ndarray | None, rows: int) -> list
             f"{file}: y has the shape {y.shape}, and the readout gives {rows} rows {task.readout_tokens} x "
             f"{task.outputs} labels; give as many, or leave y out"
         )
-    return [_bare(row) for row in y.reshape(rows, task.readout_tokens, task.outputs).tolist()]
+    plain = [value.decode() if isinstance(value, bytes) else value for value in y.ravel().tolist()]  # HDF5 has bytes
+    return [_bare(row) for row in np.array(plain, object).reshape(rows, task.readout_tokens, task.outputs).tolist()]

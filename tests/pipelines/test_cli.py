@@ -52,7 +52,7 @@ def test_the_tables_name_what_was_made(call, tiny_gpt2):
     assert "on disk" in err
     code, out, _ = call("fit", "digits")
     assert code == 0
-    assert "raw input" in out
+    assert "raw" in out
     assert "sweep.png" in out
     code, out, _ = call("cache", "list")
     assert "tiny-gpt2-pretrained" in out

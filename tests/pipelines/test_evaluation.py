@@ -3,6 +3,7 @@
 import json
 import re
 
+import h5py
 import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, predict
@@ -124,6 +125,10 @@ def test_unknown_labels_count_as_wrong_and_other_shapes_are_refused(own, tmp_pat
     np.savez(tmp_path / "wide.npz", x=arrays["x"], y=np.zeros((40, 2)))
     with pytest.raises(InputError, match=r"y has the shape \(40, 2\)"):
         list(predict(done.saved, tmp_path / "wide.npz"))
+    with h5py.File(tmp_path / "new.h5", "w") as hdf:
+        hdf["x"], hdf["y"] = arrays["x"], arrays["y"].astype("S4")
+    expected = evaluate_predictions(list(predict(done.saved, file)))
+    assert evaluate_predictions(list(predict(done.saved, tmp_path / "new.h5"))).to_dict() == expected.to_dict()
     np.savez(tmp_path / "plain.npz", x=arrays["x"])
     assert evaluate_predictions(list(predict(done.saved, tmp_path / "plain.npz"))) is None
 
@@ -166,3 +171,11 @@ def test_folds_hold_as_much_of_every_class(tiny_gpt2, tmp_path):
     labels = np.concatenate([features[split].y for split in ("train", "valid")])
     counts = np.array([np.bincount(labels[deal(source, 5, 10) == fold], minlength=10) for fold in range(5)])
     assert (counts.max(axis=0) - counts.min(axis=0)).max() <= 1
+
+
+def test_texts_need_no_lengths(tmp_path, cache, tiny_gpt2):
+    rows = {"train_rows": 60, "valid_rows": 40, "test_rows": 20, "min_length": 6, "max_length": 20}
+    features = extract("listops", backbone=str(tiny_gpt2), parameters=rows, **SMALL)
+    saved = fit(features, alphas="1:10:2").saved
+    (tmp_path / "new.csv").write_text("x\n[MAX 4 0 1 ]\n[MIN 4 2 [MAX 5 1 ] 3 ]\n")
+    assert {one.label for one in predict(saved, tmp_path / "new.csv")} <= set(range(10))

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from reservoir_pipelines.fitting.seeds import SeedsFit
 
 HEADINGS = ("", "columns", "readout", "#penalty", "metric", "#valid", "#test", "95% interval")
+SIGNIFICANT = 0.05
 MOST_RECALLS = 10  # classes whose recall fits into a line
 
 
@@ -22,11 +23,14 @@ def show(done: Fit, *, json: bool) -> None:
         return
     rows = [_line("best", done.best)] + ([_line("raw", done.raw)] if done.raw else [])
     print_table(HEADINGS, rows, f"{done.entry.parent.name}, {done.entry.name}")
+    if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
+        sure = "more than chance" if done.p_value < SIGNIFICANT else "no more than chance can explain"
+        print_table(("", ""), [("best against raw", f"{sure} (p = {done.p_value:.2g}, the same test rows)")])
     print_table(("on test", ""), evaluation_lines(done.evaluation))
     if done.curve:
         metric = done.best.metric
         points = [(f"{n:,}", score_text(valid, metric), score_text(test, metric)) for n, valid, test in done.curve]
-        print_table(("#training rows", "#valid", "#test"), points, f"{done.best.name}: {metric}")
+        print_table(("#training rows", "#valid", "#test"), points, f"{done.best.title}: {metric}")
     print_table(
         ("", ""),
         [
@@ -68,4 +72,4 @@ def _line(name: str, result: Result) -> tuple[Any, ...]:
     interval = result.test_interval
     spread = f"{percent(interval[0])} to {percent(interval[1])}" if interval else ""
     scores = (score_text(score, result.metric) for score in (result.valid_score, result.test_score))
-    return name, result.name, result.readout, penalty, result.metric, *scores, spread
+    return name, result.title, result.readout, penalty, result.metric, *scores, spread

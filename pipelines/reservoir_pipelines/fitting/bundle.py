@@ -24,6 +24,7 @@ from reservoir.tasks.task import Scaling, Task
 from reservoir_pipelines.checked import read_checked, remove_parts, write_checked
 from reservoir_pipelines.fitting.estimator_files import load_estimator, save_estimator
 from reservoir_pipelines.fitting.evaluation import Readout
+from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout
 from reservoir_pipelines.workspace import replace_file
 
@@ -42,10 +43,11 @@ WEIGHTS, ESTIMATOR = "safetensors", "skops"
 class Part:
     """A frozen map, by its settings and the SHA-256 of its weights, and the columns that are read of it, in order.
 
-    ``run`` is the folder of the run whose trained weights take the place of frozen ones; none by default.
+    ``run`` is the folder of the run whose trained weights take the place of frozen ones; none by default. Without a
+    reservoir the input itself is read.
     """
 
-    reservoir: Reservoir
+    reservoir: Reservoir | None
     digest: str
     compute: str
     columns: tuple[str, ...]
@@ -72,6 +74,9 @@ class Bundle:
         """Gather a bundle from cache entries and the readout chosen on them."""
         parts: list[Part] = []
         for name in result.columns:
+            if name == RAW:
+                parts.append(Part(reservoir=None, digest="", compute="", columns=(name,)))
+                continue
             number, colon, column = name.partition(":")
             made = stores[int(number) - 1 if colon else 0].entry
             part = Part(
@@ -160,7 +165,13 @@ class Bundle:
             task=Task.from_dict(card["task"]),
             scaling=Scaling(offset=arrays["offset"], scale=arrays["scale"]) if "scale" in arrays else None,
             parts=tuple(
-                Part(**{**part, "reservoir": Reservoir(**part["reservoir"]), "columns": tuple(part["columns"])})
+                Part(
+                    **{
+                        **part,
+                        "reservoir": part["reservoir"] and Reservoir(**part["reservoir"]),
+                        "columns": tuple(part["columns"]),
+                    }
+                )
                 for part in card["parts"]
             ),
             readout=readout,

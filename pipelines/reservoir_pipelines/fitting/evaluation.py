@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from reservoir.readouts import LinearReadout, Targets, accuracy_interval
+from reservoir.readouts import LinearReadout, Targets, accuracy_interval, mcnemar, paired_bootstrap
 from reservoir_pipelines.fitting.sources import Source
 
 MOST_PRINTED = 100  # classes whose confusion goes into JSON
@@ -55,6 +55,8 @@ class Evaluation:
         Names of the rows and columns of ``confusion``.
     confusion : ndarray of int, (classes, classes)
         How many samples of each class were given each label; empty for real targets.
+    merits : ndarray of float, (rows,)
+        Share of right labels of each row, or its negative squared error.
     """
 
     samples: int
@@ -63,6 +65,7 @@ class Evaluation:
     recall: dict[str, float]
     classes: tuple[str, ...]
     confusion: np.ndarray
+    merits: np.ndarray
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values; of more than 100 classes the confusion stays in the picture."""
@@ -78,7 +81,8 @@ def evaluate_classes(
     """Compare class numbers (rows, ...) with labels; ``chances`` (rows, ...) rank them by how likely 1 is, of two."""
     from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
 
-    interval = accuracy_interval((y == predicted).reshape(len(y), -1).mean(axis=1))
+    merits = (y == predicted).reshape(len(y), -1).mean(axis=1)
+    interval = accuracy_interval(merits)
     y, predicted = y.ravel(), predicted.ravel()
     confusion = confusion_matrix(y, predicted, labels=range(len(classes)))
     counts = confusion.sum(axis=1)
@@ -99,6 +103,7 @@ def evaluate_classes(
         recall={classes[c]: float(share) for c, share in zip(present, recall, strict=True)},
         classes=tuple(classes),
         confusion=confusion,
+        merits=merits,
     )
 
 
@@ -110,7 +115,15 @@ def evaluate_values(y: np.ndarray, predicted: np.ndarray) -> Evaluation:
     scores = {"R²": r2, "rmse": root_mean_squared_error(y, predicted), "mae": mean_absolute_error(y, predicted)}
     found = {name: float(value) for name, value in scores.items()}
     none = np.zeros((0, 0), int)
-    return Evaluation(samples=len(y), scores=found, interval=None, recall={}, classes=(), confusion=none)
+    merits = -((y - predicted) ** 2).reshape(len(y), -1).mean(axis=1)
+    return Evaluation(samples=len(y), scores=found, interval=None, recall={}, classes=(), confusion=none, merits=merits)
+
+
+def compare(one: Evaluation, other: Evaluation) -> float:
+    """Return the p-value of two readouts doing equally well on the same rows: McNemar's, or a paired bootstrap's."""
+    if one.classes and set(np.unique([one.merits, other.merits])) <= {0.0, 1.0}:
+        return mcnemar(one.merits == 1, other.merits == 1)
+    return paired_bootstrap(one.merits, other.merits)
 
 
 def evaluate(readout: Readout, source: Source, classes: Sequence[str]) -> Evaluation:

@@ -18,15 +18,15 @@ from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.column_moments import compute_moments
 from reservoir_pipelines.fitting.curve import learning_curve, parse_sizes
 from reservoir_pipelines.fitting.engines import Engine, RidgeEngine, few_rows, make_engine
-from reservoir_pipelines.fitting.evaluation import Evaluation, evaluate
+from reservoir_pipelines.fitting.evaluation import Evaluation, Readout, compare, evaluate
 from reservoir_pipelines.fitting.pool import Features, Pool, choose_columns
-from reservoir_pipelines.fitting.raw import RawSource
+from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.fitting.results import Fit, Result, score_matrix, write_table
-from reservoir_pipelines.fitting.sources import Again, ColumnSource, JoinedSource
+from reservoir_pipelines.fitting.sources import Again, ColumnSource, JoinedSource, Source
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
 from reservoir_pipelines.output import meter, say
 from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep
-from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
+from reservoir_pipelines.preparation.prepared import scaling_from_json
 from reservoir_pipelines.stage import stage
 
 # Greedy selection holds the moments of all candidates side by side, of order the square of their joint width.
@@ -43,9 +43,11 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         What `extract` returned, or the folder of an entry; several entries of the same rows are fitted together, their
         columns named ``1:block06/mean``, ``2:block06/mean`` and so on.
     **options
-        Fields of `FitOptions` and `DeviceOptions`. ``columns`` that are ``all`` are tried each alone; ``a+b`` reads two
-        side by side, ``best:4`` adds up to four greedily by validation. ``out`` is by default a folder below the
-        cache's ``readouts`` that the entry, the columns and the settings of the readout name.
+        Fields of `FitOptions` and `DeviceOptions`. ``columns`` that are ``all`` are tried each alone, all of a layer
+        side by side, and beside the raw input, which is chosen where nothing does better; ``a+b`` reads two side by
+        side, ``best:4`` adds up to four greedily by validation. What is chosen on valid is then fitted to train and
+        valid together. ``out`` is by default a folder below the cache's ``readouts`` that the entry, the columns and
+        the settings of the readout name.
 
     Returns
     -------
@@ -60,7 +62,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     pool = Pool.of(features)
     task = Task.from_dict(pool.entry.spec.task)
     rows = {split: pool.store[split].rows for split in ("train", "valid", "test")}
-    engine = make_engine(options, task.classes, rows["valid"])
+    engine = make_engine(options, task.classes, rows)
     folds = engine.folds if isinstance(engine, RidgeEngine) else 0
     names, most = choose_columns(pool, options.columns)
     sizes = _sizes(options, engine, most, rows["train"])
@@ -74,28 +76,37 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         if most and isinstance(engine, RidgeEngine):
             trials += _greedy(pool, trials, engine, most)
         best = max(trials, key=lambda trial: trial.result.merit)
-        source = pool.source(best.result.name)
-        raw = _raw(pool, engine, task)
+        source: Source = pool.source(best.result.name)
         points = learning_curve(source, engine, sizes) if sizes and isinstance(engine, RidgeEngine) else ()
-    model = best.readout
-    if task.classes and isinstance(model, LinearReadout) and not folds:
-        model = model.calibrate(source.blocks("valid"))
-    evaluation = evaluate(model, source, class_names(task))
-    chosen = best.result.tested(evaluation)
+        raw_source = pool.raw()
+        if raw_source is None:
+            say("raw input: the prepared data is gone, so it is left out; reservoir prepare brings it back")
+        raw = engine.run(raw_source) if raw_source else None
+        found = _finish(best, source, engine, task)
+        plain = _finish(raw, raw_source, engine, task) if raw and raw_source else None
+    p_value = compare(found[2], plain[2]) if plain else None
+    on_reservoir = found[0]
+    if plain and options.columns == "all" and plain[0].merit > on_reservoir.merit:
+        found = plain
+    if found[0].columns == (RAW,):
+        say("the raw input alone does best: here this reservoir adds nothing to a linear model")
+    chosen, model, evaluation = found
     table = tuple(result for trial in trials for result in trial.results)
     if not folds and len(table) > 1 and few_rows(rows["valid"], task.classes):
         say(
             f"CAUTION: {rows['valid']} validation rows chose among {len(table):,} readouts, so chance chose as much "
             "as they: choose by cross-validation (--select cv5), or give more validation rows"
         )
-    write_table(folder / "results.csv", table, chosen, raw)
-    _draw(folder, f"{task.name}, {pool.title}", table, chosen, raw, points, evaluation)
+    raw_result = plain[0] if plain else None
+    write_table(folder / "results.csv", table, chosen, raw_result)
+    _draw(folder, f"{task.name}, {pool.title}", table, on_reservoir, raw_result, points, evaluation)
     scaling = scaling_from_json(pool.entry.made_with["scaling"])
     return Fit(
         entry=pool.entry.path,
         best=chosen,
         evaluation=evaluation,
-        raw=raw,
+        raw=raw_result,
+        p_value=p_value,
         table=table,
         curve=points,
         readout=model,
@@ -165,6 +176,8 @@ def _greedy(pool: Pool, trials: Sequence[Trial], engine: RidgeEngine, most: int)
     places: dict[str, slice] = {}
     for trial in ranked:
         source = pool.column(trial.result.columns[0])
+        if not isinstance(source, ColumnSource):
+            continue
         start = max((place.stop for place in places.values()), default=0)
         stop = start + source.width()
         if not parts or (source.tokens() == parts[0].tokens() and stop <= SHORTLIST_WIDTH):
@@ -177,14 +190,16 @@ def _greedy(pool: Pool, trials: Sequence[Trial], engine: RidgeEngine, most: int)
     return [trial_of("ridge", pool.source("+".join(step.columns)), step.sweep) for step in steps[1:]]
 
 
-def _raw(pool: Pool, engine: Engine, task: Task) -> Result | None:
-    place = Path(pool.entry.made_with.get("prepared", ""))
-    if not place.is_dir():
-        say("raw input: the prepared data is gone, so it is left out; reservoir prepare brings it back")
-        return None
-    source = RawSource(Prepared.open(place), pool.store)
-    trial = engine.run(source)
-    return trial.result.tested(evaluate(trial.readout, source, class_names(task)))
+def _finish(best: Trial, source: Source, engine: Engine, task: Task) -> tuple[Result, Readout, Evaluation]:
+    """Make the chosen readout final: how sure it is from valid, fitted to all but test, and scored on test once."""
+    model = best.readout
+    chosen_on_valid = not (isinstance(engine, RidgeEngine) and engine.folds)
+    if task.classes and isinstance(model, LinearReadout) and chosen_on_valid:
+        model = model.calibrate(source.blocks("valid"))
+    if isinstance(engine, RidgeEngine) and isinstance(model, LinearReadout) and chosen_on_valid:
+        model = engine.refit(source, model, float(best.result.alpha or 0))
+    evaluation = evaluate(model, source, class_names(task))
+    return best.result.tested(evaluation), model, evaluation
 
 
 def _draw(
@@ -197,12 +212,12 @@ def _draw(
     evaluation: Evaluation,
 ) -> None:
     columns, settings, scores = score_matrix(table)
-    best = columns.index(chosen.name), settings.index(chosen.setting)
+    best = columns.index(chosen.title), settings.index(chosen.setting)
     level = raw.valid_score if raw else None
     plot_sweep(folder / "sweep.png", columns, settings, scores, best, level, metric=chosen.metric, title=title)
     if points:
         rows, valid, test = zip(*points, strict=True)
-        plot_curve(folder / "curve.png", rows, valid, test, metric=chosen.metric, title=f"{title}, {chosen.name}")
+        plot_curve(folder / "curve.png", rows, valid, test, metric=chosen.metric, title=f"{title}, {chosen.title}")
     if evaluation.classes:
         heading = f"{title}: test, {evaluation.scores['accuracy']:.1%} right"
         plot_confusion(folder / "confusion.png", evaluation.confusion, evaluation.classes, heading)

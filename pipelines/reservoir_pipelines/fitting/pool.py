@@ -10,8 +10,18 @@ from pathlib import Path
 from reservoir_cache import Entry, FeatureStore
 
 from reservoir import InputError
+from reservoir.defaults import default_columns
+from reservoir.tasks.task import Task
 from reservoir_pipelines.extraction.extract import Extraction
+from reservoir_pipelines.fitting.raw import RAW, RawSource
 from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, Source
+from reservoir_pipelines.preparation.prepared import Prepared
+
+JOINED = 2048
+"""Columns are joined unasked where they, or the rows, are no more: a sweep costs the cube of the smaller."""
+
+SERIES_ROWS = 3000
+"""Most training rows of which columns thousands wide are joined unasked: their kernel matrix has rows squared."""
 
 Features = Extraction | FeatureStore | Path | str
 """What `fit` takes: what `extract` returned, or the folder of an entry."""
@@ -81,8 +91,17 @@ class Pool:
         parts = tuple(self.column(part) for part in name.split("+"))
         return parts[0] if len(parts) == 1 else JoinedSource(parts)
 
-    def column(self, name: str) -> ColumnSource:
-        """Return the samples of a single column."""
+    def raw(self) -> RawSource | None:
+        """Return the raw input of the same rows; None where the prepared data is gone."""
+        place = Path(self.entry.made_with.get("prepared", ""))
+        return RawSource(Prepared.open(place), self.store) if place.is_dir() else None
+
+    def column(self, name: str) -> ColumnSource | RawSource:
+        """Return the samples of a single column, or the raw input."""
+        if name == RAW:
+            if found := self.raw():
+                return found
+            raise InputError("raw: the prepared data is gone; run reservoir prepare, then extract again")
         number, colon, column = name.partition(":")
         if not colon:
             return ColumnSource(self.store, name)
@@ -100,15 +119,39 @@ def choose_columns(pool: Pool, columns: str | Sequence[str]) -> tuple[tuple[str,
             raise InputError(f"--columns {wanted[0]}: write best:K with K of at least 1, such as best:4")
         wanted, most = ["all"], int(number)
     if wanted == ["all"]:
-        wanted = [c for c in cached if not c.endswith("/all")] or cached
+        alone = [c for c in cached if not c.endswith("/all")] or cached
+        wanted = alone if most else _unasked(pool, cached) or alone + _by_layer(pool, alone)
     for column in wanted:
         for part in column.split("+"):
-            if part not in cached:
+            if part not in (*cached, RAW):
                 raise InputError(f"column {part!r}: not cached here; cached are {', '.join(cached) or 'none'}")
     if not wanted:
         have = f"name some of {', '.join(cached)}" if cached else "run reservoir extract again to finish the entry"
         raise InputError(f"no columns to fit; {have}")
     return tuple(dict.fromkeys(wanted)), most
+
+
+def _unasked(pool: Pool, cached: Sequence[str]) -> list[str]:
+    """Return what is known to suit the task's kind of data, where it is cached and rows are few enough for it."""
+    if len(pool.stores) > 1 or pool.store["train"].rows > SERIES_ROWS:
+        return []
+    columns = default_columns(Task.from_dict(pool.entry.spec.task))
+    known = {*cached, *([RAW] if pool.raw() else [])}
+    return [column for column in columns if known.issuperset(column.split("+"))]
+
+
+def _by_layer(pool: Pool, columns: Sequence[str]) -> list[str]:
+    """Return all columns of each layer side by side, where a sweep over them is cheap and they are read row by row."""
+    layers: dict[str, dict[str, int]] = {}
+    for column in columns:
+        source = pool.column(column)
+        if isinstance(source, ColumnSource) and source.tokens() == 1:
+            layers.setdefault(column.partition("/")[0], {})[column] = source.width()
+    return [
+        "+".join(widths)
+        for widths in layers.values()
+        if len(widths) > 1 and min(sum(widths.values()), pool.store["train"].rows) <= JOINED
+    ]
 
 
 def _open(features: Features) -> FeatureStore:

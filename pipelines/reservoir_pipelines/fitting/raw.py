@@ -11,24 +11,21 @@ import torch
 
 from reservoir.pooling import pool
 from reservoir.readouts import samples
-from reservoir.tasks.task import Tokens
+from reservoir.tasks.task import Scaling, Task, Tokens
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
 
     from reservoir_pipelines.preparation.prepared import Prepared
 
-RAW = "raw input"
+RAW = "raw"
 RAW_WIDTH = 6144  # beyond this the input is pooled, as a layer is: a sweep costs the cube of its width
 RAW_ROWS = 1024
 
 
 @dataclass(frozen=True)
 class RawSource:
-    """Samples from the input itself, flattened, or as means of 8 stretches where it is too wide.
-
-    Vectors are scaled as the model sees them, symbols are coded one-hot.
-    """
+    """Samples from the input itself; see `raw_features`."""
 
     prepared: Prepared
     store: FeatureStore
@@ -52,25 +49,23 @@ class RawSource:
         return self.store[split].labels.reshape(self.store[split].rows, -1)
 
     def encode(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Return the raw features (rows, width) of stored sequences, zero at padding."""
-        form = self.prepared.task.form
-        if isinstance(form, Tokens):
-            values = np.eye(form.vocabulary, dtype=np.float32)[x.astype(np.int64)]
-        else:
-            values = self.prepared.scaling(x) if self.prepared.scaling else x.astype(np.float32)
-        values = values * (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
-        if self._flat():
-            short = self._tokens() - x.shape[1]
-            return np.pad(values, ((0, 0), (0, short), (0, 0))).reshape(len(x), -1)
-        means = pool(torch.from_numpy(values), torch.from_numpy(lengths.astype(np.int64)), "segments8")
-        return means.numpy().reshape(len(x), -1)
+        """Return the raw features (rows, width) of stored sequences."""
+        return raw_features(self.prepared.task, self.prepared.scaling, x, lengths)
 
-    def _flat(self) -> bool:
-        return self._tokens() * self._values() <= RAW_WIDTH
 
-    def _tokens(self) -> int:
-        return self.prepared.task.max_tokens
+def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the input itself as features (rows, width), float32, zero at padding.
 
-    def _values(self) -> int:
-        form = self.prepared.task.form
-        return form.vocabulary if isinstance(form, Tokens) else form.dim
+    Vectors are scaled as the model sees them, symbols are one-hot; flat, or as means of 8 stretches where that is too
+    wide.
+    """
+    if isinstance(task.form, Tokens):
+        values = np.eye(task.form.vocabulary, dtype=np.float32)[x.astype(np.int64)]
+    else:
+        values = scaling(x) if scaling else x.astype(np.float32)
+    values = values * (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
+    if task.max_tokens * values.shape[2] <= RAW_WIDTH:
+        short = task.max_tokens - x.shape[1]
+        return np.pad(values, ((0, 0), (0, short), (0, 0))).reshape(len(x), -1)
+    means = pool(torch.from_numpy(values), torch.from_numpy(lengths.astype(np.int64)), "segments8")
+    return means.numpy().reshape(len(x), -1)

@@ -60,6 +60,12 @@ class Result:
         return "+".join(self.columns)
 
     @property
+    def title(self) -> str:
+        """The name for a person; of more than two columns their layers, and how many they are."""
+        layers = dict.fromkeys(column.partition("/")[0] for column in self.columns)
+        return self.name if len(self.columns) <= 2 else f"{'+'.join(layers)} ({len(self.columns)} columns)"
+
+    @property
     def setting(self) -> str:
         """What tells it from others of its columns: the penalty as a power of ten, or its parameters."""
         if self.alpha is not None:
@@ -72,7 +78,8 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return {
+        named = {"valid_accuracy": self.valid_score, "test_accuracy": self.test_score}
+        return (named if self.metric == "accuracy" else {}) | {
             "columns": list(self.columns),
             "readout": self.readout,
             "alpha": self.alpha,
@@ -97,6 +104,8 @@ class Fit:
         How it does on the test split.
     raw : Result, optional
         The same sweep on the input itself; None where the prepared data is gone.
+    p_value : float, optional
+        Of the best readout and the raw input doing equally well on the test rows.
     table : tuple of Result
         Every tried readout of the reservoir.
     curve : tuple of (int, float, float)
@@ -113,6 +122,7 @@ class Fit:
     best: Result
     evaluation: Evaluation
     raw: Result | None
+    p_value: float | None
     table: tuple[Result, ...]
     curve: tuple[tuple[int, float, float], ...]
     readout: Readout = field(repr=False)
@@ -128,6 +138,7 @@ class Fit:
             "best": self.best.to_dict(),
             "evaluation": self.evaluation.to_dict(),
             "raw": self.raw.to_dict() if self.raw else None,
+            "p_value": self.p_value,
             "curve": [{"rows": n, "valid_score": v, "test_score": t} for n, v, t in self.curve],
             "tried": len(self.table),
             "results": str(self.results),
@@ -139,11 +150,11 @@ class Fit:
 
 def score_matrix(table: Sequence[Result]) -> tuple[list[str], list[str], np.ndarray]:
     """Return the columns, the settings, and the validation scores (columns, settings), NaN where none was tried."""
-    columns = list(dict.fromkeys(result.name for result in table))
+    columns = list(dict.fromkeys(result.title for result in table))
     settings = list(dict.fromkeys(result.setting for result in table))
     scores = np.full((len(columns), len(settings)), np.nan)
     for result in table:
-        scores[columns.index(result.name), settings.index(result.setting)] = result.valid_score
+        scores[columns.index(result.title), settings.index(result.setting)] = result.valid_score
     return columns, settings, scores
 
 

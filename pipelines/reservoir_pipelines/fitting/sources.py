@@ -141,18 +141,22 @@ class Again:
         return self.make(*self.arguments)
 
 
-def fold_blocks(source: Source, folds: int, classes: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield all samples that are not test with the fold of each, (m,), for cross-validation."""
+def fold_blocks(
+    source: Source, folds: int, classes: int, repeats: int = 1
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield all samples that are not test with the fold of each, (m,), or of each of several deals, (m, repeats)."""
     blocks = itertools.chain(source.blocks("train"), source.blocks("valid"))
-    yield from numbered(blocks, deal(source, folds, classes))
+    deals = [deal(source, folds, classes, repeat) for repeat in range(repeats)]
+    yield from numbered(blocks, deals[0] if repeats == 1 else np.stack(deals, axis=1))
 
 
-def deal(source: Source, folds: int, classes: int) -> np.ndarray:
+def deal(source: Source, folds: int, classes: int, repeat: int = 0) -> np.ndarray:
     """Return the fold of every sample of train, then of valid, (n,): dealt by rows, evenly also within each class."""
     labels = np.concatenate([source.labels(split) for split in ("train", "valid")])
     single = classes and source.tokens() == labels.shape[1] == 1
     rows = len(labels) // source.tokens()
-    return np.repeat(deal_folds(rows, folds, labels=labels[:, 0] if single else None), source.tokens())
+    found = deal_folds(rows, folds, labels=labels[:, 0] if single else None, repeat=repeat)
+    return np.repeat(found, source.tokens())
 
 
 def strata_blocks(source: Source, bounds: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -96,6 +96,8 @@ def linear_readout(task: Task, output: nn.Linear, scale: TargetScale | None = No
 
 def load_part(task: Task, part: Part, device: str, where: Path, compute: str | None = None) -> LoadedModel:
     """Load the map that a readout reads, frozen or trained; ``where`` is the readout, for messages."""
+    if part.reservoir is None:
+        raise InputError(f"readout {where}: it reads the input itself, without a model")
     if part.run:
         return load_run(Path(part.run), device, compute)
     model = load_model(task, part.reservoir, device, compute or part.compute)
