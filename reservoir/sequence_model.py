@@ -26,7 +26,9 @@ class Branch(nn.Module):
         self.columns = list(columns)
         self.shapes = column_shapes(self.fpt.task, self.fpt.backbone.width, columns)
         self.windows = model.windows
-        self.windowed = not self.windows.plain
+        # One window around every value: as many tokens as values, of whatever length.
+        kept = self.windows.pad == "same" and self.windows.stride == 1
+        self.windowed = not (self.windows.plain or kept)
 
     def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
         """Return what the readout sees of each column, (samples, width), from scaled sequences and their lengths."""
