@@ -53,8 +53,10 @@ def default_windows(task: Task, rows: int) -> dict[str, Any]:
 
 
 def default_layers(task: Task) -> str:
-    """Return the layers that are kept: all; of one's own series, where deeper ones add cost alone, the first two."""
-    return "embed,block01" if is_series(task) else "all"
+    """Return the layers that are kept: all; of own sequences the first ones; deeper ones cost more than they add."""
+    if is_series(task):
+        return "embed,block01"
+    return "embed,block01,block02" if task.name not in TASKS and isinstance(task.form, Tokens) else "all"
 
 
 def default_pools(task: Task, width: int) -> str:

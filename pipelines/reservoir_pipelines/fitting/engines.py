@@ -14,7 +14,7 @@ from reservoir.options import FitOptions
 from reservoir.readouts import LOGISTIC_ALPHAS, LinearReadout, Moments, cross_sweep, logistic_sweep, parse_alphas, sweep
 from reservoir_pipelines.fitting.column_moments import ColumnMoments, column_moments, compute_moments
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorEngine
-from reservoir_pipelines.fitting.sources import Again, Source, fold_blocks
+from reservoir_pipelines.fitting.sources import Again, Source, fold_blocks, hold
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
 
 RIDGE_ALPHAS = "1e-2:1e6:25"
@@ -61,7 +61,7 @@ class RidgeEngine:
         targets = make_targets(source, self.classes, self.balanced)
         moments = _kept(self.moments(source))
         if self.folds:
-            blocks = Again(fold_blocks, (source, self.folds, self.classes, self.repeats))
+            blocks = hold(Again(fold_blocks, (source, self.folds, self.classes, self.repeats)))
             deals = {"folds": self.folds, "repeats": self.repeats, "moments": moments}
             swept = cross_sweep(blocks, targets, self.alphas, **deals)
         else:

@@ -18,7 +18,7 @@ from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, Sour
 from reservoir_pipelines.preparation.prepared import Prepared
 
 JOINED = 2048
-"""Columns are joined unasked where they, or the rows, are no more: a sweep costs the cube of the smaller."""
+"""Columns are joined unasked where they are no wider together: a sweep costs the cube of the width."""
 
 SERIES_ROWS = 3000
 """Most training rows of which columns thousands wide are joined unasked: their kernel matrix has rows squared."""
@@ -147,11 +147,7 @@ def _by_layer(pool: Pool, columns: Sequence[str]) -> list[str]:
         source = pool.column(column)
         if isinstance(source, ColumnSource) and source.tokens() == 1:
             layers.setdefault(column.partition("/")[0], {})[column] = source.width()
-    return [
-        "+".join(widths)
-        for widths in layers.values()
-        if len(widths) > 1 and min(sum(widths.values()), pool.store["train"].rows) <= JOINED
-    ]
+    return ["+".join(widths) for widths in layers.values() if len(widths) > 1 and sum(widths.values()) <= JOINED]
 
 
 def _open(features: Features) -> FeatureStore:

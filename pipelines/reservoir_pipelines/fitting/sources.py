@@ -141,6 +141,20 @@ class Again:
         return self.make(*self.arguments)
 
 
+HELD_BYTES = 2**28
+
+
+def hold(stream: Again) -> Iterable[Any]:
+    """Return the blocks of a stream in memory where they are few; cross-validation passes over them many times."""
+    blocks, size = [], 0
+    for block in stream:
+        size += block[0].nbytes
+        if size > HELD_BYTES:
+            return stream
+        blocks.append(block)
+    return blocks
+
+
 def fold_blocks(
     source: Source, folds: int, classes: int, repeats: int = 1
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
