@@ -74,7 +74,7 @@ def plot_sweep(
     for the pooling of the best, which is ringed. Joined columns are a line, or layers where there are no single ones.
     """
     factor, unit = in_unit(metric)
-    single = [i for i, name in enumerate(columns) if "+" not in name] or list(range(len(columns)))
+    single = [i for i, name in enumerate(columns) if "/" in name and "+" not in name] or list(range(len(columns)))
     places = {i: _place(columns[i]) for i in single}
     figure = figure_of(11, 4.6, title)
     lines, heat = figure.subplots(1, 2, width_ratios=(1.15, 1))
@@ -99,7 +99,7 @@ def plot_sweep(
     values = factor * scores[rows][:, tried]
     _draw_settings(heat, values, [places[i][0] for i in rows], [settings[j] for j in tried], ring)
     note = ", chosen readout ringed" if ring else ""
-    heat.set_title(f"{shown}: validation {unit}{note}", fontsize=9, color=INK)
+    heat.set_title(f"{shown}: validation {unit}{note}".removeprefix(": "), fontsize=9, color=INK)
     save(figure, path)
 
 
