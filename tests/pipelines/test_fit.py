@@ -13,6 +13,13 @@ from reservoir_pipelines.preparation.prepare import prepare
 
 from reservoir import InputError
 
+# each column alone, chosen on the validation split and fitted to train
+PLAIN = {
+    "alphas": "1e-1:1e4:6",
+    "select": "valid",
+    "columns": "block01/last,block01/mean,final/last,final/mean",
+}
+
 
 @pytest.fixture(scope="module")
 def extracted(tmp_path_factory, tiny_gpt2):
@@ -23,7 +30,7 @@ def extracted(tmp_path_factory, tiny_gpt2):
 
 @pytest.fixture(scope="module")
 def fitted(extracted):
-    return fit(extracted, alphas="1e-1:1e4:6")
+    return fit(extracted, **PLAIN)
 
 
 def test_every_readout_equals_scikit_learn(extracted, fitted):
@@ -86,14 +93,14 @@ def test_moments_are_kept_and_a_second_sweep_does_not_read_the_training_features
         return plain(self, column, *shards)
 
     monkeypatch.setattr(SplitFeatures, "blocks", refuse)
-    again = fit(extracted, alphas="1e-1:1e4:6")
+    again = fit(extracted, **PLAIN)
     assert again.table == fitted.table
     np.testing.assert_array_equal(again.readout.coef, fitted.readout.coef)
 
 
 def test_the_kernel_form_gives_the_same_as_moments(extracted, tmp_path, tiny_gpt2):
     few = extract("digits", backbone=str(tiny_gpt2), limit=100, layers="final", pool="segments8", cache=tmp_path)
-    done = fit(few, alphas="1e0:1e2:3")
+    done = fit(few, alphas="1e0:1e2:3", select="valid")
     x, y = few["train"]["final/segments8"].astype(np.float64), few["train"].y.ravel()
     assert len(x) < x.shape[1]
     from sklearn.linear_model import RidgeClassifier
@@ -190,7 +197,7 @@ def test_columns_side_by_side_equal_scikit_learn_on_their_concatenation(extracte
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    done = fit(extracted, columns="block01/last+final/mean", alphas="1e0:1e2:3")
+    done = fit(extracted, columns="block01/last+final/mean", alphas="1e0:1e2:3", select="valid")
     train, valid = (
         np.concatenate([extracted[s]["block01/last"], extracted[s]["final/mean"]], axis=1) for s in ("train", "valid")
     )
@@ -202,10 +209,11 @@ def test_columns_side_by_side_equal_scikit_learn_on_their_concatenation(extracte
 
 
 def test_greedy_columns_are_no_worse_than_the_best_alone(extracted, fitted, tmp_path):
-    done = fit(extracted, columns="best:3", alphas="1e-1:1e4:6", out=tmp_path)
+    done = fit(extracted, columns="best:3", alphas="1e-1:1e4:6", select="valid", out=tmp_path)
     assert done.best.valid_score >= fitted.best.valid_score
     assert len(done.best.columns) > 1
-    again = fit(extracted, columns="+".join(done.best.columns), alphas="1e-1:1e4:6", out=tmp_path / "again")
+    settings = {"alphas": "1e-1:1e4:6", "select": "valid", "out": tmp_path / "again"}
+    again = fit(extracted, columns="+".join(done.best.columns), **settings)
     assert again.best.valid_score == done.best.valid_score
     assert again.best.test_score == done.best.test_score
 
@@ -234,7 +242,8 @@ def test_cross_validation_uses_every_row_that_is_not_test(extracted, tmp_path):
 
 
 def test_a_learning_curve_ends_where_the_fit_on_all_rows_is(extracted, tmp_path):
-    done = fit(extracted, columns="final/mean", alphas="1e-1:1e4:6", curve="30,100,300,9999", out=tmp_path)
+    settings = {"alphas": "1e-1:1e4:6", "select": "valid", "curve": "30,100,300,9999", "out": tmp_path}
+    done = fit(extracted, columns="final/mean", **settings)
     assert [n for n, _, _ in done.curve] == [30, 100, 300]
     assert done.curve[-1][1] == done.best.valid_score
     assert done.curve[-1][2] == done.best.test_score

@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 from reservoir import InputError
 from reservoir.readouts import Targets, accumulate, fold_moments
 
-SETTINGS = {"alphas": "1e-1:1e4:6", "columns": "block01/mean,final/mean"}
+SETTINGS = {"alphas": "1e-1:1e4:6", "columns": "block01/mean,final/mean", "select": "valid"}
 
 
 @pytest.fixture(scope="module")

@@ -48,6 +48,7 @@ class RidgeEngine:
     alphas: np.ndarray
     folds: int = 0
     repeats: int = 1
+    refits: bool = False
     balanced: bool = False
 
     def moments(self, source: Source) -> ColumnMoments | None:
@@ -113,7 +114,9 @@ def make_engine(options: FitOptions, classes: int, rows: Mapping[str, int]) -> E
         raise InputError("--class-weight balanced: the task has no classes")
     if readout == "ridge":
         penalties = parse_alphas(alphas or RIDGE_ALPHAS)
-        return RidgeEngine(classes=classes, alphas=penalties, folds=folds, repeats=repeats, balanced=balanced)
+        refits = options.select == "auto" and not folds
+        settings = {"folds": folds, "repeats": repeats, "refits": refits, "balanced": balanced}
+        return RidgeEngine(classes=classes, alphas=penalties, **settings)
     if folds:
         raise InputError(f"--select {options.select}: cross-validation is for ridge; choose {readout} on valid")
     if readout == "logistic":

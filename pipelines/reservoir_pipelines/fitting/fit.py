@@ -13,6 +13,7 @@ from reservoir import InputError
 from reservoir.options import DeviceOptions, FitOptions
 from reservoir.readouts import LinearReadout, NumpyArithmetic, TorchArithmetic, forward_selection, products_on
 from reservoir.reservoir import choose_device
+from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.column_moments import compute_moments
@@ -31,6 +32,12 @@ from reservoir_pipelines.stage import stage
 
 # Greedy selection holds the moments of all candidates side by side, of order the square of their joint width.
 SHORTLIST_WIDTH = 6144
+
+
+CAUTION = (
+    "CAUTION: {rows} validation rows chose among {readouts:,} readouts, so chance chose as much as they: choose by "
+    "cross-validation (--select cv5), or give more validation rows"
+)
 
 
 @stage
@@ -86,17 +93,14 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         plain = _finish(raw, raw_source, engine, task) if raw and raw_source else None
     p_value = compare(found[2], plain[2]) if plain else None
     on_reservoir = found[0]
-    if plain and options.columns == "all" and plain[0].merit > on_reservoir.merit:
-        found = plain
+    if plain and options.columns == "all" and task.name not in TASKS and plain[0].merit > on_reservoir.merit:
+        found = plain  # of a named task the reservoir is what is asked about
     if found[0].columns == (RAW,):
         say("the raw input alone does best: here this reservoir adds nothing to a linear model")
     chosen, model, evaluation = found
     table = tuple(result for trial in trials for result in trial.results)
     if not folds and len(table) > 1 and few_rows(rows["valid"], task.classes):
-        say(
-            f"CAUTION: {rows['valid']} validation rows chose among {len(table):,} readouts, so chance chose as much "
-            "as they: choose by cross-validation (--select cv5), or give more validation rows"
-        )
+        say(CAUTION.format(rows=rows["valid"], readouts=len(table)))
     raw_result = plain[0] if plain else None
     write_table(folder / "results.csv", table, chosen, raw_result)
     _draw(folder, f"{task.name}, {pool.title}", table, on_reservoir, raw_result, points, evaluation)
@@ -196,7 +200,7 @@ def _finish(best: Trial, source: Source, engine: Engine, task: Task) -> tuple[Re
     chosen_on_valid = not (isinstance(engine, RidgeEngine) and engine.folds)
     if task.classes and isinstance(model, LinearReadout) and chosen_on_valid:
         model = model.calibrate(source.blocks("valid"))
-    if isinstance(engine, RidgeEngine) and isinstance(model, LinearReadout) and chosen_on_valid:
+    if isinstance(engine, RidgeEngine) and isinstance(model, LinearReadout) and engine.refits:
         model = engine.refit(source, model, float(best.result.alpha or 0))
     evaluation = evaluate(model, source, class_names(task))
     return best.result.tested(evaluation), model, evaluation
