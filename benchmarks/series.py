@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--redraws", type=int, default=0, help="Further splits of the same sizes.")
     parser.add_argument("--hydra", action="store_true", help="MultiRocket-Hydra too.")
     options = parser.parse_args()
-    from aeon.classification.convolution_based import MiniRocketClassifier, MultiRocketHydraClassifier
+    from aeon.classification.convolution_based import MiniRocketClassifier, MultiRocketHydraClassifier  # pyright: ignore[reportMissingImports]
 
     methods = {
         "default": default,
