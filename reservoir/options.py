@@ -139,7 +139,12 @@ class ComputeOptions(Options):
 class PrecisionOptions(ComputeOptions):
     """In which precision a model runs, and its features are kept."""
 
-    store: str = option("float16", "float16, bfloat16 or float32 on disk.", one_of("float16", "bfloat16", "float32"))
+    store: str | None = option(
+        None,
+        "float16, bfloat16 or float32 on disk.",
+        one_of("float16", "bfloat16", "float32"),
+        shown=SERIES.format("float32", "float16"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

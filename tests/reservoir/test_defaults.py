@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from reservoir.defaults import TEXTURE, default_columns, default_layers, default_pools, default_windows, is_series
+from reservoir.defaults import (
+    TEXTURE,
+    default_columns,
+    default_layers,
+    default_pools,
+    default_store,
+    default_windows,
+    is_series,
+)
 from reservoir.errors import InputError
 from reservoir.features import forward
 from reservoir.fpt import InputLayer, kernels
@@ -36,10 +44,11 @@ def test_own_series_get_kernels_and_everything_else_its_tokens():
         replace(SERIES, max_tokens=8),
     ):
         assert not is_series(task) and not default_columns(task) and chosen(task, 100) == plain
-        assert default_layers(task) == "all"
+        assert (default_layers(task), default_store(task)) == ("all", "float16")
     assert default_pools(SYMBOLS, 256) == "last,mean,segments8,tokens"
     assert default_pools(SYMBOLS, 1024) == "last,mean,segments8"
     assert default_pools(replace(SERIES, name="digits"), 256) == "last,mean"
+    assert default_store(SERIES) == "float32"
     found = chosen(SERIES, 200)
     assert (found.input, found.gain, found.patch, found.stride) == ("kernels", 6.0, 9, 1)
     assert found.windows(SERIES).dilations == (1, 2, 4, 8, 16, 32)

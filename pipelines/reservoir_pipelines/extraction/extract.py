@@ -22,7 +22,7 @@ from reservoir_cache import (
     write_targets,
 )
 
-from reservoir.defaults import default_layers, default_pools, default_windows
+from reservoir.defaults import default_layers, default_pools, default_store, default_windows
 from reservoir.features import column_shapes, forward
 from reservoir.option_fields import as_group
 from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions
@@ -136,7 +136,7 @@ def extract(
     )
     rows = draw_rows(prepared, source.limit)
     check_windows(prepared, rows, model.windows)
-    spec = make_spec(prepared, rows, model, keep.store)
+    spec = make_spec(prepared, rows, model, keep.store or default_store(prepared.task))
     layout = choose_layout(model, columns, keep.batch_rows)
     asked = replace(
         keep,

@@ -89,7 +89,9 @@ def train(
         check_windows(prepared, numbers, model.windows)
         classes = prepared.task.classes
         targets = None if classes else TargetScale.of(prepared.split("train").y[numbers["train"]])
-        spec = make_spec(prepared, numbers, model, options.store if options.from_cache else "float32").to_dict()
+        spec = make_spec(
+            prepared, numbers, model, (options.store or "float16") if options.from_cache else "float32"
+        ).to_dict()
         config = _config(spec, model, prepared, kind, targets, options, ranks)
         default = cache_root(place.cache) / "runs" / prepared.task.name / f"{settings.title}-{config['key'][:16]}"
         run = Run(options.run or default)
@@ -189,7 +191,7 @@ def _from_cache(
             "--from-cache --protocol paper: the authors drop values below what is trained too, which no cache holds; "
             "use --dropout 0, or train without it"
         )
-    upper = {"layers": layer, "pool": "last" if layer == "final" else "all", "store": options.store}
+    upper = {"layers": layer, "pool": "last" if layer == "final" else "all", "store": options.store or "float16"}
     with ranks.first_alone():
         where = {"cache": place.cache, "device": str(model.device), "compute": model.compute}
         store = extract(task, model.settings, source, **upper, **where).store
