@@ -71,7 +71,7 @@ def readouts(tmp_path_factory, tiny_gpt2):
             np.savez(file, x=x, y=y, lengths=lengths)
             settings = {"compute": "float32", "cache": root / "cache"} | CASES[case]
             features = extract(str(file), backbone=str(tiny_gpt2), init="random", **settings)
-            made[case] = fit(features, alphas="1e0:1e3:4", columns=",".join(features.columns)).saved, file
+            made[case] = fit(features, columns=features.columns, alphas="1e0:1e3:4").saved, file
         return made[case]
 
     return make
@@ -164,7 +164,7 @@ def test_a_recurrent_backbone_takes_one_length(tmp_path):
     x, lengths = x[:, :9], np.minimum(lengths, 9)
     np.savez(tmp_path / "d.npz", x=x, y=labels("three", x), lengths=lengths)
     features = extract(str(tmp_path / "d.npz"), backbone="esn:units=20", layers="final", pool="last", cache=tmp_path)
-    saved = fit(features, alphas="1e0:1e2:3", columns=",".join(features.columns)).saved
+    saved = fit(features, columns=features.columns, alphas="1e0:1e2:3").saved
     done = export(saved)
     assert done.tokens == (9, 9)
     got = torch.export.load(done.model).module()(torch.from_numpy(x), torch.from_numpy(lengths))

@@ -44,11 +44,13 @@ def test_own_series_get_kernels_and_everything_else_its_tokens():
         replace(SERIES, max_tokens=8),
     ):
         assert not is_series(task) and not default_columns(task) and chosen(task, 100) == plain
-        assert (default_layers(task), default_store(task)) == ("all", "float16")
+        assert default_store(task) == "float16"
     assert default_pools(SYMBOLS, 256) == "last,mean,segments8,tokens"
     assert default_pools(SYMBOLS, 1024) == "last,mean,segments8"
     assert default_pools(replace(SERIES, name="digits"), 256) == "last,mean"
     assert default_store(SERIES) == "float32"
+    assert default_layers(replace(SERIES, name="digits")) == "all"
+    assert default_layers(SYMBOLS) == "embed,block01,block02"
     found = chosen(SERIES, 200)
     assert (found.input, found.gain, found.patch, found.stride) == ("kernels", 6.0, 9, 1)
     assert found.windows(SERIES).dilations == (1, 2, 4, 8, 16, 32)
