@@ -6,8 +6,8 @@
     python benchmarks/series.py --redraws 2                   # and twice redrawn, stratified, of the same sizes
     python benchmarks/series.py GunPoint OSULeaf --hydra      # some sets by name; MultiRocket-Hydra too, if installed
 
-Windows, kernels and poolings of `reservoir.defaults` were found on FOUND and on generated sets, before any of REPORTED was
-scored; the precision on disk was changed after a fault that two of REPORTED showed.
+Windows, kernels and poolings of `reservoir.defaults` were found on FOUND and on generated sets, before any of REPORTED
+was scored; the precision on disk was changed after a fault that two of REPORTED showed.
 Raw ridge is scikit-learn's `RidgeClassifierCV` on standardised values, unequal lengths filled up with zeros. The peers
 take equal lengths: for them shorter series are stretched to the longest. All see the same rows.
 
