@@ -297,3 +297,22 @@ class AttentionOptions(RunOptions, OutOptions):
     layer: int = option(1, "The block whose attention is drawn, from 1.")
     average: int = option(64, "Rows of the mean; the first is drawn alone too.", at_least(1))
     split: str = option("test", "Split of the rows.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions(OutOptions):
+    """Which part of a table is reproduced, and at what size."""
+
+    scale: str = option(
+        "smoke",
+        "smoke: the whole path in minutes on two cores; paper: the paper's sizes, for a GPU.",
+        one_of("smoke", "paper"),
+    )
+    only: str | Sequence[str] | None = option(None, "Tasks, rows or columns, comma-separated; all of them if left out.")
+    seeds: int | None = option(
+        None, "So many seeds from 0: mean and standard error.", at_least(1), shown="smoke 1, paper 3"
+    )
+    override: Mapping[str, Any] | None = option(
+        None, "Another value than the scale's, such as backbone=bert-base-uncased, NAME=VALUE; repeat for more."
+    )
+    dry_run: bool = option(False, "Only say what would run, and for how long.")

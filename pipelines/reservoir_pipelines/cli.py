@@ -15,6 +15,7 @@ from reservoir_pipelines.commands import (
     fit_commands,
     model_commands,
     pretrain_commands,
+    reproduce_commands,
     train_commands,
 )
 from reservoir_pipelines.faults import Interruptible, system_fault
@@ -38,6 +39,7 @@ for commands in (
     train_commands,
     pretrain_commands,
     compare_commands,
+    reproduce_commands,
     cache_commands,
 ):
     commands.register(app)
