@@ -88,7 +88,8 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         raw_source = pool.raw()
         if raw_source is None:
             say("raw input: the prepared data is gone, so it is left out; reservoir prepare brings it back")
-        raw = engine.run(raw_source) if raw_source else None
+        tried = next((trial for trial in trials if trial.result.columns == (RAW,)), None)
+        raw = tried or (engine.run(raw_source) if raw_source else None)
         found = _finish(best, source, engine, task)
         plain = _finish(raw, raw_source, engine, task) if raw and raw_source else None
     p_value = compare(found[2], plain[2]) if plain else None
@@ -97,6 +98,8 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         found = plain  # of a named task the reservoir is what is asked about
     if found[0].columns == (RAW,):
         say("the raw input alone does best: here this reservoir adds nothing to a linear model")
+    if best.at_edge:
+        say(f"{best.result.title}: penalty {best.result.alpha:g} is the end of those tried; try others with --alphas")
     chosen, model, evaluation = found
     table = tuple(result for trial in trials for result in trial.results)
     if not folds and len(table) > 1 and few_rows(rows["valid"], task.classes):
@@ -140,6 +143,8 @@ def _sizes(options: FitOptions, engine: Engine, most: int, rows: int) -> tuple[i
 def _folder(pool: Pool, names: Sequence[str], most: int, options: FitOptions) -> Path:
     """Make the folder of the results, by default one that fits with other columns or settings do not write into."""
     settings = [names, most, options.readout, options.alphas, options.select, options.class_weight]
+    if options.one_standard_error:
+        settings.append("one-standard-error")
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     kind = options.readout.partition(":")[0].rpartition(".")[2]
     folder = Path(options.out) if options.out else pool.folder(f"{kind}-{digest}")
