@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures.process import BrokenProcessPool
@@ -58,11 +61,24 @@ def _in_processes(work: Callable[..., Any], tasks: list[tuple], workers: int) ->
     if (time.perf_counter() - started) * len(rest) < PAYS_OFF:
         return [first, *(work(*task) for task in rest)]
     graph = [delayed(work, pure=False)(*task) for task in rest]
+    settings = {"scheduler": "processes", "num_workers": workers, "initializer": end_with_parent}
     try:
-        return [first, *dask.compute(*graph, scheduler="processes", num_workers=workers)]  # pyright: ignore
+        return [first, *dask.compute(*graph, **settings)]  # pyright: ignore
     except BrokenProcessPool:
         # A worker was killed, by the system for want of memory, say; one process needs the least of it.
         return [first, *(work(*task) for task in rest)]
+
+
+def end_with_parent() -> None:
+    """Have this worker end when its parent has, however that ended: nobody is left who would tell it to."""
+    parent = multiprocessing.parent_process()
+    assert parent
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _on_cluster(work: Callable[..., Any], tasks: list[tuple], address: str) -> list[Any]:
