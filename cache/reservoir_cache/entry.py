@@ -42,8 +42,8 @@ class Entry:
         """Refuse more blocks than can be listed: a file may claim any number."""
         if sum(-(-rows // self.layout.block_rows) for rows in self.spec.rows.values()) > MOST_BLOCKS:
             raise CacheError(
-                f"{self.path / SPEC_FILE}: {max(self.spec.rows.values()):,} rows in blocks of {self.layout.block_rows:,} "
-                f"are more than {MOST_BLOCKS:,} blocks; remove {self.path}, or extract fewer rows (--limit)"
+                f"{self.path / SPEC_FILE}: {sum(self.spec.rows.values()):,} rows in blocks of "
+                f"{self.layout.block_rows:,} are more than {MOST_BLOCKS:,} blocks; extract fewer rows (--limit)"
             )
 
     @classmethod

@@ -87,7 +87,7 @@ def _on_cluster(work: Callable[..., Any], tasks: list[tuple], address: str) -> l
     except ImportError:
         raise InputError("a scheduler needs a package: pip install distributed; or give --workers N") from None
     try:
-        client = Client(address, timeout=10, set_as_default=False)
+        client = Client(address, timeout=30, set_as_default=False)
     except (OSError, ValueError) as error:
         raise InputError(f"no dask scheduler answers at {address} ({error}); start one, or give --workers N") from None
     with client:

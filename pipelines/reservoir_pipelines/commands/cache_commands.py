@@ -221,7 +221,7 @@ def _size(path: Path) -> int:
 
 
 def _broken(name: str, root: Path) -> Path | None:
-    """Return the folder of that path or name, or of a task without any other, if it is an entry that cannot be opened."""
+    """Return an entry that cannot be opened by its path or name, or by a task that has no other."""
     from reservoir_cache import broken_entries, list_entries
 
     folders = [problem.path for problem in broken_entries(root)]
