@@ -100,7 +100,9 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         say("the raw input alone does best: here this reservoir adds nothing to a linear model")
     chosen, model, evaluation = found
     if (raw if raw and found is plain else best).at_edge:
-        say(f"{chosen.title}: penalty {chosen.alpha:g}, the end of those tried, does best; --alphas LO:HI:N tries others")
+        say(
+            f"{chosen.title}: penalty {chosen.alpha:g}, the end of those tried, does best; --alphas LO:HI:N tries others"
+        )
     table = tuple(result for trial in trials for result in trial.results)
     if not folds and len(table) > 1 and few_rows(rows["valid"], task.classes):
         say(CAUTION.format(rows=rows["valid"], readouts=len(table)))
