@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-
-from reservoir.errors import InputError
 from reservoir_pipelines.reproduction.cell import OPTIONS
 from reservoir_pipelines.reproduction.recipe import SCALES, load_recipe, recipe_names
+
+from reservoir.errors import InputError
 
 PAPER = Path(__file__).resolve().parents[3] / "shared" / "reference" / "paper_tables.json"
 
@@ -89,7 +89,7 @@ def test_every_later_number_is_rothermels():
 )
 def test_what_is_wrong_in_a_recipe_is_named(tmp_path, text, fault):
     (tmp_path / "my.toml").write_text(text)
-    with pytest.raises(InputError, match="my.toml") as error:
+    with pytest.raises(InputError, match=r"my\.toml") as error:
         load_recipe(str(tmp_path / "my.toml"), "smoke")
     assert fault in str(error.value)
 

@@ -4,7 +4,6 @@ import json
 import shlex
 
 import pytest
-
 from reservoir_pipelines.reproduction import reproduce as module
 from reservoir_pipelines.reproduction.kept import Kept
 from reservoir_pipelines.reproduction.reproduce import reproduce
@@ -122,7 +121,9 @@ def test_two_processes_share_the_cells(cache, tmp_path):
 
 def test_an_override_asks_the_same_of_another_model(cache, tmp_path, call):
     mine = recipe(tmp_path, ROWS).replace("my", "my")
-    text = (tmp_path / "my.toml").read_text().replace('backbone = "mini:n_layer=1,n_embd=16,n_head=2", depth = "", ', "")
+    text = (
+        (tmp_path / "my.toml").read_text().replace('backbone = "mini:n_layer=1,n_embd=16,n_head=2", depth = "", ', "")
+    )
     (tmp_path / "my.toml").write_text(text)
     code, out, _ = call("reproduce", mine, "--override", "backbone=lstm:width=8", "--override", "depth=1", "--json")
     assert code == 0

@@ -24,6 +24,7 @@ from reservoir_pipelines.fitting.pool import Features, Pool, choose_columns
 from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.fitting.results import Fit, Result, score_matrix, write_table
 from reservoir_pipelines.fitting.sources import Again, ColumnSource, JoinedSource, Source
+from reservoir_pipelines.fitting.summary import write_summary
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
 from reservoir_pipelines.output import meter, say
 from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep
@@ -108,7 +109,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     write_table(folder / "results.csv", table, chosen, raw_result)
     _draw(folder, f"{task.name}, {pool.title}", table, on_reservoir, raw_result, points, evaluation)
     scaling = scaling_from_json(pool.entry.made_with["scaling"])
-    return Fit(
+    done = Fit(
         entry=pool.entry.path,
         best=chosen,
         evaluation=evaluation,
@@ -122,6 +123,8 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         saved=Bundle.of(pool.stores, scaling, model, chosen).save(folder),
         seconds=time.monotonic() - started,
     )
+    write_summary(folder, {**done.to_dict(), "title": chosen.title})
+    return done
 
 
 def _raw(trials: Sequence[Trial], source: Source | None, engine: Engine) -> Trial | None:

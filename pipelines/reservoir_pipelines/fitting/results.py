@@ -13,9 +13,6 @@ import numpy as np
 from reservoir_pipelines.fitting.evaluation import Evaluation, Readout
 from reservoir_pipelines.workspace import replace_file
 
-SUMMARY = "fit.json"
-"""File of a fit's folder with its summary, for `report`."""
-
 FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "chosen", "test_score")
 
 

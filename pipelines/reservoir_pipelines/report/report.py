@@ -12,7 +12,7 @@ from typing import Any
 
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, OutOptions
-from reservoir_pipelines.fitting.results import SUMMARY
+from reservoir_pipelines.fitting.summary import SUMMARY
 from reservoir_pipelines.report.markdown import as_markdown
 from reservoir_pipelines.report.reproduced import reproduction_part
 from reservoir_pipelines.report.single import fit_part, is_fit, is_run, run_part
@@ -38,10 +38,8 @@ class Report:
 
 
 @stage
-def report(
-    sources: Sequence[str | Path], result: OutOptions, place: CacheOptions, *, markdown: bool = False
-) -> Report:
-    """Write a page about folders of `reproduce`, `fit` and `train`; about all reproductions and fits where none is named.
+def report(sources: Sequence[str | Path], result: OutOptions, place: CacheOptions, *, markdown: bool = False) -> Report:
+    """Write a page about folders of `reproduce`, `fit` and `train`; of all reproductions and fits for none.
 
     With ``markdown`` the tables alone, as text.
 
@@ -84,11 +82,10 @@ def _part(path: Path, number: int) -> dict[str, Any]:
 
 def _page(parts: Sequence[dict[str, Any]]) -> str:
     from jinja2 import Environment
+    from markupsafe import Markup
 
     here = files("reservoir_pipelines") / "report"
     page = Environment(autoescape=True, trim_blocks=False).from_string((here / "page.html").read_text())
-    from markupsafe import Markup
-
     made = f"{datetime.now().astimezone():%Y-%m-%d %H:%M}"
     return page.render(
         title="reservoir: frozen models, read out",

@@ -23,12 +23,16 @@ Values = Mapping[str, Any]
 def reproduction_part(kept: Kept, number: int) -> dict[str, Any]:
     """Return the page's part about a reproduction."""
     tables = kept.tables()
-    keys = dict.fromkeys(k for t in tables for row in t["rows"] for s in row["spots"] if s for c in s["cells"] for k in c)
+    keys = dict.fromkeys(
+        k for t in tables for row in t["rows"] for s in row["spots"] if s for c in s["cells"] for k in c
+    )
     results = {key: found for key in keys if (found := kept.result(key))}
     prefix = f"p{number}-"
     shown = [_table(table, results, prefix) for table in tables]
     claims = [
-        {**claim, "table": table["name"], "id": prefix + table["name"]} for table in tables for claim in table["claims"]
+        {**claim, "table": _name(table["name"]), "id": prefix + table["name"]}
+        for table in tables
+        for claim in table["claims"]
     ]
     scales = dict.fromkeys(SCALES.get(table["scale"], table["scale"]) for table in tables)
     facts = [
@@ -102,7 +106,13 @@ def _spot(spot: Values, prefix: str, results: Mapping[str, Any]) -> dict[str, An
 def _drawn(table: Values, results: Mapping[str, Any]) -> list[Markup]:
     """Return a figure's pictures; of the costs they stand at the top of the page."""
     found = [
-        results[key] for row in table["rows"] for s in row["spots"] if s for c in s["cells"][:1] for key in c if key in results
+        results[key]
+        for row in table["rows"]
+        for s in row["spots"]
+        if s
+        for c in s["cells"][:1]
+        for key in c
+        if key in results
     ]
     if table["drawn"] in ("attention", "deviations"):
         distinct = {id(result): result for result in found}.values()
@@ -125,7 +135,9 @@ def _costs(table: Values, results: Mapping[str, Any]) -> list[Markup]:
         points = {}
         for row in table["rows"]:
             spot = row["spots"][number]
-            costs = [results[k]["values"].get("cost") for c in (spot["cells"] if spot else []) for k in c if k in results]
+            costs = [
+                results[k]["values"].get("cost") for c in (spot["cells"] if spot else []) for k in c if k in results
+            ]
             if spot and spot["mean"] is not None and costs and None not in costs:
                 points[row["name"]] = (sum(costs) / len(costs), spot["mean"])
         if points:
@@ -145,7 +157,9 @@ def _cell(key: str, result: Values, prefix: str) -> dict[str, Any]:
         ("made with", _versions(result["made_with"])),
         *[("note", note) for note in result["notes"][:6]],
     ]
-    words = [result["stage"], result["task"], settings.get("backbone"), settings.get("init"), settings.get("train")]
+    depth = f"depth {settings['depth']}" if settings.get("depth") else ""
+    shape = [settings.get("backbone"), depth, settings.get("init"), settings.get("train")]
+    words = [result["stage"], result["task"], *shape, settings.get("columns")]
     return {
         "id": f"{prefix}cell-{key}",
         "title": " ".join(str(word) for word in words if word),

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError
-from reservoir_pipelines.checked import read_checked
-from reservoir_pipelines.fitting.results import SUMMARY
+from reservoir_pipelines.fitting.summary import SUMMARY, read_summary
 from reservoir_pipelines.report.views import charts_of, cost_facts, facts_of
-from reservoir_pipelines.training.run import CONFIG, Run
-from reservoir_pipelines.training.training_result import Training
 
 
 def is_fit(path: Path) -> bool:
@@ -21,13 +18,13 @@ def is_fit(path: Path) -> bool:
 
 def is_run(path: Path) -> bool:
     """Return whether a folder is that of a finished training."""
-    return (path / CONFIG).is_file() and (path / "run.json").is_file()
+    return (path / "config.json").is_file() and (path / "run.json").is_file()
 
 
 def fit_part(path: Path, number: int) -> dict[str, Any]:
     """Return the page's part about a fit."""
     try:
-        found = read_checked(path / SUMMARY)
+        found = read_summary(path)
         with (path / "results.csv").open(newline="") as file:
             lines = list(csv.DictReader(file))
     except (OSError, ValueError) as error:
@@ -56,11 +53,16 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
 
 def run_part(path: Path, number: int) -> dict[str, Any]:
     """Return the page's part about a training."""
+    from reservoir_pipelines.training.run import Run
+    from reservoir_pipelines.training.training_result import Training
+
     run = Run(path)
     done = Training.from_dict({**(run.result or {}), "run": str(path)})
     history = run.history
     values = done.to_dict() | {
-        "losses": [(line["step"], line["loss"]) for line in history if line.get("loss") is not None][:: -(-len(history) // 200)],
+        "losses": [(line["step"], line["loss"]) for line in history if line.get("loss") is not None][
+            :: -(-len(history) // 200)
+        ],
         "validations": [(n["step"], n["valid_score"]) for n in history if n.get("valid_score") is not None],
     }
     facts = [*facts_of("train", values), *cost_facts(done.seconds, None), ("folder", path)]

@@ -58,7 +58,9 @@ def fit_charts(values: Values) -> list[Markup]:
     for (layer, pooling), best in zip(names, factor * np.nanmax(scores, axis=1), strict=True):
         lines.setdefault(pooling, []).append((float(layers.index(layer)), float(best)))
     if len(layers) > 1:
-        says = f"best validation {values['metric']} over depth, from {layers[0]} to {layers[-1]}, a line for each pooling"
+        says = (
+            f"best validation {values['metric']} over depth, from {layers[0]} to {layers[-1]}, a line for each pooling"
+        )
         charts.append(line_chart(lines, f"depth, 0 is {layers[0]}", f"validation {values['metric']}", says))
     counts = values.get("confusion")
     if counts and len(counts) <= MOST_CLASSES:
@@ -81,9 +83,14 @@ def train_charts(values: Values) -> list[Markup]:
 def attention_charts(values: Values) -> list[Markup]:
     """Return the mean attention map."""
     lines = ", ".join(f"{back} back ({what})" for back, what in values["lines"].items())
-    says = f"attention of block {values['layer']}, mean over heads and {values['rows']} rows: token across, attending down"
+    says = (
+        f"attention of block {values['layer']}, mean over heads and {values['rows']} rows: token across, attending down"
+    )
     says += f"; diagonals at {lines}" if lines else ""
-    return [heat_map(np.array(values["map"], float), [], [], says, "attends to token", "token")]
+    shown = np.array(values["map"], float)
+    # A causal model's first tokens have few others to attend to, and would outshine all that is worth seeing.
+    shown = np.minimum(shown, np.quantile(shown[shown > 0], 0.9))
+    return [heat_map(shown, [], [], says, "attends to token", "token")]
 
 
 def spread_charts(values: Values) -> list[Markup]:
@@ -102,7 +109,8 @@ def spread_charts(values: Values) -> list[Markup]:
 
 def cost_facts(seconds: float | None, size: int | None) -> list[tuple[str, str]]:
     """Return time and disk for a person."""
-    return [("time", f"{seconds:.1f} s")] * (seconds is not None) + [("disk", size_text(size))] * (size is not None)
+    time = [] if seconds is None else [("time", f"{seconds:.1f} s")]
+    return time if size is None else [*time, ("disk", size_text(size))]
 
 
 def _place(column: str) -> tuple[str, str]:
@@ -113,5 +121,3 @@ def _place(column: str) -> tuple[str, str]:
 def _power(text: str) -> str:
     """Return a penalty as plain text, of which a fit keeps a power of ten for its picture."""
     return text.replace("$10^{", "1e").rstrip("}$") if text.startswith("$") else text
-
-

@@ -43,9 +43,7 @@ class Estimate:
         seconds = sum(cost.seconds for cost in self.costs.values())
         size = sum(cost.bytes for cost in self.costs.values())
         away = [cost.reason for cost in self.costs.values() if cost.reason]
-        lines = [
-            f"{len(self.costs)} cells to run: about {time_text(seconds)} on this machine, {size_text(int(size))}"
-        ]
+        lines = [f"{len(self.costs)} cells to run: about {time_text(seconds)} on this machine, {size_text(int(size))}"]
         if away:
             lines.append(f"{len(away)} of them cannot run here: {'; '.join(dict.fromkeys(away))}")
         return "\n".join(lines)
