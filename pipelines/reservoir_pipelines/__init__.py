@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from reservoir_pipelines.pretraining.comparison import compare_pretraining
     from reservoir_pipelines.pretraining.outcome import Pretraining
     from reservoir_pipelines.pretraining.pretrain import pretrain
+    from reservoir_pipelines.reports.report import Report, report
+    from reservoir_pipelines.reproduction.reproduce import Reproduction, reproduce
     from reservoir_pipelines.training.train import train
     from reservoir_pipelines.training.training_result import Training
 
@@ -34,6 +36,8 @@ __all__ = [
     "Prediction",
     "Prepared",
     "Pretraining",
+    "Report",
+    "Reproduction",
     "ReservoirClassifier",
     "ReservoirRegressor",
     "Result",
@@ -44,6 +48,8 @@ __all__ = [
     "predict",
     "prepare",
     "pretrain",
+    "report",
+    "reproduce",
     "train",
 ]
 
@@ -60,6 +66,8 @@ _HOME = {
     "Pretraining": "pretraining.outcome",
     "pretrain": "pretraining.pretrain",
     **dict.fromkeys(("Prediction", "predict"), "prediction"),
+    **dict.fromkeys(("Report", "report"), "reports.report"),
+    **dict.fromkeys(("Reproduction", "reproduce"), "reproduction.reproduce"),
     "train": "training.train",
     "Training": "training.training_result",
 }

@@ -6,8 +6,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from reservoir_pipelines.fitting.summary import SUMMARY
-from reservoir_pipelines.report.charts import image_uri
-from reservoir_pipelines.report.report import report
+from reservoir_pipelines.reports.charts import image_uri
+from reservoir_pipelines.reports.report import report
 from reservoir_pipelines.reproduction.reproduce import reproduce
 
 from reservoir.errors import InputError

@@ -69,14 +69,14 @@ def report(
     json: bool,
 ) -> None:
     """Write one HTML page, complete in itself, of everything that was reproduced and fitted."""
-    from reservoir_pipelines.output import print_json, print_table, size_text
-    from reservoir_pipelines.report.report import report as stage
+    from reservoir_pipelines.output import print_json, print_table
+    from reservoir_pipelines.reports.report import report as stage
 
     done = stage(folders or [], markdown=markdown, **given)
     if json:
         print_json(done.to_dict())
     else:
-        print_table(("", ""), [("page", done.page), ("size", size_text(done.bytes))])
+        print_table(("", ""), [("page", done.page)])
     if show:
         typer.launch(str(done.page))
 

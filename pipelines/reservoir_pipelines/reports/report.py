@@ -13,9 +13,9 @@ from typing import Any
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, OutOptions
 from reservoir_pipelines.fitting.summary import SUMMARY
-from reservoir_pipelines.report.markdown import as_markdown
-from reservoir_pipelines.report.reproduced import reproduction_part
-from reservoir_pipelines.report.single import fit_part, is_fit, is_run, run_part
+from reservoir_pipelines.reports.markdown import as_markdown
+from reservoir_pipelines.reports.reproduced import reproduction_part
+from reservoir_pipelines.reports.single import fit_part, is_fit, is_run, run_part
 from reservoir_pipelines.reproduction.kept import Kept, is_reproduction
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workspace import cache_root, replace_file
@@ -84,7 +84,7 @@ def _page(parts: Sequence[dict[str, Any]]) -> str:
     from jinja2 import Environment
     from markupsafe import Markup
 
-    here = files("reservoir_pipelines") / "report"
+    here = files("reservoir_pipelines") / "reports"
     page = Environment(autoescape=True, trim_blocks=False).from_string((here / "page.html").read_text())
     made = f"{datetime.now().astimezone():%Y-%m-%d %H:%M}"
     return page.render(

@@ -8,8 +8,8 @@ from typing import Any
 from markupsafe import Markup
 
 from reservoir_pipelines.output import size_text
-from reservoir_pipelines.report.charts import bar_chart, scatter
-from reservoir_pipelines.report.views import charts_of, cost_facts, facts_of
+from reservoir_pipelines.reports.charts import bar_chart, scatter
+from reservoir_pipelines.reports.views import charts_of, cost_facts, facts_of
 from reservoir_pipelines.reproduction.kept import Kept
 from reservoir_pipelines.reproduction.table import number_text, spot_text
 

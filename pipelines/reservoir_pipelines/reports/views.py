@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from reservoir_pipelines.output import percent, score_text, size_text
-from reservoir_pipelines.report.charts import heat_map, line_chart
+from reservoir_pipelines.reports.charts import heat_map, line_chart
 
 MOST_CLASSES = 40
 Values = Mapping[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 
 from reservoir.errors import InputError
 from reservoir_pipelines.fitting.summary import SUMMARY, read_summary
-from reservoir_pipelines.report.views import charts_of, cost_facts, facts_of
+from reservoir_pipelines.reports.views import charts_of, cost_facts, facts_of
 
 
 def is_fit(path: Path) -> bool:
