@@ -12,7 +12,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 420, 220
-LEFT, RIGHT, TOP, BOTTOM = 48, 12, 10, 36
+LEFT, RIGHT, TOP, BOTTOM = 48, 22, 10, 36
 SERIES = 8
 """Colours of the page's style, ``s0`` and on."""
 
@@ -38,12 +38,14 @@ def line_chart(lines: Mapping[str, Points], x: str, y: str, says: str, *, log: b
     return _figure("".join(parts), says, list(lines))
 
 
-def scatter(points: Mapping[str, tuple[float, float]], x: str, y: str, says: str) -> Markup:
-    """Draw one named dot each over a logarithmic axis."""
-    frame = _Frame(list(points.values()), log=True)
-    parts = [frame.axes(x, y)]
-    parts += [_dot(frame.x(a), frame.y(b), number, 5.5) for number, (a, b) in enumerate(points.values())]
-    return _figure("".join(parts), says, list(points))
+def scatter(points: Mapping[str, tuple[float, float] | None], x: str, y: str, says: str) -> Markup:
+    """Draw one named dot each over a logarithmic axis; a name without one keeps its colour for other charts."""
+    places = [point for point in points.values() if point]
+    frame = _Frame(places, log=True)
+    dots = [
+        _dot(frame.x(point[0]), frame.y(point[1]), number, 5.5) for number, point in enumerate(points.values()) if point
+    ]
+    return _figure(frame.axes(x, y) + "".join(dots), says, list(points))
 
 
 def bar_chart(groups: Sequence[str], bars: Mapping[str, Sequence[float | None]], y: str, says: str) -> Markup:

@@ -48,6 +48,7 @@ def reproduction_part(kept: Kept, number: int) -> dict[str, Any]:
         "heading": f"Reproduction: {kept.path.name}",
         "facts": facts,
         "charts": [chart for table in tables if table["drawn"] == "costs" for chart in _costs(table, results)],
+        "charts_title": "Accuracy over cost",
         "claims": claims,
         "tables": shown,
         "cells": [_cell(key, result, prefix) for key, result in results.items()],
@@ -132,16 +133,16 @@ def _costs(table: Values, results: Mapping[str, Any]) -> list[Markup]:
     """Return accuracy over cost, a chart for each task."""
     charts = []
     for number, task in enumerate(table["columns"]):
-        points = {}
+        points: dict[str, tuple[float, float] | None] = {}
         for row in table["rows"]:
             spot = row["spots"][number]
             costs = [
                 results[k]["values"].get("cost") for c in (spot["cells"] if spot else []) for k in c if k in results
             ]
-            if spot and spot["mean"] is not None and costs and None not in costs:
-                points[row["name"]] = (sum(costs) / len(costs), spot["mean"])
-        if points:
-            says = "; ".join(f"{name} {y:.1f}% in {x:.3g} s" for name, (x, y) in points.items())
+            there = spot and spot["mean"] is not None and costs and None not in costs
+            points[row["name"]] = (sum(costs) / len(costs), spot["mean"]) if there else None
+        if any(points.values()):
+            says = "; ".join(f"{name} {point[1]:.1f}% in {point[0]:.3g} s" for name, point in points.items() if point)
             chart = scatter(points, "seconds", "test accuracy (%)", f"{task}, accuracy over cost: {says}")
             charts.append(Markup("<div><h4>{}</h4>{}</div>").format(task, chart))
     return charts
