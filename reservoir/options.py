@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reservoir.option_fields import Options, at_least, dilation_list, one_of, option, positive, seed_number, share
+from reservoir.option_fields import (
+    Options,
+    at_least,
+    dilation_list,
+    duration,
+    one_of,
+    option,
+    positive,
+    seed_number,
+    share,
+)
 
 SERIES = "your own series: {}, else {}"
 """How the help shows a default that goes by the data."""
@@ -198,6 +208,15 @@ class FitOptions(OutOptions, ClusterOptions):
     select: str = option("auto", "valid; cvK: K folds over train and valid; auto: by rows, then fitted to both.")
     class_weight: str | None = option(None, "balanced: all classes count the same.", one_of("balanced"))
     curve: str | None = option(None, "Training rows of a learning curve, such as 100,1000.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(Options):
+    """How long reservoirs are searched for, and how many may be read together."""
+
+    budget: str = option("5m", "Time in all, such as 90s, 10m or 1h.", duration)
+    trials: int | None = option(None, "At most so many reservoirs.", at_least(1), shown="as the time allows")
+    join: int = option(4, "At most so many reservoirs side by side.", at_least(1))
 
 
 @dataclass(frozen=True, kw_only=True)
