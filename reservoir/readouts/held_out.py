@@ -25,7 +25,7 @@ from reservoir.readouts.ridge import standardise
 from reservoir.readouts.sweep import Tally
 from reservoir.readouts.targets import Targets
 
-JUDGING_ALPHAS = np.logspace(-2, 6, 17)
+JUDGING_ALPHAS = np.logspace(-2, 6, 13)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,4 +1,4 @@
-"""Which reservoirs side by side: greedily, as long as held-out rows gain by more than noise."""
+"""Which reservoirs side by side: the default or what beats it, then greedily as long as held-out rows gain."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from reservoir.readouts import HeldOut
 from reservoir_pipelines.tuning.judge import Judge
 
 
-def gains(new: HeldOut, old: HeldOut, errors: float = 1.0) -> bool:
-    """Return whether the loss of the same rows falls by more than so many standard errors, and the score does not."""
+def beats(new: HeldOut, old: HeldOut) -> bool:
+    """Return whether the loss falls by more than its paired standard error over rows, and the score does not."""
     less = old.losses - new.losses
     noise = less.std(ddof=1) / np.sqrt(len(less)) if len(less) > 1 else 0.0
-    return new.score >= old.score and float(less.mean()) > errors * float(noise)
+    return new.score >= old.score and float(less.mean()) > float(noise)
 
 
 def choose(
@@ -23,11 +23,12 @@ def choose(
     """Start from the best kernel matrix, and add the one that helps most as long as one does and there is time.
 
     The default, number 0, is where it starts unless the best does better by more than noise: the best of many is so by
-    chance too. Returns the numbers of what was joined, in order, and how they do.
+    chance too. Joining asks for less, as it takes chance out. Returns the numbers of what was joined, in order, and how
+    they do.
     """
     alone = {number: judge([kernel]) for number, kernel in kernels.items()}
     best = max(alone, key=lambda number: alone[number].merit)
-    first = best if gains(alone[best], alone[0]) else 0
+    first = best if beats(alone[best], alone[0]) else 0
     chosen: tuple[int, ...] = (first,)
     total, found = kernels[first], alone[first]
     while len(chosen) < most:
@@ -36,7 +37,7 @@ def choose(
             if not goes_on():
                 break
             judged = judge([total, kernels[key]])
-            if gains(judged, found) and (step is None or judged.merit > step[1].merit):
+            if judged.merit > (step[1] if step else found).merit:
                 step = key, judged
         if step is None:
             break

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from types import MappingProxyType
 
 import numpy as np
+from reservoir_cache import FeatureStore
 
 from reservoir import InputError
 from reservoir.readouts import metric_name
 from reservoir.reservoir import DEFAULT_BACKBONE
-from reservoir_pipelines.extraction.extract import Extraction
 from reservoir_pipelines.fitting.pool import Pool
+from reservoir_pipelines.fitting.sources import ColumnSource
 from reservoir_pipelines.output import say
 from reservoir_pipelines.tuning.budget import Budget, Costs
 from reservoir_pipelines.tuning.judge import KNOWN, Judge, best_of, column_kernels, kernel_of
@@ -20,7 +22,7 @@ from reservoir_pipelines.tuning.space import Candidate
 from reservoir_pipelines.tuning.trials import Trial, Trials
 from reservoir_pipelines.tuning.where import Where
 
-FEW, MANY = 400, 1200
+FEW, MANY = 400, 800
 """Rows of a split on which reservoirs are judged first, and at last: kernel matrices have samples squared."""
 
 SURVIVORS = 0.25  # of the reservoirs that were judged on few rows
@@ -54,12 +56,20 @@ class Search:
             return self._round(count(), last, reserve, most)
         trial_time = max(0.0, self.budget.left - reserve())
         first = self._round(count(), before[0], lambda: reserve() + (1 - FIRST_SHARE) * trial_time, most)
-        survivors = [trial.number for trial in first[: max(2, round(SURVIVORS * len(first)))] if trial.number]
-        return self._round(iter([0, *survivors]), last, reserve, most)
+        survivors = [trial for trial in first[: max(2, round(SURVIVORS * len(first)))] if trial.number]
+        default = next(trial for trial in first if not trial.number)
+        columns = {trial.number: trial.columns for trial in (default, *survivors)}
+        return self._round(iter(columns), last, reserve, most, columns)
 
     def _round(
-        self, numbers: Iterator[int], limit: int | None, reserve: Callable[[], float], most: int | None
+        self,
+        numbers: Iterator[int],
+        limit: int | None,
+        reserve: Callable[[], float],
+        most: int | None,
+        columns: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
     ) -> list[Trial]:
+        """Try candidates, of ``columns`` those that are known to be best; return their trials, best first."""
         found: list[Trial] = []
         for number in numbers:
             if most is not None and len(found) >= most:
@@ -71,14 +81,14 @@ class Search:
                 # The default is always tried: without it nothing is known of the costs either.
                 if found and not self.budget.allows(self.costs.predict(_backbone(chosen), work) + reserve()):
                     break
-                if (trial := self._try(chosen, limit, work)) is None:
+                if (trial := self._try(chosen, limit, work, columns.get(number))) is None:
                     continue
             self.costs.observe(_backbone(self.where.candidate(number)), trial.work, trial.seconds)
             found.append(trial)
             self.show(trial)
         return sorted(found, key=lambda trial: trial.merit, reverse=True)
 
-    def _try(self, chosen: Candidate, limit: int | None, work: float) -> Trial | None:
+    def _try(self, chosen: Candidate, limit: int | None, work: float, known: tuple[str, ...] | None) -> Trial | None:
         """Extract train and valid, judge the columns and keep what was found; None where these data refuse it."""
         started = self.budget.clock()
         try:
@@ -89,12 +99,14 @@ class Search:
             say(f"{chosen.number}: left out ({error})")
             return None
         extracted = self.budget.clock()
-        judge = self.judge(extraction, limit)
-        columns, found = best_of(column_kernels(extraction.store, extraction.columns, judge), judge)
+        judge = self.judge(extraction.store, limit, extraction.columns[0])
+        kernels = column_kernels(extraction.store, known or extraction.columns, judge)
+        columns, found = (known, judge(kernels.values())) if known else best_of(kernels, judge)
         trial = Trial(
             number=chosen.number,
             limit=limit,
             title=chosen.title,
+            entry=extraction.entry.name,
             columns=columns,
             metric=metric_name(self.where.prepared.task.classes),
             score=found.score,
@@ -108,22 +120,21 @@ class Search:
         self.trials.add(trial)
         return trial
 
-    def judge(self, extraction: Extraction, limit: int | None) -> Judge:
-        """Return the labels and folds of so many rows."""
+    def judge(self, store: FeatureStore, limit: int | None, column: str) -> Judge:
+        """Return the labels and folds of so many rows, as a column has them."""
         if limit not in self.judges:
-            source = Pool.of(extraction).column(extraction.columns[0])
-            self.judges[limit] = Judge.of(source, self.where.prepared.task.classes)
+            self.judges[limit] = Judge.of(ColumnSource(store, column), self.where.prepared.task.classes)
         return self.judges[limit]
 
     def kernels(self, trials: list[Trial]) -> dict[int, np.ndarray]:
         """Return the kernel matrix of the best columns of each trial, by its number, and that of the raw input."""
         found: dict[int, np.ndarray] = {}
         for trial in trials:
-            extraction = self.where.extract(self.where.candidate(trial.number), trial.limit, KNOWN)
-            judge = self.judge(extraction, trial.limit)
-            groups = column_kernels(extraction.store, trial.columns, judge)
+            store = self.where.store(trial)
+            judge = self.judge(store, trial.limit, trial.columns[0])
+            groups = column_kernels(store, trial.columns, judge)
             found[trial.number] = np.sum(list(groups.values()), axis=0)
-            raw = Pool.of(extraction).raw() if RAW not in found else None
+            raw = Pool.of(store).raw() if RAW not in found else None
             if raw and judge.fits(raw):
                 found[RAW] = kernel_of(raw)
         return found

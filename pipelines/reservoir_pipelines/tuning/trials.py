@@ -24,6 +24,7 @@ class Trial:
     number: int
     limit: int | None
     title: str
+    entry: str
     columns: tuple[str, ...]
     metric: str
     score: float

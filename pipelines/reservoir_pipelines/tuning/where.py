@@ -9,12 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from reservoir_cache import CacheError, FeatureStore
+
 from reservoir.option_fields import Options, flags
 from reservoir.options import PlaceOptions, RowOptions, ShapeOptions
 from reservoir_pipelines.extraction.extract import Extraction, extract
 from reservoir_pipelines.extraction.plan import data_digest, draw_rows
 from reservoir_pipelines.preparation.prepared import Prepared
+from reservoir_pipelines.tuning.judge import KNOWN
 from reservoir_pipelines.tuning.space import Candidate, candidate
+from reservoir_pipelines.tuning.trials import Trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,16 @@ class Where:
     def extract(self, candidate: Candidate, limit: int | None, splits: tuple[str, ...] | None) -> Extraction:
         """Compute a candidate's columns where they are not cached; of all splits, or of some."""
         return extract(self.task, *candidate.groups(), self._limited(limit), self.place, splits=splits)
+
+    def store(self, trial: Trial) -> FeatureStore:
+        """Return the features of a trial; computed again where they have been removed."""
+        try:
+            store = FeatureStore(self.root / "features" / self.prepared.task.name / trial.entry)
+            if all(not store.entry.missing(split, trial.columns) for split in KNOWN):
+                return store
+        except CacheError:
+            pass
+        return self.extract(self.candidate(trial.number), trial.limit, KNOWN).store
 
     def work(self, candidate: Candidate, rows: int) -> float:
         """Return how much a candidate computes of some rows: tokens, times layers that are run or pooled."""
