@@ -111,7 +111,8 @@ def test_the_budget_is_kept_by_any_clock(waves, tmp_path):
     assert 2 <= len(done.trials) <= 20
     assert clock.now <= 66
     again = tune(waves, budget="60s", clock=later, cache=tmp_path, **SMALL)
-    assert len(again.trials) <= len(done.trials) + 1  # what earlier calls have spent counts
+    assert len(again.trials) >= len(done.trials)
+    assert later.now + sum(trial.seconds for trial in done.trials) <= 66  # what earlier calls have spent counts
 
 
 def test_many_rows_are_judged_on_few_first(tmp_path, waves, monkeypatch):
@@ -162,6 +163,6 @@ def test_the_command_says_a_line_per_trial(searched, waves, capsys):
     found = json.loads(out)
     assert len(found["trials"]) == 3
     assert found["commands"] == list(searched[0].commands)
-    assert "the default" in err or SMALL["backbone"] in err
+    assert err.count("mini:n_layer") >= 3
     assert run(again) == 0
     assert "reservoir fit" in capsys.readouterr().out

@@ -7,7 +7,7 @@ from statistics import median
 from reservoir_pipelines.tuning.judge import KNOWN
 from reservoir_pipelines.tuning.search import Search
 
-START_UP = 4.0  # seconds of a fit whatever its size: libraries, pictures, files
+START_UP = 4.0  # seconds of a fit whatever its size: libraries, pictures, files; or what the search needed to start
 JUDGINGS = 6.0  # of a trial, that joining the finalists takes
 FIT_JUDGINGS = 2.0  # of a trial, that fitting and scoring its columns takes
 SHARE = 0.4  # of the budget that the end may take: beyond it fewer reservoirs are joined
@@ -16,8 +16,8 @@ SHARE = 0.4  # of the budget that the end may take: beyond it fewer reservoirs a
 class Reserve:
     """What the end costs, from what the trials took."""
 
-    def __init__(self, search: Search, most: int) -> None:
-        self._search, self._most = search, most
+    def __init__(self, search: Search, most: int, start_up: float) -> None:
+        self._search, self._most, self._start_up = search, most, max(START_UP, start_up)
 
     def seconds(self) -> float:
         """Return the time of joining and of all that follows."""
@@ -36,10 +36,10 @@ class Reserve:
         """Return the time of extracting what so many reservoirs lack, and of their fit."""
         trials, where = list(self._search.trials), self._search.where
         if not trials:
-            return START_UP
+            return self._start_up
         limit = trials[-1].limit
         rows, known = sum(where.rows().values()), sum(where.rows(limit)[split] for split in KNOWN)
         missing = rows - known if limit is None else rows
         extracting = median(trial.seconds - trial.judging for trial in trials) * missing / known
         fitting = FIT_JUDGINGS * median(trial.judging for trial in trials) * rows / known
-        return START_UP + number * (extracting + fitting)
+        return self._start_up + number * (extracting + fitting)

@@ -15,7 +15,6 @@ from reservoir.readouts import metric_name
 from reservoir.reservoir import DEFAULT_BACKBONE
 from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.fitting.sources import ColumnSource
-from reservoir_pipelines.output import say
 from reservoir_pipelines.tuning.budget import Budget, Costs
 from reservoir_pipelines.tuning.judge import KNOWN, Judge, best_of, column_kernels, kernel_of
 from reservoir_pipelines.tuning.space import Candidate
@@ -93,15 +92,15 @@ class Search:
         started = self.budget.clock()
         try:
             extraction = self.where.extract(chosen, limit, KNOWN)
-        except InputError as error:
+        except InputError:
             if not chosen.number:
                 raise
-            say(f"{chosen.number}: left out ({error})")
             return None
         extracted = self.budget.clock()
         judge = self.judge(extraction.store, limit, extraction.columns[0])
         kernels = column_kernels(extraction.store, known or extraction.columns, judge)
         columns, found = (known, judge(kernels.values())) if known else best_of(kernels, judge)
+        ended = self.budget.clock()
         trial = Trial(
             number=chosen.number,
             limit=limit,
@@ -114,8 +113,8 @@ class Search:
             alpha=found.alpha,
             samples=len(judge.y),
             work=work,
-            seconds=self.budget.clock() - started,
-            judging=self.budget.clock() - extracted,
+            seconds=ended - started,
+            judging=ended - extracted,
         )
         self.trials.add(trial)
         return trial

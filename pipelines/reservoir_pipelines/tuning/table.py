@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from reservoir_pipelines.output import console, say, score_text
+from reservoir_pipelines.output import console, score_text
 from reservoir_pipelines.tuning.trials import Trial
 
 if TYPE_CHECKING:
@@ -18,13 +18,14 @@ SHOWN = 12  # of the best reservoirs
 @contextmanager
 def trial_table() -> Iterator[Callable[[Trial], None]]:
     """Yield what shows a trial that has ended."""
-    if not console().is_terminal:
-        yield lambda trial: say("  ".join(_cells(trial)))
+    place = console(soft_wrap=True)
+    if not place.is_terminal:
+        yield lambda trial: place.print("  ".join(_cells(trial)), markup=False)  # `say` is hushed here
         return
     from rich.live import Live
 
     found: list[Trial] = []
-    with Live(console=console(), transient=True) as live:
+    with Live(console=place, transient=True) as live:
 
         def show(trial: Trial) -> None:
             found.append(trial)

@@ -132,7 +132,7 @@ def tune(
     trials = Trials(where.folder())
     budget.spent = trials.seconds()
     search = Search(where, budget, trials, show)
-    reserve = Reserve(search, options.join)
+    reserve = Reserve(search, options.join, clock() - budget.started)
     with hushed(), keep_last(where.root, where.prepared.task.name):
         ranked = search.run(reserve.seconds, options.trials)
         default = next(trial for trial in ranked if not trial.number)
