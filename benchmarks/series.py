@@ -7,13 +7,14 @@
     python benchmarks/series.py GunPoint OSULeaf --hydra      # some sets by name; MultiRocket-Hydra too, if installed
     python benchmarks/series.py --tuned 5m --hydra            # what tune finds in five minutes, beside it
 
-Windows, kernels and poolings of `reservoir.defaults`, and what `tune` draws around them, were found on FOUND and on generated sets, before any of REPORTED
-was scored; the precision on disk was changed after a fault that two of REPORTED showed.
+Windows, kernels and poolings of `reservoir.defaults`, and what `tune` draws around them, were found on FOUND and on
+generated sets, before any of REPORTED was scored; the precision on disk was changed after a fault that two of REPORTED
+showed.
 Raw ridge is scikit-learn's `RidgeClassifierCV` on standardised values, unequal lengths filled up with zeros. The peers
 take equal lengths: for them shorter series are stretched to the longest. All see the same rows.
 
-Goals: the default's mean is at least MiniRocket's minus .03, raw ridge's is below it, and the mean of what `tune` finds in
-five minutes is at least MultiRocket-Hydra's minus .01.
+Goals: the default's mean is at least MiniRocket's minus .03, raw ridge's is below it, and the mean of what `tune` finds
+in five minutes is at least MultiRocket-Hydra's minus .01.
 """
 
 from __future__ import annotations
