@@ -9,7 +9,6 @@ and those of the samples F of a fold under the readout of all others are (I - S)
     I - S = Q diag(a / (l + a)) Q' - 11'/n.
 
 So one decomposition serves every penalty and every fold, and the kernel of columns side by side is the sum of theirs.
-Features are standardised over all samples, not anew without each fold: this is to choose by, `cross_sweep` to report.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import numpy as np
 from scipy.linalg import eigh
 from scipy.special import log_softmax
 
-from reservoir.readouts.ridge import standardise
+from reservoir.readouts.kernel import Kernel
 from reservoir.readouts.sweep import Tally
 from reservoir.readouts.targets import Targets
 
@@ -49,8 +48,7 @@ class HeldOut:
 
 def kernel_matrix(x: np.ndarray) -> np.ndarray:
     """Return the kernel matrix (n, n) of samples x (n, w), of features with mean 0 and deviation 1, in float32."""
-    z = standardise(x)[0].astype(np.float32)
-    return z @ z.T
+    return Kernel.of(x).products.astype(np.float32)
 
 
 def held_out(
