@@ -58,7 +58,7 @@ def dilation_list(value: str) -> str | None:
     return None if fits else "give auto, or whole numbers from 1 such as 1,2,4"
 
 
-def duration(value: str) -> str | None:
+def span(value: str) -> str | None:
     """Check that a text is a time."""
     return None if DURATION.fullmatch(value) else "give a time such as 90s, 10m or 1h"
 

@@ -11,17 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reservoir.option_fields import (
-    Options,
-    at_least,
-    dilation_list,
-    duration,
-    one_of,
-    option,
-    positive,
-    seed_number,
-    share,
-)
+from reservoir.option_fields import Options, at_least, dilation_list, one_of, option, positive, seed_number, share, span
 
 SERIES = "your own series: {}, else {}"
 """How the help shows a default that goes by the data."""
@@ -225,7 +215,7 @@ class FitOptions(OutOptions, ClusterOptions):
 class TuneOptions(Options):
     """How long reservoirs are searched for, and how many may be read together."""
 
-    budget: str = option("5m", "Time in all, such as 90s, 10m or 1h.", duration)
+    budget: str = option("5m", "Time in all, such as 90s, 10m or 1h.", span)
     trials: int | None = option(None, "At most so many reservoirs.", at_least(1), shown="as the time allows")
     join: int = option(4, "At most so many reservoirs side by side.", at_least(1))
 
