@@ -297,3 +297,10 @@ class AttentionOptions(RunOptions, OutOptions):
     layer: int = option(1, "The block whose attention is drawn, from 1.")
     average: int = option(64, "Rows of the mean; the first is drawn alone too.", at_least(1))
     split: str = option("test", "Split of the rows.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions(OutOptions):
+    """Which sequences are explained."""
+
+    first: int = option(4, "So many sequences of the file, from its first.", at_least(1))

@@ -23,13 +23,17 @@ class RawInput(nn.Module):
         self.flat = self.longest * width <= RAW_WIDTH
 
     def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
-        """Return (rows, width) of float32, zero at padding, of scaled vectors or of symbols, which become one-hot."""
-        values = one_hot(x.long(), self.form.vocabulary) if isinstance(self.form, Tokens) else x
-        padding = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
-        values = values.float().masked_fill(padding[:, :, None], 0.0)
+        """Return what is read of scaled vectors or of symbols, (rows, width) of float32."""
+        values = self.values(x, lengths)
         if self.flat:
             return [pad(values, (0, 0, 0, self.longest - x.shape[1])).flatten(1)]
         return [pool(values, lengths, "segments8").flatten(1)]
+
+    def values(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Return (rows, tokens, dim) of float32, zero at padding; symbols are one-hot."""
+        values = one_hot(x.long(), self.form.vocabulary) if isinstance(self.form, Tokens) else x
+        padding = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
+        return values.float().masked_fill(padding[:, :, None], 0.0)
 
 
 def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
