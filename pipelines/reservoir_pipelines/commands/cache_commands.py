@@ -96,7 +96,14 @@ def show(entry: Name, given: dict[str, Any], json: bool) -> None:
         ("at work", ", ".join(f"process {r['pid']} on {r['host']}" for r in summary["running"]) or "nobody"),
     ]
     rows += [(name, value) for name, value in found.spec.to_dict().items() if name not in ("task", "format")]
-    print_table(("", ""), [*rows, ("made with", dict(found.made_with))], found.path.name)
+    made = dict(found.made_with)
+    if "weights" in made:
+        machine = f"{made['device']} ({made['instructions']}), {found.spec.compute}"
+        rows += [
+            ("weights", f"{made['reservoir']['init']}: {made['weights']}"),
+            ("numbers", f"of {machine}; other instructions round otherwise, and may change a choice among near ties"),
+        ]
+    print_table(("", ""), [*rows, ("made with", made)], found.path.name)
 
 
 def verify(
@@ -227,11 +234,14 @@ def _size(path: Path) -> int:
 
 
 def _broken(name: str, root: Path) -> Path | None:
-    """Return the folder of that path or name, if it is an entry that cannot be opened."""
-    from reservoir_cache import broken_entries
+    """Return an entry that cannot be opened by its path or name, or by a task that has no other."""
+    from reservoir_cache import broken_entries, list_entries
 
     folders = [problem.path for problem in broken_entries(root)]
-    return next((folder for folder in folders if name == folder.name or _same(name, folder)), None)
+    named = [folder for folder in folders if name == folder.name or _same(name, folder)]
+    if not named and all(entry.spec.task["name"] != name for entry in list_entries(root)):
+        named = [folder for folder in folders if name == folder.parent.name]
+    return named[0] if named else None
 
 
 def _find(name: str, given: dict[str, Any]) -> Entry:
