@@ -4,10 +4,10 @@
     python benchmarks/symbols.py --rows 1000 --length 100 --draws 3
 
 Kinds: *splice*, conserved places about the middle and what is common beside them; *position*, every place counts by
-itself; *pairs*, whether near places agree; *promoter*, two motifs roughly in their places; *motif*, anywhere, against the
-same letters in another order; *composition*, what follows what. Beside the default stand a ridge on one-hot symbols and a
-logistic regression on these and on counts of up to four neighbours. Windows of symbols were chosen on such draws (of
-other seeds) when ridge alone read them.
+itself; *pairs*, whether near places agree; *promoter*, two motifs roughly in their places; *motif*, anywhere, against
+the same letters in another order; *composition*, what follows what. Beside the default stand a ridge on one-hot symbols
+and a logistic regression on these and on counts of up to four neighbours. Windows of symbols were chosen on such kinds,
+drawn by other seeds, when ridge alone read them.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def main() -> None:
             model = make_pipeline(StandardScaler(), logistic).fit(counts[train], y[train])
             cells.append((ours, ridge, model.score(counts[test], y[test])))
             print(f"{kind.__name__:<16}{ours:>10.3f}{ridge:>12.3f}{cells[-1][2]:>10.3f}   {columns}", flush=True)
-    print(f"{'mean':<16}" + "".join(f"{mean:>{width}.3f}" for mean, width in zip(np.mean(cells, axis=0), (10, 12, 10))))
+    ours, ridge, counted = np.mean(cells, axis=0)
+    print(f"{'mean':<16}{ours:>10.3f}{ridge:>12.3f}{counted:>10.3f}")
 
 
 if __name__ == "__main__":
