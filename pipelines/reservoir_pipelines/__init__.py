@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from reservoir_pipelines.estimators.classifier import ReservoirClassifier
     from reservoir_pipelines.estimators.regressor import ReservoirRegressor
+    from reservoir_pipelines.explanation import Explanation, explain
     from reservoir_pipelines.extraction.extract import Extraction, extract
     from reservoir_pipelines.fitting.fit import fit
     from reservoir_pipelines.fitting.results import Fit, Result
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Comparison",
+    "Explanation",
     "Extraction",
     "Fit",
     "Prediction",
@@ -41,6 +43,7 @@ __all__ = [
     "Training",
     "Tuning",
     "compare_pretraining",
+    "explain",
     "extract",
     "fit",
     "predict",
@@ -53,6 +56,7 @@ __all__ = [
 _HOME = {
     "ReservoirClassifier": "estimators.classifier",
     "ReservoirRegressor": "estimators.regressor",
+    **dict.fromkeys(("Explanation", "explain"), "explanation"),
     **dict.fromkeys(("Extraction", "extract"), "extraction.extract"),
     "Comparison": "pretraining.compared",
     "compare_pretraining": "pretraining.comparison",
