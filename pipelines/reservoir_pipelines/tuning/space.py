@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.defaults import SEGMENTS, TAPS, TEXTURE, default_layers, default_pools, default_windows, is_series
+from reservoir.defaults import (
+    LETTERS,
+    SEGMENTS,
+    TAPS,
+    TEXTURE,
+    default_layers,
+    default_pools,
+    default_windows,
+    is_letters,
+    is_series,
+)
 from reservoir.options import FeatureOptions, ReservoirOptions
 from reservoir.pooling import WIDEST_TOKENS
 from reservoir.random import generator
@@ -55,7 +65,7 @@ def candidate(number: int, task: Task, rows: int, width: int, *, seed: int, back
     elif isinstance(task.form, Vectors):
         reservoir, layers, pool = _vectors(draw, task, width)
     else:
-        reservoir, layers, pool = _symbols(draw, task, width)
+        reservoir, layers, pool = _symbols(draw, task, rows, width)
     if "backbone" in reservoir and backbone:
         del reservoir["backbone"]
     return Candidate(number=number, reservoir={**reservoir, **named, "seed": seed + number}, layers=layers, pool=pool)
@@ -87,14 +97,19 @@ def _vectors(draw: Draw, task: Task, width: int) -> tuple[dict[str, Any], str, s
     return found, "all", _one(draw, *pools, *_side_by_side(task, width))
 
 
-def _symbols(draw: Draw, task: Task, width: int) -> tuple[dict[str, Any], str, str]:
-    """Draw the gain, the weights and the poolings of symbols."""
-    found: dict[str, Any] = {"gain": _one(draw, 0.35, 0.7, 1.41, 2.8, 5.6), **_weights(draw, task.max_tokens)}
-    layers = default_layers(task)
+def _symbols(draw: Draw, task: Task, rows: int, width: int) -> tuple[dict[str, Any], str, str]:
+    """Draw windows of neighbours, or single symbols, with their gain, weights and poolings."""
+    if is_letters(task) and draw.random() < 0.6:
+        found: dict[str, Any] = {**default_windows(task, rows), "patch": _one(draw, 3, LETTERS, 7, 9)}
+        found["gain"] = _one(draw, 3.0, 6.0, 9.0)
+        pools = ["shares13,max,min,segments8", "shares13,max,min,segments16", "quantiles9,max,min,segments4"]
+    else:
+        found = {"patch": 1, "gain": _one(draw, 0.35, 0.7, 1.41, 2.8, 5.6)}
+        pools = ["last,mean,segments8", "mean,max,min,segments4", "mean,segments8,segments16"]
+    found |= _weights(draw, task.max_tokens)
     if task.readout_tokens > 1:
-        return found, layers, "last"
-    pools = ["last,mean,segments8", "mean,max,min,segments4", "mean,segments8,segments16"]
-    return found, layers, _one(draw, *pools, *_side_by_side(task, width))
+        return found, default_layers(task), "last"
+    return found, default_layers(task), _one(draw, *pools, *_side_by_side(task, width))
 
 
 def _side_by_side(task: Task, width: int) -> list[str]:
