@@ -1,4 +1,4 @@
-"""How stages run: prepare, extract, fit, train, pretrain, predict; one function each, and the command line.
+"""How stages run: prepare, extract, fit, tune, train, pretrain, predict; one function each, and the command line.
 
 >>> from reservoir_pipelines import extract, fit          # doctest: +SKIP
 >>> features = extract("mnist")                            # doctest: +SKIP
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from reservoir_pipelines.estimators.classifier import ReservoirClassifier
     from reservoir_pipelines.estimators.regressor import ReservoirRegressor
+    from reservoir_pipelines.explanation import Explanation, explain
     from reservoir_pipelines.extraction.extract import Extraction, extract
     from reservoir_pipelines.fitting.fit import fit
     from reservoir_pipelines.fitting.results import Fit, Result
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from reservoir_pipelines.reproduction.reproduce import Reproduction, reproduce
     from reservoir_pipelines.training.train import train
     from reservoir_pipelines.training.training_result import Training
+    from reservoir_pipelines.tuning.tune import Tuning, tune
 
 __all__ = [
     "Comparison",
+    "Explanation",
     "Extraction",
     "Fit",
     "Prediction",
@@ -42,7 +45,9 @@ __all__ = [
     "ReservoirRegressor",
     "Result",
     "Training",
+    "Tuning",
     "compare_pretraining",
+    "explain",
     "extract",
     "fit",
     "predict",
@@ -51,11 +56,13 @@ __all__ = [
     "report",
     "reproduce",
     "train",
+    "tune",
 ]
 
 _HOME = {
     "ReservoirClassifier": "estimators.classifier",
     "ReservoirRegressor": "estimators.regressor",
+    **dict.fromkeys(("Explanation", "explain"), "explanation"),
     **dict.fromkeys(("Extraction", "extract"), "extraction.extract"),
     "Comparison": "pretraining.compared",
     "compare_pretraining": "pretraining.comparison",
@@ -70,6 +77,7 @@ _HOME = {
     **dict.fromkeys(("Reproduction", "reproduce"), "reproduction.reproduce"),
     "train": "training.train",
     "Training": "training.training_result",
+    **dict.fromkeys(("Tuning", "tune"), "tuning.tune"),
 }
 
 

@@ -18,6 +18,7 @@ from reservoir_pipelines.commands import (
     pretrain_commands,
     reproduce_commands,
     train_commands,
+    tune_commands,
 )
 from reservoir_pipelines.faults import Interruptible, system_fault
 
@@ -35,6 +36,7 @@ app = typer.Typer(
 for commands in (
     data_commands,
     fit_commands,
+    tune_commands,
     model_commands,
     export_commands,
     train_commands,
