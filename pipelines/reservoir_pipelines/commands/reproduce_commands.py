@@ -25,6 +25,7 @@ def register(app: typer.Typer) -> None:
 def reproduce(
     tables: Tables = None,
     all: Annotated[bool, typer.Option("--all", help="Every table and figure.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would run, and for how long.")] = False,
     *,
     given: dict[str, Any],
     json: bool,
@@ -41,7 +42,7 @@ def reproduce(
     def agree(cells: list[Cell], places: dict[str, Any]) -> bool:
         return given.get("scale") != "paper" or _agree(cells, places)
 
-    if given.get("dry_run"):
+    if dry_run:
         _show_plan(tables or [], given, json=json)
         return
     done = stage(tables or [], agree=agree, **given)

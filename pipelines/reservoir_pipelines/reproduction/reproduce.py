@@ -70,7 +70,7 @@ def reproduce(
     cells, places = _cells(recipes), _places(source, place)
     todo = [cell for cell in cells if not kept.result(cell.key)]
     ran = 0
-    if not options.dry_run and (agree is None or agree(todo, places)):
+    if agree is None or agree(todo, places):
         kept.make()
         _run(todo, kept, places, max(1, cluster.workers))
         ran = sum(kept.result(cell.key) is not None for cell in todo)
