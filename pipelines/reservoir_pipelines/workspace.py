@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reservoir_cache import sync
+
 from reservoir.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,15 +56,6 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
         sync(path.parent)
     finally:
         part.unlink(missing_ok=True)
-
-
-def sync(path: Path) -> None:
-    """Force a file, or the names in a folder, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import file_crc32, new_file, publish_json
+from reservoir_cache import file_crc32, new_file, publish_json, sync
 
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, TaskOptions
@@ -30,7 +30,7 @@ from reservoir_pipelines.preparation.prepared import (
 )
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workers import map_pieces
-from reservoir_pipelines.workspace import cache_root, data_folder, sync
+from reservoir_pipelines.workspace import cache_root, data_folder
 
 
 @stage
