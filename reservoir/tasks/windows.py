@@ -115,12 +115,7 @@ def windows(
 
     ``x`` is (rows, tokens, channels), ``lengths`` (rows,) the real tokens of each, and ``first_row`` the row number of
     ``x[0]``, for messages; what stands behind a row's length is never used. The tokens are (rows, windows, dilations *
-    patch * channels), the channels fastest; their numbers (rows,) are of int32.
-
-    Raises
-    ------
-    InputError
-        Naming a row that is shorter than a window.
+    patch * channels), the channels fastest; their numbers (rows,) are of int32. A row shorter than a window is refused.
     """
     counts = window_counts(lengths, patch, stride, dilations, pad).astype(np.int32)
     if not counts.all():
