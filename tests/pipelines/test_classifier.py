@@ -1,7 +1,9 @@
 """The estimators over raw sequences: scikit-learn's contract, one pass per row, and equality with doing it by hand."""
 
 import json
+import re
 import shutil
+import warnings
 from contextlib import nullcontext
 
 import joblib
@@ -20,6 +22,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from reservoir import InputError
 from reservoir.features import forward
 from reservoir.readouts import RidgeSweepClassifier, RidgeSweepRegressor
+from reservoir.tasks import task_named
 from reservoir.tasks.task import Vectors
 from reservoir.tasks.windows import Windows
 
@@ -230,6 +233,27 @@ def test_symbols_are_embedded(classifier):
     assert model.score(x, y) > 0.95  # the mean of embeddings counts symbols
     with pytest.raises(ValueError, match=r"X\[1, 2\] is 5, no symbol from 0 to 4"):
         model.predict(np.where(np.arange(24).reshape(2, 12) == 14, 5, 0))
+
+
+@pytest.mark.parametrize(
+    ("x", "vocabulary"),
+    [
+        (np.random.default_rng(0).integers(0, 4, (60, 12)), 4),  # letters
+        ((2048 + 900 * np.sin(np.arange(60 * 12) / 7)).astype(int).reshape(60, 12), None),  # a sensor's counts
+    ],
+)
+def test_line_4_integers_are_read_as_from_a_file_and_said_so(classifier, tmp_path, x, vocabulary):
+    y = np.arange(60) % 2
+    np.savez(tmp_path / "d.npz", x=x, y=y)
+    source = task_named(str(tmp_path / "d.npz"))
+    why = source.notes()[0].partition(": x read as ")[2].partition(";")[0]
+    with pytest.warns(UserWarning, match=re.escape(f"X read as {why}")):
+        model = classifier(layers="embed").fit(x, y)
+    assert model.vocabulary_ == getattr(source.task.form, "vocabulary", None) == vocabulary
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        told = classifier(layers="embed", vocabulary=vocabulary).fit(x if vocabulary else x.astype(float), y)
+    np.testing.assert_array_equal(told.predict_proba(x), model.predict_proba(x))
 
 
 def test_regressor_is_the_best_ridge_sweep(tiny_gpt2):

@@ -34,6 +34,8 @@ class ReservoirClassifier(ClassifierMixin, ReservoirEstimator):
     ----------
     classes_ : ndarray of shape (n_classes,)
         The labels.
+    vocabulary_ : int or None
+        Number of symbols that X holds; None for values.
     readout_ : RidgeSweepClassifier
         The readout of the chosen column, fitted to all samples.
     column_ : str

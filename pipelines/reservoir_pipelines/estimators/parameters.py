@@ -20,7 +20,10 @@ _OPTIONS: tuple[Field[Any], ...] = (
     *fields(ComputeOptions),
 )
 _OWN: dict[str, tuple[Any, str]] = {
-    "vocabulary": (None, "X holds symbols, the whole numbers below this one; None for values."),
+    "vocabulary": (
+        None,
+        "X holds symbols, whole numbers below this one; None: integers as in files, all else values.",
+    ),
     "alphas": (None, "Positive penalties; None for 25 values from 1e-2 to 1e6 in equal ratios."),
     "cv": (5, "Folds, or a cross-validator, by which column and penalty are chosen; each sample is held out once."),
     "class_weight": (None, "``balanced`` or weights by class, as in scikit-learn."),

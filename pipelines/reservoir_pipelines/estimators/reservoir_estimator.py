@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from reservoir import InputError
 from reservoir.options import ReservoirOptions
 from reservoir.reservoir import LoadedModel, Reservoir, choose_compute, choose_device
+from reservoir.tasks import read_integers
 from reservoir.tasks.task import Tokens, Vectors
 from reservoir_pipelines.estimators.parameters import options_of
 from reservoir_pipelines.estimators.rowcache import FoundRows, shared_cache, shared_model
@@ -30,6 +32,7 @@ class ReservoirEstimator(BaseEstimator):
     """What `ReservoirClassifier` and `ReservoirRegressor` share; their parameters are described there."""
 
     readout_: Any
+    vocabulary_: int | None
     layers: str | Sequence[str]
     pool: str | Sequence[str]
     vocabulary: int | None
@@ -82,19 +85,20 @@ class ReservoirEstimator(BaseEstimator):
         return shared_cache(root, model, tuple(self.columns_)).find(model, x)
 
     def _model(self, x: np.ndarray) -> LoadedModel:
-        form = Vectors(x.shape[2]) if self.vocabulary is None else Tokens(self.vocabulary)
+        form = Vectors(x.shape[2]) if self.vocabulary_ is None else Tokens(self.vocabulary_)
         return shared_model(form, x.shape[1], self._settings, self.device, self._compute)
 
     def _checked(self, x: npt.ArrayLike, *more: Any, reset: bool = True, **options: Any) -> Any:
         """Return what scikit-learn's checks leave of X (and y); a shape or value that does not fit is a ValueError."""
-        dtype = [np.float64, np.float32] if self.vocabulary is None else "numeric"
-        return _validate(self, x, *more, dtype=dtype, allow_nd=True, reset=reset, **options)
+        return _validate(self, x, *more, dtype="numeric", allow_nd=True, reset=reset, **options)
 
     def _sequences(self, x: np.ndarray, *, reset: bool) -> np.ndarray:
         """Return checked X as rows: (n, values, channels) of float32, or (n, tokens) of int64."""
+        if reset:
+            self.vocabulary_ = _read_vocabulary(x) if self.vocabulary is None else self.vocabulary
         channels = x.shape[2] if x.ndim == 3 else 1
-        if x.ndim > 3 or (self.vocabulary is not None and x.ndim > 2):
-            want = "(rows, values) or (rows, values, channels)" if self.vocabulary is None else "(rows, tokens)"
+        if x.ndim > 3 or (self.vocabulary_ is not None and x.ndim > 2):
+            want = "(rows, values) or (rows, values, channels)" if self.vocabulary_ is None else "(rows, tokens)"
             raise ValueError(f"X has the shape {x.shape}; give {want}")
         if reset:
             self.n_channels_in_ = channels
@@ -102,8 +106,8 @@ class ReservoirEstimator(BaseEstimator):
             raise ValueError(
                 f"X has {channels} channels, but {type(self).__name__} was fitted on {self.n_channels_in_}"
             )
-        if self.vocabulary is not None:
-            return _symbols(x, self.vocabulary)
+        if self.vocabulary_ is not None:
+            return _symbols(x, self.vocabulary_)
         with np.errstate(over="ignore"):
             values = np.ascontiguousarray(x, np.float32).reshape(*x.shape[:2], channels)
         if not np.isfinite(values).all():
@@ -111,10 +115,23 @@ class ReservoirEstimator(BaseEstimator):
         return values
 
 
+def _read_vocabulary(x: np.ndarray) -> int | None:
+    """Return how many symbols X holds, None for values; of integers by the rule of files, which is told."""
+    if x.ndim != 2 or x.dtype.kind not in "ui":
+        return None
+    reading = read_integers(x)
+    vocabulary = int(x.max()) + 1 if reading.names else None
+    what, other = (f"{vocabulary:,} symbols", "give floats") if vocabulary else ("values", "give a vocabulary")
+    warnings.warn(f"X read as {what} ({reading.why}; else {other})", stacklevel=4)
+    return vocabulary
+
+
 def _symbols(x: np.ndarray, vocabulary: int) -> np.ndarray:
     """Return symbols as int64; a ValueError names the first value that is none."""
     wrong = (x < 0) | (x >= vocabulary) | (x != np.floor(x))
     if wrong.any():
         row, token = np.argwhere(wrong)[0]
-        raise ValueError(f"X[{row}, {token}] is {x[row, token]}, no symbol from 0 to {vocabulary - 1}")
+        raise ValueError(
+            f"X[{row}, {token}] is {x[row, token]}, no symbol from 0 to {vocabulary - 1}; give a larger vocabulary"
+        )
     return np.ascontiguousarray(x, np.int64)
