@@ -61,25 +61,9 @@ class Export:
 def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
     """Write a saved readout and its frozen maps as one model, from stored sequences to logits.
 
-    Parameters
-    ----------
-    readout : Path
-        Folder or JSON file that `fit` wrote, or the folder of a run of `train`.
-    to : {"torch", "onnx"}, default "torch"
-        ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that
-        it gives what `predict` gives. ``onnx`` writes a float32 graph: runtimes have few bfloat16 operators.
-    **options
-        Fields of `OutOptions`; ``out`` is by default ``model.pt2`` or ``model.onnx`` beside the readout.
-
-    Returns
-    -------
-    Export
-
-    Raises
-    ------
-    InputError
-        If the readout is not readable or not linear, its frozen weights are no longer there, the backbone's family
-        cannot be traced, or the packages for ONNX are missing.
+    ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that it
+    gives what `predict` gives. ``onnx`` writes a float32 graph: runtimes have few bfloat16 operators. By default it
+    lies beside the readout, as ``model.pt2`` or ``model.onnx``.
     """
     if to not in SUFFIXES:
         raise InputError(f"--to {to}: choose torch or onnx")

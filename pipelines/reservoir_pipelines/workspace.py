@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 
 
 def cache_root(cache: Path | None = None) -> Path:
-    """Return the root folder: the argument, else ``RESERVOIR_CACHE``, else the platform's user cache folder.
-
-    Raises
-    ------
-    InputError
-        If there is something else under that name.
-    """
+    """Return the root folder: the argument, else ``RESERVOIR_CACHE``, else the platform's user cache folder."""
     named = cache or os.environ.get("RESERVOIR_CACHE")
     if not named:
         import platformdirs
@@ -59,13 +53,7 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file that others may read as they may read every new file.
-
-    Raises
-    ------
-    OSError
-        If the system refuses it, as on a full disk.
-    """
+    """Write a safetensors file that others may read as they may read every new file."""
     from safetensors.torch import save_file
 
     with system_errors():

@@ -35,14 +35,9 @@ class UpperPart(nn.Module):
         return "last" if self.layer == "final" else "all"
 
     def forward(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        """Return the logits of `FPT.forward`.
+        """Return the logits of `FPT.forward` from the hidden states (batch, tokens, width) of the layer.
 
-        Parameters
-        ----------
-        hidden : Tensor of float32, (batch, tokens, width)
-            Hidden states of the layer; of ``final`` only those of the readout tokens.
-        lengths : Tensor of int64, (batch,)
-            Real tokens of each sequence.
+        Of ``final`` they are only those of the readout tokens.
         """
         if self.layer == "final":
             return self.model.logits(hidden)

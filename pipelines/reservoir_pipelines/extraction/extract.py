@@ -115,11 +115,6 @@ def extract(
     -------
     Extraction
         ``extraction["train"]["block06/mean"]`` is an array (rows, width).
-
-    Raises
-    ------
-    InputError, CacheError
-        For input that cannot be used, before anything is computed wherever that can be known.
     """
     started = time.monotonic()
     Reservoir.choose(reservoir)  # refuses what cannot be meant before any data is read

@@ -15,17 +15,7 @@ BLOCK = 2**16
 
 @dataclass(frozen=True)
 class Remote:
-    """A file as its publisher offers it.
-
-    Parameters
-    ----------
-    name : str
-        Its name.
-    sha256 : str
-        The sum of its bytes, in hex; a file with another is never used.
-    bases : tuple of str
-        Addresses of folders that have it, to be tried in order.
-    """
+    """A file as its publisher offers it: name, SHA-256 in hex, and the addresses of folders to try in order."""
 
     name: str
     sha256: str
@@ -76,30 +66,11 @@ def download(
     mirrors: Sequence[str] = (),
     progress: Callable[[str, int, int | None], None] | None = None,
 ) -> Path:
-    """Fetch a task's files where they are not here already, and return their folder.
+    """Fetch a task's files where they are not below the cache already, and return their folder.
 
-    An interrupted download goes on where it stopped. Only a file whose SHA-256 is the known one gets its name.
-
-    Parameters
-    ----------
-    task : str
-        The name of a task.
-    cache : Path, optional
-        The root folder; files are kept under ``<root>/downloads/``.
-    mirrors : sequence of str
-        Addresses of folders with the same files, tried before the publisher's.
-    progress : callable, optional
-        Called with the file's name, the bytes that are here, and all its bytes where they are known.
-
-    Returns
-    -------
-    Path
-        A folder for ``data``.
-
-    Raises
-    ------
-    InputError
-        If the task has nothing to fetch, or no address gives the file.
+    An interrupted download goes on where it stopped. Only a file whose SHA-256 is the known one gets its name. Mirrors
+    are tried before the publisher; ``progress`` is called with a file's name, the bytes that are here, and all its
+    bytes where they are known.
     """
     if task not in FILES:
         raise InputError(f"task {task!r} is not downloaded; {', '.join(FILES)} are: give --data DIR for the others")

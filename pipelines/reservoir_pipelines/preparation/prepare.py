@@ -49,11 +49,6 @@ def prepare(
         The name of a task, or the path of your own data.
     **options
         Fields of `TaskOptions`, `ClusterOptions`, `DownloadOptions` and `CacheOptions`.
-
-    Raises
-    ------
-    InputError
-        For an unknown task or parameter, and for files that are missing or damaged.
     """
     cache = root.cache
     folder = download(task, cache=cache, mirrors=files.mirrors) if files.fetch else data_folder(options.data)
