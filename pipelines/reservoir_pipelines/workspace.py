@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +40,11 @@ def data_folder(data: Path | None = None) -> Path | None:
     if data is not None and not Path(data).is_dir():
         raise InputError(f"the data folder {data} does not exist; name another with --data DIR or RESERVOIR_DATA")
     return None if data is None else Path(data)
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Return the versions of Python and of some packages, for people who wonder why a number differs."""
+    return {"python": platform.python_version()} | {name: import_module(name).__version__ for name in packages}
 
 
 def replace_file(path: Path, write: Callable[[Path], Any]) -> None:

@@ -33,7 +33,7 @@ from reservoir_pipelines.output import meter, say, size_text
 from reservoir_pipelines.preparation.prepare import Prepared, prepare
 from reservoir_pipelines.preparation.prepared import scaling_to_json
 from reservoir_pipelines.stage import stage
-from reservoir_pipelines.workspace import cache_root
+from reservoir_pipelines.workspace import cache_root, versions
 
 if TYPE_CHECKING:
     from reservoir_cache import SplitFeatures
@@ -82,15 +82,8 @@ class Extraction:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return {
-            "entry": str(self.entry),
-            "rows": self.rows,
-            "columns": list(self.columns),
-            "bytes": self.bytes,
-            "seconds": round(self.seconds, 3),
-            "reused": self.reused,
-            "computed_rows": self.computed_rows,
-        }
+        plain = {"entry": str(self.entry), "columns": list(self.columns), "seconds": round(self.seconds, 3)}
+        return {**vars(self), **plain}
 
 
 @stage
@@ -211,23 +204,11 @@ class _Run:
         return f"{self.settings.title}-{self.spec.key[:16]}"
 
     def _made_with(self) -> dict[str, Any]:
-        import platform
-
-        import h5py
-        import torch
-        import transformers
-
         return {
             "call": self.call,
             "reservoir": self.settings.to_dict(),
             "prepared": str(self.prepared.path),
             "scaling": scaling_to_json(self.prepared.scaling),
             "device": str(self.model.device),
-            "versions": {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-                "h5py": h5py.__version__,
-                "numpy": np.__version__,
-            },
+            "versions": versions("torch", "transformers", "h5py", "numpy"),
         }

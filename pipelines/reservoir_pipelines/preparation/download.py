@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,13 +64,11 @@ def download(
     *,
     cache: Path | None = None,
     mirrors: Sequence[str] = (),
-    progress: Callable[[str, int, int | None], None] | None = None,
 ) -> Path:
     """Fetch a task's files where they are not below the cache already, and return their folder.
 
     An interrupted download goes on where it stopped. Only a file whose SHA-256 is the known one gets its name. Mirrors
-    are tried before the publisher; ``progress`` is called with a file's name, the bytes that are here, and all its
-    bytes where they are known.
+    are tried before the publisher.
     """
     if task not in FILES:
         raise InputError(f"task {task!r} is not downloaded; {', '.join(FILES)} are: give --data DIR for the others")
@@ -78,13 +76,11 @@ def download(
     folder.mkdir(parents=True, exist_ok=True)
     for remote in FILES[task]:
         if not (folder / remote.name).is_file():
-            _fetch(remote, folder, [*mirrors, *remote.bases], progress)
+            _fetch(remote, folder, [*mirrors, *remote.bases])
     return folder
 
 
-def _fetch(
-    remote: Remote, folder: Path, bases: Sequence[str], progress: Callable[[str, int, int | None], None] | None
-) -> None:
+def _fetch(remote: Remote, folder: Path, bases: Sequence[str]) -> None:
     import pooch
     import requests
 
@@ -92,7 +88,7 @@ def _fetch(
     pooch.get_logger().setLevel("WARNING")
 
     def resume(url: str, output_file: str, pooch: object) -> None:
-        _continue(url, part, remote.name, progress)
+        _continue(url, part)
         part.replace(output_file)
 
     failures = []
@@ -113,7 +109,7 @@ def _fetch(
     )
 
 
-def _continue(url: str, part: Path, name: str, progress: Callable[[str, int, int | None], None] | None) -> None:
+def _continue(url: str, part: Path) -> None:
     """Append to a partial file what is missing of it."""
     import requests
 
@@ -132,7 +128,5 @@ def _continue(url: str, part: Path, name: str, progress: Callable[[str, int, int
             for block in answer.iter_content(BLOCK):
                 file.write(block)
                 here += len(block)
-                if progress:
-                    progress(name, here, total)
     if total is not None and here != total:
         raise requests.ConnectionError(f"the connection ended after {here} of {total} bytes")
