@@ -113,11 +113,7 @@ class FPT(nn.Module):
             nn.init.zeros_(self.output.bias)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Return the logits (batch, readout_tokens, outputs, max(classes, 1)) of the readout tokens, float32.
-
-        ``x`` are right-padded sequences, (batch, tokens, dim) of float32 or (batch, tokens) of int64; ``lengths``
-        (batch,) of int64 are the real tokens of each.
-        """
+        """Return the logits (batch, readout_tokens, outputs, max(classes, 1)) of right-padded sequences, float32."""
         return self.read(self.backbone(self.inputs(x), lengths, self.task.readout_tokens), lengths)
 
     def read(self, hidden: Tensor, lengths: Tensor) -> Tensor:
@@ -130,10 +126,7 @@ class FPT(nn.Module):
 
     @torch.inference_mode()
     def features(self, x: Tensor, lengths: Tensor, columns: list[str]) -> dict[str, Tensor]:
-        """Return pooled hidden states by column from one forward pass that stops after the deepest wanted layer.
-
-        They are float32 (batch, kept tokens, kept width). An `InputError` names a layer or pooling that does not exist.
-        """
+        """Return pooled hidden states (batch, kept tokens, kept width) by column; no layer is computed in vain."""
         pooled: dict[str, Tensor] = {}
         parsed = {column: parse_column(column) for column in columns}
 

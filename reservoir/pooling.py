@@ -37,11 +37,7 @@ def check_poolings(poolings: list[str]) -> None:
 
 
 def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
-    """Return (tokens, width) of one row of a column whose layer has this width.
-
-    The longest sequence has ``max_tokens``, to which ``all`` and ``tokens`` are padded; ``last`` keeps
-    ``readout_tokens``.
-    """
+    """Return (tokens, width) of one row of a column; ``max_tokens`` are those of the longest sequence."""
     if pooling == "last":
         return readout_tokens, width
     if pooling == "all":

@@ -37,10 +37,7 @@ CALLS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """What `export` wrote: the model, and beside it JSON that says what goes in, what comes out, and how to call it.
-
-    ``tokens`` are the fewest and the most that sequences may be padded to; the same where the length is fixed.
-    """
+    """What `export` wrote: the model, JSON that says how to call it, and the fewest and most ``tokens``."""
 
     model: Path
     card: Path
@@ -85,10 +82,7 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
 
 
 def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceModel:
-    """Return the module of a bundle on the CPU, its maps in the precision that the readout was fitted in, or another.
-
-    Raises `InputError` if the readout is not linear, or the weights are not those that it was fitted on.
-    """
+    """Return the module of a bundle on the CPU, its maps in the precision of the fit, or in another."""
     if not isinstance(bundle.readout, LinearReadout):
         raise InputError(f"readout {where}: only linear readouts can be exported; fit with --readout ridge or logistic")
     branches = []
@@ -108,9 +102,8 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
 def trace(module: SequenceModel, task: Task) -> tuple[ExportedProgram, tuple[int, int]]:
     """Return the program of a module for any batch, and the fewest and most tokens that it takes.
 
-    Any length up to the task's longest will do, unless the backbone walks over its tokens one by one, as recurrent
-    ones do, or reads windows, whose number the tracer cannot bound: then every sequence is padded to the longest.
-    Raises `InputError` if the backbone's operations depend on values, which no program can hold.
+    Any length up to the task's longest will do, unless the backbone walks over its tokens one by one, as recurrent ones
+    do, or reads windows, whose number the tracer cannot bound: then every sequence is padded to the longest.
     """
     # torch.export takes sizes 0 and 1 for constants, so a variable length begins at two.
     fewest, longest = max(task.readout_tokens, 2), task.max_tokens

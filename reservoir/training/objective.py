@@ -6,11 +6,7 @@ from torch import Tensor, nn
 
 
 def row_losses(logits: Tensor, y: Tensor, classes: int) -> Tensor:
-    r"""Return the loss (batch,) of each row, the mean over its readout tokens and outputs.
-
-    Cross-entropy of logits (batch, readout_tokens, outputs, classes), or for regression, which has 0 classes, the
-    squared error.
-    """
+    r"""Return the loss of each row, the mean over its tokens and outputs: cross-entropy, or the squared error."""
     if classes:
         each = nn.functional.cross_entropy(logits.flatten(0, 2).float(), y.flatten(), reduction="none")
     else:

@@ -106,10 +106,7 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
 
 
 def write_piece(source: Source, piece: Piece, number: int, folder: Path) -> list[dict[str, Any]]:
-    """Write the rows of a piece, one file per split, and return what was written.
-
-    A worker that is killed leaves nothing under a final name, so the piece can be written again by another.
-    """
+    """Write the rows of a piece, one file per split; what a killed worker leaves is written again by another."""
     written = []
     for name, split in source.read(piece).items():
         if len(split):
