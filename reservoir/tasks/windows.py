@@ -76,7 +76,8 @@ class Windows:
         import torch
 
         x = row_forms(x, lengths, self.normalise)
-        longest, counts = ((n - self.reach) // self.stride + 1 for n in (x.shape[1], lengths))
+        longest = (x.shape[1] - self.reach) // self.stride + 1
+        counts = (lengths - self.reach) // self.stride + 1
         offsets = self._offsets()
         before, behind = max(0, -min(offsets)), max(0, *offsets)
         inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
