@@ -216,11 +216,14 @@ def _size(path: Path) -> int:
 
 
 def _broken(name: str, root: Path) -> Path | None:
-    """Return the folder of that path or name, if it is an entry that cannot be opened."""
-    from reservoir_cache import broken_entries
+    """Return an entry that cannot be opened by its path or name, or by a task that has no other."""
+    from reservoir_cache import broken_entries, list_entries
 
     folders = [problem.path for problem in broken_entries(root)]
-    return next((folder for folder in folders if name == folder.name or _same(name, folder)), None)
+    named = [folder for folder in folders if name == folder.name or _same(name, folder)]
+    if not named and all(entry.spec.task["name"] != name for entry in list_entries(root)):
+        named = [folder for folder in folders if name == folder.parent.name]
+    return named[0] if named else None
 
 
 def _find(name: str, given: dict[str, Any]) -> Entry:
