@@ -135,7 +135,7 @@ def extract(
         "task": str(Path(task).resolve()) if Path(task).is_file() else task,
         "settings": settings.to_dict() | source.to_dict() | asked.to_dict(),
     }
-    run = _Run(root, settings, prepared, model, rows, columns, spec, layout, call)
+    run = _Run(root, prepared, model, rows, columns, spec, layout, call)
     entry, computed = run.execute()
     return Extraction(
         entry=entry.path,
@@ -153,7 +153,6 @@ class _Run:
     """One call of `extract` after its input has been read."""
 
     root: Path
-    settings: Reservoir
     prepared: Prepared
     model: LoadedModel
     rows: dict[str, np.ndarray]
@@ -164,7 +163,7 @@ class _Run:
 
     def execute(self) -> tuple[Entry, int]:
         """Compute what is missing; return the entry and the number of rows computed."""
-        name = f"{self.spec.task['name']} x {self.settings.title}"
+        name = f"{self.spec.task['name']} x {self.model.settings.title}"
         shapes = column_shapes(self.model.fpt.task, self.model.fpt.backbone.width, self.columns)
         space = required_bytes(self.spec, self.layout, self.spec.rows, shapes)
         exists = (self.root / "features" / self.spec.task["name"] / self._folder()).is_dir()
@@ -172,7 +171,7 @@ class _Run:
             rows = sum(self.spec.rows.values())
             say(f"{name}: {rows:,} rows, {len(self.columns)} columns, {size_text(space)} on disk")
             check_space(self.root, space)
-        entry = Entry.create(self.root, self.settings.title, self.spec, self.layout, self._made_with())
+        entry = Entry.create(self.root, self.model.settings.title, self.spec, self.layout, self._made_with())
         repair(entry)
         for split, index in self.rows.items():
             whole = self.prepared.split(split)
@@ -201,12 +200,12 @@ class _Run:
         return forward(self.model, self.prepared.scaling, x, lengths, columns, batch_rows)
 
     def _folder(self) -> str:
-        return f"{self.settings.title}-{self.spec.key[:16]}"
+        return f"{self.model.settings.title}-{self.spec.key[:16]}"
 
     def _made_with(self) -> dict[str, Any]:
         return {
             "call": self.call,
-            "reservoir": self.settings.to_dict(),
+            "reservoir": self.model.settings.to_dict(),
             "prepared": str(self.prepared.path),
             "scaling": scaling_to_json(self.prepared.scaling),
             "device": str(self.model.device),
