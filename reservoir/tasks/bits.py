@@ -41,7 +41,7 @@ class _Bits(Source):
         """Return sequences (rows, tokens, token_bits) as they are."""
         return check_sequences(self.task, x), full_lengths(x)
 
-    def _task(self, name: str, strings: int, ignored: set[str]) -> Task:
+    def _task(self, name: str, strings: int, ignored: set[str], floor: float | None = None) -> Task:
         """Return the description of a task that shows so many strings, and reads the last."""
         per_string = self.n // self.token_bits
         return Task(
@@ -51,6 +51,7 @@ class _Bits(Source):
             classes=2,
             readout_tokens=per_string,
             outputs=self.token_bits,
+            floor=floor,
             parameters={name: value for name, value in vars(self).items() if name not in ignored},
         )
 
@@ -72,7 +73,7 @@ class BitMemory(_Bits):
     ``patterns`` strings of ``n`` bits of -1 and +1 are shown, ``token_bits`` of them a token, then one of the strings
     with each bit set to 0 with probability ``mask``; each of the last ``n / token_bits`` tokens is to give back its
     bits as they were. The default is the paper's: 120 tokens of 50 bits, the last 20 read out. Fewer rows are the first
-    of more.
+    of more. Who copies the bits that are shown and guesses the others is right in ``1 - mask / 2`` of all, 75%.
     """
 
     data: Path | None = None  # not used
@@ -93,7 +94,7 @@ class BitMemory(_Bits):
     @property
     def task(self) -> Task:
         """The description."""
-        return self._task("bit-memory", self.patterns + 1, {"data"})
+        return self._task("bit-memory", self.patterns + 1, {"data"}, floor=1 - self.mask / 2)
 
     def read(self, piece: Piece) -> dict[str, Split]:
         """Draw the rows of one piece."""

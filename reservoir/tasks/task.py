@@ -51,6 +51,8 @@ class Task:
         Names of the classes, in order; empty where the class number is the name.
     alphabet : str, default ""
         The letter of each symbol, where the sequences are texts of your own.
+    floor : float, optional
+        Accuracy of copying what is shown, where that is more than a constant answer gets.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Task:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[str | int, ...] = ()
     alphabet: str = ""
+    floor: float | None = None
 
     def label(self, index: int) -> str | int:
         """Return the name of a class, or its number where it has no name."""
@@ -71,9 +74,8 @@ class Task:
         """Return the description as plain JSON values; `from_dict` is its inverse."""
         form = {"vectors": self.form.dim} if isinstance(self.form, Vectors) else {"tokens": self.form.vocabulary}
         values = {**vars(self), "form": form, "parameters": dict(self.parameters), "labels": list(self.labels)}
-        if not self.alphabet:
-            del values["alphabet"]
-        return values
+        absent = {"alphabet": "", "floor": None}
+        return {name: value for name, value in values.items() if name not in absent or value != absent[name]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Task:

@@ -21,7 +21,8 @@ from reservoir_pipelines.output import print_json, print_table
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    command(app, (ModelOptions, "init", "seed", "depth"), (TaskOptions, "data"), OutOptions, CacheOptions)(backbone)
+    model, source = (ModelOptions, "init", "seed", "depth"), (TaskOptions, "data", "protocol")
+    command(app, model, source, OutOptions, CacheOptions)(backbone)
     command(app, ReservoirOptions, AttentionOptions, TaskOptions, PlaceOptions)(attention)
 
 
