@@ -17,11 +17,12 @@ Pad = Literal["valid", "same"]
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """How a float sequence becomes tokens: its forms side by side, cut into windows of ``patch`` every ``stride``.
+    """How a sequence becomes tokens: its forms side by side, cut into windows of ``patch`` every ``stride``.
 
     A token has all channels of its window. The one at position t holds for each dilation d the values
     x[t + (j - (patch - 1) // 2) d], j from 0 to patch - 1. Positions are 0, stride, 2 stride ... with ``pad="same"``,
-    where values outside the row are zeros; with ``valid`` they begin where the whole window fits.
+    where values outside the row are zeros; with ``valid`` they begin where the whole window fits. Of so many
+    ``symbols`` each is a channel of its own, 1 where it stands; 0 for floats.
     """
 
     patch: int = 1
@@ -29,11 +30,12 @@ class Windows:
     dilations: tuple[int, ...] = (1,)
     pad: Pad = "valid"
     normalise: str = "channel"
+    symbols: int = 0
 
     @property
     def plain(self) -> bool:
         """Whether each value is a token as it is."""
-        return self == Windows()
+        return self == Windows(symbols=self.symbols)
 
     @property
     def forms(self) -> int:
@@ -75,6 +77,8 @@ class Windows:
             return x, lengths
         import torch
 
+        if self.symbols:
+            x = torch.eye(self.symbols, device=x.device)[x.long()]
         x = row_forms(x, lengths, self.normalise)
         longest = (x.shape[1] - self.reach) // self.stride + 1
         counts = (lengths - self.reach) // self.stride + 1
