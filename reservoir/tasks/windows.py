@@ -39,6 +39,11 @@ class Windows:
         """Forms of each channel that stand side by side: its own scale, that of the row, or both."""
         return 2 if self.normalise == "both" else 1
 
+    @property
+    def reach(self) -> int:
+        """Values of a row that the longest window needs."""
+        return _reach(self.patch, self.dilations, self.pad)
+
     def counts(self, lengths: np.ndarray) -> np.ndarray:
         """Return the tokens of rows of these lengths, of int32; 0 where none fits."""
         return window_counts(lengths, self.patch, self.stride, self.dilations, self.pad).astype(np.int32)
