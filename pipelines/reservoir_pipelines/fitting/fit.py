@@ -78,10 +78,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     names, most = choose_columns(pool, options.columns)
     sizes = _sizes(options, engine, most, rows["train"])
     folder = _folder(pool, names, most, options)
-    for number, store in enumerate(pool.stores if len(pool.stores) > 1 else (), start=1):
-        say(f"{number}: {store.entry.path.name}")
-    how = f"{folds}-fold cross-validation" if folds else "valid"
-    say(f"fit {task.name}: {len(names)} columns on {rows['train']:,} rows, chosen by {how}")
+    _announce(pool, task, len(names), folds)
     with _products(place.device):
         trials = _sweep(pool, names, engine, options)
         if most and isinstance(engine, RidgeEngine):
@@ -126,6 +123,14 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     )
     write_summary(folder, {**done.to_dict(), "title": chosen.title})
     return done
+
+
+def _announce(pool: Pool, task: Task, columns: int, folds: int) -> None:
+    """Say what is fitted, and which number each of several entries has."""
+    for number, store in enumerate(pool.stores if len(pool.stores) > 1 else (), start=1):
+        say(f"{number}: {store.entry.path.name}")
+    how = f"{folds}-fold cross-validation" if folds else "valid"
+    say(f"fit {task.name}: {columns} columns on {pool.store['train'].rows:,} rows, chosen by {how}")
 
 
 def _raw(trials: Sequence[Trial], source: Source | None, engine: Engine) -> Trial | None:
