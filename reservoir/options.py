@@ -6,11 +6,11 @@ keeps of how it was asked for, and the parameters of the estimators are all made
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from reservoir.data_options import OwnDataOptions, RowOptions, TaskOptions  # noqa: F401
 from reservoir.option_fields import Options, at_least, dilation_list, one_of, option, positive, seed_number, share
 
 SERIES = "your own series: {}, else {}"
@@ -79,32 +79,6 @@ class ReservoirOptions(ModelOptions):
         one_of("channel", "series", "both"),
         shown=SERIES.format("both", "channel"),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskOptions(Options):
-    """Which data: the files of a task and its parameters."""
-
-    data: Path | None = option(None, "Folder of the publisher's files.", shown="RESERVOIR_DATA")
-    parameters: Mapping[str, Any] | None = option(
-        None, "A parameter of the task, NAME=VALUE; repeat for more.", flag="param"
-    )
-    views: int | None = option(None, "Augmented copies of each training row (cifar10).")
-    protocol: str | None = option(None, "paper: as the authors' code did it (listops, homology).")
-    standardise: bool = option(True, "Your own floats: mean 0, deviation 1 per channel.")
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The parameters of the task, those with a flag of their own among them."""
-        flags = {"views": self.views, "protocol": self.protocol, "standardise": None if self.standardise else False}
-        return dict(self.parameters or {}) | {name: value for name, value in flags.items() if value is not None}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowOptions(TaskOptions):
-    """Which data, and how many rows of it."""
-
-    limit: int | None = option(None, "At most so many rows of each split, a fixed draw.", at_least(1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +259,7 @@ class ComparisonOptions(LengthOptions, TextOptions, OutOptions):
     corpora: str | Sequence[str] = option(
         "text,bit-memory,nesting,zipf,uniform,random", "What to pretrain on, comma-separated; random: nothing."
     )
-    text: Path | None = option(None, "The text: a file (also .gz), or a folder of them.")
+    text_file: Path | None = option(None, "The text: a file (also .gz), or a folder of them.")
     tokens: int = option(2**22, "Tokens that each pretraining reads, to the nearest step.", at_least(1))
     output_only: bool = option(False, "Leave out the FPTs.")
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.features import batches, to_tokens
-from reservoir.options import AttentionOptions, PlaceOptions, ReservoirOptions, TaskOptions
+from reservoir.options import AttentionOptions, OwnDataOptions, PlaceOptions, ReservoirOptions, TaskOptions
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks import TASKS, own_name, task_named
 from reservoir.tasks.task import Task, Tokens
@@ -169,8 +169,7 @@ def _prepare_for(
         raise InputError(f"--run {run}: it was trained on {trained.name!r}, not on {task!r}; name that task")
     if settings not in (Reservoir.choose(ReservoirOptions()), Reservoir(**config["reservoir"])):
         raise InputError(f"--run {run}: the run has a model of its own; leave out the options that choose another")
-    parameters = {**_given(task, trained, source.data), **source.given}
-    prepared = prepare(task, replace(source, parameters=parameters), cache=cache)
+    prepared = prepare(task, _as_trained(task, trained, source), cache=cache)
     old, new = ({**t.to_dict(), "parameters": None, **t.parameters} for t in (trained, prepared.task))
     different = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
     if different:
@@ -181,12 +180,15 @@ def _prepare_for(
     return prepared, scaling_from_json(config["scaling"])
 
 
-def _given(task: str, trained: Task, data: Path | None) -> dict[str, Any]:
+def _as_trained(task: str, trained: Task, source: TaskOptions) -> TaskOptions:
     """Return what `prepare` was given for a trained task: a description also tells what it fills in by itself."""
     if task not in TASKS:
-        return dict(trained.parameters)
-    default = task_named(task, data=data_folder(data)).task.parameters
-    return {n: value for n, value in trained.parameters.items() if n not in default or default[n] != value}
+        flags = OwnDataOptions.__dataclass_fields__
+        asked = {name: value for name, value in trained.parameters.items() if name in flags}
+        return replace(source, **{**asked, **source.said})
+    default = task_named(task, data=data_folder(source.data)).task.parameters
+    given = {n: value for n, value in trained.parameters.items() if n not in default or default[n] != value}
+    return replace(source, parameters={**given, **source.given})
 
 
 def _bit_strings(task: Task) -> int:

@@ -36,7 +36,7 @@ def test_the_label_is_named_and_columns_are_left_out(tmp_path):
     assert source.task.form == Vectors(1) and source.task.max_tokens == 2 and source.task.classes == 2
     assert np.array_equal(all_rows(source)["train"].x[:, :, 0], np.stack([a, b], 1)[::3].astype(np.float32))
     assert [note for note in source.notes() if "'Unnamed: 0'" in note] and len(source.notes()) == 2
-    assert source.task.parameters == {"label": "ward", "drop": "noise"}
+    assert source.task.parameters == {"label": "ward", "drop": "noise", "columns": ["a", "b"]}
 
 
 def test_a_column_of_names_is_no_value(tmp_path):
@@ -76,10 +76,10 @@ def _labelled(split, sequences):
     ("columns", "message"),
     [
         ({"id": ["a", "a", "b"], "t": [1, 1, 2], "u": [1, 2, 3], "y": [0, 0, 1]}, "row 1: 'a' has two rows at t 1"),
-        ({"id": ["a", "a", "b"], "t": [1, 2, 2], "u": [1, 2, 3], "y": [0, 1, 1]}, "row 1: another label .* group=id"),
+        ({"id": ["a", "a", "b"], "t": [1, 2, 2], "u": [1, 2, 3], "y": [0, 1, 1]}, "row 1: another label .* --group id"),
         ({"id": ["a", "a", "b"], "t": [1, 2, 2], "u": [1, "", 3], "y": [0, 0, 1]}, "row 1, column 'u': an empty cell"),
         ({"a": [1], "a ": [2], "y": [3]}, "two columns are called 'a'"),
-        ({"a": [1, "NA"], "b": [2, 3], "y": [3, 4]}, "row 1, column 'a': an empty cell.*missing=interpolate"),
+        ({"a": [1, "NA"], "b": [2, 3], "y": [3, 4]}, "row 1, column 'a': an empty cell.*--missing interpolate"),
     ],
 )
 def test_tables_that_can_be_read_two_ways_are_refused(tmp_path, columns, message):
@@ -90,7 +90,7 @@ def test_tables_that_can_be_read_two_ways_are_refused(tmp_path, columns, message
 
 def test_a_column_that_is_named_must_be_there(tmp_path):
     source = source_of(tmp_path / "t.csv", wide({"a": [1, 2], "y": [0, 1]}), group="ward")
-    with pytest.raises(InputError, match=r"no column 'ward' \(group\) among \['a', 'y'\]"):
+    with pytest.raises(InputError, match=r"no column 'ward' \(--group\) among \['a', 'y'\]"):
         source.task  # noqa: B018
 
 
@@ -128,7 +128,7 @@ def test_gaps_are_filled_along_the_tokens_where_asked(tmp_path):
     holes = x.copy()
     holes[3, 2:4, 0], holes[5, 0, 1] = np.nan, np.nan
     np.savez(tmp_path / "a.npz", x=holes, y=np.arange(12) % 2, split=SPLITS)
-    with pytest.raises(InputError, match=r"x is nan in row 3, token 2, column 0.*missing=interpolate"):
+    with pytest.raises(InputError, match=r"x is nan in row 3, token 2, column 0.*say --missing interpolate or mask"):
         all_rows(task_named(str(tmp_path / "a.npz")))
     source = task_named(str(tmp_path / "a.npz"), missing="interpolate")
     filled = np.stack([all_rows(source)[name].x for name in SPLITS[:3]], 1).reshape(12, 8, 2)
@@ -253,7 +253,7 @@ def test_new_rows_of_a_table_need_no_label(tmp_path):
 
 def test_rows_of_one_id_that_are_sequences_of_their_own_stay_together(tmp_path):
     text = wide({"id": np.arange(60) // 4, "u": range(60), "v": range(60), "y": np.arange(60) % 2})
-    with pytest.raises(InputError, match=r"another label than before under the same 'id'.* say group=id or drop=id"):
+    with pytest.raises(InputError, match=r"another label than before under .* say --group id or --drop id"):
         source_of(tmp_path / "t.csv", text).task  # noqa: B018
     source = source_of(tmp_path / "t.csv", text, group="id")
     splits = all_rows(source)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from reservoir.options import CacheOptions, DeviceOptions, FitOptions, ReservoirOptions, RowOptions
+from reservoir.options import CacheOptions, DeviceOptions, FitOptions, OwnDataOptions, ReservoirOptions, RowOptions
 from reservoir_pipelines.command import command
 
 Entries = Annotated[
@@ -18,13 +18,13 @@ Readout = Annotated[
     Path,
     typer.Argument(metavar="READOUT|RUN", help="Folder or JSON file that fit wrote, or the folder of a run of train."),
 ]
-CHOOSING = {"limit", *ReservoirOptions.__dataclass_fields__}
+CHOOSING = {"limit", *OwnDataOptions.__dataclass_fields__, *ReservoirOptions.__dataclass_fields__}
 """Options that choose among a task's entries."""
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    choosing = (ReservoirOptions, (RowOptions, "limit"))
+    choosing = (ReservoirOptions, OwnDataOptions, (RowOptions, "limit"))
     command(app, FitOptions, DeviceOptions, CacheOptions, *choosing)(fit)
     command(app, DeviceOptions)(predict)
 
@@ -38,7 +38,7 @@ def fit(
 ) -> None:
     """Fit a linear readout to every cached column under every penalty; choose on valid, score test once.
 
-    Options of the reservoir (--backbone ... --limit) choose among a task's entries: the last one with these.
+    Options of the reservoir and the data (--backbone ... --limit) choose among a task's entries: the last with these.
     """
     from reservoir_pipelines.commands import report_fit
     from reservoir_pipelines.extraction.entries import find_entry

@@ -189,7 +189,8 @@ class _Run:
         for split, index in self.rows.items():
             whole = self.prepared.split(split)
             targets = {"y": whole.y[index], "lengths": whole.lengths[index], "index": index.astype(np.int64)}
-            write_targets(entry, split, targets)
+            groups = {} if whole.groups is None else {"groups": whole.groups[index]}
+            write_targets(entry, split, targets | groups)
         todo = {split: entry.missing(split, self.columns) for split in self.rows}
         ranges = [entry.blocks(split)[block] for split, blocks in todo.items() for block in blocks]
         count = sum(high - low for low, high in ranges)

@@ -6,7 +6,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.own.letters import codes_of, to_symbols
-from reservoir.tasks.own.values import clean_symbols, clean_values, without_gaps
+from reservoir.tasks.own.values import as_values, clean_symbols
 from reservoir.tasks.source import full_lengths
 from reservoir.tasks.task import Task, Tokens
 
@@ -31,7 +31,8 @@ def encode_own(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> 
     symbols = isinstance(task.form, Tokens)
     if not symbols and x.ndim == 2:
         x = x[:, :, None]
-    dim = 0 if isinstance(task.form, Tokens) else task.form.dim
+    missing = task.parameters.get("missing", "refuse")
+    dim = 0 if isinstance(task.form, Tokens) else task.form.dim // (2 if missing == "mask" else 1)
     shape_fits = x.ndim == 2 if symbols else x.ndim == 3 and x.shape[2] == dim
     if not shape_fits or x.dtype.kind not in ("ui" if symbols else "uif") or not x.size:
         want = "integers (rows, tokens)" if symbols else f"numbers (rows, tokens, {dim})"
@@ -41,8 +42,7 @@ def encode_own(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> 
     if isinstance(task.form, Tokens):
         x = clean_symbols(where, x, lengths, task.form.vocabulary)
     else:
-        filled = "missing" in task.parameters and x.dtype.kind == "f"
-        x = clean_values(where, without_gaps(where, x, lengths) if filled else x, lengths)
+        x = as_values(where, x, lengths, missing)
     if x.shape[1] > task.max_tokens:
         raise InputError(f"{where}: sequences of {x.shape[1]} tokens; the task has at most {task.max_tokens}")
     return x, lengths

@@ -54,19 +54,19 @@ def encode_labels(where: str, y: np.ndarray, *, regression: bool = False, classe
 def _as_meant(where: str, y: np.ndarray, regression: bool, classes: bool) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return floats for targets, integers or strings for classes, and what was decided unasked."""
     if regression and (classes or y.dtype.kind in "US"):
-        raise InputError(f"{where}: y holds {y.dtype} values; leave out regression")
+        raise InputError(f"{where}: y holds {y.dtype} values; leave out --regression")
     whole = y.dtype.kind != "f" or bool((np.isfinite(y) & (y == np.rint(y))).all())
     if classes and not whole:
-        raise InputError(f"{where}: y holds numbers that are not whole; leave out classes")
+        raise InputError(f"{where}: y holds numbers that are not whole; leave out --classes")
     if regression or classes or y.dtype.kind not in "iuf" or not whole:
         return y.astype(np.float64) if regression else y.astype(np.int64) if y.dtype.kind == "f" and classes else y, ()
     if y.dtype.kind == "f":
-        return y, ("y holds floats, all whole, read as targets of a regression (else say classes)",)
+        return y, ("y holds floats, all whole, read as targets of a regression (else --classes)",)
     reading = read_labels(y)
     if not reading.names:
-        return y.astype(np.float64), (f"y read as targets of a regression ({reading.why}; else say classes)",)
+        return y.astype(np.float64), (f"y read as targets of a regression ({reading.why}; else --classes)",)
     few = len(np.unique(y)) <= FEW_CLASSES
-    return y, () if few else (f"y read as classes ({reading.why}; else say regression)",)
+    return y, () if few else (f"y read as classes ({reading.why}; else --regression)",)
 
 
 def _single(where: str, y: np.ndarray) -> np.ndarray:
