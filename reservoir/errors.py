@@ -14,5 +14,6 @@ class InputError(ValueError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the known one that is most like it, if any is."""
-    found = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    lower = {one.lower(): one for one in known}
+    found = difflib.get_close_matches(name.lower(), list(lower), n=1)
+    return f"; did you mean {lower[found[0]]!r}?" if found else ""

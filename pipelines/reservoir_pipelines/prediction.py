@@ -108,8 +108,12 @@ def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Predict
 
 
 def evaluate_predictions(predictions: Sequence[Prediction]) -> Evaluation | None:
-    """Compare predictions with the labels of their file; None where it has none. An unknown label counts as wrong."""
-    if not predictions or predictions[0].truth is None:
+    """Compare predictions with the labels of their file; None where it has none. An unknown label counts as wrong.
+
+    Rows without a label are left out.
+    """
+    predictions = [one for one in predictions if one.truth is not None]
+    if not predictions:
         return None
     truth, label = (np.asarray([getattr(one, name) for one in predictions]) for name in ("truth", "label"))
     names = predictions[0].classes
@@ -172,5 +176,21 @@ def _truths(bundle: Bundle, file: Path, y: np.ndarray | None, rows: int) -> list
             f"{file}: y has the shape {y.shape}, and the readout gives {rows} rows {task.readout_tokens} x "
             f"{task.outputs} labels; give as many, or leave y out"
         )
-    plain = [value.decode() if isinstance(value, bytes) else value for value in y.ravel().tolist()]  # HDF5 has bytes
-    return [_bare(row) for row in np.array(plain, object).reshape(rows, task.readout_tokens, task.outputs).tolist()]
+    plain = [_as_class(value) if task.classes else _as_number(file, value) for value in y.ravel().tolist()]
+    shaped = np.array(plain, object).reshape(rows, task.readout_tokens, task.outputs)
+    unknown = np.equal(shaped, None).any(axis=(1, 2))  # pyright: ignore
+    return [None if no else _bare(row) for row, no in zip(shaped.tolist(), unknown, strict=True)]
+
+
+def _as_class(value: Any) -> Any:
+    """Return a label as a class is named, whatever type the file has it in."""
+    if isinstance(value, bytes):  # of HDF5
+        return value.decode()
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _as_number(file: Path, value: Any) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except ValueError:
+        raise InputError(f"{file}: the label {value!r} is no number, and the readout gives numbers") from None

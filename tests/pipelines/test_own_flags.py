@@ -31,8 +31,8 @@ def test_line_5_every_stage_takes_the_flags(cache, tmp_path, call):
     flags = ["--label", "ward", "--drop", "number"]
     model = [word for name in SMALL for word in (f"--{name}", SMALL[name])]
     for command in (["prepare"], ["extract", *model], ["fit"], ["train", "--steps", "2", *model[:4]]):
-        done = call(command[0], path, *flags, *command[1:], "--json")
-        assert done, command
+        code, _, err = call(command[0], path, *flags, *command[1:], "--json")
+        assert code == 0, err
     assert find_entry(cache, path, label="ward").spec.task["parameters"] == {
         "label": "ward",
         "drop": "number",

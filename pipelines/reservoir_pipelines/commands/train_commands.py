@@ -65,6 +65,7 @@ def _speaks() -> bool:
 
 
 def _show(done: Any) -> None:
+    from reservoir_pipelines.commands.report_fit import evaluation_lines
     from reservoir_pipelines.output import print_table, score_text
 
     name = "" if done.metric == "accuracy" else f" {done.metric}"
@@ -81,3 +82,5 @@ def _show(done: Any) -> None:
         ("run", done.run),
     ]
     print_table(("trained", ""), rows)
+    if done.evaluation:
+        print_table(("on test", ""), evaluation_lines(done.evaluation))

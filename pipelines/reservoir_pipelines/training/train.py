@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -17,25 +18,27 @@ from reservoir.option_fields import as_group
 from reservoir.options import PlaceOptions, ReservoirOptions, RowOptions, TaskOptions, TrainOptions
 from reservoir.readouts import metric_name
 from reservoir.reservoir import LoadedModel, Reservoir
-from reservoir.tasks import task_named
+from reservoir.tasks import Task, task_named
 from reservoir.training.dropout import set_dropout
 from reservoir.training.groups import count, frozen_digest, parse_groups, trained_layer
 from reservoir.training.processes import Processes, processes
 from reservoir.training.rows import TrainingRows
-from reservoir.training.scoring import baseline, converged_step
+from reservoir.training.scoring import Score, baseline, converged_step
 from reservoir.training.steps import FPTSteps, default_rate
 from reservoir.training.target_scale import TargetScale
 from reservoir.training.trainer import DivergedError, State
 from reservoir.training.upper import UpperPart
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.extraction.plan import check_windows, draw_rows, make_spec
+from reservoir_pipelines.fitting.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir_pipelines.output import say
+from reservoir_pipelines.plots import plot_confusion
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.training.checkpoint import load_trained
 from reservoir_pipelines.training.data import choose_kind, hidden_states, sequences
-from reservoir_pipelines.training.run import CURVE, Run, make_config
+from reservoir_pipelines.training.run import CONFUSION, CURVE, Run, make_config
 from reservoir_pipelines.training.session import train_in
 from reservoir_pipelines.training.trained import as_published, load_trainable
 from reservoir_pipelines.training.training_result import Training, plot_training
@@ -111,10 +114,13 @@ def train(
         state, diverged = _train(run, model, steps, options, ranks)
         if frozen_digest(model.fpt) != before:
             raise RuntimeError("a frozen tensor has changed; this is a defect of reservoir")
-        done = _result(run, model, groups, steps, baseline(rows.valid.y, classes), state, diverged, ranks)
+        done = _result(run, model, groups, steps, rows, targets, state, diverged, ranks)
         if ranks.first:
             title = f"{prepared.task.name}, {settings.title}: {', '.join(groups)} trained"
             plot_training(run.path / CURVE, run.history, done.best_step, title, metric=done.metric)
+            if done.evaluation and done.evaluation.classes:
+                heading = f"{title}: test, {done.evaluation.scores['accuracy']:.1%} right"
+                plot_confusion(run.path / CONFUSION, done.evaluation.confusion, done.evaluation.classes, heading)
             run.finish(done.to_dict())
         return done
 
@@ -233,7 +239,8 @@ def _result(
     model: LoadedModel,
     groups: Sequence[str],
     steps: FPTSteps,
-    floor: float,
+    rows: TrainingRows,
+    targets: TargetScale | None,
     state: State,
     diverged: int | None,
     ranks: Processes,
@@ -256,10 +263,21 @@ def _result(
         valid_loss=state.best.get("valid_loss"),
         test_score=test.score if test else None,
         test_loss=test.loss if test else None,
-        converged_step=converged_step(scores, floor),
+        converged_step=converged_step(scores, baseline(rows.valid.y, fpt.task.classes)),
         diverged_step=diverged,
         groups=tuple(groups),
         trained=count(trained),
         frozen_tensors=len(fpt.state_dict()) - len(trained),
         seconds=round(state.seconds, 3),
+        evaluation=_evaluate(test, rows.test.y, fpt.task, targets) if test else None,
     )
+
+
+def _evaluate(found: Score, y: np.ndarray, task: Task, targets: TargetScale | None) -> Evaluation:
+    """Compare what a model gave the test rows with their labels, or their targets in the data's own unit."""
+    flat = y.reshape(len(y), -1)
+    if targets is None:
+        names = [str(task.label(number)) for number in range(task.classes)]
+        return evaluate_classes(flat, found.predicted.astype(int), names, found.margins)
+    values, predicted = (targets.restore(array.reshape(y.shape)) for array in (y, found.predicted))
+    return evaluate_values(values.reshape(len(y), -1), predicted.reshape(len(y), -1))

@@ -48,7 +48,9 @@ def encode_labels(where: str, y: np.ndarray, *, regression: bool = False, classe
         raise InputError(f"{where}: all labels are the same ({names[0]!r}); give rows of at least two classes")
     if y.dtype.kind in "US" and len(names) == y.size > 2:
         raise InputError(f"{where}: each row has a label of its own ({names[0]!r}, ...); are these names of the rows?")
-    return Labels(numbers, len(names), () if names == list(range(len(names))) else tuple(names), notes)
+    return Labels(
+        numbers, len(names), () if y.dtype.kind != "b" and names == list(range(len(names))) else tuple(names), notes
+    )
 
 
 def _as_meant(where: str, y: np.ndarray, regression: bool, classes: bool) -> tuple[np.ndarray, tuple[str, ...]]:
