@@ -62,7 +62,9 @@ class TaskOptions(OwnDataOptions):
         None, "A parameter of the task, NAME=VALUE; repeat for more.", own_parameters, flag="param"
     )
     views: int | None = option(None, "Augmented copies of each training row (cifar10).")
-    protocol: str | None = option(None, "paper: as the authors' code did it (listops, homology).")
+    protocol: str | None = option(
+        None, "paper: data, untrained weights and training as in the authors' code.", one_of("ours", "paper")
+    )
 
     @property
     def given(self) -> dict[str, Any]:
@@ -70,6 +72,11 @@ class TaskOptions(OwnDataOptions):
         flags = {"views": self.views, "protocol": self.protocol}
         named = {name: value for name, value in flags.items() if value is not None}
         return dict(self.parameters or {}) | named | self.said
+
+    @property
+    def published(self) -> bool:
+        """Whether the paper is to be followed to the letter."""
+        return self.given.get("protocol") == "paper"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,6 +66,9 @@ TASKS: dict[str, Callable[..., Source]] = {
 }
 """The named tasks: constructors that take ``data`` (the folder of the files) and the task's parameters."""
 
+PROTOCOLS = ("ours", "paper")
+"""How a task is done: right, or as the authors' code did it."""
+
 
 def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Source:
     """Return the source of a named task, or of your own data.
@@ -77,7 +80,7 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
     data : Path, optional
         The folder with the publisher's files, for a named task.
     **parameters
-        The task's parameters; of your own data the fields of `OwnDataOptions`.
+        The task's parameters; ``protocol`` goes with every named task. Of your own data the fields of `OwnDataOptions`.
 
     Raises
     ------
@@ -88,6 +91,8 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
     if own and not (Path(name).suffix or "/" in name or FUNCTION.fullmatch(name)):
         tasks = f"the tasks are {', '.join(TASKS)}, or the path of your own data"
         raise InputError(f"no task {name!r}: {tasks}{nearest(name, TASKS)}")
+    if not own and parameters.get("protocol") in PROTOCOLS and not hasattr(TASKS[name], "protocol"):
+        del parameters["protocol"]  # these data are the same either way, and so is their key
     flags = OwnDataOptions.__dataclass_fields__
     known = flags if own else [p for p in getattr(TASKS[name], "__dataclass_fields__", {}) if p != "data"]
     for parameter in parameters:
