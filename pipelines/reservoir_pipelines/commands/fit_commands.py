@@ -70,9 +70,9 @@ def predict(
     given: dict[str, Any],
     json: bool,
 ) -> None:
-    """Label new sequences, in any form extract reads, with the probabilities of the classes: a JSON line for each.
+    """Label new sequences, in any form extract reads.
 
-    With --json all are one object of columns. Where the file has labels, it is told how well they were met.
+    Each is a JSON line with the probabilities of the classes; with --json all are one object of columns. Where the file has labels, it is told how well they were met.
     """
     from reservoir_pipelines.commands.report_fit import evaluation_lines
     from reservoir_pipelines.output import print_json, print_table, say

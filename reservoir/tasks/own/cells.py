@@ -46,13 +46,16 @@ def array_of(path: Path, name: str, values: Sequence[Any]) -> np.ndarray:
     return array
 
 
-def pad(where: str, sequences: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Return sequences of different lengths as one array, with zeros at the ends, and the lengths."""
+def pad(where: str, sequences: Sequence[Any], *, fill: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Return sequences of different lengths as one array, with zeros at the ends, and the lengths.
+
+    None among numbers is NaN where it is to be filled in later.
+    """
     arrays = []
     for row, sequence in enumerate(sequences):
         try:
-            array = np.asarray(sequence)
-        except ValueError:
+            array = np.asarray(sequence, np.float64 if fill and isinstance(sequence, list) else None)
+        except (TypeError, ValueError):
             array = np.empty(0, object)
         if array.dtype.kind not in "uifb" or array.ndim not in {1, 2} or not array.size:
             raise InputError(f"{where}, row {row}: no sequence of numbers, or of lists of numbers of one length")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.own.kinds import FEW_CLASSES, read_labels
+from reservoir.tasks.own.cells import GAPS
+from reservoir.tasks.own.kinds import FEW_CLASSES, counted_through, read_labels
 from reservoir.tasks.rows import HELD_OUT, SHARES, grouped, stratified
 
 MOST_ROUNDING = 1e-3
@@ -44,6 +45,8 @@ def encode_labels(where: str, y: np.ndarray, *, regression: bool = False, classe
     found, numbers = np.unique(shaped, return_inverse=True)
     numbers = numbers.reshape(shaped.shape).astype(np.int64)
     names = [name.decode() if isinstance(name, bytes) else name for name in found.tolist()]
+    odd = [name for name in names if str(name).strip().lower() in GAPS]
+    notes += tuple(f"y has a class {name!r}; if it means that a label is missing, remove these rows" for name in odd)
     if len(names) == 1:
         raise InputError(f"{where}: all labels are the same ({names[0]!r}); give rows of at least two classes")
     if y.dtype.kind in "US" and len(names) == y.size > 2:
@@ -67,8 +70,9 @@ def _as_meant(where: str, y: np.ndarray, regression: bool, classes: bool) -> tup
     reading = read_labels(y)
     if not reading.names:
         return y.astype(np.float64), (f"y read as targets of a regression ({reading.why}; else --classes)",)
-    few = len(np.unique(y)) <= FEW_CLASSES
-    return y, () if few else (f"y read as classes ({reading.why}; else --regression)",)
+    numbers = np.unique(y)
+    plain = len(numbers) <= FEW_CLASSES and (len(numbers) == 2 or counted_through(numbers))
+    return y, () if plain else (f"y read as classes ({reading.why}; else --regression)",)
 
 
 def _single(where: str, y: np.ndarray) -> np.ndarray:

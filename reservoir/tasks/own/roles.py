@@ -24,7 +24,11 @@ SEQUENCES = ("x", "sequence")
 
 IDS = ("id", "series_id", "case")
 TIMES = ("time", "t", "step", "timestamp", "date")
+DECIMAL = re.compile(r"-?\d+\.\d+")
 INDEX = re.compile(r"Unnamed: \d+")
+
+FEWEST_COUNTED = 4
+"""Rows from which on a column of their numbers is no value."""
 
 MOST_NAMES = 256
 """So many columns of values are known again by their names; more are places of a series, known by their number."""
@@ -68,12 +72,28 @@ class Sorting:
             if name not in self.table and self.labelled:
                 self._refuse(name, "drop")
             self.table.pop(name, None)
-        counted = [str(row) for row in range(self.rows)]
-        for name in list(self.table):
-            index = name == "index" and [str(cell) for cell in self.table[name]] == counted
-            if index or INDEX.fullmatch(name):
+        named = {
+            self.roles.label,
+            self.roles.id,
+            self.roles.time,
+            self.roles.group,
+            *self.parameters.get("columns", ()),
+        }
+        kept = {*named, *IDS, *self._labels()}
+        for name in {next(iter(self.table), "") if self.labelled else "index", "index"} & self.table.keys() - kept:
+            if self._counts(self.table[name]):
                 del self.table[name]
-                self.notes.append(f"the column {name!r} is left out, as it has no name or counts the rows")
+                self.notes.append(f"the column {name!r} is left out, as it counts the rows")
+        for name in [name for name in self.table if INDEX.fullmatch(name) and name not in named]:
+            del self.table[name]
+            self.notes.append(f"the column {name!r} is left out, as it has no name")
+
+    def _counts(self, cells: Sequence[Any]) -> bool:
+        """Return whether cells are the numbers of the rows, from 0 or 1."""
+        texts = [str(cell) for cell in cells]
+        return self.rows >= FEWEST_COUNTED and any(
+            texts == [str(row + first) for row in range(self.rows)] for first in (0, 1)
+        )
 
     def _named(self, role: str) -> str:
         """Return the column that was named for a role, if any."""
@@ -89,8 +109,12 @@ class Sorting:
         raise InputError(f"{self.path}: no column {name!r} (--{role}) among {list(self.table)[:8]}{near}")
 
     def _labels(self) -> list[str]:
-        named = self._named("label")
-        return [named] if named else [n for n in self.table if n in LABELS or (n[:1] == "y" and n[1:].isdigit())]
+        if named := self._named("label"):
+            return [named]
+        found = [name for name in self.table if name in LABELS or (name[:1] == "y" and name[1:].isdigit())]
+        if "label" in found and len(found) > 1 and self.labelled:
+            raise InputError(f"{self.path}: labels in the columns {found[:8]}; say --label NAME, and --drop the others")
+        return found
 
     def _ids(self) -> Sequence[Any]:
         taken = {self.roles.group, self.roles.label, self.roles.text, self.roles.time}
@@ -132,8 +156,14 @@ class Sorting:
     def _wide(self, ids: Sequence[Any], labels: list[str], groups: str, time: str, whole: str) -> None:
         labels = labels or self._labels()
         if not labels and self.labelled:
+            bare = " (is the line of names missing?)" if any(DECIMAL.fullmatch(name) for name in self.table) else ""
+            has = f"{list(self.table)[:8]}{bare}"
+            raise InputError(f"{self.path}: no column of labels among {has}; call it label, or say --label NAME")
+        again = next((name for name in TIMES if name in self.table and not ids and not time), "")
+        if again and self.labelled and _repeats(self.table[again]):
             raise InputError(
-                f"{self.path}: no column of labels among {list(self.table)[:8]}; call it label, or say --label NAME"
+                f"{self.path}: the column {again!r} has the same times again and again, as in long form, and no column "
+                f"is called id; say --id NAME, or --drop {again}"
             )
         if ids:
             repeats = len(set(ids)) < self.rows
@@ -175,7 +205,7 @@ class Sorting:
             self.found["text"], self.letters = whole, True
         else:
             found = [numbers(self.path, row, cell) for row, cell in enumerate(sequences)]
-            self.arrays["x"], self.arrays["lengths"] = pad(str(self.path), found)
+            self.arrays["x"], self.arrays["lengths"] = pad(str(self.path), found, fill=self.fill)
 
     def _values(self) -> None:
         """Take columns of one value each as floats (rows, values); rows may end early."""
@@ -183,6 +213,8 @@ class Sorting:
         names, columns = list(self.table), list(self.table.values())
         empty = np.array([[cell is None or cell == "" for cell in cells] for cells in columns]).T
         lengths = len(names) - np.argmin(empty[:, ::-1], axis=1)
+        if short := int((lengths < len(names)).sum()):
+            self.notes.append(f"{short:,} rows end before the last column, at their last value")
         x = np.stack([values(self.path, name, cells) for name, cells in zip(names, columns, strict=True)], axis=1)
         x[np.arange(len(names)) >= lengths[:, None]] = 0
         self._check_gaps(x, names)
@@ -267,3 +299,9 @@ class Sorting:
                 f"{self.path}, row {row}, column {names[place]!r}: an empty cell; only the end of a row may be empty, "
                 "or say --missing interpolate or mask"
             )
+
+
+def _repeats(cells: Sequence[Any]) -> bool:
+    """Return whether times stand there several times on average: whole numbers or texts, not measured values."""
+    texts = [str(cell) for cell in cells]
+    return 2 * len(set(texts)) <= len(texts) and not any("." in text for text in texts)

@@ -99,7 +99,7 @@ def _separator(path: Path) -> str:
     if path.suffix == ".tsv":
         return "\t"
     header = next(lines_of(path), "")
-    return ";" if header.count(";") > header.count(",") else ","
+    return max(",;\t", key=header.count)
 
 
 def _with_points(cells: Sequence[str]) -> Sequence[str]:

@@ -46,9 +46,11 @@ def _clean(where: str, x: np.ndarray, lengths: np.ndarray, first_row: int = 0) -
     wrong = ~np.isfinite(values)
     if wrong.any():
         row, token, channel = (int(i) for i in np.argwhere(wrong)[0])
+        value = x[row, token, channel]
+        fill = ", or say --missing interpolate or mask" if np.isnan(value) else ""
         raise InputError(
-            f"{where}: x is {x[row, token, channel]} in row {first_row + row}, token {token}, column {channel}; "
-            "repair or remove the row, end it there with lengths, or say --missing interpolate or mask"
+            f"{where}: x is {value} in row {first_row + row}, token {token}, column {channel}; repair or remove the "
+            f"row, end it there with lengths{fill}"
         )
     return values
 
