@@ -1,4 +1,4 @@
-"""The commands ``reservoir fit`` and ``reservoir predict``."""
+"""The commands ``reservoir fit``, ``reservoir predict`` and ``reservoir explain``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from reservoir.options import (
     CacheOptions,
     DeviceOptions,
+    ExplainOptions,
     FitOptions,
     OwnDataOptions,
     ReservoirOptions,
@@ -34,6 +35,7 @@ def register(app: typer.Typer) -> None:
     choosing = (ReservoirOptions, OwnDataOptions, (RowOptions, "limit"))
     command(app, FitOptions, DeviceOptions, CacheOptions, *choosing)(fit)
     command(app, DeviceOptions)(predict)
+    command(app, ExplainOptions)(explain)
 
 
 def fit(
@@ -72,7 +74,8 @@ def predict(
 ) -> None:
     """Label new sequences, in any form extract reads.
 
-    Each is a JSON line with the probabilities of the classes; with --json all are one object of columns. Where the file has labels, it is told how well they were met.
+    Each is a JSON line with the probabilities of the classes; with --json all are one object of columns. Where the
+    file has labels, it is told how well they were met.
     """
     from reservoir_pipelines.commands.report_fit import evaluation_lines
     from reservoir_pipelines.output import print_json, print_table, say
@@ -98,3 +101,31 @@ def predict(
         print_table(("predicted", ""), [("rows", f"{len(predictions):,}"), ("written", out)])
     for name, value in evaluation_lines(evaluation) if evaluation else ():
         say(f"{name}: {value}")
+
+
+def explain(
+    readout: Readout,
+    file: Annotated[Path, typer.Argument(help="New sequences, in any form that predict reads.")],
+    *,
+    given: dict[str, Any],
+    json: bool,
+) -> None:
+    """Draw what each position adds to a label's score."""
+    from reservoir_pipelines.explanation import explain as stage
+    from reservoir_pipelines.output import print_json, print_table
+
+    done = stage(readout, file, **given)
+    if json:
+        print_json(done.to_dict())
+        return
+    lines = [
+        (number, row.label, f"{row.score:+.2f}", *(place(values) for values in (row.added, row.occluded)))
+        for number, row in enumerate(done.rows)
+    ]
+    print_table(("row", "label", "score", "most is added at", "falls most if hidden"), lines, f"plot {done.plot}")
+
+
+def place(values: list[float]) -> str:
+    """Return the position of the largest value, with the value."""
+    at = max(range(len(values)), key=values.__getitem__)
+    return f"{at} ({values[at]:+.2g})"
