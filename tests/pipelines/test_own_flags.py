@@ -7,6 +7,7 @@ from reservoir_pipelines.cli import run
 from reservoir_pipelines.extraction.entries import find_entry
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.sources import ColumnSource, deal
+from reservoir_pipelines.tuning.judge import Judge
 
 from reservoir import InputError
 from reservoir.readouts import deal_folds
@@ -161,6 +162,10 @@ def test_line_5_fit_deals_folds_by_group_and_says_so(cache, tmp_path, capsys):
     path = table(tmp_path / "t.csv", subject=[f"s{n}" for n in np.arange(90) // 30 * 2 + np.arange(90) % 2])
     features = extract(path, label="ward", group="subject", pool="mean", **SMALL)
     count = len({*features["train"].groups.tolist(), *features["valid"].groups.tolist()})
+    judge = Judge.of(ColumnSource(features.store, "embed/mean"), 2)  # of tune
+    groups = ColumnSource(features.store, "embed/mean").groups()
+    assert judge.deals.max() == count - 1
+    assert all(len(np.unique(deal[groups == one])) == 1 for deal in judge.deals for one in np.unique(groups))
     fit(features)
     assert f"{count}-fold cross-validation by group" in capsys.readouterr().err
     with pytest.raises(InputError, match=f"cross-validation: {count + 1} folds of {count} groups"):
