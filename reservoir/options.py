@@ -203,7 +203,10 @@ class FitOptions(OutOptions, ClusterOptions):
     )
     readout: str = option("ridge", "ridge, logistic, or an import path such as sklearn.svm.LinearSVC:C=0.1,1")
     alphas: str | None = option(None, "Penalties LO:HI:N on standardised features.")
-    select: str = option("auto", "valid; cvK: K folds over train and valid; auto: by rows, then fitted to both.")
+    select: str = option(
+        "auto",
+        "valid, fitted to train alone; cvK: K folds over train and valid, fitted to both; auto: by rows, to both.",
+    )
     class_weight: str | None = option(None, "balanced: all classes count the same.", one_of("balanced"))
     curve: str | None = option(None, "Training rows of a learning curve, such as 100,1000.")
 
@@ -305,3 +308,9 @@ class AttentionOptions(RunOptions, OutOptions):
     layer: int = option(1, "The block whose attention is drawn, from 1.")
     average: int = option(64, "Rows of the mean; the first is drawn alone too.", at_least(1))
     split: str = option("test", "Split of the rows.")
+    top: float | None = option(
+        None,
+        "Attention at the top of the colour scale; the same for pictures to compare.",
+        positive,
+        shown="97% quantile",
+    )
