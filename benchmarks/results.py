@@ -5,7 +5,7 @@
     python benchmarks/results.py --write --data DIR --long     # run them, and write what they give
 
 DIR holds the publishers' files; rows that need them are left out without it. The rows are in results.toml, and the
-tables of RESULTS.md between ``<!-- NAME -->`` and ``<!-- end -->`` are made from them. A row agrees if its accuracies do
+tables of RESULTS.md between ``<!-- NAME -->`` and ``<!-- end -->`` are made from them. A row agrees if its scores do
 within the last digit that is printed. Rows without ``--compute float32`` depend on the instruction set: features are of
 bfloat16 where the processor multiplies it natively, and a choice among near ties may then fall on another column; on a
 machine of the other kind they are shown and not judged.

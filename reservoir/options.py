@@ -207,6 +207,9 @@ class FitOptions(OutOptions, ClusterOptions):
         "auto",
         "valid, fitted to train alone; cvK: K folds over train and valid, fitted to both; auto: by rows, to both.",
     )
+    one_standard_error: bool = option(
+        False, "Take the largest penalty that is within one standard error, over folds, of the best."
+    )
     class_weight: str | None = option(None, "balanced: all classes count the same.", one_of("balanced"))
     curve: str | None = option(None, "Training rows of a learning curve, such as 100,1000.")
 
