@@ -59,7 +59,8 @@ def to_tokens(
     """Return stored sequences as what the input layer takes, (rows, tokens, ...), and their lengths in tokens."""
     if isinstance(model.fpt.task.form, Tokens):
         return x.astype(np.int64), lengths
-    return model.windows(scaling(x) if scaling else x.astype(np.float32), lengths)
+    plain = np.int64 if model.windows.symbols else np.float32
+    return model.windows(scaling(x) if scaling else x.astype(plain), lengths)
 
 
 def _on_host(values: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:

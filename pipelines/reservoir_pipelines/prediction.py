@@ -12,12 +12,12 @@ import numpy as np
 from reservoir import InputError
 from reservoir.features import forward
 from reservoir.options import DeviceOptions
+from reservoir.raw_input import raw_features
 from reservoir.readouts import samples, unsample
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks import encode, read_new
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.evaluation import Evaluation, evaluate_classes, evaluate_values
-from reservoir_pipelines.fitting.raw import raw_features
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.training.trained import load_part, open_readout
 
