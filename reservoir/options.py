@@ -90,7 +90,64 @@ class TaskOptions(Options):
     data: Path | None = option(None, "Folder of the publisher's files.", shown="RESERVOIR_DATA")
     parameters: Mapping[str, Any] | None = option(None, "Of the task, NAME=VALUE; repeat for more.", flag="param")
     views: int | None = option(None, "Augmented copies of each training row (cifar10).")
-    protocol: str | None = option(None, "paper: all as in the authors' code.", one_of("ours", "paper"))
+    protocol: str | None = option(None, "paper: data, weights and training as the authors'.", one_of("ours", "paper"))
+    standardise: bool = option(True, "Your own floats: mean 0, deviation 1 per channel.")
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The parameters of the task, those with a flag of their own among them."""
+        flags = {"views": self.views, "protocol": self.protocol, "standardise": None if self.standardise else False}
+        return dict(self.parameters or {}) | {name: value for name, value in flags.items() if value is not None}
+
+    @property
+    def published(self) -> bool:
+        """Whether the paper is to be followed to the letter."""
+        return self.given.get("protocol") == "paper"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOptions(TaskOptions):
+    """Which data, and how many rows of it."""
+
+    limit: int | None = option(None, "At most so many rows of each split, a fixed draw.", at_least(1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions(Options):
+    """Where everything is kept."""
+
+    cache: Path | None = option(None, "Root of the cache.", shown="RESERVOIR_CACHE, else the user's cache")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions(Options):
+    """Where the arithmetic runs."""
+
+    device: str = option("auto", "cpu, cuda, or auto: a GPU where there is one.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceOptions(CacheOptions, DeviceOptions):
+    """Where everything is kept, and where the arithmetic runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeOptions(Options):
+    """In which precision a model runs."""
+
+    compute: str = option("auto", "float32, bfloat16; auto: as is native.", one_of("auto", "float32", "bfloat16"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionOptions(ComputeOptions):
+    """In which precision a model runs, and its features are kept."""
+
+    store: str | None = option(
+        None,
+        "float16, bfloat16 or float32 on disk.",
+        one_of("float16", "bfloat16", "float32"),
+        shown=OWN.format("float32", "float16"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +198,7 @@ class FitOptions(OutOptions, ClusterOptions):
     )
     readout: str = option("ridge", "ridge, logistic, or an import path such as sklearn.svm.LinearSVC:C=0.1,1")
     alphas: str | None = option(None, "Penalties LO:HI:N on standardised features.")
-    select: str = option("auto", "valid, fitted to train; cvK: K folds over train and valid; auto: by rows, fitted to both.")
+    select: str = option("auto", "valid, fitted to train; cvK: K folds of train and valid; auto: by rows, to both.")
     one_standard_error: bool = option(False, "Take the largest penalty within one standard error of the best.")
     class_weight: str | None = option(None, "balanced: all classes count the same.", one_of("balanced"))
     curve: str | None = option(None, "Training rows of a learning curve, such as 100,1000.")
