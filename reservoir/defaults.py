@@ -6,11 +6,18 @@ Found on GunPoint, OSULeaf, ItalyPowerDemand, JapaneseVowels, ACSF1, PLAID and g
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from reservoir.inputs.text import has_tokenizer
 from reservoir.pooling import WIDEST_TOKENS
 from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task, Tokens, Vectors
+
+if TYPE_CHECKING:
+    from reservoir.inputs import TextReader
+    from reservoir.reservoir import Reservoir
+
+MOST_LETTERS = 64  # of an alphabet without a space: more are words of a script that has none
 
 TAPS = 9  # of each window, as in MiniRocket
 MOST_WINDOWS = 1024  # of a row, and the positions of GPT-2 and mini
@@ -61,19 +68,35 @@ def default_store(task: Task) -> str:
     return "float32" if is_series(task) else "float16"
 
 
-def default_layers(task: Task) -> str:
+def is_native(task: Task, settings: Reservoir) -> bool:
+    """Return whether a model is given what it was pretrained on: words, and of a model of letters any letters."""
+    if settings.init != "pretrained" or not task.alphabet or not settings.windows(task).plain:
+        return False
+    from reservoir.backbones import find
+
+    family, _ = find(settings.backbone)
+    words = " " in task.alphabet or len(task.alphabet) > MOST_LETTERS
+    return has_tokenizer(settings.backbone) and (family.reads == "letters" or (family.reads == "text" and words))
+
+
+def default_layers(task: Task, *, native: bool = False) -> str:
     """Return the layers that are kept: all; of own sequences the first ones; deeper ones cost more than they add."""
+    if native:
+        return "all"
     if is_series(task):
         return "embed,block01"
     return "embed,block01,block02" if task.name not in TASKS and isinstance(task.form, Tokens) else "all"
 
 
-def default_pools(task: Task, width: int) -> str:
-    """Return the poolings that are kept of a task in a backbone of this width.
+def default_pools(task: Task, width: int, reader: TextReader | None = None) -> str:
+    """Return the poolings that are kept of a task in a backbone of this width, or one that has a ``reader`` of texts.
 
-    Of one's own series what the channels take, and eight stretches; of one's own symbols the mean, eight stretches and,
-    where they fit, all tokens side by side; of named tasks the last token and the mean.
+    Of texts the class token, or else the last one, and the mean; of one's own series what the channels take, and eight
+    stretches; of one's own symbols the mean, eight stretches and, where they fit, all tokens side by side; of named
+    tasks the last token and the mean.
     """
+    if reader:
+        return "cls,mean" if reader.has_cls else "last,mean"
     if is_series(task):
         return ",".join([*TEXTURE, SEGMENTS])
     if task.name in TASKS or task.readout_tokens > 1:

@@ -96,6 +96,8 @@ class FPT(nn.Module):
         torch's `Linear` and so the authors' (rows of norm 0.58). Extraction does not use it.
     kernel_shape : tuple of int, optional
         Of the windows that random `kernels` read, in place of orthogonal columns.
+    inputs : Module, optional
+        The backbone's own way in, in the place of a drawn input layer.
 
     Raises
     ------
@@ -111,13 +113,14 @@ class FPT(nn.Module):
         gain: float = DEFAULT_GAIN,
         output_init: str = "orthogonal",
         kernel_shape: KernelShape | None = None,
+        inputs: nn.Module | None = None,
     ) -> None:
         super().__init__()
         backbone.check_length(task.max_tokens, f"task {task.name!r}: ")
         if output_init not in OUTPUT_INITS:
             raise InputError(f"output init {output_init!r}: choose among {', '.join(OUTPUT_INITS)}")
         self.task = task
-        self.inputs = InputLayer(task.form, backbone.width, seed, gain, kernel_shape)
+        self.inputs = inputs or InputLayer(task.form, backbone.width, seed, gain, kernel_shape)
         self.backbone = backbone
         self.output = nn.Linear(backbone.width, task.outputs * max(task.classes, 1))
         if output_init == "linear":

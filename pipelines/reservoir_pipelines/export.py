@@ -114,6 +114,8 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
                 f"readout {where}: it reads the raw input, where no reservoir did better; a column of one is exported "
                 "after reservoir fit ... --columns COLUMN"
             )
+        if part.reservoir.input == "native":
+            raise InputError(f"readout {where}: it reads texts through a tokenizer, which no exported model holds")
         model = load_part(bundle.task, part, "cpu", where, compute)
         if model.compute != part.compute:
             say(f"the readout was fitted in {part.compute}; the float32 model differs from predict by its rounding")

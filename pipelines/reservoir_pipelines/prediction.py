@@ -15,6 +15,7 @@ from reservoir.options import DeviceOptions
 from reservoir.readouts import samples, unsample
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks import encode, read_new
+from reservoir.tasks.own import check_letters
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir_pipelines.fitting.raw import raw_features
@@ -94,6 +95,8 @@ def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Predict
             "number of real tokens of each row"
         )
     x, lengths = encode(bundle.task, raw, given)
+    if bundle.task.alphabet and not all(p.reservoir and p.reservoir.input == "native" for p in bundle.parts):
+        check_letters(str(file), bundle.task, x, lengths)
     truths = _truths(bundle, file, y, len(x))
     models = [load_part(bundle.task, p, place.device, readout) if p.reservoir else None for p in bundle.parts]
     for start in range(0, len(x), BLOCK_ROWS):

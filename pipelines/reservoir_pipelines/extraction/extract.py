@@ -22,7 +22,7 @@ from reservoir_cache import (
     write_targets,
 )
 
-from reservoir.defaults import default_layers, default_pools, default_store, default_windows
+from reservoir.defaults import default_layers, default_pools, default_store, default_windows, is_native
 from reservoir.features import column_shapes, forward
 from reservoir.option_fields import as_group
 from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions
@@ -128,11 +128,15 @@ def extract(
     for note in prepared.notes():
         say(note)
     settings = Reservoir.choose(reservoir, default_windows(prepared.task, sum(prepared.rows.values())))
+    if reservoir.input is None and is_native(prepared.task, settings):
+        settings = replace(settings, input="native")
     model = load_model(prepared.task, settings, place.device, keep.compute)
+    if model.reader:
+        say(f"{prepared.task.name}: read by the model's own tokenizer, of {model.reader.vocabulary:,} tokens")
     columns = choose_columns(
         model,
-        default_layers(prepared.task) if keep.layers is None else keep.layers,
-        default_pools(prepared.task, model.fpt.backbone.width) if keep.pool is None else keep.pool,
+        default_layers(prepared.task, native=bool(model.reader)) if keep.layers is None else keep.layers,
+        default_pools(prepared.task, model.fpt.backbone.width, model.reader) if keep.pool is None else keep.pool,
     )
     rows = draw_rows(prepared, source.limit)
     check_windows(prepared, rows, model.windows)
@@ -149,6 +153,8 @@ def extract(
     }
     run = _Run(root, settings, prepared, model, rows, columns, spec, layout, call)
     entry, computed = run.execute()
+    if model.reader and model.reader.cut:
+        say(f"{prepared.task.name}: {model.reader.note()}")
     return Extraction(
         entry=entry.path,
         rows={split: len(index) for split, index in rows.items()},

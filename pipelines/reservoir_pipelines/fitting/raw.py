@@ -11,6 +11,7 @@ import torch
 
 from reservoir.pooling import pool
 from reservoir.readouts import samples
+from reservoir.tasks.own.letters import to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np
     wide.
     """
     if isinstance(task.form, Tokens):
+        x = to_symbols(f"task {task.name!r}", x, lengths, task.alphabet) if task.alphabet else x
         values = np.eye(task.form.vocabulary, dtype=np.float32)[x.astype(np.int64)]
     else:
         values = scaling(x) if scaling else x.astype(np.float32)

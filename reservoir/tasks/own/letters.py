@@ -30,6 +30,12 @@ def codes_of(where: str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     return x, lengths
 
 
+def texts_of(codes: np.ndarray, lengths: np.ndarray) -> list[str]:
+    """Return the texts of which `codes_of` gave the code points; what is no character becomes U+FFFD."""
+    rows = codes.astype("<u4")
+    return [row[:n].tobytes().decode("utf-32-le", "replace") for row, n in zip(rows, lengths, strict=True)]
+
+
 def alphabet_of(codes: np.ndarray, lengths: np.ndarray, train: np.ndarray) -> tuple[str, str]:
     """Return the letters of the training rows in order, and those that only other rows have.
 
