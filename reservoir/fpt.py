@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from reservoir.backbones import Backbone
 from reservoir.errors import InputError
+from reservoir.inputs import NativeInput
 from reservoir.pooling import parse_column, pool
 from reservoir.random import generator
 from reservoir.tasks.task import Task, Tokens, Vectors
@@ -96,7 +97,7 @@ class FPT(nn.Module):
         torch's `Linear` and so the authors' (rows of norm 0.58). Extraction does not use it.
     kernel_shape : tuple of int, optional
         Of the windows that random `kernels` read, in place of orthogonal columns.
-    inputs : Module, optional
+    inputs : NativeInput, optional
         The backbone's own way in, in the place of a drawn input layer.
 
     Raises
@@ -113,7 +114,7 @@ class FPT(nn.Module):
         gain: float = DEFAULT_GAIN,
         output_init: str = "orthogonal",
         kernel_shape: KernelShape | None = None,
-        inputs: nn.Module | None = None,
+        inputs: NativeInput | None = None,
     ) -> None:
         super().__init__()
         backbone.check_length(task.max_tokens, f"task {task.name!r}: ")
