@@ -197,6 +197,9 @@ class FitOptions(OutOptions, ClusterOptions):
     readout: str = option("ridge", "ridge, logistic, or an import path such as sklearn.svm.LinearSVC:C=0.1,1")
     alphas: str | None = option(None, "Penalties LO:HI:N on standardised features.")
     select: str = option("auto", "valid; cvK: K folds over train and valid; auto: by rows, then fitted to both.")
+    one_standard_error: bool = option(
+        False, "Take the largest penalty that is within one standard error, over folds, of the best."
+    )
     class_weight: str | None = option(None, "balanced: all classes count the same.", one_of("balanced"))
     curve: str | None = option(None, "Training rows of a learning curve, such as 100,1000.")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from reservoir_cache.entry import Entry
 from reservoir_cache.errors import CacheError, Problem
+from reservoir_cache.fault_points import fault_point
 from reservoir_cache.locks import LOCK_FILE, entry_locks
 from reservoir_cache.publish import is_regular, refuse_links, sync
 from reservoir_cache.spec import SPEC_FILE, STORES, Layout, Spec
@@ -232,6 +233,7 @@ def _delete(path: Path) -> None:
     """Remove an entry's folder in such an order that half of it is never taken for an entry, nor for unlocked."""
     (path / SPEC_FILE).unlink(missing_ok=True)
     sync(path)
+    fault_point("marked")
     for item in path.iterdir():
         if item.name == LOCK_FILE:
             continue
@@ -239,6 +241,7 @@ def _delete(path: Path) -> None:
             shutil.rmtree(item)
         else:
             item.unlink()
+    fault_point("emptied")
     (path / LOCK_FILE).unlink(missing_ok=True)
     try:
         path.rmdir()

@@ -14,6 +14,8 @@ from reservoir_cache.manifest import NAME, Manifest, is_sound, read_manifest
 from reservoir_cache.publish import make_folder, refuse_links
 from reservoir_cache.spec import FORMAT, SPEC_FILE, Layout, Spec, check_name, read_spec, write_spec
 
+MOST_BLOCKS = 1_000_000
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -35,6 +37,14 @@ class Entry:
     spec: Spec
     layout: Layout
     made_with: Mapping[str, Any] = field(compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse more blocks than can be listed: a file may claim any number."""
+        if sum(-(-rows // self.layout.block_rows) for rows in self.spec.rows.values()) > MOST_BLOCKS:
+            raise CacheError(
+                f"{self.path / SPEC_FILE}: {sum(self.spec.rows.values()):,} rows in blocks of "
+                f"{self.layout.block_rows:,} are more than {MOST_BLOCKS:,} blocks; extract fewer rows (--limit)"
+            )
 
     @classmethod
     def create(cls, root: Path, name: str, spec: Spec, layout: Layout, made_with: Mapping[str, Any]) -> Entry:

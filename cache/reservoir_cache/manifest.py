@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir_cache.errors import CacheError
+from reservoir_cache.fault_points import fault_point
 from reservoir_cache.publish import is_regular, publish_json, read_json
 from reservoir_cache.spec import check_name
 
@@ -91,6 +92,7 @@ class Manifest:
             "targets": vars(self.targets) if self.targets else None,
         }
         publish_json(folder / NAME, content)
+        fault_point("listed")
 
 
 def read_manifest(folder: Path) -> Manifest:

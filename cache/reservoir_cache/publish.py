@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir_cache.errors import CacheError
+from reservoir_cache.fault_points import fault_point
 
 _CHUNK = 1 << 20
 _counter = itertools.count()
@@ -51,11 +52,16 @@ def publish_file(final: Path, write: Callable[[Path], object], verify: Callable[
     """
     temporary = final.with_name(f".{final.name}.{next(_counter)}.{run_identity()}.tmp")
     try:
+        fault_point("begun")
         write(temporary)
+        fault_point("written")
         if verify:
             verify(temporary)
+        fault_point("verified")
         sync(temporary)
+        fault_point("synced")
         temporary.replace(final)
+        fault_point("replaced")
         sync(final.parent)
     except OSError as error:
         why = " ".join(str(error).split())

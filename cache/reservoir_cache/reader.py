@@ -107,8 +107,10 @@ class SplitFeatures:
     def __getitem__(self, column: str) -> NDArray[np.float32]:
         """Return a column: (rows, width), or (rows, tokens, width) if it has more than one token; float32."""
         tokens, width = self.shape(column)
-        out = np.empty((self.rows, tokens, width), np.float32)
+        out = np.empty(0, np.float32)
         for (low, high), x in zip(self._ranges, self.blocks(column), strict=True):
+            if not low:  # and not before a block is read: a file may claim any number of rows
+                out = np.empty((self.rows, tokens, width), np.float32)
             out[low:high] = x
         return out[:, 0] if tokens == 1 else out
 

@@ -10,6 +10,7 @@ from reservoir_cache import derived
 from reservoir_cache.derived import fault
 from reservoir_cache.entry import Entry
 from reservoir_cache.errors import CacheError, Problem, repair_command
+from reservoir_cache.fault_points import fault_point
 from reservoir_cache.hdf import UNREADABLE
 from reservoir_cache.locks import EntryLocks, entry_locks
 from reservoir_cache.manifest import NAME, Manifest, Shard, block_of
@@ -105,6 +106,7 @@ def _drop(entry: Entry, split: str, files: set[str], locks: EntryLocks) -> set[s
                 still.discard(file)
     try:
         manifest.without(still).write(folder)
+        fault_point("unlisted")
         for file in still:
             (folder / file).unlink(missing_ok=True)
     finally:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from reservoir_pipelines.command import HELP
 from reservoir_pipelines.commands import (
     cache_commands,
     compare_commands,
@@ -26,7 +27,7 @@ app = typer.Typer(
     name="reservoir",
     cls=Interruptible,
     help="Run a frozen transformer once, cache its hidden states, fit linear readouts in seconds.",
-    add_completion=False,
+    context_settings=HELP,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -41,6 +42,23 @@ for commands in (
     cache_commands,
 ):
     commands.register(app)
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"reservoir {version('reservoir-features')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", help="Tell the version.", callback=_tell_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

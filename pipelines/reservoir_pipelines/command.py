@@ -15,6 +15,9 @@ import typer
 from reservoir.errors import InputError
 from reservoir.option_fields import Options, flag_of
 
+HELP = {"help_option_names": ["-h", "--help"]}
+"""What every group of commands answers with its help."""
+
 Group = type[Options] | tuple[Any, ...]
 """A class of options, or one followed by the names of those that a command has."""
 

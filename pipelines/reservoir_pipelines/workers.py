@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures.process import BrokenProcessPool
@@ -58,11 +61,24 @@ def _in_processes(work: Callable[..., Any], tasks: list[tuple], workers: int) ->
     if (time.perf_counter() - started) * len(rest) < PAYS_OFF:
         return [first, *(work(*task) for task in rest)]
     graph = [delayed(work, pure=False)(*task) for task in rest]
+    settings = {"scheduler": "processes", "num_workers": workers, "initializer": end_with_parent}
     try:
-        return [first, *dask.compute(*graph, scheduler="processes", num_workers=workers)]  # pyright: ignore
+        return [first, *dask.compute(*graph, **settings)]  # pyright: ignore
     except BrokenProcessPool:
         # A worker was killed, by the system for want of memory, say; one process needs the least of it.
         return [first, *(work(*task) for task in rest)]
+
+
+def end_with_parent() -> None:
+    """Have this worker end when its parent has, however that ended: nobody is left who would tell it to."""
+    parent = multiprocessing.parent_process()
+    assert parent
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _on_cluster(work: Callable[..., Any], tasks: list[tuple], address: str) -> list[Any]:
@@ -71,7 +87,7 @@ def _on_cluster(work: Callable[..., Any], tasks: list[tuple], address: str) -> l
     except ImportError:
         raise InputError("a scheduler needs a package: pip install distributed; or give --workers N") from None
     try:
-        client = Client(address, timeout=10, set_as_default=False)
+        client = Client(address, timeout=30, set_as_default=False)
     except (OSError, ValueError) as error:
         raise InputError(f"no dask scheduler answers at {address} ({error}); start one, or give --workers N") from None
     with client:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reservoir_cache import fault_point
+
 from reservoir.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,9 +50,13 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
     """Write a file under a temporary name and move it into place, so that it is whole or as it was."""
     part = path.with_name(f".{path.name}-{uuid.uuid4().hex}.part")
     try:
+        fault_point("begun")
         write(part)
+        fault_point("written")
         sync(part)
+        fault_point("synced")
         part.replace(path)
+        fault_point("replaced")
         sync(path.parent)
     finally:
         part.unlink(missing_ok=True)

@@ -16,11 +16,12 @@ from reservoir.readouts.confidence import accuracy_interval, mcnemar, paired_boo
 from reservoir.readouts.device import Arithmetic, NumpyArithmetic, TorchArithmetic, arithmetic, products_on
 from reservoir.readouts.forward import Step, forward_selection
 from reservoir.readouts.gather import gather, solve, training_moments
+from reservoir.readouts.kernel import kernel_path
 from reservoir.readouts.kfold import add_folds, cross_sweep, deal_folds, fold_moments, partial_moments
 from reservoir.readouts.linear import LinearPath, LinearReadout, Scorer
 from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic_sweep
 from reservoir.readouts.moments import Block, Moments, accumulate
-from reservoir.readouts.ridge import DEFAULT_ALPHAS, kernel_path, parse_alphas, ridge_path, widened
+from reservoir.readouts.ridge import DEFAULT_ALPHAS, parse_alphas, ridge_path, widened
 from reservoir.readouts.sweep import Sweep, Tally, score, sweep
 from reservoir.readouts.targets import Targets, balanced_weights, metric_name, samples, unsample
 

@@ -126,7 +126,7 @@ def test_own_temporary_files_are_not_swept(entry):
 
 def test_a_forked_child_has_none_of_its_parents_claims(entry):
     done = subprocess.run(
-        [sys.executable, "-c", FORK, str(entry.path)], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", FORK, str(entry.path)], capture_output=True, text=True, check=True, timeout=600
     )
     assert done.stdout.split() == ["1", "1", "1"]
 

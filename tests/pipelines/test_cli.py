@@ -233,6 +233,24 @@ def test_a_python_process_answers_help_for_every_command():
         assert "Usage: reservoir" in done.stdout
 
 
+def test_the_short_help_and_the_version(call):
+    from importlib.metadata import version
+
+    for command in ([], ["extract"], ["cache"], ["cache", "list"]):
+        code, out, _ = call(*command, "-h")
+        assert (code, out) == call(*command, "--help")[:2]
+        assert code == 0
+        assert "..." not in out.partition("Commands:")[2], "every command is told in a line that fits"
+    assert call("--version")[:2] == (0, f"reservoir {version('reservoir-features')}\n")
+
+
+def test_dir_lists_what_the_package_gives():
+    import reservoir_pipelines
+
+    assert dir(reservoir_pipelines) == sorted(reservoir_pipelines.__all__)
+    assert all(getattr(reservoir_pipelines, name).__doc__ for name in dir(reservoir_pipelines))
+
+
 def test_flags_of_extract_choose_among_the_entries_of_a_task(call, tiny_gpt2):
     entries = {}
     for seed in (1, 0):

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -82,7 +84,8 @@ def where_it_runs(number):
     return os.getpid()
 
 
-def test_little_work_stays_in_this_process():
+def test_little_work_stays_in_this_process(monkeypatch):
+    monkeypatch.setattr(pieces, "PAYS_OFF", float("inf"))
     assert set(map_pieces(where_it_runs, [(n,) for n in range(5)], workers=2)) == {os.getpid()}
 
 
@@ -122,3 +125,49 @@ def test_counts_and_warnings_are_kept(tmp_path, cache):
         assert prepared.dropped == dict.fromkeys(prepared.rows, 1)
         assert prepared.rows == dict.fromkeys(["train", "valid", "test", "test_family", "test_superfamily"], 2)
         assert prepared.warnings == ("classes of the split 'test' that no row of 'train' has (1): 2",)
+
+
+POOL = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_prepare_parallel import wait_in
+from reservoir_pipelines import workers
+if __name__ == "__main__":
+    workers.PAYS_OFF = -1
+    workers.map_pieces(wait_in, [(number, sys.argv[1]) for number in range(3)], workers=2)
+"""
+
+
+def wait_in(number, folder):
+    """Leave this process's number in a folder, and wait for ever, but for the first piece, which the parent does."""
+    (Path(folder) / str(os.getpid())).touch()
+    while number:
+        time.sleep(60)
+
+
+def test_line_13_workers_end_with_a_parent_that_is_killed(tmp_path):
+    """`kill -9` of a run with `--workers` left its processes for good."""
+    script, marks = tmp_path / "pool.py", tmp_path / "marks"
+    script.write_text(POOL)
+    marks.mkdir()
+    parent = subprocess.Popen([sys.executable, script, marks, Path(__file__).parent])
+    wait_until(lambda: len(list(marks.iterdir())) == 2)
+    parent.kill()
+    parent.wait()
+    worker = next(int(mark.name) for mark in marks.iterdir() if int(mark.name) != parent.pid)
+    wait_until(lambda: not is_alive(worker))
+
+
+def wait_until(happened):
+    deadline = time.monotonic() + 600  # only against hanging for ever
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -12,7 +12,7 @@ import typer
 
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions
-from reservoir_pipelines.command import command
+from reservoir_pipelines.command import HELP, command
 
 if TYPE_CHECKING:
     from reservoir_cache import Entry, EntrySummary
@@ -27,14 +27,14 @@ UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    group = typer.Typer(help="Look after what is kept.", rich_markup_mode=None)
+    group = typer.Typer(help="Look after what is kept.", context_settings=HELP, rich_markup_mode=None)
     for function in (list_kept, show, verify, repair, remove, prune):
         command(group, CacheOptions, name=function.__name__.partition("_")[0])(function)
     app.add_typer(group, name="cache")
 
 
 def list_kept(given: dict[str, Any], json: bool) -> None:
-    """List the entries with their size and when they were last used, then what else is kept."""
+    """List all that is kept, its size and last use."""
     from reservoir_cache import broken_entries, list_entries, summarize
 
     from reservoir_pipelines.output import print_json, print_table, say, size_text
@@ -105,7 +105,10 @@ def verify(
     given: dict[str, Any],
     json: bool,
 ) -> None:
-    """Read every byte of an entry, or of all, against its checksums; exit code 1 if something is damaged."""
+    """Read every byte against its checksum.
+
+    Exit code 1 if something is damaged.
+    """
     from reservoir_cache import broken_entries, list_entries
     from reservoir_cache import verify as problems_of
 
@@ -128,7 +131,10 @@ def verify(
 
 
 def repair(entry: Name, given: dict[str, Any], json: bool) -> None:
-    """Take damaged files out of an entry, so that the next extract computes them again."""
+    """Take damaged files out of an entry.
+
+    The next extract computes them again.
+    """
     from reservoir_cache import repair as mend
 
     from reservoir_pipelines.output import print_json, print_table
@@ -143,7 +149,7 @@ def repair(entry: Name, given: dict[str, Any], json: bool) -> None:
 
 
 def remove(entry: Name, given: dict[str, Any], json: bool) -> None:
-    """Delete one entry, or the folder of something else that is kept."""
+    """Delete one entry, or another folder that is kept."""
     from reservoir_cache import remove as delete
 
     from reservoir_pipelines.output import print_json, print_table, size_text
@@ -221,11 +227,14 @@ def _size(path: Path) -> int:
 
 
 def _broken(name: str, root: Path) -> Path | None:
-    """Return the folder of that path or name, if it is an entry that cannot be opened."""
-    from reservoir_cache import broken_entries
+    """Return an entry that cannot be opened by its path or name, or by a task that has no other."""
+    from reservoir_cache import broken_entries, list_entries
 
     folders = [problem.path for problem in broken_entries(root)]
-    return next((folder for folder in folders if name == folder.name or _same(name, folder)), None)
+    named = [folder for folder in folders if name == folder.name or _same(name, folder)]
+    if not named and all(entry.spec.task["name"] != name for entry in list_entries(root)):
+        named = [folder for folder in folders if name == folder.parent.name]
+    return named[0] if named else None
 
 
 def _find(name: str, given: dict[str, Any]) -> Entry:

@@ -21,7 +21,10 @@ def compare_pretraining(
     given: dict[str, Any],
     json: bool,
 ) -> None:
-    """Pretrain one shape on equally many tokens of several corpora, and compare what each is worth to a task."""
+    """Compare what pretraining on each corpus is worth.
+
+    One shape, and equally many tokens of each.
+    """
     from reservoir_pipelines.output import print_json
     from reservoir_pipelines.pretraining.comparison import compare_pretraining as stage
 

@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
 
 
 def tasks(given: dict[str, Any], json: bool) -> None:
-    """List the tasks, their shapes, and whether their data is here."""
+    """List the tasks and whether their data is here."""
     from reservoir_pipelines.output import print_json, print_table
     from reservoir_pipelines.preparation.task_table import task_table
 
@@ -54,7 +54,10 @@ def _splits(row: dict[str, Any]) -> str:
 
 
 def doctor(given: dict[str, Any], json: bool) -> None:
-    """Say what is wrong on this machine, and the command that mends it; exit code 1 if something is."""
+    """Say what is wrong here, and what mends it.
+
+    Exit code 1 if something is.
+    """
     from reservoir_pipelines.doctor import doctor as stage
     from reservoir_pipelines.output import print_json, print_table
 
@@ -68,7 +71,10 @@ def doctor(given: dict[str, Any], json: bool) -> None:
 
 
 def prepare(task: Task, given: dict[str, Any], json: bool) -> None:
-    """Read a task's files into typed arrays, split once and for all; extract does it by itself where needed."""
+    """Read a task's files into arrays, split for good.
+
+    The commands that need it do it by themselves.
+    """
     from reservoir_pipelines.output import print_json, print_table, say
     from reservoir_pipelines.preparation.prepare import prepare as stage
 
@@ -83,7 +89,7 @@ def prepare(task: Task, given: dict[str, Any], json: bool) -> None:
 
 
 def extract(task: Task, given: dict[str, Any], json: bool) -> None:
-    """Run a frozen transformer over a task once and cache its hidden states."""
+    """Run a frozen model once, cache its hidden states."""
     from reservoir_pipelines.extraction.extract import extract as stage
     from reservoir_pipelines.output import print_json, print_table, size_text
 

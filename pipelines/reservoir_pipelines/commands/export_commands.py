@@ -23,7 +23,10 @@ def export(
     given: dict[str, Any],
     json: bool,
 ) -> None:
-    """Write a readout with its model as one file, from sequence to logits, that runs without this program."""
+    """Write a readout with its model as one file.
+
+    From a raw sequence to logits; it runs without this program.
+    """
     from reservoir_pipelines.export import export as stage
     from reservoir_pipelines.output import print_json, print_table, size_text
 

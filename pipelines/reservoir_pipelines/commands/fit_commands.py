@@ -36,7 +36,7 @@ def fit(
     given: dict[str, Any],
     json: bool,
 ) -> None:
-    """Fit a linear readout to every cached column under every penalty; choose on valid, score test once.
+    """Fit and choose linear readouts, score test once.
 
     Options of the reservoir (--backbone ... --limit) choose among a task's entries: the last one with these.
     """
@@ -62,7 +62,7 @@ def predict(
     given: dict[str, Any],
     json: bool,
 ) -> None:
-    """Print one JSON line per sequence with its label and the probabilities of the classes.
+    """Label new sequences, in any form extract reads.
 
     With --json all are one object; where the file has labels, it also holds how well they were met.
     """

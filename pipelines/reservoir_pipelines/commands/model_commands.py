@@ -31,7 +31,7 @@ def backbone(
     given: dict[str, Any],
     json: bool,
 ) -> None:
-    """Describe a backbone: its family, its parameters by group, what of it is trained, the spread of its weights."""
+    """Describe a backbone: family, parameters, weights."""
     from reservoir_pipelines.card import card
     from reservoir_pipelines.output import print_json, print_table
 
@@ -73,7 +73,7 @@ def attention(
     given: dict[str, Any],
     json: bool,
 ) -> None:
-    """Draw which tokens attend to which in one block, and save the maps."""
+    """Draw which tokens attend to which in one block."""
     from reservoir_pipelines.attention import attention as stage
     from reservoir_pipelines.output import print_json, print_table
 

@@ -26,7 +26,10 @@ def pretrain(
     given: dict[str, Any],
     json: bool,
 ) -> None:
-    """Make a backbone: train a model from a random start on text, on a stream of tokens, or on the task bit-memory."""
+    """Make a backbone from a random start.
+
+    By training on text, on a stream of tokens, or on the task bit-memory.
+    """
     from reservoir_pipelines.output import print_json
     from reservoir_pipelines.pretraining.pretrain import pretrain as stage
 

@@ -23,7 +23,10 @@ def train(
     given: dict[str, Any],
     json: bool,
 ) -> None:
-    """Train groups of a model's parameters end to end, everything else frozen; validate, and score test once."""
+    """Train groups of parameters, the rest frozen.
+
+    End to end; chosen by validation, scored on test once.
+    """
     from reservoir_pipelines.output import print_json
     from reservoir_pipelines.training.train import train as stage
 

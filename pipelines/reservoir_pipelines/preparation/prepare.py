@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import file_crc32, new_file, publish_json
+from reservoir_cache import fault_point, file_crc32, new_file, publish_json
 
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, TaskOptions
@@ -99,12 +99,14 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
         tasks = ((source, piece, number, folder) for number, piece in enumerate(source.pieces()))
         written = map_pieces(write_piece, tasks, workers=cluster.workers, scheduler=cluster.scheduler)
         _write_index(source, origin, folder, written)
+        fault_point("gathered")
         try:
             folder.rename(final)
         except OSError:
             if not (final / INDEX).exists():
                 raise
             # Another process prepared the same data meanwhile; its bytes are ours.
+        fault_point("placed")
         sync(final.parent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

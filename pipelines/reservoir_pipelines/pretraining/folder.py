@@ -6,6 +6,8 @@ import shutil
 import uuid
 from pathlib import Path
 
+from reservoir_cache import fault_point
+
 from reservoir.errors import InputError
 from reservoir.pretraining.corpora import Corpus
 from reservoir.pretraining.language_model import LanguageModel
@@ -48,6 +50,7 @@ def save_model(out: Path, model: LanguageModel, corpus: Corpus | None = None) ->
             special = {} if model.causal else {"mask_token": "<mask>"}
             PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(part)
         for file in part.iterdir():
+            fault_point("gathered")
             share(file)
             file.replace(out / file.name)
     finally:

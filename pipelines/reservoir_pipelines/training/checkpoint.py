@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from reservoir_cache import fault_point
 from torch import Tensor, nn
 
 from reservoir.errors import InputError
@@ -33,7 +34,9 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
         for path in part.iterdir():
             sync(path)
         shutil.rmtree(final, ignore_errors=True)
+        fault_point("gathered")
         part.rename(final)
+        fault_point("placed")
         sync(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
