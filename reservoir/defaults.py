@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 from reservoir.inputs.text import has_tokenizer
 from reservoir.pooling import WIDEST_TOKENS
 from reservoir.tasks import TASKS
+from reservoir.tasks.own.letters import are_words
 from reservoir.tasks.task import Task, Tokens, Vectors
 
 if TYPE_CHECKING:
     from reservoir.inputs import TextReader
     from reservoir.reservoir import Reservoir
-
-MOST_LETTERS = 64  # of an alphabet without a space: more are words of a script that has none
 
 TAPS = 9  # of each window, as in MiniRocket
 MOST_WINDOWS = 1024  # of a row, and the positions of GPT-2 and mini
@@ -75,8 +74,8 @@ def is_native(task: Task, settings: Reservoir) -> bool:
     from reservoir.backbones import find
 
     family, _ = find(settings.backbone)
-    words = " " in task.alphabet or len(task.alphabet) > MOST_LETTERS
-    return has_tokenizer(settings.backbone) and (family.reads == "letters" or (family.reads == "text" and words))
+    fits = family.reads == "letters" or (family.reads == "text" and are_words(task.alphabet))
+    return fits and has_tokenizer(settings.backbone)
 
 
 def default_layers(task: Task, *, native: bool = False) -> str:

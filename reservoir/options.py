@@ -31,7 +31,8 @@ class ModelOptions(ShapeOptions):
 
     init: str | None = option(
         None,
-        "pretrained, random, random-flat (as the paper drew GPT-2), statistics, or a folder with a backbone",
+        "pretrained, random, statistics, or a folder with a backbone; random of GPT-2 is random-scaled, under "
+        "--protocol paper random-flat",
         shown="pretrained, where anybody publishes such weights",
     )
     depth: int | None = option(None, "Keep only the first so many blocks, and the final norm.")
@@ -91,7 +92,9 @@ class TaskOptions(Options):
         None, "A parameter of the task, NAME=VALUE; repeat for more.", flag="param"
     )
     views: int | None = option(None, "Augmented copies of each training row (cifar10).")
-    protocol: str | None = option(None, "paper: as the authors' code did it (listops, homology).")
+    protocol: str | None = option(
+        None, "paper: data, untrained weights and training as in the authors' code.", one_of("ours", "paper")
+    )
     standardise: bool = option(True, "Your own floats: mean 0, deviation 1 per channel.")
 
     @property
@@ -99,6 +102,11 @@ class TaskOptions(Options):
         """The parameters of the task, those with a flag of their own among them."""
         flags = {"views": self.views, "protocol": self.protocol, "standardise": None if self.standardise else False}
         return dict(self.parameters or {}) | {name: value for name, value in flags.items() if value is not None}
+
+    @property
+    def published(self) -> bool:
+        """Whether the paper is to be followed to the letter."""
+        return self.given.get("protocol") == "paper"
 
 
 @dataclass(frozen=True, kw_only=True)

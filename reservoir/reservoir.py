@@ -42,11 +42,14 @@ class Reservoir(ReservoirOptions):
     normalise: str = "channel"
 
     @classmethod
-    def choose(cls, options: ModelOptions, defaults: Mapping[str, Any] | None = None) -> Reservoir:
+    def choose(
+        cls, options: ModelOptions, defaults: Mapping[str, Any] | None = None, *, published: bool = False
+    ) -> Reservoir:
         """Fill in what was not said, by the ``defaults`` of the data, see `reservoir.defaults`, where there are any.
 
         A backbone is meant with its pretrained weights, unless nobody publishes any of its kind or its settings are
-        changed; an ``init`` that is a folder is a whole backbone with its weights; windows do not overlap.
+        changed; an ``init`` that is a folder is a whole backbone with its weights; windows do not overlap. With
+        ``published`` an untrained backbone is drawn as the paper's was, see `reservoir.backbones.random_init`.
         """
         backbone, init = options.backbone, options.init
         if init is not None and Path(init).is_dir():
@@ -54,10 +57,10 @@ class Reservoir(ReservoirOptions):
                 raise InputError(f"--init {init}: the folder holds a whole backbone; leave out --backbone {backbone}")
             backbone, init = str(Path(init).resolve()), "pretrained"
         name = full_name(backbone or DEFAULT_BACKBONE)
-        if init is None:
-            from reservoir.backbones import default_init
+        if init is None or init.startswith("random"):
+            from reservoir.backbones import default_init, random_init
 
-            init = default_init(name)
+            init = random_init(name, init or default_init(name), published=published)
         said: dict[str, Any] = {key: value for key, value in vars(options).items() if value is not None}
         # Windows that somebody has thought about are theirs altogether; a gain goes with any windows.
         if defaults and not said.keys() & (defaults.keys() - {"gain"}):

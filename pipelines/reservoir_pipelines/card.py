@@ -73,7 +73,7 @@ def card(
     from reservoir.backbones.parameters import deviations, group_counts, paper_counts, trained_counts, whole_count
     from reservoir.tasks import task_named
 
-    settings = Reservoir.choose(replace(model, backbone=name))
+    settings = Reservoir.choose(replace(model, backbone=name), published=source.published)
     backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
     described = task_named(task, data=data_folder(source.data), **source.given).task if task else None
     if described:

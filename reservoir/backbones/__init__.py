@@ -14,7 +14,7 @@ esn : echo state networks.
 from reservoir.backbones.attention import attention_maps
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import GROUPS
-from reservoir.backbones.names import FAMILIES, KNOWN, default_init, find
+from reservoir.backbones.names import FAMILIES, KNOWN, default_init, find, random_init
 from reservoir.backbones.weights import INITS, describe_weights, load_backbone, load_native, weights_digest
 
 __all__ = [
@@ -29,5 +29,6 @@ __all__ = [
     "find",
     "load_backbone",
     "load_native",
+    "random_init",
     "weights_digest",
 ]

@@ -66,6 +66,9 @@ TASKS: dict[str, Callable[..., Source]] = {
 }
 """The named tasks: constructors that take ``data`` (the folder of the files) and the task's parameters."""
 
+PROTOCOLS = ("ours", "paper")
+"""How a task is done: right, or as the authors' code did it."""
+
 
 def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Source:
     """Return the source of a named task, or of your own data.
@@ -77,7 +80,7 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
     data : Path, optional
         The folder with the publisher's files, for a named task.
     **parameters
-        The task's parameters.
+        The task's parameters; ``protocol`` goes with every named task.
 
     Raises
     ------
@@ -86,6 +89,8 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
     """
     if name in TASKS:
         constructor, start = TASKS[name], {"data": data}
+        if parameters.get("protocol") in PROTOCOLS and not hasattr(constructor, "protocol"):
+            del parameters["protocol"]  # these data are the same either way, and so is their key
     elif Path(name).suffix or "/" in name or FUNCTION.fullmatch(name):
         constructor, start = cast("Callable[..., Source]", OwnData), {"origin": name}
     else:

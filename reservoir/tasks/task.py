@@ -63,6 +63,8 @@ class Task:
         Names of the classes, in order; empty where the class number is the name.
     alphabet : str, default ""
         The letter of each symbol, where the sequences are texts of your own; these are stored as code points.
+    floor : float, optional
+        Accuracy of copying what is shown, where that is more than a constant answer gets.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Task:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[str | int, ...] = ()
     alphabet: str = ""
+    floor: float | None = None
 
     def label(self, index: int) -> str | int:
         """Return the name of a class, or its number where it has no name."""
@@ -92,6 +95,7 @@ class Task:
             "parameters": dict(self.parameters),
             "labels": list(self.labels),
             **({"alphabet": self.alphabet} if self.alphabet else {}),
+            **({} if self.floor is None else {"floor": self.floor}),
         }
 
     @classmethod
@@ -108,6 +112,7 @@ class Task:
             parameters=values["parameters"],
             labels=tuple(values["labels"]),
             alphabet=values.get("alphabet", ""),
+            floor=values.get("floor"),
         )
 
 

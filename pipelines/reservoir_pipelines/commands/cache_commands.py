@@ -96,7 +96,14 @@ def show(entry: Name, given: dict[str, Any], json: bool) -> None:
         ("at work", ", ".join(f"process {r['pid']} on {r['host']}" for r in summary["running"]) or "nobody"),
     ]
     rows += [(name, value) for name, value in found.spec.to_dict().items() if name not in ("task", "format")]
-    print_table(("", ""), [*rows, ("made with", dict(found.made_with))], found.path.name)
+    made = dict(found.made_with)
+    if "weights" in made:
+        machine = f"{made['device']} ({made['instructions']}), {found.spec.compute}"
+        rows += [
+            ("weights", f"{made['reservoir']['init']}: {made['weights']}"),
+            ("numbers", f"of {machine}; other instructions round otherwise, and may change a choice among near ties"),
+        ]
+    print_table(("", ""), [*rows, ("made with", made)], found.path.name)
 
 
 def verify(

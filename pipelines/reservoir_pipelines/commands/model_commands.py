@@ -20,7 +20,8 @@ from reservoir_pipelines.command import command
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    command(app, (ModelOptions, "init", "seed", "depth"), (TaskOptions, "data"), OutOptions, CacheOptions)(backbone)
+    model, source = (ModelOptions, "init", "seed", "depth"), (TaskOptions, "data", "protocol")
+    command(app, model, source, OutOptions, CacheOptions)(backbone)
     command(app, ReservoirOptions, AttentionOptions, TaskOptions, PlaceOptions)(attention)
 
 

@@ -65,8 +65,9 @@ def _speaks() -> bool:
 
 
 def _show(done: Any) -> None:
-    from reservoir_pipelines.output import print_table, score_text
+    from reservoir_pipelines.output import percent, print_table, score_text
 
+    of_all = done.test_score if done.test_score_of_all is None else done.test_score_of_all
     name = "" if done.metric == "accuracy" else f" {done.metric}"
     speed = f", {done.steps / done.seconds:.3g} steps/s" if done.seconds else ""
     rows = [
@@ -77,6 +78,8 @@ def _show(done: Any) -> None:
         ("best", "-" if done.best_step is None else f"step {done.best_step:,}, by validation"),
         (f"valid{name}", score_text(done.valid_score, done.metric)),
         (f"test{name}", score_text(done.test_score, done.metric)),
+        *([] if of_all == done.test_score else [("test of all", f"{percent(of_all)}, what is left out being wrong")]),
+        ("floor", f"{score_text(done.floor, done.metric)}, by a constant or by copying what is shown"),
         ("converged", "-" if done.converged_step is None else f"step {done.converged_step:,}, within 1% from there on"),
         ("run", done.run),
     ]

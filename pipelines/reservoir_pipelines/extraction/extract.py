@@ -122,12 +122,13 @@ def extract(
         For input that cannot be used, before anything is computed wherever that can be known.
     """
     started = time.monotonic()
-    Reservoir.choose(reservoir)  # refuses what cannot be meant before any data is read
+    Reservoir.choose(reservoir, published=source.published)  # refuses what cannot be meant before any data is read
     root = cache_root(place.cache)
     prepared = prepare(task, as_group(source, TaskOptions), cache=root)
     for note in prepared.notes():
         say(note)
-    settings = Reservoir.choose(reservoir, default_windows(prepared.task, sum(prepared.rows.values())))
+    windows = default_windows(prepared.task, sum(prepared.rows.values()))
+    settings = Reservoir.choose(reservoir, windows, published=source.published)
     if reservoir.input is None and is_native(prepared.task, settings):
         settings = replace(settings, input="native")
     model = load_model(prepared.task, settings, place.device, keep.compute)
@@ -228,12 +229,18 @@ class _Run:
         import torch
         import transformers
 
+        from reservoir.backbones import describe_weights
+
+        on_cpu = self.model.device.type == "cpu"
         return {
             "call": self.call,
             "reservoir": self.settings.to_dict(),
             "prepared": str(self.prepared.path),
+            "kept": {split: self.prepared.kept(split) for split in self.rows},
             "scaling": scaling_to_json(self.prepared.scaling),
+            "weights": describe_weights(self.model.fpt.backbone, self.settings.init),
             "device": str(self.model.device),
+            "instructions": torch.backends.cpu.get_cpu_capability() if on_cpu else torch.cuda.get_device_name(),
             "versions": {
                 "python": platform.python_version(),
                 "torch": torch.__version__,

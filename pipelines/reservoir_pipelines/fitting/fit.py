@@ -90,8 +90,9 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         points = learning_curve(source, engine, sizes) if sizes and isinstance(engine, RidgeEngine) else ()
         raw_source = pool.raw()
         raw = _raw(trials, raw_source, engine)
-        found = _finish(best, source, engine, task)
-        plain = _finish(raw, raw_source, engine, task) if raw and raw_source else None
+        kept = pool.entry.made_with.get("kept", {}).get("test", 1.0)
+        found = _finish(best, source, engine, task, kept)
+        plain = _finish(raw, raw_source, engine, task, kept) if raw and raw_source else None
     p_value = compare(found[2], plain[2]) if plain else None
     on_reservoir = found[0]
     if plain and options.columns == "all" and task.name not in TASKS and plain[0].merit > on_reservoir.merit:
@@ -207,7 +208,7 @@ def _greedy(pool: Pool, trials: Sequence[Trial], engine: RidgeEngine, most: int)
     return [trial_of("ridge", pool.source("+".join(step.columns)), step.sweep) for step in steps[1:]]
 
 
-def _finish(best: Trial, source: Source, engine: Engine, task: Task) -> tuple[Result, Readout, Evaluation]:
+def _finish(best: Trial, source: Source, engine: Engine, task: Task, kept: float) -> tuple[Result, Readout, Evaluation]:
     """Make the chosen readout final: how sure it is from valid, fitted to all but test, and scored on test once."""
     model = best.readout
     chosen_on_valid = not (isinstance(engine, RidgeEngine) and engine.folds)
@@ -215,7 +216,7 @@ def _finish(best: Trial, source: Source, engine: Engine, task: Task) -> tuple[Re
         model = model.calibrate(source.blocks("valid"))
     if isinstance(engine, RidgeEngine) and isinstance(model, LinearReadout) and engine.refits:
         model = engine.refit(source, model, float(best.result.alpha or 0))
-    evaluation = evaluate(model, source, class_names(task))
+    evaluation = evaluate(model, source, class_names(task)).beside(task.floor, kept)
     return best.result.tested(evaluation), model, evaluation
 
 

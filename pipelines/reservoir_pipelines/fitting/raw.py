@@ -11,7 +11,7 @@ import torch
 
 from reservoir.pooling import pool
 from reservoir.readouts import samples
-from reservoir.tasks.own.letters import to_symbols
+from reservoir.tasks.own.letters import are_words, to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np
     """Return the input itself as features (rows, width), float32, zero at padding.
 
     Vectors are scaled as the model sees them, symbols are one-hot; flat, or as means of 8 stretches where that is too
-    wide.
+    wide, and of words, whose letters have no places of their own.
     """
     if isinstance(task.form, Tokens):
         x = to_symbols(f"task {task.name!r}", x, lengths, task.alphabet) if task.alphabet else x
@@ -66,7 +66,7 @@ def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np
     else:
         values = scaling(x) if scaling else x.astype(np.float32)
     values = values * (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
-    if task.max_tokens * values.shape[2] <= RAW_WIDTH:
+    if task.max_tokens * values.shape[2] <= RAW_WIDTH and not are_words(task.alphabet):
         short = task.max_tokens - x.shape[1]
         return np.pad(values, ((0, 0), (0, short), (0, 0))).reshape(len(x), -1)
     means = pool(torch.from_numpy(values), torch.from_numpy(lengths.astype(np.int64)), "segments8")

@@ -128,6 +128,10 @@ class Prepared:
         """Rows of each split."""
         return {name: len(split) for name, split in self.splits.items()}
 
+    def kept(self, split: str) -> float:
+        """Return the share of a split's sequences that are not left out as too long."""
+        return len(self.splits[split]) / (len(self.splits[split]) + self.dropped[split])
+
     def notes(self) -> list[str]:
         """Return what a person should know of the data, a line each: warnings, and rows dropped or cut."""
         lines = list(self.warnings)

@@ -37,9 +37,13 @@ class Training:
         Of these weights.
     test_score, test_loss : float or None
         Of these weights.
+    test_score_of_all : float or None
+        The test accuracy with sequences left out as too long counted as wrong.
+    floor : float
+        What a constant output scores on the validation split, or copying what is shown, where that is more.
     converged_step : int or None
         First of two validations or more from which on the score stayed within 0.01 of the last one's; None after fewer
-        than three, and where the last is not above what a constant output scores.
+        than three, and where the last is not above the floor.
     diverged_step : int or None
         Step at which the loss diverged.
     groups : tuple of str
@@ -60,6 +64,8 @@ class Training:
     valid_loss: float | None
     test_score: float | None
     test_loss: float | None
+    test_score_of_all: float | None
+    floor: float
     converged_step: int | None
     diverged_step: int | None
     groups: tuple[str, ...]
