@@ -32,7 +32,7 @@ def test_a_file_and_a_folder_are_enough(cache: Path, tmp_path: Path, capfd: pyte
     assert "read by the model's own tokenizer, of 14 tokens" in capfd.readouterr().err
     drawn = extract(str(file), backbone=str(folder), input="gaussian", layers="embed", pool="mean")
     assert drawn.store.entry.spec.input["kind"] == "gaussian" and drawn.entry != done.entry
-    fit(done, out=tmp_path / "readout")
+    fit(done, columns="embed/mean+final/cls", out=tmp_path / "readout")
     # New texts may have letters that no row had, and more than any row had.
     new = write(tmp_path / "new.jsonl", 8, labelled=False, more=" 漢 and" * 9)
     answers = list(predict(tmp_path / "readout", new))
