@@ -79,7 +79,8 @@ def to_tokens(
         x = to_symbols(f"task {task.name!r}", x, lengths, task.alphabet)
     if isinstance(task.form, Tokens):
         return x.astype(np.int64), lengths
-    return model.windows(scaling(x) if scaling else x.astype(np.float32), lengths)
+    plain = np.int64 if model.windows.symbols else np.float32
+    return model.windows(scaling(x) if scaling else x.astype(plain), lengths)
 
 
 def _on_host(values: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:

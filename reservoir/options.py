@@ -14,6 +14,7 @@ from typing import Any
 from reservoir.option_fields import Options, at_least, dilation_list, one_of, option, positive, seed_number, share
 
 SERIES = "your own series: {}, else {}"
+OWN = "your own series and symbols: {}, else {}"
 """How the help shows a default that goes by the data."""
 
 
@@ -54,14 +55,14 @@ class ReservoirOptions(ModelOptions):
         "native: the model's own tokenizer and embeddings; or drawn: gaussian for symbols, of vectors orthogonal or "
         "kernels, each of one dilation.",
         one_of("native", "gaussian", "orthogonal", "kernels"),
-        shown="native where the model reads such data; " + SERIES.format("kernels", "drawn"),
+        shown="native where the model reads such data; " + OWN.format("kernels", "drawn"),
     )
     gain: float | None = option(None, "Scale of the input layer.", positive, shown="1.41; of kernels 6")
     patch: int | None = option(
-        None, "Values per token: windows of a float sequence.", at_least(1), shown=SERIES.format(9, 1)
+        None, "Values per token: windows of a sequence.", at_least(1), shown="your own series: 9, symbols: 5, else 1"
     )
     stride: int | None = option(
-        None, "Values from one window to the next.", at_least(1), shown=SERIES.format("up to 1024 windows", "the patch")
+        None, "Values from one window to the next.", at_least(1), shown=OWN.format("up to 1024 windows", "the patch")
     )
     dilations: str | None = option(
         None,
@@ -73,7 +74,7 @@ class ReservoirOptions(ModelOptions):
         None,
         "valid: windows inside the sequence; same: one around every stride-th value, zeros outside.",
         one_of("valid", "same"),
-        shown=SERIES.format("same", "valid"),
+        shown=OWN.format("same", "valid"),
     )
     normalise: str | None = option(
         None,
@@ -152,7 +153,7 @@ class PrecisionOptions(ComputeOptions):
         None,
         "float16, bfloat16 or float32 on disk.",
         one_of("float16", "bfloat16", "float32"),
-        shown=SERIES.format("float32", "float16"),
+        shown=OWN.format("float32", "float16"),
     )
 
 
@@ -161,13 +162,13 @@ class FeatureOptions(PrecisionOptions):
     """What is kept of the hidden states."""
 
     layers: str | Sequence[str] | None = option(
-        None, "embed, block01 ..., final, comma-separated, or all.", shown=SERIES.format("embed,block01", "all")
+        None, "embed, block01 ..., final, comma-separated, or all.", shown=OWN.format("embed,block01", "all")
     )
     pool: str | Sequence[str] | None = option(
         None,
         "last, mean, std, min, max, first, cls, segmentsK, quantilesK, sharesK, tokens, all; comma-separated.",
         shown="named tasks: last,mean; your own series: quantiles9,shares13,max,min,segments8; symbols: "
-        "last,mean,segments8,tokens; texts in a model's own tokens: cls or last, and mean",
+        "shares13,max,min,segments8,tokens; texts in a model's own tokens: cls or last, and mean",
     )
     batch_rows: int | None = option(None, "Rows per batch of a new entry.", at_least(1))
 
@@ -309,3 +310,10 @@ class AttentionOptions(RunOptions, OutOptions):
     layer: int = option(1, "The block whose attention is drawn, from 1.")
     average: int = option(64, "Rows of the mean; the first is drawn alone too.", at_least(1))
     split: str = option("test", "Split of the rows.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions(OutOptions):
+    """Which sequences are explained."""
+
+    first: int = option(4, "So many sequences of the file, from its first.", at_least(1))

@@ -11,7 +11,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import ModelOptions, ReservoirOptions
-from reservoir.tasks.task import Task, Vectors
+from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Pad, Windows, every_dilation
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 DEFAULT_BACKBONE = "mini"
 """The backbone meant where none is named; its weights come with this package."""
+
+MOST_SYMBOLS = 64
+"""The largest vocabulary that windows read, each symbol a channel of its own."""
 
 KERNEL_GAIN = 6.0
 """The gain of kernels where none is named: the positions are then small beside the values."""
@@ -77,7 +80,9 @@ class Reservoir(ReservoirOptions):
         else:
             dilations = tuple(int(part) for part in self.dilations.split(","))
         pad: Pad = "same" if self.pad == "same" else "valid"
-        return Windows(patch=self.patch, stride=self.stride, dilations=dilations, pad=pad, normalise=self.normalise)
+        symbols = task.form.vocabulary if isinstance(task.form, Tokens) else 0
+        cut = {"patch": self.patch, "stride": self.stride, "dilations": dilations, "pad": pad}
+        return Windows(**cut, normalise=self.normalise, symbols=symbols)
 
     def windowed(self, task: Task) -> Task:
         """Return the task as the model sees it, with windows as tokens; refuse one that has none."""
@@ -85,14 +90,17 @@ class Reservoir(ReservoirOptions):
         if windows.plain:
             return task
         what = f"--patch {self.patch}: "
-        if not isinstance(task.form, Vectors):
-            raise InputError(f"{what}the tokens of task {task.name!r} are symbols, which have no windows")
+        channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
+        if windows.symbols > MOST_SYMBOLS:
+            raise InputError(
+                f"{what}windows are of up to {MOST_SYMBOLS} symbols; those of {task.name!r} are {channels}"
+            )
         if task.readout_tokens > 1:
             raise InputError(f"{what}task {task.name!r} labels single tokens, which windows do not keep")
         tokens = int(windows.counts(np.array(task.max_tokens)))
         if tokens < 1:
             raise InputError(f"{what}the sequences of task {task.name!r} have {task.max_tokens} values")
-        dim = len(windows.dilations) * windows.patch * windows.forms * task.form.dim
+        dim = len(windows.dilations) * windows.patch * windows.forms * channels
         return replace(task, form=Vectors(dim), max_tokens=tokens)
 
 
@@ -136,19 +144,19 @@ def load_model(
 
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
-    windows = settings.windows(task)
     if settings.input == "gaussian" and isinstance(task.form, Vectors):
         raise InputError(f"--input gaussian: task {task.name!r} holds values, not symbols; take orthogonal or kernels")
-    shape, reader, door, inputs = None, None, {}, None
-    seen = settings.windowed(task)
+    windows, seen, shape = settings.windows(task), settings.windowed(task), None
+    inputs, reader, door = None, None, {}
     if settings.input == "native":
         native = open_native(seen, settings.backbone, settings.init, settings.depth)
         seen, backbone, inputs = native.task, native.backbone, native.inputs
         reader, door = native.reader, native.door
     else:
         backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
-        if settings.input == "kernels" and isinstance(task.form, Vectors):
-            shape = (len(windows.dilations), windows.patch, windows.forms, task.form.dim)
+    if settings.input == "kernels" and isinstance(seen.form, Vectors):
+        taps = len(windows.dilations) * windows.patch * windows.forms
+        shape = (len(windows.dilations), windows.patch, windows.forms, seen.form.dim // taps)
     fpt = FPT(seen, backbone, settings.seed, settings.gain, output_init, shape, inputs).eval()
     digest = weights_digest(backbone)
     import torch

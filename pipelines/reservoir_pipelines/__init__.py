@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from reservoir_pipelines.estimators.classifier import ReservoirClassifier
     from reservoir_pipelines.estimators.regressor import ReservoirRegressor
+    from reservoir_pipelines.explanation import Explanation, explain
     from reservoir_pipelines.extraction.extract import Extraction, extract
     from reservoir_pipelines.fitting.fit import fit
     from reservoir_pipelines.fitting.results import Fit, Result
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Comparison",
+    "Explanation",
     "Extraction",
     "Fit",
     "Prediction",
@@ -39,6 +41,7 @@ __all__ = [
     "Result",
     "Training",
     "compare_pretraining",
+    "explain",
     "extract",
     "fit",
     "predict",
@@ -50,6 +53,7 @@ __all__ = [
 _HOME = {
     "ReservoirClassifier": "estimators.classifier",
     "ReservoirRegressor": "estimators.regressor",
+    **dict.fromkeys(("Explanation", "explain"), "explanation"),
     **dict.fromkeys(("Extraction", "extract"), "extraction.extract"),
     "Comparison": "pretraining.compared",
     "compare_pretraining": "pretraining.comparison",

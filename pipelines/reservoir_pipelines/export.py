@@ -17,6 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from reservoir import InputError
 from reservoir.options import OutOptions
+from reservoir.raw_input import RawInput
 from reservoir.readouts import LinearReadout
 from reservoir.sequence_model import Branch, SequenceModel
 from reservoir.tasks.task import Task, Vectors
@@ -107,20 +108,18 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
     """
     if not isinstance(bundle.readout, LinearReadout):
         raise InputError(f"readout {where}: only linear readouts can be exported; fit with --readout ridge or logistic")
-    branches = []
+    branches: list[Branch | RawInput] = []
     for part in bundle.parts:
         if part.reservoir is None:
-            raise InputError(
-                f"readout {where}: it reads the raw input, where no reservoir did better; a column of one is exported "
-                "after reservoir fit ... --columns COLUMN"
-            )
+            branches.append(RawInput(bundle.task))
+            continue
         if part.reservoir.input == "native":
-            raise InputError(f"readout {where}: it reads texts through a tokenizer, which no exported model holds")
+            raise InputError(f"readout {where}: it reads texts by a tokenizer, which cannot be exported or explained")
         model = load_part(bundle.task, part, "cpu", where, compute)
         if model.compute != part.compute:
             say(f"the readout was fitted in {part.compute}; the float32 model differs from predict by its rounding")
         branches.append(Branch(model, part.columns))
-    return SequenceModel(bundle.scaling, branches, bundle.readout)
+    return SequenceModel(bundle.task, bundle.scaling, branches, bundle.readout)
 
 
 def trace(module: SequenceModel, task: Task) -> tuple[ExportedProgram, tuple[int, int]]:

@@ -12,15 +12,15 @@ import numpy as np
 from reservoir import InputError
 from reservoir.features import forward
 from reservoir.options import DeviceOptions
+from reservoir.raw_input import raw_features
 from reservoir.readouts import samples, unsample
 from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks import encode, read_new
-from reservoir.tasks.own import check_letters
+from reservoir.tasks.own import letter_symbols
 from reservoir.tasks.own.letters import are_words
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.evaluation import Evaluation, evaluate_classes, evaluate_values
-from reservoir_pipelines.fitting.raw import raw_features
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.training.trained import load_part, open_readout
 
@@ -98,7 +98,7 @@ def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Predict
         )
     x, lengths = encode(bundle.task, raw, given)
     if bundle.task.alphabet and any(_by_letter(bundle.task, part.reservoir) for part in bundle.parts):
-        check_letters(str(file), bundle.task, x, lengths)
+        letter_symbols(str(file), bundle.task, x, lengths)
     truths = _truths(bundle, file, y, len(x))
     models = [load_part(bundle.task, p, place.device, readout) if p.reservoir else None for p in bundle.parts]
     for start in range(0, len(x), BLOCK_ROWS):

@@ -17,23 +17,32 @@ Pad = Literal["valid", "same"]
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """How a float sequence becomes tokens: its forms side by side, cut into windows of ``patch`` every ``stride``."""
+    """How a sequence becomes tokens: its forms side by side, cut into windows of ``patch`` every ``stride``.
+
+    Of so many ``symbols`` each is a channel of its own, 1 where it stands; 0 for floats.
+    """
 
     patch: int = 1
     stride: int = 1
     dilations: tuple[int, ...] = (1,)
     pad: Pad = "valid"
     normalise: str = "channel"
+    symbols: int = 0
 
     @property
     def plain(self) -> bool:
         """Whether each value is a token as it is."""
-        return self == Windows()
+        return self == Windows(symbols=self.symbols)
 
     @property
     def forms(self) -> int:
         """Forms of each channel that stand side by side: its own scale, that of the row, or both."""
         return 2 if self.normalise == "both" else 1
+
+    @property
+    def reach(self) -> int:
+        """Values of a row that the longest window needs."""
+        return _reach(self.patch, self.dilations, self.pad)
 
     def counts(self, lengths: np.ndarray) -> np.ndarray:
         """Return the tokens of rows of these lengths, of int32; 0 where none fits."""
@@ -43,6 +52,8 @@ class Windows:
         """Return the tokens of rows (rows, values, channels) and their numbers, as `windows` does."""
         if self.plain:
             return x, lengths
+        if self.symbols:
+            x = np.eye(self.symbols, dtype=np.float32)[x]
         if self.normalise != "channel":
             import torch
 
@@ -53,6 +64,10 @@ class Windows:
         """Return what a call does of tensors."""
         if self.plain:
             return x, lengths
+        if self.symbols:
+            import torch
+
+            x = torch.eye(self.symbols, device=x.device)[x]
         return windows_torch(
             row_forms(x, lengths, self.normalise), lengths, self.patch, self.stride, self.dilations, self.pad
         )

@@ -51,7 +51,13 @@ def test_letters_without_words_stay_symbols(cache: Path, tmp_path: Path):
     lines = [f"{text},{text[0] in 'AC'}" for text in strings]
     (tmp_path / "dna.csv").write_text("\n".join(["sequence,label", *lines]))
     done = extract(str(tmp_path / "dna.csv"), backbone=str(folder), layers="embed", pool="mean")
-    assert done.store.entry.spec.input["kind"] == "gaussian"
+    assert done.store.entry.spec.input["kind"] == "kernels"
+    fit(done, columns="embed/mean", out=tmp_path / "readout")
+    (tmp_path / "new.csv").write_text("sequence\nACGTACGTACGT\nTTTT\n")
+    assert len(list(predict(tmp_path / "readout", tmp_path / "new.csv"))) == 2
+    (tmp_path / "new.csv").write_text("sequence\nACGT\nACJT\n")
+    with pytest.raises(InputError, match="row 1, letter 2: 'J' is no letter of the training rows; they are ACGT"):
+        list(predict(tmp_path / "readout", tmp_path / "new.csv"))
 
 
 @pytest.mark.parametrize("broken", ["code", "json", "none"])

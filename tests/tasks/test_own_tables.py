@@ -7,7 +7,7 @@ import pytest
 
 from reservoir.errors import InputError
 from reservoir.tasks import Task, Tokens, Vectors, encode, read_new, task_named
-from reservoir.tasks.own import check_letters
+from reservoir.tasks.own import letter_symbols
 from reservoir.tasks.own.letters import texts_of, to_symbols
 
 RNG = np.random.default_rng(0)
@@ -187,7 +187,7 @@ def test_texts_are_sequences_of_letters(tmp_path, suffix):
     assert x.tolist() == longer and texts_of(*encode(task, x)) == longer
     x, _, _, _ = read_new(write_texts(tmp_path / f"new{suffix}", ["AC", "ACJ", "G"], KINDS[:3]), task)
     with pytest.raises(InputError, match="row 1, letter 2: 'J' is no letter of the training rows; they are ACGT"):
-        check_letters("new", task, *encode(task, x))
+        letter_symbols("new", task, *encode(task, x))
 
 
 def test_letters_that_no_training_row_has_are_unknown(tmp_path):

@@ -22,7 +22,7 @@ from reservoir_cache import (
     write_targets,
 )
 
-from reservoir.defaults import default_layers, default_pools, default_store, default_windows, is_native
+from reservoir.defaults import choose_reservoir, default_layers, default_pools, default_store
 from reservoir.features import column_shapes, forward
 from reservoir.option_fields import as_group
 from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions
@@ -127,10 +127,8 @@ def extract(
     prepared = prepare(task, as_group(source, TaskOptions), cache=root)
     for note in prepared.notes():
         say(note)
-    windows = default_windows(prepared.task, sum(prepared.rows.values()))
-    settings = Reservoir.choose(reservoir, windows, published=source.published)
-    if reservoir.input is None and is_native(prepared.task, settings):
-        settings = replace(settings, input="native")
+    count = sum(prepared.rows.values())
+    settings = choose_reservoir(reservoir, prepared.task, count, published=source.published)
     model = load_model(prepared.task, settings, place.device, keep.compute)
     if model.reader:
         say(f"{prepared.task.name}: read by the model's own tokenizer, of {model.reader.vocabulary:,} tokens")
@@ -141,7 +139,7 @@ def extract(
     )
     rows = draw_rows(prepared, source.limit)
     check_windows(prepared, rows, model.windows)
-    spec = make_spec(prepared, rows, model, keep.store or default_store(prepared.task))
+    spec = make_spec(prepared, rows, model, keep.store or default_store(prepared.task, native=bool(model.reader)))
     layout = choose_layout(model, columns, keep.batch_rows)
     asked = replace(
         keep,

@@ -1,7 +1,7 @@
 """Your own data: sequences with labels from a file or a function."""
 
 from reservoir.tasks.own.data import FUNCTION, OwnData, own_name
-from reservoir.tasks.own.encode import check_letters, clean_lengths, encode_own
+from reservoir.tasks.own.encode import clean_lengths, encode_own, letter_symbols
 from reservoir.tasks.own.kinds import Reading, read_integers, read_labels
 from reservoir.tasks.own.new import read_new
 
@@ -9,9 +9,9 @@ __all__ = [
     "FUNCTION",
     "OwnData",
     "Reading",
-    "check_letters",
     "clean_lengths",
     "encode_own",
+    "letter_symbols",
     "own_name",
     "read_integers",
     "read_labels",

@@ -49,9 +49,10 @@ def encode_own(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> 
     return x, lengths
 
 
-def check_letters(where: str, task: Task, x: np.ndarray, lengths: np.ndarray) -> None:
-    """Refuse new texts, as code points, of letters that the task does not have, or longer than it has any."""
-    to_symbols(where, x, lengths, task.alphabet)
+def letter_symbols(where: str, task: Task, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return new texts, as code points, as symbols; refuse letters that the task does not have, and longer texts."""
+    symbols = to_symbols(where, x, lengths, task.alphabet)
     if lengths.max() > task.max_tokens:
         row = int(np.argmax(lengths))
         raise InputError(f"{where}, row {row}: {lengths[row]} letters; the task has at most {task.max_tokens}")
+    return symbols
