@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reservoir.option_fields import Options, at_least, dilation_list, one_of, option, positive, seed_number, share
+from reservoir.option_fields import Options, at_least, dilation_list, one_of, option, positive, seed_number, share, span
 
 SERIES = "your own series: {}, else {}"
 OWN = "your own series and symbols: {}, else {}"
@@ -89,13 +89,9 @@ class TaskOptions(Options):
     """Which data: the files of a task and its parameters."""
 
     data: Path | None = option(None, "Folder of the publisher's files.", shown="RESERVOIR_DATA")
-    parameters: Mapping[str, Any] | None = option(
-        None, "A parameter of the task, NAME=VALUE; repeat for more.", flag="param"
-    )
+    parameters: Mapping[str, Any] | None = option(None, "Of the task, NAME=VALUE; repeat for more.", flag="param")
     views: int | None = option(None, "Augmented copies of each training row (cifar10).")
-    protocol: str | None = option(
-        None, "paper: data, untrained weights and training as in the authors' code.", one_of("ours", "paper")
-    )
+    protocol: str | None = option(None, "paper: data, weights and training as the authors'.", one_of("ours", "paper"))
     standardise: bool = option(True, "Your own floats: mean 0, deviation 1 per channel.")
 
     @property
@@ -140,9 +136,7 @@ class PlaceOptions(CacheOptions, DeviceOptions):
 class ComputeOptions(Options):
     """In which precision a model runs."""
 
-    compute: str = option(
-        "auto", "float32, bfloat16, or auto: bfloat16 where it is native.", one_of("auto", "float32", "bfloat16")
-    )
+    compute: str = option("auto", "float32, bfloat16; auto: as is native.", one_of("auto", "float32", "bfloat16"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,11 +200,18 @@ class FitOptions(OutOptions, ClusterOptions):
     readout: str = option("ridge", "ridge, logistic, or an import path such as sklearn.svm.LinearSVC:C=0.1,1")
     alphas: str | None = option(None, "Penalties LO:HI:N on standardised features.")
     select: str = option("auto", "valid; cvK: K folds over train and valid; auto: by rows, then fitted to both.")
-    one_standard_error: bool = option(
-        False, "Take the largest penalty that is within one standard error, over folds, of the best."
-    )
+    one_standard_error: bool = option(False, "Take the largest penalty within one standard error of the best.")
     class_weight: str | None = option(None, "balanced: all classes count the same.", one_of("balanced"))
     curve: str | None = option(None, "Training rows of a learning curve, such as 100,1000.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(Options):
+    """How long reservoirs are searched for, and how many may be read together."""
+
+    budget: str = option("5m", "Time in all, such as 90s, 10m or 1h.", span)
+    trials: int | None = option(None, "At most so many reservoirs.", at_least(1), shown="as the time allows")
+    join: int = option(4, "At most so many reservoirs side by side.", at_least(1))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""How stages run: prepare, extract, fit, train, pretrain, predict; one function each, and the command line.
+"""How stages run: prepare, extract, fit, tune, train, pretrain, predict; one function each, and the command line.
 
 >>> from reservoir_pipelines import extract, fit          # doctest: +SKIP
 >>> features = extract("mnist")                            # doctest: +SKIP
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from reservoir_pipelines.pretraining.pretrain import pretrain
     from reservoir_pipelines.training.train import train
     from reservoir_pipelines.training.training_result import Training
+    from reservoir_pipelines.tuning.tune import Tuning, tune
 
 __all__ = [
     "Comparison",
@@ -40,6 +41,7 @@ __all__ = [
     "ReservoirRegressor",
     "Result",
     "Training",
+    "Tuning",
     "compare_pretraining",
     "explain",
     "extract",
@@ -48,6 +50,7 @@ __all__ = [
     "prepare",
     "pretrain",
     "train",
+    "tune",
 ]
 
 _HOME = {
@@ -66,6 +69,7 @@ _HOME = {
     **dict.fromkeys(("Prediction", "predict"), "prediction"),
     "train": "training.train",
     "Training": "training.training_result",
+    **dict.fromkeys(("Tuning", "tune"), "tuning.tune"),
 }
 
 

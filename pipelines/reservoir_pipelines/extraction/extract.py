@@ -95,7 +95,13 @@ class Extraction:
 
 @stage
 def extract(
-    task: str, reservoir: ReservoirOptions, source: RowOptions, keep: FeatureOptions, place: PlaceOptions
+    task: str,
+    reservoir: ReservoirOptions,
+    source: RowOptions,
+    keep: FeatureOptions,
+    place: PlaceOptions,
+    *,
+    splits: Sequence[str] | None = None,
 ) -> Extraction:
     """Run a frozen transformer over a task once and cache its pooled hidden states.
 
@@ -106,6 +112,8 @@ def extract(
     ----------
     task : str
         Name of a task, or the path of your own data.
+    splits : sequence of str, optional
+        Compute these alone; a later call adds the others. All by default.
     **options
         Fields of `ReservoirOptions`, `RowOptions`, `FeatureOptions` and `PlaceOptions`. ``batch_rows`` is of a new
         entry: an existing one keeps its own, because the batch size changes the last bits. A larger ``limit`` contains
@@ -150,7 +158,7 @@ def extract(
         "task": str(Path(task).resolve()) if Path(task).is_file() else task,
         "settings": settings.to_dict() | source.to_dict() | asked.to_dict(),
     }
-    run = _Run(root, settings, prepared, model, rows, columns, spec, layout, call)
+    run = _Run(root, settings, prepared, model, rows, columns, spec, layout, call, splits or list(rows))
     entry, computed = run.execute()
     if model.reader and model.reader.cut:
         say(f"{prepared.task.name}: {model.reader.note()}")
@@ -178,6 +186,7 @@ class _Run:
     spec: Spec
     layout: Layout
     call: dict[str, Any]
+    splits: Sequence[str]
 
     def execute(self) -> tuple[Entry, int]:
         """Compute what is missing; return the entry and the number of rows computed."""
@@ -195,7 +204,7 @@ class _Run:
             whole = self.prepared.split(split)
             targets = {"y": whole.y[index], "lengths": whole.lengths[index], "index": index.astype(np.int64)}
             write_targets(entry, split, targets)
-        todo = {split: entry.missing(split, self.columns) for split in self.rows}
+        todo = {split: entry.missing(split, self.columns) for split in self.splits}
         ranges = [entry.blocks(split)[block] for split, blocks in todo.items() for block in blocks]
         count = sum(high - low for low, high in ranges)
         if exists and ranges:
@@ -207,7 +216,7 @@ class _Run:
             say(f"{name}: everything is cached already in {entry.path}; no forward pass")
         compute = partial(self._forward, batch_rows=entry.layout.batch_rows)
         with meter("extract", count) as bar:
-            return entry, compute_missing(entry, list(self.rows), self.columns, compute, bar.advance)
+            return entry, compute_missing(entry, self.splits, self.columns, compute, bar.advance)
 
     def _forward(
         self, split: str, low: int, high: int, columns: Sequence[str], batch_rows: int
