@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reservoir_pipelines import extract, fit, predict
+from reservoir_pipelines import extract, fit, predict, tune
 from reservoir_pipelines.cli import run
 
 from reservoir import InputError
@@ -42,6 +42,12 @@ def test_a_file_and_a_folder_are_enough(cache: Path, tmp_path: Path, capfd: pyte
     with pytest.raises(InputError, match=r"the tokenizer or the embeddings of .* have changed"):
         list(predict(tmp_path / "readout", new))
     assert extract(str(file), backbone=str(folder)).entry != done.entry
+
+
+def test_a_search_begins_with_the_own_way_in(cache: Path, tmp_path: Path):
+    folder = save_with_tokenizer("bert", tmp_path / "bert")
+    found = tune(str(write(tmp_path / "pets.jsonl", 60)), backbone=str(folder), trials=1)
+    assert found.trials[0].number == 0 and "--layers all --pool cls,mean" in found.commands[0]
 
 
 def test_letters_without_words_stay_symbols(cache: Path, tmp_path: Path):
