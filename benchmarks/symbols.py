@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import io
 import tempfile
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -121,6 +122,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=60)
     parser.add_argument("--draws", type=int, default=1)
     options = parser.parse_args()
+    warnings.filterwarnings("ignore", category=FutureWarning)  # of scikit-learn, on its defaults
     cells = []
     print(f"{'accuracy':<16}{'default':>10}{'raw ridge':>12}{'counts':>10}")
     for kind in KINDS:

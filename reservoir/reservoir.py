@@ -105,11 +105,7 @@ class Reservoir(ReservoirOptions):
 
 
 def full_name(backbone: str) -> str:
-    """Return a folder or a GGUF file by its full path, and any other name as it is.
-
-    The name of `DEFAULT_BACKBONE` is this package's own in whatever folder one stands; a folder of that name is
-    ``./mini``.
-    """
+    """Return a folder or a GGUF file by its full path, any other name as it is; a folder called mini is ``./mini``."""
     path = Path(backbone)
     if backbone != DEFAULT_BACKBONE and (path.is_dir() or (path.suffix == ".gguf" and path.is_file())):
         return str(path.resolve())

@@ -63,7 +63,6 @@ def attention(
     """Draw and save the attention maps of one block over the first rows of a task's split.
 
     With ``run``, the folder of a run of `train`, the model, the task's parameters and the scaling are the run's.
-    Raises `InputError` if the data is not of the run's task, or the family has no attention maps.
     """
     out, run, layer = options.out, options.run, options.layer
     if out is not None and (out.is_dir() or out.suffix == ".h5"):
@@ -102,10 +101,7 @@ def attention(
 def average_maps(
     model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray, layer: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the maps of the first row, and the mean over all (see `Attention`), of stored rows (rows, tokens, ...).
-
-    ``lengths`` (rows,) are those of the values, of which the model's windows make its tokens.
-    """
+    """Return the maps of the first stored row, and the mean over all; ``lengths`` are of the values."""
     import torch
 
     from reservoir.backbones import attention_maps

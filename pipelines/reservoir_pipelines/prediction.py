@@ -81,13 +81,6 @@ def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Predict
     ------
     Prediction
         For each sequence, in order.
-
-    Raises
-    ------
-    InputError
-        If the readout or the file is not readable, the sequences are not the task's or too large for the model, they
-        have no lengths though the readout was fitted on several, or the frozen weights are not those that the readout
-        was fitted on.
     """
     bundle = open_readout(readout)
     raw, given, ids, y = read_new(file, bundle.task)

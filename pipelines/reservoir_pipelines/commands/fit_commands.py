@@ -9,6 +9,7 @@ import typer
 
 from reservoir.options import CacheOptions, DeviceOptions, ExplainOptions, FitOptions, ReservoirOptions, RowOptions
 from reservoir_pipelines.command import command
+from reservoir_pipelines.output import print_json, say
 
 Entries = Annotated[
     list[str],
@@ -68,7 +69,6 @@ def predict(
     With --json all are one object; where the file has labels, it also holds how well they were met.
     """
     from reservoir_pipelines.commands.report_fit import evaluation_lines
-    from reservoir_pipelines.output import print_json, say
     from reservoir_pipelines.prediction import evaluate_predictions
     from reservoir_pipelines.prediction import predict as stage
 
