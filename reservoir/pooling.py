@@ -58,10 +58,10 @@ def pool(
     """Pool hidden states (batch, tokens, width) of right-padded sequences over their real tokens, ``lengths`` of them.
 
     ``last``: the last ``readout_tokens`` real tokens; ``first``, ``cls``: the first token; ``mean``, ``std``, ``min``,
-    ``max``: over all real tokens (``std`` divides by their number); ``segmentsK``: means of K equal stretches side by side;
-    ``quantilesK``: of each channel the quantiles at (i + 1) / (K + 1) for i < K, interpolated between tokens, side by
-    side; ``tokens``: every token side by side, zero at padding, ``max_tokens`` of them or as many as the batch is
-    padded to; ``all``: every token on its own, zero at padding.
+    ``max``: over all real tokens (``std`` divides by their number); ``segmentsK``: means of K equal stretches side by
+    side; ``quantilesK``: of each channel the quantiles at (i + 1) / (K + 1) for i < K, interpolated between tokens,
+    side by side; ``tokens``: every token side by side, zero at padding, ``max_tokens`` of them or as many as the batch
+    is padded to; ``all``: every token on its own, zero at padding.
 
     What is returned, float32 (batch, kept tokens, kept width), is no view: the hidden states can be freed.
     """
