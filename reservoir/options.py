@@ -52,9 +52,10 @@ class ReservoirOptions(ModelOptions):
 
     input: str | None = option(
         None,
-        "orthogonal, or kernels: random ones, each of one dilation.",
-        one_of("orthogonal", "kernels"),
-        shown=OWN.format("kernels", "orthogonal"),
+        "native: the model's own tokenizer and embeddings; or drawn: gaussian for symbols, of vectors orthogonal or "
+        "kernels, each of one dilation.",
+        one_of("native", "gaussian", "orthogonal", "kernels"),
+        shown="native where the model reads such data; " + OWN.format("kernels", "drawn"),
     )
     gain: float | None = option(None, "Scale of the input layer.", positive, shown="1.41; of kernels 6")
     patch: int | None = option(
@@ -159,9 +160,9 @@ class FeatureOptions(PrecisionOptions):
     )
     pool: str | Sequence[str] | None = option(
         None,
-        "last, mean, std, min, max, first, segmentsK, quantilesK, sharesK, tokens, all; comma-separated.",
+        "last, mean, std, min, max, first, cls, segmentsK, quantilesK, sharesK, tokens, all; comma-separated.",
         shown="named tasks: last,mean; your own series: quantiles9,shares13,max,min,segments8; symbols: "
-        "shares13,max,min,segments8,tokens",
+        "shares13,max,min,segments8,tokens; texts in a model's own tokens: cls or last, and mean",
     )
     batch_rows: int | None = option(None, "Rows per batch of a new entry.", at_least(1))
 

@@ -136,7 +136,8 @@ def choose_columns(pool: Pool, columns: str | Sequence[str]) -> tuple[tuple[str,
 
 def _unasked(pool: Pool, cached: Sequence[str]) -> list[str]:
     """Return what is known to suit the task's kind of data, where it is cached and rows are few enough for it."""
-    if len(pool.stores) > 1 or pool.store["train"].rows > SERIES_ROWS:
+    native = pool.entry.spec.input["kind"] == "native"
+    if len(pool.stores) > 1 or native or pool.store["train"].rows > SERIES_ROWS:
         return []
     columns = default_columns(Task.from_dict(pool.entry.spec.task))
     known = {*cached, *([RAW] if pool.raw() else [])}
