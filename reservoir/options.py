@@ -32,8 +32,7 @@ class ModelOptions(ShapeOptions):
 
     init: str | None = option(
         None,
-        "pretrained, random, statistics, or a folder with a backbone; random of GPT-2 is random-scaled, under "
-        "--protocol paper random-flat",
+        "pretrained, random (GPT-2's: random-scaled; with --protocol paper random-flat), statistics, or a folder",
         shown="pretrained, where anybody publishes such weights",
     )
     depth: int | None = option(None, "Keep only the first so many blocks, and the final norm.")
