@@ -108,14 +108,14 @@ def meter(title: str, rows: int, unit: str = "rows") -> Iterator[Meter]:
 
 @contextmanager
 def training_meter(
-    steps: int, done: int, text: str, *, each: int = 1, unit: str = "steps/s", quiet: bool = False
+    steps: int, done: int, text: str, *, each: int = 1, unit: str = "steps/s"
 ) -> Iterator[Callable[..., None]]:
     """Yield ``show(step, *numbers)``, which shows running means of the numbers as ``text`` formats them.
 
     ``each`` units make a step, of the speed that is shown.
     """
     means: list[float] = []
-    with _progress("train", "", quiet=quiet) as progress:
+    with _progress("train", "") as progress:
         bar = progress.add_task("train", total=steps, completed=done, text="")
 
         def show(step: int, *numbers: float) -> None:
@@ -126,7 +126,7 @@ def training_meter(
         yield show
 
 
-def _progress(title: str, unit: str, *, quiet: bool = False) -> Progress:
+def _progress(title: str, unit: str) -> Progress:
     """Return one live line on stderr; nothing where it is no terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -140,5 +140,5 @@ def _progress(title: str, unit: str, *, quiet: bool = False) -> Progress:
         TimeRemainingColumn(compact=True),
         TextColumn("left"),
     )
-    quiet = quiet or _hushed.get() or not place.is_terminal
+    quiet = _hushed.get() or not place.is_terminal
     return Progress(*columns, console=place, disable=quiet, transient=True)

@@ -33,16 +33,8 @@ SHIPPED: dict[str, Path] = {"mini": Path(__file__).parent / "mini"}
 def find(name: str) -> tuple[Family, Any]:
     """Return the family and the configuration of a backbone.
 
-    Parameters
-    ----------
-    name : str
-        A key of `KNOWN`, also with settings of its configuration, as in ``esn:units=500,sr=1.1``; a folder with a
-        ``config.json``; a GGUF file; or a hub name.
-
-    Raises
-    ------
-    InputError
-        If there is no such backbone, its family is not known, or a setting is none that a model can have.
+    ``name`` is a key of `KNOWN`, also with settings of its configuration, as in ``esn:units=500,sr=1.1``; a folder with
+    a ``config.json``; a GGUF file; or a hub name.
     """
     known, _, settings = name.partition(":")
     if known in KNOWN:

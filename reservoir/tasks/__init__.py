@@ -81,11 +81,6 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
         The folder with the publisher's files, for a named task.
     **parameters
         The task's parameters; ``protocol`` goes with every named task. Of your own data the fields of `OwnDataOptions`.
-
-    Raises
-    ------
-    InputError
-        If there is neither such a task nor such a file, or the task has no such parameter.
     """
     own = name not in TASKS
     if own and not (Path(name).suffix or "/" in name or FUNCTION.fullmatch(name)):
@@ -115,11 +110,6 @@ def encode(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tupl
         Raw inputs (images, for the image tasks), or sequences already.
     lengths : ndarray of int, (rows,), optional
         Real tokens of each row; all of them by default.
-
-    Raises
-    ------
-    InputError
-        Where the shape, the type or a value is not this task's.
     """
     if task.name not in TASKS:
         return encode_own(task, x, lengths)

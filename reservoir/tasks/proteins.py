@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.source import Piece, Source, check_symbols, classes_of, find_file
+from reservoir.tasks.source import Piece, Source, check_protocol, check_symbols, classes_of, find_file
 from reservoir.tasks.tape import read_proteins
 from reservoir.tasks.task import Split, Task, Tokens
 
@@ -60,8 +60,7 @@ class Homology(Source):
     batch: int = 2  # rows of a batch of the paper's protocol, which are padded alike
 
     def __post_init__(self) -> None:
-        if self.protocol not in {"ours", "paper"}:
-            raise InputError(f"homology: protocol is {self.protocol!r}; give ours or paper")
+        check_protocol("homology", self.protocol)
         if min(self.max_tokens, self.batch) < 1:
             raise InputError(f"homology: max_tokens is {self.max_tokens} and batch {self.batch}; give numbers above 0")
 

@@ -24,7 +24,7 @@ from reservoir.reservoir import Reservoir, load_model
 from reservoir.sequence_model import Branch
 from reservoir.tasks.own.labels import encode_labels, split_rows
 from reservoir.tasks.task import Task, Tokens, Vectors
-from reservoir.tasks.windows import Windows, every_dilation, row_forms, windows
+from reservoir.tasks.windows import Windows, every_dilation, row_forms
 
 SERIES = Task(name="mine.npz", form=Vectors(2), max_tokens=500, classes=3)
 SYMBOLS = Task(name="letters.csv", form=Tokens(4), max_tokens=60, classes=3)
@@ -124,7 +124,7 @@ def test_the_map_computes_the_kernels_of_each_window():
     model = load_model(task, chosen(task, 5, gain=6.0), "cpu", "float32")
     found = forward(model, None, x, lengths, ["embed/max"], batch_rows=2)["embed/max"][:, 0]
     both = row_forms(torch.from_numpy(x), torch.from_numpy(lengths), "both").numpy()
-    cut, counts = windows(both, lengths, 9, 1, dilations=(1, 2, 4), pad="same")
+    cut, counts = Windows(patch=9, dilations=(1, 2, 4), pad="same")(both, lengths)
     positions = model.fpt.backbone.model.get_submodule("wpe").weight.numpy(force=True)
     hidden = cut @ (6 * kernels(256, 0, (3, 9, 2, 2)).T) + positions[: cut.shape[1]]
     expected = [hidden[row, :n].max(0) for row, n in enumerate(counts)]

@@ -17,6 +17,7 @@ from reservoir.options import (
     RowOptions,
 )
 from reservoir_pipelines.command import command
+from reservoir_pipelines.output import print_json, print_table, say
 
 Entries = Annotated[
     list[str],
@@ -78,7 +79,6 @@ def predict(
     file has labels, it is told how well they were met.
     """
     from reservoir_pipelines.commands.report_fit import evaluation_lines
-    from reservoir_pipelines.output import print_json, print_table, say
     from reservoir_pipelines.prediction import evaluate_predictions
     from reservoir_pipelines.prediction import predict as stage
     from reservoir_pipelines.prediction_files import check_out, columns_of, write_predictions

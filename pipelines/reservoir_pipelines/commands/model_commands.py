@@ -16,6 +16,7 @@ from reservoir.options import (
     TaskOptions,
 )
 from reservoir_pipelines.command import command
+from reservoir_pipelines.output import print_json, print_table
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +35,6 @@ def backbone(
 ) -> None:
     """Describe a backbone: family, parameters, weights."""
     from reservoir_pipelines.card import card
-    from reservoir_pipelines.output import print_json, print_table
 
     done = card(name, task=task, **given)
     if json:
@@ -57,8 +57,6 @@ def backbone(
 
 
 def _print_trained(task: str | None, trained: dict[str, int], paper: dict[str, int] | None, whole: int) -> None:
-    from reservoir_pipelines.output import print_table
-
     counts = [trained, *([paper] if paper else [])]
     rows = [(group, *(f"{count[group]:,}" for count in counts)) for group in trained]
     totals = [sum(count.values()) for count in counts]
@@ -76,7 +74,6 @@ def attention(
 ) -> None:
     """Draw which tokens attend to which in one block."""
     from reservoir_pipelines.attention import attention as stage
-    from reservoir_pipelines.output import print_json, print_table
 
     done = stage(task, **given)
     if json:
@@ -88,6 +85,7 @@ def attention(
             ("task", done.task),
             ("backbone", f"{done.backbone}, block {done.layer}"),
             ("maps", f"{len(done.mean)} heads over {len(done.mean[0])} tokens, mean of {done.rows} rows"),
+            ("colours", f"from 0 to {done.top:.3g}; --top gives another picture the same"),
             ("plot", done.plot),
             ("arrays", done.arrays),
         ],

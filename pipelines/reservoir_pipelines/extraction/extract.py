@@ -22,7 +22,7 @@ from reservoir_cache import (
     write_targets,
 )
 
-from reservoir.defaults import default_layers, default_pools, default_store, default_windows
+from reservoir.defaults import choose_reservoir, default_layers, default_pools, default_store
 from reservoir.features import column_shapes, forward
 from reservoir.option_fields import as_group
 from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions
@@ -33,7 +33,7 @@ from reservoir_pipelines.output import meter, say, size_text
 from reservoir_pipelines.preparation.prepare import Prepared, prepare
 from reservoir_pipelines.preparation.prepared import scaling_to_json
 from reservoir_pipelines.stage import stage
-from reservoir_pipelines.workspace import cache_root
+from reservoir_pipelines.workspace import cache_root, versions
 
 if TYPE_CHECKING:
     from reservoir_cache import SplitFeatures
@@ -82,15 +82,8 @@ class Extraction:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return {
-            "entry": str(self.entry),
-            "rows": self.rows,
-            "columns": list(self.columns),
-            "bytes": self.bytes,
-            "seconds": round(self.seconds, 3),
-            "reused": self.reused,
-            "computed_rows": self.computed_rows,
-        }
+        plain = {"entry": str(self.entry), "columns": list(self.columns), "seconds": round(self.seconds, 3)}
+        return {**vars(self), **plain}
 
 
 @stage
@@ -123,11 +116,6 @@ def extract(
     -------
     Extraction
         ``extraction["train"]["block06/mean"]`` is an array (rows, width).
-
-    Raises
-    ------
-    InputError, CacheError
-        For input that cannot be used, before anything is computed wherever that can be known.
     """
     started = time.monotonic()
     Reservoir.choose(reservoir, published=source.published)  # refuses what cannot be meant before any data is read
@@ -135,17 +123,19 @@ def extract(
     prepared = prepare(task, as_group(source, TaskOptions), cache=root)
     for note in prepared.notes():
         say(note)
-    windows = default_windows(prepared.task, sum(prepared.rows.values()))
-    settings = Reservoir.choose(reservoir, windows, published=source.published)
+    count = sum(prepared.rows.values())
+    settings = choose_reservoir(reservoir, prepared.task, count, published=source.published)
     model = load_model(prepared.task, settings, place.device, keep.compute)
+    if model.reader:
+        say(f"{prepared.task.name}: read by the model's own tokenizer, of {model.reader.vocabulary:,} tokens")
     columns = choose_columns(
         model,
-        default_layers(prepared.task) if keep.layers is None else keep.layers,
-        default_pools(prepared.task, model.fpt.backbone.width) if keep.pool is None else keep.pool,
+        default_layers(prepared.task, native=bool(model.reader)) if keep.layers is None else keep.layers,
+        default_pools(prepared.task, model.fpt.backbone.width, model.reader) if keep.pool is None else keep.pool,
     )
     rows = draw_rows(prepared, source.limit)
     check_windows(prepared, rows, model.windows)
-    spec = make_spec(prepared, rows, model, keep.store or default_store(prepared.task))
+    spec = make_spec(prepared, rows, model, keep.store or default_store(prepared.task, native=bool(model.reader)))
     layout = choose_layout(model, columns, keep.batch_rows)
     asked = replace(
         keep,
@@ -156,8 +146,10 @@ def extract(
         "task": str(Path(task).resolve()) if Path(task).is_file() else task,
         "settings": settings.to_dict() | source.to_dict() | asked.to_dict(),
     }
-    run = _Run(root, settings, prepared, model, rows, columns, spec, layout, call, splits or list(rows))
+    run = _Run(root, prepared, model, rows, columns, spec, layout, call, splits or list(rows))
     entry, computed = run.execute()
+    if model.reader and model.reader.cut:
+        say(f"{prepared.task.name}: {model.reader.note()}")
     return Extraction(
         entry=entry.path,
         rows={split: len(index) for split, index in rows.items()},
@@ -174,7 +166,6 @@ class _Run:
     """One call of `extract` after its input has been read."""
 
     root: Path
-    settings: Reservoir
     prepared: Prepared
     model: LoadedModel
     rows: dict[str, np.ndarray]
@@ -186,7 +177,7 @@ class _Run:
 
     def execute(self) -> tuple[Entry, int]:
         """Compute what is missing; return the entry and the number of rows computed."""
-        name = f"{self.spec.task['name']} x {self.settings.title}"
+        name = f"{self.spec.task['name']} x {self.model.settings.title}"
         shapes = column_shapes(self.model.fpt.task, self.model.fpt.backbone.width, self.columns)
         space = required_bytes(self.spec, self.layout, self.spec.rows, shapes)
         exists = (self.root / "features" / self.spec.task["name"] / self._folder()).is_dir()
@@ -194,7 +185,7 @@ class _Run:
             rows = sum(self.spec.rows.values())
             say(f"{name}: {rows:,} rows, {len(self.columns)} columns, {size_text(space)} on disk")
             check_space(self.root, space)
-        entry = Entry.create(self.root, self.settings.title, self.spec, self.layout, self._made_with())
+        entry = Entry.create(self.root, self.model.settings.title, self.spec, self.layout, self._made_with())
         repair(entry)
         for split, index in self.rows.items():
             whole = self.prepared.split(split)
@@ -224,32 +215,22 @@ class _Run:
         return forward(self.model, self.prepared.scaling, x, lengths, columns, batch_rows)
 
     def _folder(self) -> str:
-        return f"{self.settings.title}-{self.spec.key[:16]}"
+        return f"{self.model.settings.title}-{self.spec.key[:16]}"
 
     def _made_with(self) -> dict[str, Any]:
-        import platform
-
-        import h5py
         import torch
-        import transformers
 
         from reservoir.backbones import describe_weights
 
         on_cpu = self.model.device.type == "cpu"
         return {
             "call": self.call,
-            "reservoir": self.settings.to_dict(),
+            "reservoir": self.model.settings.to_dict(),
             "prepared": str(self.prepared.path),
             "kept": {split: self.prepared.kept(split) for split in self.rows},
             "scaling": scaling_to_json(self.prepared.scaling),
-            "weights": describe_weights(self.model.fpt.backbone, self.settings.init),
+            "weights": describe_weights(self.model.fpt.backbone, self.model.settings.init),
             "device": str(self.model.device),
             "instructions": torch.backends.cpu.get_cpu_capability() if on_cpu else torch.cuda.get_device_name(),
-            "versions": {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-                "h5py": h5py.__version__,
-                "numpy": np.__version__,
-            },
+            "versions": versions("torch", "transformers", "h5py", "numpy"),
         }

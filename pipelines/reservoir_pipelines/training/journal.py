@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from reservoir_pipelines.workspace import replace_file
 
@@ -48,3 +51,9 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
             break
         lines.append(line)
     return lines
+
+
+def course(history: Sequence[dict[str, Any]], name: str, factor: float = 1.0) -> np.ndarray:
+    """Return (step, factor * value) of the lines that have a value of this name, (lines, 2)."""
+    found = [(line["step"], factor * line[name]) for line in history if line.get(name) is not None]
+    return np.array(found, float).reshape(-1, 2)

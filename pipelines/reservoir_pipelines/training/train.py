@@ -67,13 +67,6 @@ def train(
         of the rows and what is dropped; ``steps`` are 5000, those of an earlier part of the run included, and ``train``
         is what a Frozen Pretrained Transformer trains and the backbone has; without ``run`` the folder lies below the
         cache and is named by all that changes a number.
-
-    Raises
-    ------
-    InputError, CacheError
-        For input that cannot be used.
-    DivergedError
-        If the loss diverges and ``on_divergence`` is ``stop``.
     """
     groups = None if options.train is None else parse_groups(options.train)
     settings = Reservoir.choose(reservoir, published=source.published)
