@@ -1,0 +1,127 @@
+"""The long campaign of faults: whatever is done to a run, nothing that it leaves is quietly wrong.
+
+    make faults                                   # everything, into benchmarks/FAULTS.md
+    python -m benchmarks.faults --quick           # the same with few rounds
+
+Every part counts what it tried and what was lost: a result that differs without a word, a traceback, something that
+the next command does not mend, or a process that takes more than its memory or time. It ends with 1 if anything was.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Processes are forked after the imports; other threads would not survive that.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[variable] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import argparse
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import reservoir_pipelines.extraction.extract
+import reservoir_pipelines.fitting.fit
+import reservoir_pipelines.pretraining.pretrain
+import reservoir_pipelines.training.train  # noqa: F401
+import torch
+import transformers.models.gpt2.modeling_gpt2  # noqa: F401
+
+from benchmarks.faults import bits, fuzz, kills, soak, system
+from benchmarks.faults.rounds import Count, command
+from benchmarks.faults.stages import make_stages
+
+SIZES = {
+    "kills": (2, 28),
+    "rounds": (1, 25),
+    "failures": (1, 6),
+    "disks": (1, 8),
+    "bits": (40, 1000),
+    "spoiled": (5, 100),
+    "planted": (2, 40),
+    "inputs": (560, 100_000),
+    "blocks": (50, 2000),
+    "readouts": (100, 5000),
+}
+"""How often each part is tried: quick, and in full."""
+
+
+def campaign(folder: Path, size: dict[str, int]) -> Iterator[Count]:
+    """Run all parts in a folder."""
+    root, log = folder / "root", folder / "log"
+    stages = {stage.name: stage for stage in make_stages(folder, root)}
+    for seed, stage in enumerate(stages.values()):
+        yield from kills.kill(stage, root, log, size["kills"], seed)
+    for name in ("prepare", "extract", "adding columns", "fit"):
+        yield kills.together(stages[name], root, log, size["rounds"])
+    for seed, name in enumerate(("prepare", "extract", "fit", "train", "pretrain")):
+        for error in ("ENOSPC", "EIO"):
+            yield system.failing(stages[name], root, log, error, size["failures"], seed)
+    for name in ("extract", "train"):
+        yield system.full(stages[name], root, log, size["disks"])
+    for name in ("prepare", "extract", "fit"):
+        yield system.read_only(stages[name], root, log, size["rounds"])
+        yield system.removed(stages[name], root, log, size["rounds"], 7)
+    yield system.clock(stages["extract"], root, log, size["rounds"])
+    yield system.overflow(stages["extract"], root, log, size["planted"], 8)
+    whole = folder / "whole"
+    stages["fit"].fresh(root)
+    for name in ("train", "fit"):
+        if not (done := command(stages[name].command, log)).whole:
+            raise RuntimeError(done.said)
+    shutil.copytree(root, whole)
+    yield from bits.flip(whole, size["bits"], 9)
+    yield from system.spoiled(whole, size["spoiled"], 10)
+    yield from fuzz.fuzz(fuzz.readers(folder, whole), size["inputs"], 11)
+    yield from soak.soak(folder, next(whole.glob("features/*/*")), size["blocks"], size["readouts"])
+
+
+def main() -> int:
+    """Run the campaign and print, or write, its table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="few rounds of each part")
+    parser.add_argument("--out", type=Path, help="where the table is written")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    size = {name: pair[0 if options.quick else 1] for name, pair in SIZES.items()}
+    started, counts = time.perf_counter(), []
+    folder = Path(tempfile.mkdtemp(prefix="faults-"))
+    folder.chmod(0o755)  # of one part that runs as another user
+    try:
+        for count in campaign(folder, size):
+            counts.append(count)
+            seconds = time.perf_counter() - started
+            print(f"{seconds:7.1f} s  {count.fault}: {count.tried:,} tried, {len(count.lost)} lost", flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    table = _table(counts, time.perf_counter() - started)
+    if options.out:
+        options.out.write_text(table)
+    return int(any(count.lost for count in counts))
+
+
+def _table(counts: list[Count], seconds: float) -> str:
+    hardware = f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}"
+    lines = [
+        "# Faults",
+        "",
+        f"`python -m benchmarks.faults {' '.join(sys.argv[1:])}` on {datetime.now(UTC):%Y-%m-%d}, {hardware}, "
+        f"{seconds / 60:.0f} minutes. Lost: another result without a word, a traceback, or what the next command does "
+        "not mend.",
+        "",
+        "| fault | tried | survived | lost |",
+        "|---|---:|---:|---:|",
+        *(f"| {c.fault} | {c.tried:,} | {c.tried - len(c.lost):,} | {len(c.lost)} |" for c in counts),
+    ]
+    tried, lost = sum(c.tried for c in counts), sum(len(c.lost) for c in counts)
+    return "\n".join([*lines, f"| **all** | **{tried:,}** | **{tried - lost:,}** | **{lost}** |", ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
