@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache import CacheError, FeatureStore, load_arrays, reader
+from reservoir_cache import CacheError, Entry, FeatureStore, load_arrays, reader, save_arrays
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.training import checkpoint
 from reservoir_pipelines.training.run import Run
 
+import numpy as np
 from benchmarks.faults.rounds import Count
 from reservoir.errors import InputError
 
@@ -24,6 +25,7 @@ def flip(root: Path, number: int, seed: int) -> Iterator[Count]:
     entry = next(root.glob("features/*/*"))
     prepared = next(root.glob("prepared/*/*/prepared.json")).parent
     run, readout = root / "run", root / "readout"
+    save_arrays(Entry.open(entry), "ridge", {"xx": np.eye(8), "count": np.array(60)}, {"columns": ["embed/mean"]})
     kinds: dict[str, tuple[list[Path], Callable[[], Any]]] = {
         "shards and labels": (sorted(entry.glob("t*/*.h5")), lambda: _features(entry)),
         "manifests": (sorted(entry.glob("*/manifest.json")), lambda: _features(entry)),

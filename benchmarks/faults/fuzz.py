@@ -208,7 +208,7 @@ def _published(folder: Path) -> list[Reader]:
     homology = lambda: _all_rows("homology", data=folder)  # noqa: E731
     found.append(Reader("homology json", folder / "remote_homology_valid.json", homology))
     for part in ("train", "val", "test"):
-        text = "".join(f"( ( [MAX {n} ) 3 ] )\t{max(n, 3)}\n" for n in range(8))
+        text = "".join(f"( ( ( [MAX {n} ) 3 ) ] )\t{max(n, 3)}\n" for n in range(8))
         (folder / f"basic_{part}.tsv").write_text("Source\tTarget\n" + text)
     found.append(Reader("listops tsv", folder / "basic_train.tsv", lambda: _all_rows("listops", data=folder)))
     if lmdb := _lmdb(folder / "lmdb"):

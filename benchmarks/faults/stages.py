@@ -12,8 +12,8 @@ from reservoir_pipelines.extraction import plan
 
 from benchmarks.faults.rounds import command, digests, import_all
 
-BACKBONE = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64"
-ROWS = 90
+BACKBONE = "gpt2:n_layer=1,n_embd=8,n_head=2,n_positions=64"
+ROWS = 180
 FEATURES = ("features/*/*/*/*.h5", "features/*/*/*/manifest.json")
 
 
@@ -51,7 +51,7 @@ class Stage:
 
 def make_stages(folder: Path, root: Path) -> list[Stage]:
     """Write the data, run every stage once, and return them all; each works in ``root``."""
-    plan.BLOCK_ROWS["cpu"] = 8
+    plan.BLOCK_ROWS["cpu"] = 16
     data, text, log = folder / "waves.npz", folder / "words.txt", folder / "log"
     draw = np.random.default_rng(0)
     y = np.arange(ROWS) % 2
@@ -63,7 +63,7 @@ def make_stages(folder: Path, root: Path) -> list[Stage]:
     extract = ("extract", data, "--cache", root, *model, "--layers")
     prepare = ("prepare", data, "--cache", root)
     some, more = (*extract, "embed"), (*extract, "embed,final")
-    fit = ("fit", data, "--cache", root, "--out", root / "readout", "--device", "cpu")
+    fit = ("fit", data, "--cache", root, "--out", root / "readout", "--device", "cpu", "--select", "valid")
     short = ("--backbone", BACKBONE, "--steps", 6, "--eval-every", 2, "--resume", *cpu)
     train = ("train", data, "--cache", root, "--init", "random", *short, "--run", run, "--batch", 4, "--patch", 3)
     pretrain = ("pretrain", text, "--out", out, *short, "--context", 16, "--short", 8, "--batch-tokens", 64)
