@@ -22,7 +22,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,13 +35,14 @@ import transformers.models.gpt2.modeling_gpt2  # noqa: F401
 
 from benchmarks.faults import bits, fuzz, kills, soak, system
 from benchmarks.faults.rounds import Count, command
-from benchmarks.faults.stages import make_stages
+from benchmarks.faults.stages import Stage, make_stages
 
 SIZES = {
     "kills": (2, 28),
     "rounds": (1, 25),
-    "failures": (1, 6),
+    "failures": (1, 4),
     "disks": (1, 8),
+    "refusals": (1, 5),
     "bits": (40, 1000),
     "spoiled": (5, 100),
     "planted": (2, 40),
@@ -52,40 +53,55 @@ SIZES = {
 """How often each part is tried: quick, and in full."""
 
 
-def campaign(folder: Path, size: dict[str, int]) -> Iterator[Count]:
-    """Run all parts in a folder."""
-    root, log = folder / "root", folder / "log"
+PARTS = ("bits", "inputs", "soak", "kills", "together", "machine")
+
+
+def campaign(folder: Path, size: dict[str, int], parts: Collection[str]) -> Iterator[Count]:
+    """Run the chosen parts in a folder."""
+    root, log, whole = folder / "root", folder / "log", folder / "whole"
     stages = {stage.name: stage for stage in make_stages(folder, root)}
-    for seed, stage in enumerate(stages.values()):
-        yield from kills.kill(stage, root, log, size["kills"], seed)
-    for name in ("prepare", "extract", "adding columns", "fit"):
-        yield kills.together(stages[name], root, log, size["rounds"])
+    if {"bits", "inputs", "soak"} & {*parts}:
+        stages["fit"].fresh(root)
+        for name in ("train", "fit"):
+            if not (done := command(stages[name].command, log)).whole:
+                raise RuntimeError(done.said)
+        shutil.copytree(root, whole)
+    if "bits" in parts:
+        yield from bits.flip(whole, size["bits"], 9)
+        yield from system.spoiled(whole, size["spoiled"], 10)
+    if "inputs" in parts:
+        yield from fuzz.fuzz(fuzz.readers(folder, whole), size["inputs"], 11)
+    if "soak" in parts:
+        yield from soak.soak(folder, next(whole.glob("features/*/*")), size["blocks"], size["readouts"])
+    if "kills" in parts:
+        for seed, stage in enumerate(stages.values()):
+            yield from kills.kill(stage, root, log, size["kills"], seed)
+    if "together" in parts:
+        for name in ("prepare", "extract", "adding columns", "fit"):
+            yield kills.together(stages[name], root, log, size["rounds"])
+    if "machine" in parts:
+        yield from _machine(stages, root, log, size)
+
+
+def _machine(stages: dict[str, Stage], root: Path, log: Path, size: dict[str, int]) -> Iterator[Count]:
+    """Have the machine fail under the stages."""
+    extract = stages["extract"]
     for seed, name in enumerate(("prepare", "extract", "fit", "train", "pretrain")):
         for error in ("ENOSPC", "EIO"):
             yield system.failing(stages[name], root, log, error, size["failures"], seed)
-    for name in ("extract", "train"):
-        yield system.full(stages[name], root, log, size["disks"])
-    for name in ("prepare", "extract", "fit"):
-        yield system.read_only(stages[name], root, log, size["rounds"])
-        yield system.removed(stages[name], root, log, size["rounds"], 7)
-    yield system.clock(stages["extract"], root, log, size["rounds"])
-    yield system.overflow(stages["extract"], root, log, size["planted"], 8)
-    whole = folder / "whole"
-    stages["fit"].fresh(root)
-    for name in ("train", "fit"):
-        if not (done := command(stages[name].command, log)).whole:
-            raise RuntimeError(done.said)
-    shutil.copytree(root, whole)
-    yield from bits.flip(whole, size["bits"], 9)
-    yield from system.spoiled(whole, size["spoiled"], 10)
-    yield from fuzz.fuzz(fuzz.readers(folder, whole), size["inputs"], 11)
-    yield from soak.soak(folder, next(whole.glob("features/*/*")), size["blocks"], size["readouts"])
+    yield system.full(extract, root, log, size["disks"])
+    for name in ("prepare", "extract"):
+        yield system.read_only(stages[name], root, log, size["refusals"])
+        yield system.removed(stages[name], root, log, size["refusals"], 7)
+    yield system.clock(extract, root, log, size["refusals"])
+    yield system.overflow(extract, root, log, size["planted"], 8)
 
 
 def main() -> int:
     """Run the campaign and print, or write, its table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="few rounds of each part")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
     parser.add_argument("--out", type=Path, help="where the table is written")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -94,15 +110,14 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     folder.chmod(0o755)  # of one part that runs as another user
     try:
-        for count in campaign(folder, size):
+        for count in campaign(folder, size, options.parts.split(",")):
             counts.append(count)
             seconds = time.perf_counter() - started
             print(f"{seconds:7.1f} s  {count.fault}: {count.tried:,} tried, {len(count.lost)} lost", flush=True)
+            if options.out:
+                options.out.write_text(_table(counts, seconds))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    table = _table(counts, time.perf_counter() - started)
-    if options.out:
-        options.out.write_text(table)
     return int(any(count.lost for count in counts))
 
 

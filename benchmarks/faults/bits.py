@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from reservoir_cache import CacheError, Entry, FeatureStore, load_arrays, reader, save_arrays
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.training import checkpoint
 from reservoir_pipelines.training.run import Run
 
-import numpy as np
 from benchmarks.faults.rounds import Count
 from reservoir.errors import InputError
 
