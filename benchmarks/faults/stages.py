@@ -49,8 +49,8 @@ class Stage:
         return digests(root, self.leaves)
 
 
-def make_stages(folder: Path, root: Path) -> list[Stage]:
-    """Write the data, run every stage once, and return them all; each works in ``root``."""
+def make_stages(folder: Path, root: Path, *, warm: bool) -> list[Stage]:
+    """Write the data and return all stages, which work in ``root``; import here, if ``warm``, what they import."""
     plan.BLOCK_ROWS["cpu"] = 16
     data, text, log = folder / "waves.npz", folder / "words.txt", folder / "log"
     draw = np.random.default_rng(0)
@@ -91,7 +91,7 @@ def make_stages(folder: Path, root: Path) -> list[Stage]:
         Stage("cache remove", remove, extracted, ("features/*/*/**/*",)),
         Stage("cache repair", repair, broken, FEATURES, (repair, more)),
     ]
-    for stage in stages[3:6]:
+    for stage in stages[3:6] if warm else ():
         stage.fresh(root)
         import_all(stage.command, log)
     return stages
