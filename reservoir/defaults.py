@@ -1,7 +1,8 @@
 """What is meant where nothing is said: windows, layers and poolings by the kind of data.
 
 Found on GunPoint, OSULeaf, ItalyPowerDemand, JapaneseVowels, ACSF1, PLAID and generated sets, see
-``benchmarks/series.py``. Named tasks keep the paper's way: each value or pixel one token, ``last`` and ``mean``.
+``benchmarks/series.py``; for symbols on the generated sets of ``benchmarks/symbols.py``. Named tasks keep the paper's
+way: each value or pixel one token, ``last`` and ``mean``.
 """
 
 from __future__ import annotations
@@ -9,15 +10,20 @@ from __future__ import annotations
 from typing import Any
 
 from reservoir.pooling import WIDEST_TOKENS
+from reservoir.reservoir import MOST_SYMBOLS
 from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task, Tokens, Vectors
 
 TAPS = 9  # of each window, as in MiniRocket
+LETTERS = 5  # of each window of symbols: a motif
 MOST_WINDOWS = 1024  # of a row, and the positions of GPT-2 and mini
 MOST_TOKENS = 2**21  # of all rows together: about a minute per block of mini on two cores
 
 TEXTURE = ("quantiles9", "shares13", "max", "min")
 """Which values a channel takes, wherever in the sequence."""
+
+COUNTS = ("shares13", "max", "min")
+"""The same of windows of symbols."""
 
 SEGMENTS = "segments8"
 
@@ -32,38 +38,43 @@ def is_series(task: Task) -> bool:
     )
 
 
+def is_letters(task: Task) -> bool:
+    """Whether these are one's own sequences of few symbols, each with a label of its own."""
+    return (
+        task.name not in TASKS
+        and isinstance(task.form, Tokens)
+        and task.form.vocabulary <= MOST_SYMBOLS
+        and task.readout_tokens == 1
+        and task.max_tokens >= LETTERS
+    )
+
+
 def default_windows(task: Task, rows: int) -> dict[str, Any]:
     """Return those fields of `ReservoirOptions` that a task's kind decides, for all its ``rows``.
 
     One's own series go through random kernels of 9 values at dilations 1, 2, 4 ... up to the length, at every value or,
-    of long or many rows, at every so-and-so-many-th, on the scale of the channel and that of the row. Everything else
-    keeps its tokens.
+    of long or many rows, at every so-and-so-many-th, on the scale of the channel and that of the row; one's own symbols
+    through kernels of 5 neighbours. Everything else keeps its tokens.
     """
-    if not is_series(task):
-        return {}
     most = max(1, min(MOST_WINDOWS, MOST_TOKENS // max(rows, 1)))
-    return {
-        "input": "kernels",
-        "patch": TAPS,
-        "stride": -(-task.max_tokens // most),
-        "dilations": "auto",
-        "pad": "same",
-        "normalise": "both",
-    }
+    kernels = {"input": "kernels", "stride": -(-task.max_tokens // most), "pad": "same"}
+    if is_series(task):
+        return kernels | {"patch": TAPS, "dilations": "auto", "normalise": "both"}
+    return kernels | {"patch": LETTERS} if is_letters(task) else {}
 
 
 def default_store(task: Task) -> str:
-    """Return the precision on disk: of one's own series float32, else float16.
+    """Return the precision on disk: of one's own series and letters float32, else float16.
 
     Many shares are 0 in all rows but a few. Two bytes leave rounding of the blocks in them, which a readout would scale
     up to deviation 1 where its rows lack those few.
     """
-    return "float32" if is_series(task) else "float16"
+    return "float32" if is_series(task) or is_letters(task) else "float16"
 
 
 def default_layers(task: Task) -> str:
     """Return the layers that are kept: all; of own sequences the first ones; deeper ones cost more than they add."""
-    if is_series(task):
+    if is_series(task) or is_letters(task):
         return "embed,block01"
     return "embed,block01,block02" if task.name not in TASKS and isinstance(task.form, Tokens) else "all"
 
@@ -71,25 +82,28 @@ def default_layers(task: Task) -> str:
 def default_pools(task: Task, width: int) -> str:
     """Return the poolings that are kept of a task in a backbone of this width.
 
-    Of one's own series what the channels take, and eight stretches; of one's own symbols the mean, eight stretches and,
-    where they fit, all tokens side by side; of named tasks the last token and the mean.
+    Of one's own sequences what the channels take, and eight stretches, and of symbols, where they fit, all tokens side
+    by side; of named tasks the last token and the mean.
     """
     if is_series(task):
         return ",".join([*TEXTURE, SEGMENTS])
     if task.name in TASKS or task.readout_tokens > 1:
         return "last,mean"
     aligned = isinstance(task.form, Tokens) and task.max_tokens * width <= WIDEST_TOKENS
-    return ",".join(["last", "mean", SEGMENTS, *(["tokens"] if aligned else [])])
+    whole = COUNTS if is_letters(task) else ("last", "mean")
+    return ",".join([*whole, SEGMENTS, *(["tokens"] if aligned else [])])
 
 
 def default_columns(task: Task) -> tuple[str, ...]:
-    """Return the columns that a readout of one's own series is chosen among, ``a+b`` side by side; else none.
+    """Return the columns that a readout of one's own sequences is chosen among, ``a+b`` side by side; else none.
 
-    Without and with the stretches, which tell where in the sequence something is; and these beside the raw values.
+    Without and with the stretches, which tell where in the sequence something is; and these beside the raw input. Of
+    symbols also each layer's tokens, where they are kept.
     """
-    if not is_series(task):
+    if not (is_series(task) or is_letters(task)):
         return ()
     layers = default_layers(task).split(",")
-    texture = [f"{layer}/{pooling}" for layer in layers for pooling in TEXTURE]
+    texture = [f"{layer}/{pooling}" for layer in layers for pooling in (TEXTURE if is_series(task) else COUNTS)]
     whole = [*texture, *(f"{layer}/{SEGMENTS}" for layer in layers)]
-    return ("raw", "+".join(texture), "+".join(whole), "+".join([*whole, "raw"]))
+    tokens = [] if is_series(task) else [f"{layer}/tokens" for layer in layers]
+    return ("raw", "+".join(texture), "+".join(whole), "+".join([*whole, "raw"]), *tokens)

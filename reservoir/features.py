@@ -25,10 +25,9 @@ def forward(
     columns: Sequence[str],
     batch_rows: int,
 ) -> dict[str, np.ndarray]:
-    """Return pooled hidden states, (rows, kept tokens, kept width) of float32, of stored sequences by column.
+    """Return pooled hidden states (rows, kept tokens, kept width) of stored sequences by column.
 
-    ``x`` (rows, tokens, ...) are right-padded sequences as stored, ``scaling`` leads to what the model sees. The result
-    is a function of these rows and the batch size alone: rows of like length share a batch, ties in row order.
+    They are a function of these rows and the batch size alone: rows of like length share a batch, ties in row order.
     """
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
     x, lengths = to_tokens(model, scaling, x, lengths)
@@ -59,7 +58,8 @@ def to_tokens(
     """Return stored sequences as what the input layer takes, (rows, tokens, ...), and their lengths in tokens."""
     if isinstance(model.fpt.task.form, Tokens):
         return x.astype(np.int64), lengths
-    return model.windows(scaling(x) if scaling else x.astype(np.float32), lengths)
+    plain = np.int64 if model.windows.symbols else np.float32
+    return model.windows(scaling(x) if scaling else x.astype(plain), lengths)
 
 
 def _on_host(values: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:

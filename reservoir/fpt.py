@@ -81,26 +81,10 @@ def kernels(width: int, seed: int, shape: KernelShape) -> np.ndarray:
 class FPT(nn.Module):
     """Input layer, backbone and output, over right-padded sequences.
 
-    Parameters
-    ----------
-    task : Task
-        Gives the form of the input, the readout tokens, and the outputs.
-    backbone : Backbone
-        The frozen transformer.
-    seed : int, default 0
-        Of the input layer and of the output.
-    gain : float, default 1.41
-        Scale of the input layer, as an echo state network's ``input_scaling``.
-    output_init : {"orthogonal", "linear"}, default "orthogonal"
-        Where the output starts: with orthogonal rows of norm 1.41 and no bias, or uniform up to ``width ** -0.5`` as
-        torch's `Linear` and so the authors' (rows of norm 0.58). Extraction does not use it.
-    kernel_shape : tuple of int, optional
-        Of the windows that random `kernels` read, in place of orthogonal columns.
-
-    Raises
-    ------
-    InputError
-        If the task's sequences are longer than the backbone's positions, or there is no such start.
+    The seed and the gain (an echo state network's ``input_scaling``) are of the input layer; ``kernel_shape`` is of the
+    windows that random `kernels` read, in place of orthogonal columns. With ``output_init="orthogonal"`` the output
+    starts with rows of norm 1.41 and no bias, with ``"linear"`` uniform up to ``width ** -0.5`` as torch's `Linear` and
+    so the authors' (rows of norm 0.58); extraction does not use it.
     """
 
     def __init__(
@@ -129,19 +113,7 @@ class FPT(nn.Module):
             nn.init.zeros_(self.output.bias)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Return the logits of the readout tokens.
-
-        Parameters
-        ----------
-        x : Tensor, (batch, tokens, dim) float32 or (batch, tokens) int64
-            Right-padded sequences.
-        lengths : Tensor of int64, (batch,)
-            Real tokens of each sequence.
-
-        Returns
-        -------
-        Tensor of float32, (batch, readout_tokens, outputs, max(classes, 1))
-        """
+        """Return the logits (batch, readout_tokens, outputs, max(classes, 1)) of right-padded sequences, float32."""
         return self.read(self.backbone(self.inputs(x), lengths, self.task.readout_tokens), lengths)
 
     def read(self, hidden: Tensor, lengths: Tensor) -> Tensor:
@@ -154,19 +126,7 @@ class FPT(nn.Module):
 
     @torch.inference_mode()
     def features(self, x: Tensor, lengths: Tensor, columns: list[str]) -> dict[str, Tensor]:
-        """Return pooled hidden states from one forward pass that stops after the deepest wanted layer.
-
-        Parameters
-        ----------
-        x, lengths : Tensor
-            As for `forward`.
-        columns : list of str
-            Such as ``block06/mean``; an `InputError` names a layer or pooling that does not exist.
-
-        Returns
-        -------
-        dict of str to Tensor of float32, (batch, kept tokens, kept width)
-        """
+        """Return pooled hidden states (batch, kept tokens, kept width) by column; no layer is computed in vain."""
         pooled: dict[str, Tensor] = {}
         parsed = {column: parse_column(column) for column in columns}
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from reservoir.errors import InputError
+
+DURATION = re.compile(r"(?=.*[1-9])(\d+(?:\.\d+)?)([smh])")
+"""A time: a number of seconds, minutes or hours above zero."""
 
 SEEDS = 2**63
 """Number of seeds: those of torch's generators have 63 bits."""
@@ -54,6 +58,11 @@ def dilation_list(value: str) -> str | None:
     return None if fits else "give auto, or whole numbers from 1 such as 1,2,4"
 
 
+def span(value: str) -> str | None:
+    """Check that a text is a time."""
+    return None if DURATION.fullmatch(value) else "give a time such as 90s, 10m or 1h"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """A group of options, checked when it is made."""
@@ -78,3 +87,19 @@ def as_group(options: Options, kind: type[G]) -> G:
 def flag_of(item: Any) -> str:
     """Return the flag of a field, such as ``--learning-rate``."""
     return "--" + (item.metadata["flag"] or item.name.replace("_", "-"))
+
+
+def flags(options: Options) -> list[str]:
+    """Return the flags that give a group's values where they are not the defaults."""
+    said: list[str] = []
+    for item in fields(options):
+        value, flag = getattr(options, item.name), flag_of(item)
+        if value == item.default or value is None:
+            continue
+        if isinstance(value, Mapping):
+            said += [part for name, each in value.items() for part in (flag, f"{name}={each}")]
+        elif isinstance(value, bool):
+            said.append(flag if value else f"--no-{flag[2:]}")
+        else:
+            said += [flag, str(value) if isinstance(value, str | int | float | Path) else ",".join(map(str, value))]
+    return said

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reservoir.option_fields import Options, at_least, dilation_list, one_of, option, positive, seed_number, share
+from reservoir.option_fields import Options, at_least, dilation_list, one_of, option, positive, seed_number, share, span
 
 SERIES = "your own series: {}, else {}"
+OWN = "your own series and symbols: {}, else {}"
 """How the help shows a default that goes by the data."""
 
 
@@ -31,7 +32,8 @@ class ModelOptions(ShapeOptions):
 
     init: str | None = option(
         None,
-        "pretrained, random, random-flat (as the paper drew GPT-2), statistics, or a folder with a backbone",
+        "pretrained, random, statistics, or a folder with a backbone; random of GPT-2 is random-scaled, under "
+        "--protocol paper random-flat",
         shown="pretrained, where anybody publishes such weights",
     )
     depth: int | None = option(None, "Keep only the first so many blocks, and the final norm.")
@@ -50,16 +52,16 @@ class ReservoirOptions(ModelOptions):
 
     input: str | None = option(
         None,
-        "orthogonal, or kernels: random ones, each of one dilation; of vectors.",
+        "orthogonal, or kernels: random ones, each of one dilation.",
         one_of("orthogonal", "kernels"),
-        shown=SERIES.format("kernels", "orthogonal"),
+        shown=OWN.format("kernels", "orthogonal"),
     )
     gain: float | None = option(None, "Scale of the input layer.", positive, shown="1.41; of kernels 6")
     patch: int | None = option(
-        None, "Values per token: windows of a float sequence.", at_least(1), shown=SERIES.format(9, 1)
+        None, "Values per token: windows of a sequence.", at_least(1), shown="your own series: 9, symbols: 5, else 1"
     )
     stride: int | None = option(
-        None, "Values from one window to the next.", at_least(1), shown=SERIES.format("up to 1024 windows", "the patch")
+        None, "Values from one window to the next.", at_least(1), shown=OWN.format("up to 1024 windows", "the patch")
     )
     dilations: str | None = option(
         None,
@@ -71,7 +73,7 @@ class ReservoirOptions(ModelOptions):
         None,
         "valid: windows inside the sequence; same: one around every stride-th value, zeros outside.",
         one_of("valid", "same"),
-        shown=SERIES.format("same", "valid"),
+        shown=OWN.format("same", "valid"),
     )
     normalise: str | None = option(
         None,
@@ -86,11 +88,9 @@ class TaskOptions(Options):
     """Which data: the files of a task and its parameters."""
 
     data: Path | None = option(None, "Folder of the publisher's files.", shown="RESERVOIR_DATA")
-    parameters: Mapping[str, Any] | None = option(
-        None, "A parameter of the task, NAME=VALUE; repeat for more.", flag="param"
-    )
+    parameters: Mapping[str, Any] | None = option(None, "Of the task, NAME=VALUE; repeat for more.", flag="param")
     views: int | None = option(None, "Augmented copies of each training row (cifar10).")
-    protocol: str | None = option(None, "paper: as the authors' code did it (listops, homology).")
+    protocol: str | None = option(None, "paper: data, weights and training as the authors'.", one_of("ours", "paper"))
     standardise: bool = option(True, "Your own floats: mean 0, deviation 1 per channel.")
 
     @property
@@ -98,6 +98,11 @@ class TaskOptions(Options):
         """The parameters of the task, those with a flag of their own among them."""
         flags = {"views": self.views, "protocol": self.protocol, "standardise": None if self.standardise else False}
         return dict(self.parameters or {}) | {name: value for name, value in flags.items() if value is not None}
+
+    @property
+    def published(self) -> bool:
+        """Whether the paper is to be followed to the letter."""
+        return self.given.get("protocol") == "paper"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +135,7 @@ class PlaceOptions(CacheOptions, DeviceOptions):
 class ComputeOptions(Options):
     """In which precision a model runs."""
 
-    compute: str = option(
-        "auto", "float32, bfloat16, or auto: bfloat16 where it is native.", one_of("auto", "float32", "bfloat16")
-    )
+    compute: str = option("auto", "float32, bfloat16; auto: as is native.", one_of("auto", "float32", "bfloat16"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +146,7 @@ class PrecisionOptions(ComputeOptions):
         None,
         "float16, bfloat16 or float32 on disk.",
         one_of("float16", "bfloat16", "float32"),
-        shown=SERIES.format("float32", "float16"),
+        shown=OWN.format("float32", "float16"),
     )
 
 
@@ -152,13 +155,13 @@ class FeatureOptions(PrecisionOptions):
     """What is kept of the hidden states."""
 
     layers: str | Sequence[str] | None = option(
-        None, "embed, block01 ..., final, comma-separated, or all.", shown=SERIES.format("embed,block01", "all")
+        None, "embed, block01 ..., final, comma-separated, or all.", shown=OWN.format("embed,block01", "all")
     )
     pool: str | Sequence[str] | None = option(
         None,
         "last, mean, std, min, max, first, segmentsK, quantilesK, sharesK, tokens, all; comma-separated.",
         shown="named tasks: last,mean; your own series: quantiles9,shares13,max,min,segments8; symbols: "
-        "last,mean,segments8,tokens",
+        "shares13,max,min,segments8,tokens",
     )
     batch_rows: int | None = option(None, "Rows per batch of a new entry.", at_least(1))
 
@@ -196,8 +199,18 @@ class FitOptions(OutOptions, ClusterOptions):
     readout: str = option("ridge", "ridge, logistic, or an import path such as sklearn.svm.LinearSVC:C=0.1,1")
     alphas: str | None = option(None, "Penalties LO:HI:N on standardised features.")
     select: str = option("auto", "valid; cvK: K folds over train and valid; auto: by rows, then fitted to both.")
+    one_standard_error: bool = option(False, "Take the largest penalty within one standard error of the best.")
     class_weight: str | None = option(None, "balanced: all classes count the same.", one_of("balanced"))
     curve: str | None = option(None, "Training rows of a learning curve, such as 100,1000.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(Options):
+    """How long reservoirs are searched for, and how many may be read together."""
+
+    budget: str = option("5m", "Time in all, such as 90s, 10m or 1h.", span)
+    trials: int | None = option(None, "At most so many reservoirs.", at_least(1), shown="as the time allows")
+    join: int = option(4, "At most so many reservoirs side by side.", at_least(1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,3 +310,10 @@ class AttentionOptions(RunOptions, OutOptions):
     layer: int = option(1, "The block whose attention is drawn, from 1.")
     average: int = option(64, "Rows of the mean; the first is drawn alone too.", at_least(1))
     split: str = option("test", "Split of the rows.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainOptions(OutOptions):
+    """Which sequences are explained."""
+
+    first: int = option(4, "So many sequences of the file, from its first.", at_least(1))

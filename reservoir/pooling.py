@@ -20,13 +20,7 @@ WIDEST_TOKENS = 16_384  # moments of as many channels take 2 GB, and a sweep the
 
 
 def parse_column(column: str) -> tuple[str, str]:
-    """Split a column such as ``block06/mean`` into its layer and its pooling.
-
-    Raises
-    ------
-    InputError
-        If it is not of that form, or the pooling does not exist.
-    """
+    """Split a column such as ``block06/mean`` into its layer and its pooling, which exists."""
     layer, slash, pooling = column.partition("/")
     if not slash or not layer:
         raise InputError(f"column {column!r}: write layer/pooling, as in block06/mean")
@@ -43,24 +37,7 @@ def check_poolings(poolings: list[str]) -> None:
 
 
 def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
-    """Return (tokens, width) of one row of a column.
-
-    Parameters
-    ----------
-    pooling : str
-        One of `POOLINGS`.
-    width : int
-        Width of the layer.
-    max_tokens : int
-        Tokens of the longest sequence, to which ``all`` and ``tokens`` are padded.
-    readout_tokens : int
-        Tokens kept by ``last``.
-
-    Raises
-    ------
-    InputError
-        If ``tokens`` would be wider than 16,384 channels.
-    """
+    """Return (tokens, width) of one row of a column; ``max_tokens`` are those of the longest sequence."""
     if pooling == "last":
         return readout_tokens, width
     if pooling == "all":
@@ -78,29 +55,15 @@ def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int)
 def pool(
     hidden: Tensor, lengths: Tensor, pooling: str, readout_tokens: int = 1, max_tokens: int | None = None
 ) -> Tensor:
-    """Pool the hidden states of right-padded sequences over their real tokens.
+    """Pool hidden states (batch, tokens, width) of right-padded sequences over their real tokens, ``lengths`` of them.
 
-    Parameters
-    ----------
-    hidden : Tensor, (batch, tokens, width)
-        Hidden states of one layer; values at padding are never used.
-    lengths : Tensor of int64, (batch,)
-        Real tokens of each sequence, at least ``readout_tokens``.
-    pooling : str
-        ``last``: the last ``readout_tokens`` real tokens; ``first``: the first token; ``mean``, ``std``, ``min``,
-        ``max``: over all real tokens (``std`` divides by their number); ``segmentsK``: means of K equal stretches side
-        by side; ``quantilesK``: of each channel the quantiles at (i + 1) / (K + 1) for i < K, interpolated between
-        tokens, side by side; ``tokens``: every token side by side, zero at padding; ``all``: every token on its own,
-        zero at padding.
-    readout_tokens : int, default 1
-        Tokens kept by ``last``.
-    max_tokens : int, optional
-        Tokens kept by ``tokens``; as many as the batch is padded to by default.
+    ``last``: the last ``readout_tokens`` real tokens; ``first``: the first token; ``mean``, ``std``, ``min``, ``max``:
+    over all real tokens (``std`` divides by their number); ``segmentsK``: means of K equal stretches side by side;
+    ``quantilesK``: of each channel the quantiles at (i + 1) / (K + 1) for i < K, interpolated between tokens, side by
+    side; ``tokens``: every token side by side, zero at padding, ``max_tokens`` of them or as many as the batch is
+    padded to; ``all``: every token on its own, zero at padding.
 
-    Returns
-    -------
-    Tensor of float32, (batch, kept tokens, kept width)
-        A tensor of its own, not a view: the hidden states can be freed.
+    What is returned, float32 (batch, kept tokens, kept width), is no view: the hidden states can be freed.
     """
     hidden = hidden.float()
     if pooling == "last":

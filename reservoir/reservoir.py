@@ -11,7 +11,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import ModelOptions, ReservoirOptions
-from reservoir.tasks.task import Task, Vectors
+from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Pad, Windows, every_dilation
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 DEFAULT_BACKBONE = "mini"
 """The backbone meant where none is named; its weights come with this package."""
+
+MOST_SYMBOLS = 64
+"""The largest vocabulary that windows read, each symbol a channel of its own."""
 
 KERNEL_GAIN = 6.0
 """The gain of kernels where none is named: the positions are then small beside the values."""
@@ -41,11 +44,14 @@ class Reservoir(ReservoirOptions):
     normalise: str = "channel"
 
     @classmethod
-    def choose(cls, options: ModelOptions, defaults: Mapping[str, Any] | None = None) -> Reservoir:
+    def choose(
+        cls, options: ModelOptions, defaults: Mapping[str, Any] | None = None, *, published: bool = False
+    ) -> Reservoir:
         """Fill in what was not said, by the ``defaults`` of the data, see `reservoir.defaults`, where there are any.
 
         A backbone is meant with its pretrained weights, unless nobody publishes any of its kind or its settings are
-        changed; an ``init`` that is a folder is a whole backbone with its weights; windows do not overlap.
+        changed; an ``init`` that is a folder is a whole backbone with its weights; windows do not overlap. With
+        ``published`` an untrained backbone is drawn as the paper's was, see `reservoir.backbones.random_init`.
         """
         backbone, init = options.backbone, options.init
         if init is not None and Path(init).is_dir():
@@ -53,10 +59,10 @@ class Reservoir(ReservoirOptions):
                 raise InputError(f"--init {init}: the folder holds a whole backbone; leave out --backbone {backbone}")
             backbone, init = str(Path(init).resolve()), "pretrained"
         name = full_name(backbone or DEFAULT_BACKBONE)
-        if init is None:
-            from reservoir.backbones import default_init
+        if init is None or init.startswith("random"):
+            from reservoir.backbones import default_init, random_init
 
-            init = default_init(name)
+            init = random_init(name, init or default_init(name), published=published)
         said: dict[str, Any] = {key: value for key, value in vars(options).items() if value is not None}
         # Windows that somebody has thought about are theirs altogether; a gain goes with any windows.
         if defaults and not said.keys() & (defaults.keys() - {"gain"}):
@@ -73,7 +79,9 @@ class Reservoir(ReservoirOptions):
         else:
             dilations = tuple(int(part) for part in self.dilations.split(","))
         pad: Pad = "same" if self.pad == "same" else "valid"
-        return Windows(patch=self.patch, stride=self.stride, dilations=dilations, pad=pad, normalise=self.normalise)
+        symbols = task.form.vocabulary if isinstance(task.form, Tokens) else 0
+        cut = {"patch": self.patch, "stride": self.stride, "dilations": dilations, "pad": pad}
+        return Windows(**cut, normalise=self.normalise, symbols=symbols)
 
     def windowed(self, task: Task) -> Task:
         """Return the task as the model sees it, with windows as tokens; refuse one that has none."""
@@ -81,23 +89,22 @@ class Reservoir(ReservoirOptions):
         if windows.plain:
             return task
         what = f"--patch {self.patch}: "
-        if not isinstance(task.form, Vectors):
-            raise InputError(f"{what}the tokens of task {task.name!r} are symbols, which have no windows")
+        channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
+        if windows.symbols > MOST_SYMBOLS:
+            raise InputError(
+                f"{what}windows are of up to {MOST_SYMBOLS} symbols; those of {task.name!r} are {channels}"
+            )
         if task.readout_tokens > 1:
             raise InputError(f"{what}task {task.name!r} labels single tokens, which windows do not keep")
         tokens = int(windows.counts(np.array(task.max_tokens)))
         if tokens < 1:
             raise InputError(f"{what}the sequences of task {task.name!r} have {task.max_tokens} values")
-        dim = len(windows.dilations) * windows.patch * windows.forms * task.form.dim
+        dim = len(windows.dilations) * windows.patch * windows.forms * channels
         return replace(task, form=Vectors(dim), max_tokens=tokens)
 
 
 def full_name(backbone: str) -> str:
-    """Return a folder or a GGUF file by its full path, and any other name as it is.
-
-    The name of `DEFAULT_BACKBONE` is this package's own in whatever folder one stands; a folder of that name is
-    ``./mini``.
-    """
+    """Return a folder or a GGUF file by its full path, any other name as it is; a folder called mini is ``./mini``."""
     path = Path(backbone)
     if backbone != DEFAULT_BACKBONE and (path.is_dir() or (path.suffix == ".gguf" and path.is_file())):
         return str(path.resolve())
@@ -127,10 +134,11 @@ def load_model(
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
     backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
-    windows, shape = settings.windows(task), None
-    if settings.input == "kernels" and isinstance(task.form, Vectors):
-        shape = (len(windows.dilations), windows.patch, windows.forms, task.form.dim)
-    fpt = FPT(settings.windowed(task), backbone, settings.seed, settings.gain, output_init, shape).eval()
+    windows, seen, shape = settings.windows(task), settings.windowed(task), None
+    if settings.input == "kernels" and isinstance(seen.form, Vectors):
+        taps = len(windows.dilations) * windows.patch * windows.forms
+        shape = (len(windows.dilations), windows.patch, windows.forms, seen.form.dim // taps)
+    fpt = FPT(seen, backbone, settings.seed, settings.gain, output_init, shape).eval()
     digest = weights_digest(backbone)
     import torch
 

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from reservoir.features import column_shapes
 from reservoir.pooling import parse_column
+from reservoir.raw_input import RawInput
 from reservoir.readouts import LinearReadout
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks.task import Scaling
+from reservoir.tasks.task import Scaling, Task
 
 
 class Branch(nn.Module):
@@ -60,7 +61,9 @@ class SequenceModel(nn.Module):
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, scaling: Scaling | None, branches: Sequence[Branch], readout: LinearReadout) -> None:
+    def __init__(
+        self, task: Task, scaling: Scaling | None, branches: Sequence[Branch | RawInput], readout: LinearReadout
+    ) -> None:
         super().__init__()
         self.scaled = scaling is not None
         if scaling is not None:
@@ -70,7 +73,6 @@ class SequenceModel(nn.Module):
         weight, bias = logit_weights(readout)
         self.register_buffer("weight", torch.from_numpy(weight))
         self.register_buffer("bias", torch.from_numpy(bias))
-        task = branches[0].fpt.task
         self.shape = (task.readout_tokens, task.outputs, *([task.classes] if task.classes else []))
         self.requires_grad_(False).eval()
 
@@ -90,7 +92,8 @@ class SequenceModel(nn.Module):
         """Take out the blocks that no column needs, as long as the context lasts."""
         with ExitStack() as stack:
             for branch in self.branches:
-                stack.enter_context(branch.cut())  # pyright: ignore
+                if isinstance(branch, Branch):
+                    stack.enter_context(branch.cut())  # pyright: ignore
             yield
 
 

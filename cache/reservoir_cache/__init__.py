@@ -24,7 +24,7 @@ from reservoir_cache.catalog import (
 from reservoir_cache.entry import Entry
 from reservoir_cache.errors import CacheError, Problem
 from reservoir_cache.fault_points import fault_point
-from reservoir_cache.publish import file_crc32, publish_file, publish_json, read_json
+from reservoir_cache.publish import file_crc32, publish_file, publish_json, read_json, sync
 from reservoir_cache.spec import FORMAT, STORES, Layout, Spec
 
 if TYPE_CHECKING:

@@ -32,10 +32,8 @@ class EntrySummary:
     entry : Entry
     bytes : int
         Size of all its files.
-    created : datetime
-        UTC.
-    used : datetime
-        When it was last extracted or read, UTC. Reads of an entry of another user are not recorded.
+    created, used : datetime
+        UTC. Used is when it was last extracted or read; reads of an entry of another user are not recorded.
     columns : tuple of str
         Every column that any block has, sorted.
     blocks_done, blocks : int
@@ -105,18 +103,7 @@ def summarize(entry: Entry) -> EntrySummary:
 
 
 def remove(path: Path) -> None:
-    """Delete an entry, also one that is broken or half removed; of a symbolic link, only the link.
-
-    Parameters
-    ----------
-    path : Path
-        The entry's folder.
-
-    Raises
-    ------
-    CacheError
-        If the folder is no entry, a run is at work on it, or it may not be removed.
-    """
+    """Delete an entry's folder, also one that is broken or half removed; of a symbolic link, only the link."""
     path = Path(path)
     refuse_links(*path.parents[:2])
     if (
@@ -153,11 +140,6 @@ def prune(root: Path, *, older: timedelta | None = None, keep_bytes: int | None 
     -------
     list of EntrySummary
         Those removed, the least recently used first.
-
-    Raises
-    ------
-    CacheError
-        If an entry may not be removed.
     """
     now, removed = datetime.now(UTC), []
     found = sorted(map(summarize, list_entries(root)), key=lambda each: (each.used, each.entry.path))
@@ -179,10 +161,8 @@ def required_bytes(spec: Spec, layout: Layout, rows: Mapping[str, int], shapes: 
 
     Parameters
     ----------
-    spec : Spec
-        For the stored type.
-    layout : Layout
-        For the number of blocks.
+    spec, layout
+        For the stored type, and the number of blocks.
     rows : mapping of str to int
         Rows of each split that are still to be extracted.
     shapes : mapping of str to (tokens, width)
@@ -194,20 +174,7 @@ def required_bytes(spec: Spec, layout: Layout, rows: Mapping[str, int], shapes: 
 
 
 def check_space(root: Path, needed: int) -> None:
-    """Refuse to begin what does not fit on the disk.
-
-    Parameters
-    ----------
-    root : Path
-        The cache; it need not exist yet.
-    needed : int
-        Bytes.
-
-    Raises
-    ------
-    CacheError
-        If less is free.
-    """
+    """Refuse to begin what does not fit on the disk of ``root``, which need not exist yet."""
     root = Path(root).absolute()
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     free = shutil.disk_usage(existing).free

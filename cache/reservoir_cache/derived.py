@@ -38,11 +38,6 @@ def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Ma
     -------
     bool
         Whether they are kept: not in an entry that this user can only read, nor on a full disk.
-
-    Raises
-    ------
-    CacheError
-        If an array does not hold numbers, or meta is not JSON.
     """
     folder = entry.path / FOLDER
     path = folder / f"{check_name(name, 'name of derived arrays')}.h5"
@@ -76,10 +71,7 @@ def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Ma
 
 
 def load_arrays(entry: Entry, name: str) -> tuple[dict[str, NDArray], dict[str, Any]] | None:
-    """Return the arrays and the meta kept under a name, or None if they are absent or damaged.
-
-    The whole file is compared with its checksum each time.
-    """
+    """Return the arrays and meta kept under a name, or None if absent or damaged: all is compared with its checksum."""
     path = entry.path / FOLDER / f"{check_name(name, 'name of derived arrays')}.h5"
     line = (listed(path.parent) or {}).get(path.name)
     if line is None or fault(path, line):

@@ -61,11 +61,6 @@ class Entry:
             Readable first part of the folder's name, like ``gpt2-random``.
         spec, layout, made_with
             As of ``Entry``.
-
-        Raises
-        ------
-        CacheError
-            If the existing entry is of another format version or damaged, or the folder cannot be written.
         """
         if spec.format != FORMAT:
             raise CacheError(f"specification: format is {spec.format}; this program writes format {FORMAT}")
@@ -86,14 +81,7 @@ class Entry:
 
     @classmethod
     def open(cls, path: Path) -> Entry:
-        """Open an existing entry; writes nothing.
-
-        Raises
-        ------
-        CacheError
-            If it is no entry, of another format version, its specification does not hash to its key, or a symbolic
-            link leads to it or out of it.
-        """
+        """Open an existing entry; writes nothing, and follows no symbolic link to it or out of it."""
         path = Path(path)
         _refuse_links(path)
         return cls(path, *read_spec(path))
@@ -113,13 +101,7 @@ class Entry:
         return self.layout.blocks(self._rows(split))
 
     def manifest(self, split: str) -> Manifest:
-        """Return what exists of a split; an empty manifest if nothing does.
-
-        Raises
-        ------
-        CacheError
-            If the manifest is damaged or belongs elsewhere.
-        """
+        """Return what exists of a split; an empty manifest if nothing does."""
         empty = Manifest(FORMAT, self.key, split, self._rows(split))
         try:
             found = read_manifest(self.path / split)
@@ -139,15 +121,10 @@ class Entry:
     def missing(self, split: str, columns: Iterable[str]) -> dict[int, tuple[str, ...]]:
         """Return the blocks that lack any of the columns, with those they lack; ask again after claiming a block."""
         manifest = self.manifest(split)
-        present: dict[int, set[str]] = {}
-        for shard in manifest.shards:
-            if is_sound(self.path / split, shard):
-                present.setdefault(shard.block, set()).update(shard.columns)
-        wanted = tuple(dict.fromkeys(columns))
-        lacking = {
-            block: tuple(name for name in wanted if name not in present.get(block, ()))
-            for block in range(len(self.blocks(split)))
-        }
+        unsound = {shard.file for shard in manifest.shards if not is_sound(self.path / split, shard)}
+        held, wanted = manifest.without(unsound).held(), dict.fromkeys(columns)
+        blocks = range(len(self.blocks(split)))
+        lacking = {block: tuple(name for name in wanted if name not in held.get(block, ())) for block in blocks}
         return {block: names for block, names in lacking.items() if names}
 
     def progress(self) -> dict[str, tuple[int, int]]:
@@ -155,20 +132,12 @@ class Entry:
 
         A block is finished when the manifests list for it every column that they list for any block of any split; a
         split without labels has none. An entry is whole when all blocks of all splits are.
-
-        Raises
-        ------
-        CacheError
-            If a manifest is damaged.
         """
         manifests = {split: self.manifest(split) for split in self.splits}
         columns = {name for manifest in manifests.values() for name in manifest.columns}
         done = {}
         for split, manifest in manifests.items():
-            present: dict[int, set[str]] = {}
-            for shard in manifest.shards:
-                present.setdefault(shard.block, set()).update(shard.columns)
-            finished = sum(held == columns for held in present.values()) if manifest.targets else 0
+            finished = sum(held.keys() == columns for held in manifest.held().values()) if manifest.targets else 0
             done[split] = finished, len(self.blocks(split))
         return done
 
@@ -179,11 +148,6 @@ class Entry:
         The claim ends with the ``with``, or, if the block was handed to a ``ShardWriter`` meanwhile, when it is on
         disk; it ends with the process in any case. After taking it, ask ``missing`` again: another run may have
         finished the block in between.
-
-        Raises
-        ------
-        CacheError
-            If the file system has no locks, the entry may not be written, or it has been removed.
         """
         number, locks = self.block_number(split, block), entry_locks(self.path)
         with locks.run():

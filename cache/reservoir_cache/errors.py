@@ -15,17 +15,7 @@ class CacheError(ValueError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One fault found on disk.
-
-    Parameters
-    ----------
-    path : Path
-        The file (or folder) at fault.
-    what : str
-        What is wrong with it.
-    repair : str
-        What to do about it.
-    """
+    """One fault found on disk: the file (or folder), what is wrong with it, and what to do about it."""
 
     path: Path
     what: str

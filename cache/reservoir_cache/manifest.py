@@ -69,6 +69,13 @@ class Manifest:
         """Return the shards of one block."""
         return [shard for shard in self.shards if shard.block == block]
 
+    def held(self) -> dict[int, dict[str, Shard]]:
+        """Return for each block that has any the shard that holds each of its columns."""
+        found: dict[int, dict[str, Shard]] = {}
+        for shard in self.shards:
+            found.setdefault(shard.block, {}).update(dict.fromkeys(shard.columns, shard))
+        return found
+
     def with_shard(self, shard: Shard, columns: dict[str, Column]) -> Manifest:
         """Return the manifest with a shard, and the shapes of its columns, added or in place of a file of that name."""
         others = (each for each in self.shards if each.file != shard.file)

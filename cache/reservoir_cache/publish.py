@@ -44,11 +44,6 @@ def publish_file(final: Path, write: Callable[[Path], object], verify: Callable[
         Creates the file it is given, which does not exist yet.
     verify : callable, optional
         Reads the file it is given and raises CacheError if it is not what was meant.
-
-    Raises
-    ------
-    CacheError
-        If the file cannot be written or does not read back.
     """
     temporary = final.with_name(f".{final.name}.{next(_counter)}.{run_identity()}.tmp")
     try:
@@ -71,22 +66,7 @@ def publish_file(final: Path, write: Callable[[Path], object], verify: Callable[
 
 
 def publish_json(final: Path, content: dict[str, Any], *, indent: int | None = None) -> None:
-    """Publish a JSON document; ``crc32``, over the compact text of the other fields, is added to it.
-
-    Parameters
-    ----------
-    final : Path
-        The final name; its folder exists.
-    content : dict
-        JSON values.
-    indent : int, optional
-        Spaces of indentation; by default the document is one line.
-
-    Raises
-    ------
-    CacheError
-        If the file cannot be written or does not read back.
-    """
+    """Publish a JSON document, on one line or indented; ``crc32``, over the other fields' compact text, is added."""
     text = _text({**content, "crc32": _checksum(content)}, indent)
 
     def write(path: Path) -> None:
@@ -101,15 +81,7 @@ def publish_json(final: Path, content: dict[str, Any], *, indent: int | None = N
 
 
 def read_json(path: Path, *, indent: int | None = None) -> dict[str, Any]:
-    """Read a document written by ``publish_json`` with the same indentation, without its ``crc32``.
-
-    Raises
-    ------
-    FileNotFoundError
-        If it is not there.
-    CacheError
-        If a single byte of it has changed.
-    """
+    """Read a document of ``publish_json``, without its ``crc32``; CacheError if a single byte of it has changed."""
     try:
         text = path.read_bytes().decode("ascii")
         content = json.loads(text)

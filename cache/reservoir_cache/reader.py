@@ -23,19 +23,9 @@ _checked: set[tuple[int, int, int, int, str]] = set()
 
 
 class FeatureStore:
-    """The features and labels of an entry, read-only.
+    """The features and labels of an entry, given by itself or its folder; read-only.
 
     ``store["train"]["block06/mean"]`` is an array of shape (rows, width), float32.
-
-    Parameters
-    ----------
-    entry : Entry or path
-        The entry, or its folder.
-
-    Raises
-    ------
-    CacheError
-        If the folder is no sound entry.
     """
 
     def __init__(self, entry: Entry | Path | str) -> None:
@@ -58,18 +48,7 @@ class FeatureStore:
 
 
 class SplitFeatures:
-    """The columns of one split, as its manifest listed them when this was made.
-
-    Parameters
-    ----------
-    entry : Entry
-    split : str
-
-    Raises
-    ------
-    CacheError
-        If there is no such split, or a listed file is missing or of another size.
-    """
+    """The columns of one split, as its manifest listed them when this was made."""
 
     def __init__(self, entry: Entry, split: str) -> None:
         self.entry, self.split = entry, split
@@ -118,11 +97,6 @@ class SplitFeatures:
         """Yield a column block by block in row order, each (rows of the block, tokens, width) float32.
 
         The blocks numbered from ``start`` up to ``stop``, all by default; their rows are ``entry.blocks(split)``.
-
-        Raises
-        ------
-        CacheError
-            If the column is absent or not finished, or a shard is damaged.
         """
         self._require(column)
         return (self._block(block, column) for block in range(len(self._ranges))[start:stop])
@@ -168,10 +142,7 @@ class SplitFeatures:
 
     @cached_property
     def _shards(self) -> dict[int, dict[str, Shard]]:
-        found: dict[int, dict[str, Shard]] = {}
-        for shard in self._manifest.shards:
-            found.setdefault(shard.block, {}).update(dict.fromkeys(shard.columns, shard))
-        return found
+        return self._manifest.held()
 
     def _block(self, block: int, column: str) -> NDArray[np.float32]:
         """Read one block of a column, (rows, tokens, width), and check it the first time in this process."""

@@ -36,6 +36,7 @@ class Spec:
 
     Paths, the batch size, the device, the host and library versions are not in it. Two specifications with the same
     numbers have the same key, whatever the order of their mappings and whether a whole number is written 1 or 1.0.
+    Values are JSON: null, bool, int, finite float, str, list, mapping.
 
     Parameters
     ----------
@@ -57,11 +58,6 @@ class Spec:
         Data type on disk.
     format : int, default FORMAT
         Version of the format on disk.
-
-    Raises
-    ------
-    CacheError
-        If a required field is missing, or a value is not JSON (null, bool, int, finite float, str, list, mapping).
     """
 
     task: Mapping[str, Any]
@@ -108,13 +104,7 @@ class Spec:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Spec:
-        """Build a specification from ``to_dict``'s result.
-
-        Raises
-        ------
-        CacheError
-            If a field is missing or unknown.
-        """
+        """Build a specification from ``to_dict``'s result; CacheError if a field is missing or unknown."""
         names = {field.name for field in fields(cls)}
         if wrong := sorted(names ^ set(values)):
             raise CacheError(f"specification: fields missing or unknown: {', '.join(wrong)}")

@@ -24,10 +24,6 @@ def verify(entry: Entry) -> list[Problem]:
 
     Damage names the file; what an extract has not finished yet names the folder of the split. Finished is an entry
     whose splits all have their labels and, in every block, every column that any block has.
-
-    Parameters
-    ----------
-    entry : Entry
     """
     problems, remedy = [], repair_command(entry.key)
     for split in entry.splits:
@@ -61,11 +57,6 @@ def repair(entry: Entry, problems: Iterable[Problem] | None = None) -> list[Prob
     -------
     list of Problem
         What was repaired.
-
-    Raises
-    ------
-    CacheError
-        If a problem is not one of this entry, or its files may not be written.
     """
     repaired = []
     by_folder: dict[Path, list[Problem]] = {}

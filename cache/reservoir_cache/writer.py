@@ -24,24 +24,9 @@ from reservoir_cache.spec import FORMAT
 
 
 def write_block(entry: Entry, split: str, block: int, arrays: Mapping[str, NDArray[np.float32]]) -> int:
-    """Write one shard with the given columns of a block; columns that it has already are left alone.
+    """Write one shard with those of the columns that a block lacks; return the bytes written.
 
-    Parameters
-    ----------
-    entry : Entry
-    split : str
-    block : int
-    arrays : mapping of column to ndarray of shape (rows of the block, tokens, width), float32
-
-    Returns
-    -------
-    int
-        Bytes written; 0 if every column was there.
-
-    Raises
-    ------
-    CacheError
-        If a shape or value cannot be stored, another process has the block, or the disk fails.
+    ``arrays`` maps columns to float32 arrays of shape (rows of the block, tokens, width).
     """
     number, locks = entry.block_number(split, block), entry_locks(entry.path)
     if not locks.share(number):
@@ -56,17 +41,7 @@ def write_block(entry: Entry, split: str, block: int, arrays: Mapping[str, NDArr
 def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> None:
     """Write the labels, lengths and source row numbers of a split, unless they are there.
 
-    Parameters
-    ----------
-    entry : Entry
-    split : str
-    targets : mapping
-        ``y`` (rows, readout_tokens, outputs), ``lengths`` (rows,) and ``index`` (rows,), the source row numbers.
-
-    Raises
-    ------
-    CacheError
-        If a shape is not that of the specification's rows, or the file cannot be written.
+    ``targets`` has ``y`` (rows, readout_tokens, outputs), ``lengths`` (rows,) and ``index`` (rows,).
     """
     folder, rows = entry.path / split, entry.manifest(split).rows
     arrays = {name: np.ascontiguousarray(array) for name, array in targets.items()}
@@ -140,19 +115,7 @@ class ShardWriter:
             self._raise()
 
     def put(self, split: str, block: int, arrays: Mapping[str, NDArray[np.float32]]) -> None:
-        """Hand a block over; the arrays must not be changed afterwards.
-
-        Parameters
-        ----------
-        split : str
-        block : int
-        arrays : mapping of column to ndarray of shape (rows of the block, tokens, width), float32
-
-        Raises
-        ------
-        CacheError
-            What went wrong with this block or an earlier one.
-        """
+        """Hand a block over, as ``write_block`` takes it; the arrays must not be changed afterwards."""
         self._raise()
         number = self._entry.block_number(split, block)
         if not self._locks.share(number):

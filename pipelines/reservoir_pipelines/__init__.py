@@ -1,4 +1,4 @@
-"""How stages run: prepare, extract, fit, train, pretrain, predict; one function each, and the command line.
+"""How stages run: prepare, extract, fit, tune, train, pretrain, predict; one function each, and the command line.
 
 >>> from reservoir_pipelines import extract, fit          # doctest: +SKIP
 >>> features = extract("mnist")                            # doctest: +SKIP
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from reservoir_pipelines.estimators.classifier import ReservoirClassifier
     from reservoir_pipelines.estimators.regressor import ReservoirRegressor
+    from reservoir_pipelines.explanation import Explanation, explain
     from reservoir_pipelines.extraction.extract import Extraction, extract
     from reservoir_pipelines.fitting.fit import fit
     from reservoir_pipelines.fitting.results import Fit, Result
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
     from reservoir_pipelines.pretraining.pretrain import pretrain
     from reservoir_pipelines.training.train import train
     from reservoir_pipelines.training.training_result import Training
+    from reservoir_pipelines.tuning.tune import Tuning, tune
 
 __all__ = [
     "Comparison",
+    "Explanation",
     "Extraction",
     "Fit",
     "Prediction",
@@ -38,18 +41,22 @@ __all__ = [
     "ReservoirRegressor",
     "Result",
     "Training",
+    "Tuning",
     "compare_pretraining",
+    "explain",
     "extract",
     "fit",
     "predict",
     "prepare",
     "pretrain",
     "train",
+    "tune",
 ]
 
 _HOME = {
     "ReservoirClassifier": "estimators.classifier",
     "ReservoirRegressor": "estimators.regressor",
+    **dict.fromkeys(("Explanation", "explain"), "explanation"),
     **dict.fromkeys(("Extraction", "extract"), "extraction.extract"),
     "Comparison": "pretraining.compared",
     "compare_pretraining": "pretraining.comparison",
@@ -62,6 +69,7 @@ _HOME = {
     **dict.fromkeys(("Prediction", "predict"), "prediction"),
     "train": "training.train",
     "Training": "training.training_result",
+    **dict.fromkeys(("Tuning", "tune"), "tuning.tune"),
 }
 
 

@@ -63,18 +63,18 @@ def attention(
     """Draw and save the attention maps of one block over the first rows of a task's split.
 
     With ``run``, the folder of a run of `train`, the model, the task's parameters and the scaling are the run's.
-    Raises `InputError` if the data is not of the run's task, or the family has no attention maps.
     """
     out, run, layer = options.out, options.run, options.layer
     if out is not None and (out.is_dir() or out.suffix == ".h5"):
         raise InputError(f"--out {out}: name the picture, such as maps.png; the arrays stand beside it as maps.h5")
     root = cache_root(place.cache)
     if run:
-        prepared, scaling = _prepare_for(run, task, Reservoir.choose(reservoir), source, root)
+        prepared, scaling = _prepare_for(run, task, reservoir, source, root)
         model = load_run(run, place.device, "float32")
     else:
         prepared = prepare(task, source, cache=root)
-        model = load_model(prepared.task, Reservoir.choose(reservoir), place.device, "float32")
+        settings = Reservoir.choose(reservoir, published=source.published)
+        model = load_model(prepared.task, settings, place.device, "float32")
         scaling = prepared.scaling
     settings = model.settings
     whole = prepared.split(options.split)
@@ -101,10 +101,7 @@ def attention(
 def average_maps(
     model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray, layer: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the maps of the first row, and the mean over all (see `Attention`), of stored rows (rows, tokens, ...).
-
-    ``lengths`` (rows,) are those of the values, of which the model's windows make its tokens.
-    """
+    """Return the maps of the first stored row, and the mean over all; ``lengths`` are of the values."""
     import torch
 
     from reservoir.backbones import attention_maps
@@ -160,14 +157,15 @@ def bit_diagonals(task: Task) -> dict[int, str]:
 
 
 def _prepare_for(
-    run: Path, task: str, settings: Reservoir, source: TaskOptions, cache: Path
+    run: Path, task: str, reservoir: ReservoirOptions, source: TaskOptions, cache: Path
 ) -> tuple[Prepared, Scaling | None]:
     """Return the data of a run's task and the scaling that the run was trained with, or refuse what contradicts it."""
     config = Run(run).model_config
     trained = Task.from_dict(config["settings"]["spec"]["task"])
     if trained.name != (task if task in TASKS else own_name(task)):
         raise InputError(f"--run {run}: it was trained on {trained.name!r}, not on {task!r}; name that task")
-    if settings not in (Reservoir.choose(ReservoirOptions()), Reservoir(**config["reservoir"])):
+    settings = Reservoir.choose(reservoir, published=source.published)
+    if reservoir != ReservoirOptions() and settings != Reservoir(**config["reservoir"]):
         raise InputError(f"--run {run}: the run has a model of its own; leave out the options that choose another")
     parameters = {**_given(task, trained, source.data), **source.given}
     prepared = prepare(task, replace(source, parameters=parameters), cache=cache)

@@ -65,15 +65,12 @@ def card(
     *,
     task: str | None = None,
 ) -> Card:
-    """Describe a backbone and draw the spread of its weights; count what is trained on a task, whose data may be away.
-
-    Raises `InputError` if the backbone or the task is not known, or the task is too long for it.
-    """
+    """Describe a backbone, draw the spread of its weights, count what is trained on a task, whose data may be away."""
     from reservoir.backbones import describe_weights, load_backbone
     from reservoir.backbones.parameters import deviations, group_counts, paper_counts, trained_counts, whole_count
     from reservoir.tasks import task_named
 
-    settings = Reservoir.choose(replace(model, backbone=name))
+    settings = Reservoir.choose(replace(model, backbone=name), published=source.published)
     backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
     described = task_named(task, data=data_folder(source.data), **source.given).task if task else None
     if described:

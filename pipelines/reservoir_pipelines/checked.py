@@ -37,6 +37,25 @@ def read_checked(path: Path) -> dict[str, Any]:
     return values
 
 
+def checked_line(values: Mapping[str, Any]) -> str:
+    """Return a line of JSON with its digest among the values."""
+    return json.dumps({**values, DIGEST: _digest(values)}) + "\n"
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return what lines of `checked_line` hold, but for those that have changed; none where there is no file."""
+    found = []
+    for text in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        try:
+            values = json.loads(text)
+            digest = values.pop(DIGEST)
+        except (ValueError, KeyError, AttributeError, TypeError):
+            continue
+        if digest == _digest(values):
+            found.append(values)
+    return found
+
+
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:

@@ -17,6 +17,7 @@ from reservoir_pipelines.commands import (
     model_commands,
     pretrain_commands,
     train_commands,
+    tune_commands,
 )
 from reservoir_pipelines.faults import Interruptible, system_fault
 
@@ -34,6 +35,7 @@ app = typer.Typer(
 for commands in (
     data_commands,
     fit_commands,
+    tune_commands,
     model_commands,
     export_commands,
     train_commands,

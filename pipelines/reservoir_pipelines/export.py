@@ -17,6 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from reservoir import InputError
 from reservoir.options import OutOptions
+from reservoir.raw_input import RawInput
 from reservoir.readouts import LinearReadout
 from reservoir.sequence_model import Branch, SequenceModel
 from reservoir.tasks.task import Task, Vectors
@@ -37,10 +38,7 @@ CALLS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """What `export` wrote: the model, and beside it JSON that says what goes in, what comes out, and how to call it.
-
-    ``tokens`` are the fewest and the most that sequences may be padded to; the same where the length is fixed.
-    """
+    """What `export` wrote: the model, JSON that says how to call it, and the fewest and most ``tokens``."""
 
     model: Path
     card: Path
@@ -61,25 +59,9 @@ class Export:
 def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
     """Write a saved readout and its frozen maps as one model, from stored sequences to logits.
 
-    Parameters
-    ----------
-    readout : Path
-        Folder or JSON file that `fit` wrote, or the folder of a run of `train`.
-    to : {"torch", "onnx"}, default "torch"
-        ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that
-        it gives what `predict` gives. ``onnx`` writes a float32 graph: runtimes have few bfloat16 operators.
-    **options
-        Fields of `OutOptions`; ``out`` is by default ``model.pt2`` or ``model.onnx`` beside the readout.
-
-    Returns
-    -------
-    Export
-
-    Raises
-    ------
-    InputError
-        If the readout is not readable or not linear, its frozen weights are no longer there, the backbone's family
-        cannot be traced, or the packages for ONNX are missing.
+    ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that it
+    gives what `predict` gives. ``onnx`` writes a float32 graph: runtimes have few bfloat16 operators. By default it
+    lies beside the readout, as ``model.pt2`` or ``model.onnx``.
     """
     if to not in SUFFIXES:
         raise InputError(f"--to {to}: choose torch or onnx")
@@ -101,32 +83,26 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
 
 
 def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceModel:
-    """Return the module of a bundle on the CPU, its maps in the precision that the readout was fitted in, or another.
-
-    Raises `InputError` if the readout is not linear, or the weights are not those that it was fitted on.
-    """
+    """Return the module of a bundle on the CPU, its maps in the precision of the fit, or in another."""
     if not isinstance(bundle.readout, LinearReadout):
         raise InputError(f"readout {where}: only linear readouts can be exported; fit with --readout ridge or logistic")
-    branches = []
+    branches: list[Branch | RawInput] = []
     for part in bundle.parts:
         if part.reservoir is None:
-            raise InputError(
-                f"readout {where}: it reads the raw input, where no reservoir did better; a column of one is exported "
-                "after reservoir fit ... --columns COLUMN"
-            )
+            branches.append(RawInput(bundle.task))
+            continue
         model = load_part(bundle.task, part, "cpu", where, compute)
         if model.compute != part.compute:
             say(f"the readout was fitted in {part.compute}; the float32 model differs from predict by its rounding")
         branches.append(Branch(model, part.columns))
-    return SequenceModel(bundle.scaling, branches, bundle.readout)
+    return SequenceModel(bundle.task, bundle.scaling, branches, bundle.readout)
 
 
 def trace(module: SequenceModel, task: Task) -> tuple[ExportedProgram, tuple[int, int]]:
     """Return the program of a module for any batch, and the fewest and most tokens that it takes.
 
-    Any length up to the task's longest will do, unless the backbone walks over its tokens one by one, as recurrent
-    ones do, or reads windows, whose number the tracer cannot bound: then every sequence is padded to the longest.
-    Raises `InputError` if the backbone's operations depend on values, which no program can hold.
+    Any length up to the task's longest will do, unless the backbone walks over its tokens one by one, as recurrent ones
+    do, or reads windows, whose number the tracer cannot bound: then every sequence is padded to the longest.
     """
     # torch.export takes sizes 0 and 1 for constants, so a variable length begins at two.
     fewest, longest = max(task.readout_tokens, 2), task.max_tokens

@@ -45,18 +45,10 @@ class Interruptible(TyperGroup):
 
 
 def system_fault(error: OSError) -> tuple[str, int] | None:
-    """Put an error of the operating system into one line.
+    """Put an error of the operating system that escaped from a command into one line, with the exit code.
 
-    Parameters
-    ----------
-    error : OSError
-        What escaped from a command.
-
-    Returns
-    -------
-    (str, int) or None
-        The line and the exit code: 2 where a path that the user named is at fault, 1 where the machine is. None if the
-        error names no path and is none of the machine's: then it is a mistake of ours, and its traceback is wanted.
+    That is 2 where a path that the user named is at fault, 1 where the machine is. None if the error names no path and
+    is none of the machine's: then it is a mistake of ours, and its traceback is wanted.
     """
     if error.errno is None or (error.filename is None and error.errno not in _TROUBLES):
         return None

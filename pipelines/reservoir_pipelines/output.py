@@ -6,9 +6,11 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress, TaskID
 
 
@@ -56,11 +58,30 @@ def size_text(size: int) -> str:
     return f"{value:.1f} TB"
 
 
+_hushed: ContextVar[bool] = ContextVar("hushed", default=False)
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Keep back what stages say of themselves, where somebody else shows how it goes."""
+    token = _hushed.set(True)
+    try:
+        yield
+    finally:
+        _hushed.reset(token)
+
+
 def say(text: str) -> None:
     """Print one line for a person to stderr; stdout is kept for results."""
+    if not _hushed.get():
+        console(soft_wrap=True).print(text, markup=False)
+
+
+def console(*, soft_wrap: bool = False) -> Console:
+    """Return stderr as rich sees it."""
     from rich.console import Console
 
-    Console(stderr=True, highlight=False, soft_wrap=True).print(text, markup=False)
+    return Console(stderr=True, highlight=False, soft_wrap=soft_wrap)
 
 
 class Meter:
@@ -87,14 +108,14 @@ def meter(title: str, rows: int, unit: str = "rows") -> Iterator[Meter]:
 
 @contextmanager
 def training_meter(
-    steps: int, done: int, text: str, *, each: int = 1, unit: str = "steps/s", quiet: bool = False
+    steps: int, done: int, text: str, *, each: int = 1, unit: str = "steps/s"
 ) -> Iterator[Callable[..., None]]:
     """Yield ``show(step, *numbers)``, which shows running means of the numbers as ``text`` formats them.
 
     ``each`` units make a step, of the speed that is shown.
     """
     means: list[float] = []
-    with _progress("train", "", quiet=quiet) as progress:
+    with _progress("train", "") as progress:
         bar = progress.add_task("train", total=steps, completed=done, text="")
 
         def show(step: int, *numbers: float) -> None:
@@ -105,12 +126,11 @@ def training_meter(
         yield show
 
 
-def _progress(title: str, unit: str, *, quiet: bool = False) -> Progress:
+def _progress(title: str, unit: str) -> Progress:
     """Return one live line on stderr; nothing where it is no terminal."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    place = console()
     columns = (
         TextColumn(title),
         BarColumn(bar_width=24),
@@ -120,4 +140,5 @@ def _progress(title: str, unit: str, *, quiet: bool = False) -> Progress:
         TimeRemainingColumn(compact=True),
         TextColumn("left"),
     )
-    return Progress(*columns, console=console, disable=quiet or not console.is_terminal, transient=True)
+    quiet = _hushed.get() or not place.is_terminal
+    return Progress(*columns, console=place, disable=quiet, transient=True)

@@ -54,6 +54,17 @@ def in_unit(metric: str) -> tuple[float, str]:
     return (100.0, f"{metric} (%)") if metric == "accuracy" else (1.0, metric)
 
 
+def draw_course(axes: Axes, train: np.ndarray, valid: np.ndarray) -> None:
+    """Draw (step, value) of every step, smoothed over a hundredth of them, and of every validation."""
+    if len(train):
+        width = max(1, len(train) // 100)
+        smooth = np.convolve(train[:, 1], np.full(width, 1 / width), mode="valid")
+        line = "o-" if len(train) == 1 else "-"
+        axes.plot(train[width - 1 :, 0], smooth, line, color=COLOURS[0], markersize=3, linewidth=1, label="train")
+    if len(valid):
+        axes.plot(*valid.T, "o-", color=COLOURS[1], markersize=3, linewidth=1.5, label="valid")
+
+
 # ---- of fits
 
 

@@ -12,12 +12,12 @@ import numpy as np
 from reservoir import InputError
 from reservoir.features import forward
 from reservoir.options import DeviceOptions
+from reservoir.raw_input import raw_features
 from reservoir.readouts import samples, unsample
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks import encode, read_new
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.evaluation import Evaluation, evaluate_classes, evaluate_values
-from reservoir_pipelines.fitting.raw import raw_features
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.training.trained import load_part, open_readout
 
@@ -78,13 +78,6 @@ def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Predict
     ------
     Prediction
         For each sequence, in order.
-
-    Raises
-    ------
-    InputError
-        If the readout or the file is not readable, the sequences are not the task's or too large for the model, they
-        have no lengths though the readout was fitted on several, or the frozen weights are not those that the readout
-        was fitted on.
     """
     bundle = open_readout(readout)
     raw, given, ids, y = read_new(file, bundle.task)

@@ -21,25 +21,10 @@ def map_pieces(
 ) -> list[Any]:
     """Return ``work(*a)`` for each tuple of arguments, in their order.
 
-    ``work`` must give the same whenever it is called again with the same arguments: a worker that dies has its pieces
-    done once more.
-
-    Parameters
-    ----------
-    work : callable
-        A function of a module, as it is sent to other processes by name.
-    arguments : iterable of tuple
-        Small values; paths, but no open files.
-    workers : int, default 0
-        Local processes; with 0 or 1 the work is done here, one piece after the other, and also where the time of the
-        first piece says that processes would not pay off.
-    scheduler : str, optional
-        Address of a dask.distributed scheduler (``tcp://host:port``); goes before ``workers``.
-
-    Raises
-    ------
-    InputError
-        If no scheduler answers at the address, or its package is missing; and whatever ``work`` raises.
+    ``work`` is a function of a module, as it is sent to other processes by name, and must give the same whenever it is
+    called again: a worker that dies has its pieces done once more. With 0 or 1 workers the work is done here, one piece
+    after the other, and also where the time of the first piece says that processes would not pay off. The address of a
+    ``scheduler`` (``tcp://host:port``) goes before ``workers``.
     """
     tasks = list(arguments)
     if scheduler is not None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reservoir_cache import fault_point
+from reservoir_cache import fault_point, sync
 
 from reservoir.errors import InputError
 
@@ -19,13 +21,7 @@ if TYPE_CHECKING:
 
 
 def cache_root(cache: Path | None = None) -> Path:
-    """Return the root folder: the argument, else ``RESERVOIR_CACHE``, else the platform's user cache folder.
-
-    Raises
-    ------
-    InputError
-        If there is something else under that name.
-    """
+    """Return the root folder: the argument, else ``RESERVOIR_CACHE``, else the platform's user cache folder."""
     named = cache or os.environ.get("RESERVOIR_CACHE")
     if not named:
         import platformdirs
@@ -46,6 +42,11 @@ def data_folder(data: Path | None = None) -> Path | None:
     return None if data is None else Path(data)
 
 
+def versions(*packages: str) -> dict[str, str]:
+    """Return the versions of Python and of some packages, for people who wonder why a number differs."""
+    return {"python": platform.python_version()} | {name: import_module(name).__version__ for name in packages}
+
+
 def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
     """Write a file under a temporary name and move it into place, so that it is whole or as it was."""
     part = path.with_name(f".{path.name}-{uuid.uuid4().hex}.part")
@@ -62,23 +63,8 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
         part.unlink(missing_ok=True)
 
 
-def sync(path: Path) -> None:
-    """Force a file, or the names in a folder, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file that others may read as they may read every new file.
-
-    Raises
-    ------
-    OSError
-        If the system refuses it, as on a full disk.
-    """
+    """Write a safetensors file that others may read as they may read every new file."""
     from safetensors.torch import save_file
 
     with system_errors():

@@ -14,7 +14,7 @@ esn : echo state networks.
 from reservoir.backbones.attention import attention_maps
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import GROUPS
-from reservoir.backbones.names import FAMILIES, KNOWN, default_init, find
+from reservoir.backbones.names import FAMILIES, KNOWN, default_init, find, random_init
 from reservoir.backbones.weights import INITS, describe_weights, load_backbone, weights_digest
 
 __all__ = [
@@ -28,5 +28,6 @@ __all__ = [
     "describe_weights",
     "find",
     "load_backbone",
+    "random_init",
     "weights_digest",
 ]

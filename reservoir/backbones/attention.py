@@ -32,11 +32,6 @@ def attention_maps(backbone: Backbone, embeds: Tensor, lengths: Tensor, layer: i
     -------
     Tensor of float32, (batch, heads, queries, keys)
         Rows of real queries sum to one; zero wherever the query or the key is padding.
-
-    Raises
-    ------
-    InputError
-        If the family has no such maps, or there is no such block.
     """
     path = backbone.family.attention
     if not path:

@@ -33,16 +33,8 @@ SHIPPED: dict[str, Path] = {"mini": Path(__file__).parent / "mini"}
 def find(name: str) -> tuple[Family, Any]:
     """Return the family and the configuration of a backbone.
 
-    Parameters
-    ----------
-    name : str
-        A key of `KNOWN`, also with settings of its configuration, as in ``esn:units=500,sr=1.1``; a folder with a
-        ``config.json``; a GGUF file; or a hub name.
-
-    Raises
-    ------
-    InputError
-        If there is no such backbone, its family is not known, or a setting is none that a model can have.
+    ``name`` is a key of `KNOWN`, also with settings of its configuration, as in ``esn:units=500,sr=1.1``; a folder with
+    a ``config.json``; a GGUF file; or a hub name.
     """
     known, _, settings = name.partition(":")
     if known in KNOWN:
@@ -66,6 +58,24 @@ def default_init(name: str) -> str:
     """Return the init meant where none is said: random for what nobody publishes weights of, else pretrained."""
     known = name.partition(":")
     return "random" if known[1] or (known[0] in KNOWN and KNOWN[known[0]]().model_type in OWN) else "pretrained"
+
+
+def random_init(name: str, init: str, *, published: bool = False) -> str:
+    """Return the draw that an init means, where it is ``random`` or ``random-scaled``; any other is what it says.
+
+    ``random`` is the family's own scheme, of GPT-2 the ``random-scaled`` one of its authors. Where the paper is
+    followed (``published``) it is that of its library, transformers 4.1.1: of GPT-2 ``random-flat``. Of other families
+    that library's scheme was what it is today, and the LSTM's is the released one. Raises `InputError` for
+    ``random-scaled`` of any other family.
+    """
+    if init == "random-scaled" or (init == "random" and published):
+        gpt = find(name)[0] is gpt2.GPT2
+        if init == "random" and gpt:
+            return "random-flat"
+        if not gpt and init == "random-scaled":
+            raise InputError(f"init 'random-scaled': a way to draw GPT-2, which {name!r} is not; use --init random")
+        return "random"
+    return init
 
 
 def is_altered(name: str) -> bool:

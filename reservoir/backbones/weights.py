@@ -54,12 +54,6 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
     -------
     Backbone
         In float32, on the CPU, in evaluation mode, with no gradients.
-
-    Raises
-    ------
-    InputError
-        If the name, its configuration or its weights are not here, the family has no such draw, or a weight is missing,
-        extra, of another shape or not finite; the weight is named.
     """
     if init not in INITS:
         raise InputError(f"init {init!r}: choose one of {', '.join(INITS)}, or a folder with weights")

@@ -21,10 +21,7 @@ BOTH_WAYS = ("bert", "roberta", "xlm-roberta", "distilbert")
 
 
 class LanguageModel(nn.Module):
-    """A model of tokens of a backbone's shape, drawn from its family's default initialisation.
-
-    ``eager`` is attention as plain products, which a compiler fuses, instead of torch's own kernel.
-    """
+    """A model of tokens of a backbone's shape, drawn as its family is; ``eager`` attention is what a compiler fuses."""
 
     def __init__(self, backbone: str, vocabulary: int, seed: int = 0, *, eager: bool = False) -> None:
         from transformers import AutoModelForCausalLM, AutoModelForMaskedLM

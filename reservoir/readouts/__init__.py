@@ -3,7 +3,8 @@
 *Labels*: `Targets` codes them as regression targets; `samples` lays out a column of the cache.
 *Ridge*: `accumulate` streams data into `Moments`; `ridge_path` and `kernel_path` solve every penalty from them.
 *Logistic*: `logistic_sweep` solves every penalty of multinomial logistic regression in the same passes.
-*Selection*: `sweep` by a validation split, `cross_sweep` by K folds (`deal_folds`), `forward_selection` over columns;
+*Selection*: `sweep` by a validation split, `cross_sweep` by K folds (`deal_folds`), `forward_selection` over columns,
+`held_out` by a kernel matrix alone;
 `widened` carries a grid of penalties on. `accuracy_interval`, `mcnemar`, `paired_bootstrap`: how sure all that is.
 *Estimators*: `RidgeSweepClassifier` and `RidgeSweepRegressor`, for arrays in memory and in scikit-learn's sense.
 *Devices*: inside ``with products_on(TorchArithmetic("cuda"))`` the matrix products of all these run on a GPU.
@@ -16,11 +17,13 @@ from reservoir.readouts.confidence import accuracy_interval, mcnemar, paired_boo
 from reservoir.readouts.device import Arithmetic, NumpyArithmetic, TorchArithmetic, arithmetic, products_on
 from reservoir.readouts.forward import Step, forward_selection
 from reservoir.readouts.gather import gather, solve, training_moments
+from reservoir.readouts.held_out import HeldOut, held_out, kernel_matrix
+from reservoir.readouts.kernel import kernel_path
 from reservoir.readouts.kfold import add_folds, cross_sweep, deal_folds, fold_moments, partial_moments
 from reservoir.readouts.linear import LinearPath, LinearReadout, Scorer
 from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic_sweep
 from reservoir.readouts.moments import Block, Moments, accumulate
-from reservoir.readouts.ridge import DEFAULT_ALPHAS, kernel_path, parse_alphas, ridge_path, widened
+from reservoir.readouts.ridge import DEFAULT_ALPHAS, parse_alphas, ridge_path, widened
 from reservoir.readouts.sweep import Sweep, Tally, score, sweep
 from reservoir.readouts.targets import Targets, balanced_weights, metric_name, samples, unsample
 
@@ -32,6 +35,7 @@ __all__ = [
     "LOGISTIC_ALPHAS",
     "Arithmetic",
     "Block",
+    "HeldOut",
     "LinearPath",
     "LinearReadout",
     "Moments",
@@ -54,6 +58,8 @@ __all__ = [
     "fold_moments",
     "forward_selection",
     "gather",
+    "held_out",
+    "kernel_matrix",
     "kernel_path",
     "logistic_path",
     "logistic_sweep",

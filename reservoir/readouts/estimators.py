@@ -57,8 +57,8 @@ class RidgeSweepClassifier(ClassifierMixin, _RidgeSweep):
 
         W(alpha) = argmin  sum_i p_i || y_i - b - W' z_i ||^2 + alpha || W ||^2
 
-    come from one reduction of Z'PZ, for all data and for all data but each fold. The penalty that classifies most
-    held-out samples rightly is chosen; of equal ones the largest.
+    come from one reduction of Z'PZ, for all data and for all data but each fold (standardised as all data are). The
+    penalty that classifies most held-out samples rightly is chosen; of equal ones the largest.
 
     Parameters
     ----------

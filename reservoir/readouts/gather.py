@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError
+from reservoir.readouts.kernel import kernel_path
 from reservoir.readouts.linear import LinearPath
 from reservoir.readouts.moments import Block, Moments, accumulate
-from reservoir.readouts.ridge import kernel_path, ridge_path
+from reservoir.readouts.ridge import ridge_path
 from reservoir.readouts.targets import Targets
 
 
@@ -27,11 +28,6 @@ class Samples:
     def select(self, features: np.ndarray | slice) -> Samples:
         """Return the same samples with some of the features."""
         return replace(self, x=self.x[:, features])
-
-    def rows(self, chosen: np.ndarray) -> Samples:
-        """Return some of the samples, by a mask (n,)."""
-        weights = None if self.weights is None else self.weights[chosen]
-        return Samples(x=self.x[chosen], y=self.y[chosen], weights=weights)
 
 
 Training = Moments | Samples

@@ -1,7 +1,9 @@
-"""Selection by K-fold cross-validation from fold moments: every fold's path for the price of one pass.
+"""Selection by K-fold cross-validation, without another pass over the features for each fold.
 
-The moments of all folds but one are a sum, so K refits on all data but a fold cost K small solves, not K passes. A
-second pass scores each sample by the path that has not seen it. Memory is of order K w^2.
+Of many samples the moments of all folds but one are a sum, so K refits on all data but a fold cost K small solves; a
+second pass scores each sample by the path that has not seen it. Of fewer samples than features their products serve all
+folds. Features are standardised by all samples, once, as in the readout that is chosen: labels have no part in that. A
+channel that varies in one fold alone so stays small in the others, where their rounding is all that is left of it.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.readouts.gather import Samples, Training, head, solve
-from reservoir.readouts.linear import LinearPath, Scorer
+from reservoir.readouts.gather import head
+from reservoir.readouts.kernel import Kernel
+from reservoir.readouts.linear import Scorer
 from reservoir.readouts.moments import Accumulator, Moments, leave_one_out
 from reservoir.readouts.ridge import DEFAULT_ALPHAS, ridge_path
 from reservoir.readouts.sweep import Sweep, Tally
@@ -23,6 +26,9 @@ from reservoir.readouts.targets import Targets
 
 FoldBlock = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Features (m, w), labels (m, outputs) and fold numbers, (m,) or (m, repeats), of some samples."""
+
+HeldOut = Iterable[tuple[int, np.ndarray, np.ndarray]]
+"""Fold, scores (A, m, t) of every penalty by the other folds, and labels (m, outputs) of some samples."""
 
 
 def cross_sweep(
@@ -39,21 +45,31 @@ def cross_sweep(
 
     The accuracy of a penalty is over all samples, each scored by the model of the other folds, averaged over the deals;
     the path that is returned is fitted on all of them. The temperature comes from held-out scores of the first deal.
-    ``train`` is iterated three times, and twice more for each further deal. Moments of each fold, deal after deal, from
-    an earlier `fold_moments` save the first pass. By the rule of one standard error, that of the mean over folds, the
-    largest penalty is chosen that is no worse than the best by more.
+    ``train`` is iterated several times. Moments of each fold, deal after deal, from an earlier `fold_moments` save some
+    of them. By the rule of one standard error, that of the mean over folds, the largest penalty is chosen that is no
+    worse than the best by more.
     """
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds; give at least 2")
-    deals = [_Deal(train, number) for number in range(repeats)]
-    stored = [moments and moments[number * folds : (number + 1) * folds] for number in range(repeats)]
-    whole, paths = _paths(deals[0], targets, alphas, folds, stored[0])
-    scores = [_score(deals[0], targets, paths)]
-    for deal, part in zip(deals[1:], stored[1:], strict=True):
-        scores.append(_score(deal, targets, _paths(deal, targets, alphas, folds, part)[1]))
-    accuracy, error = np.mean(scores, axis=0)
-    found = Sweep.of(solve(whole, alphas), accuracy, targets, whole, error if one_standard_error else None)
-    return replace(found, temperature=_temperature(deals[0], targets, paths, found.best))
+    few = None if moments else head(train)[0]
+    deals: Sequence[HeldOut]
+    if few is not None:
+        x, y, fold = few
+        kernel, coded, whole = Kernel.of(x, targets.weights(y)), targets.encode(y), None
+        path = kernel.path(coded, alphas)
+        deals = [_held_out(kernel, coded, y, deal, alphas, folds) for deal in fold.reshape(len(y), -1).T]
+    else:
+        parts = moments or [part for n in range(repeats) for part in fold_moments(_Deal(train, n), targets, folds)]
+        whole = functools.reduce(operator.add, parts[:folds])
+        path = ridge_path(whole, alphas)
+        rests = [leave_one_out(parts[n * folds : (n + 1) * folds]) for n in range(repeats)]
+        paths = [[ridge_path(rest, alphas, whole.std) for rest in deal] for deal in rests]
+        deals = [_Scored(_Deal(train, n), [Scorer(one, targets) for one in paths[n]]) for n in range(repeats)]
+    accuracy, error = np.mean([_rate(deal, targets, folds) for deal in deals], axis=0)
+    found = Sweep.of(path, accuracy, targets, whole, error if one_standard_error else None)
+    chosen = [(scores[found.best], y) for _, scores, y in deals[0]]
+    scores, labels = (np.concatenate(part) for part in zip(*chosen, strict=True))
+    return replace(found, temperature=targets.fit_temperature(scores, labels))
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,39 +84,35 @@ class _Deal:
             yield x, y, fold if fold.ndim == 1 else fold[:, self.number]
 
 
-def _paths(
-    train: _Deal, targets: Targets, alphas: np.ndarray, folds: int, moments: Sequence[Moments] | None
-) -> tuple[Training, list[LinearPath]]:
-    """Return all training data, and the path fitted on all folds but each: from samples where they are few."""
-    few, stream = (None, train) if moments else head(train)
-    if few is None:
-        moments = moments or fold_moments(stream, targets, folds)
-        rests, whole = leave_one_out(moments), functools.reduce(operator.add, moments)
-        return whole, [ridge_path(rest, alphas) for rest in rests]
-    x, y, fold = few
+@dataclass(frozen=True, eq=False)
+class _Scored:
+    """Blocks of one deal scored by the paths of the other folds, as often as they are iterated."""
+
+    deal: _Deal
+    scorers: Sequence[Scorer]
+
+    def __iter__(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        for k, x, y in _by_fold(self.deal):
+            yield k, self.scorers[k](x), y
+
+
+def _held_out(
+    kernel: Kernel, coded: np.ndarray, y: np.ndarray, fold: np.ndarray, alphas: np.ndarray, folds: int
+) -> HeldOut:
+    """Return what each fold of a deal scores by the others, from products of samples."""
     _check_folds(np.bincount(fold, minlength=folds))
-    samples = Samples(x=x, y=targets.encode(y), weights=targets.weights(y))
-    return samples, [solve(samples.rows(fold != k), alphas) for k in range(folds)]
+    scores = kernel.held_out(coded, fold, alphas)
+    return [(k, scores[:, fold == k], y[fold == k]) for k in range(folds)]
 
 
-def _score(train: _Deal, targets: Targets, paths: list[LinearPath]) -> tuple[np.ndarray, np.ndarray]:
+def _rate(deal: HeldOut, targets: Targets, folds: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the held-out accuracy (A,) of every penalty over all samples, and its standard error over folds."""
-    scorers = [Scorer(path, targets) for path in paths]
-    together, apart = Tally(targets), [Tally(targets) for _ in paths]
-    for k, x, y in _by_fold(train):
-        scores = scorers[k](x)
+    together, apart = Tally(targets), [Tally(targets) for _ in range(folds)]
+    for k, scores, y in deal:
         together.update(scores, y)
         apart[k].update(scores, y)
     spread = np.std([tally.accuracy() for tally in apart], axis=0, ddof=1)
-    return together.accuracy(), spread / np.sqrt(len(paths))
-
-
-def _temperature(train: _Deal, targets: Targets, paths: list[LinearPath], best: int) -> float:
-    """Return the temperature that suits the scores of every sample under the chosen penalty, held out."""
-    readouts = [path.readout(best, targets) for path in paths]
-    pairs = [(readouts[k].scores(x), y) for k, x, y in _by_fold(train)]
-    scores, labels = (np.concatenate(part) for part in zip(*pairs, strict=True))
-    return targets.fit_temperature(scores, labels)
+    return together.accuracy(), spread / np.sqrt(folds)
 
 
 def _by_fold(train: Iterable[FoldBlock]) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:

@@ -22,10 +22,11 @@ from scipy.special import expit, logsumexp
 
 from reservoir.errors import InputError
 from reservoir.readouts.gather import Training, gather
+from reservoir.readouts.kernel import Kernel
 from reservoir.readouts.lbfgs import Evaluation, minimise_together
 from reservoir.readouts.linear import LinearPath
 from reservoir.readouts.moments import BLOCK_ROWS, Block, Moments
-from reservoir.readouts.ridge import inverse, positive, standardise
+from reservoir.readouts.ridge import inverse, positive
 from reservoir.readouts.sweep import Sweep, score
 from reservoir.readouts.targets import Targets
 
@@ -105,10 +106,11 @@ def _principal_axes(training: Training) -> _Axes:
         mean, scale, count = training.mean, inverse(training.std), training.count
         values, vectors = eigh(training.xx * scale * scale[:, None], driver="evd", overwrite_a=True)
     else:
-        z, mean, scale, roots = standardise(training.x, training.weights)
-        count = float(np.square(roots).sum())
-        values, vectors = eigh(z @ z.T, driver="evd", overwrite_a=True)
-        vectors = z.T @ vectors
+        kernel = Kernel.of(training.x, training.weights)
+        mean, scale, count = kernel.mean, kernel.scale, float(kernel.weights.sum())
+        roots = np.sqrt(kernel.weights)
+        values, vectors = eigh(kernel.products * roots * roots[:, None], driver="evd", overwrite_a=True)
+        vectors = kernel.standardised().T @ vectors
         vectors /= np.sqrt(np.maximum(values, np.finfo(float).tiny))
     kept = values > len(values) * np.finfo(float).eps * values[-1]
     return _Axes(vectors[:, kept], values[kept], mean, scale, count)

@@ -49,9 +49,7 @@ class Moments:
     def std(self) -> np.ndarray:
         """Standard deviations, (w,), as ``StandardScaler`` has them; exactly 0 for constant channels."""
         variance = np.diagonal(self.xx) / self.count
-        # A channel of equal float64 values can differ from its own mean by the rounding of that mean.
-        constant = variance <= np.square(10 * np.finfo(np.float64).eps * self.mean)
-        return np.sqrt(np.where(constant, 0.0, variance))
+        return np.sqrt(np.where(constant(variance, self.mean), 0.0, variance))
 
     def __add__(self, other: Moments) -> Moments:
         """Return the moments of both sets of samples together (Chan, Golub and LeVeque 1983, equation 2.1)."""
@@ -180,6 +178,11 @@ def accumulate(blocks: Iterable[tuple[Any, ...]]) -> Moments:
     if accumulator is None:
         raise InputError("moments: there are no samples; give at least one")
     return accumulator.moments()
+
+
+def constant(variance: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """Return which channels are constant: equal float64 values can differ from their own mean by its rounding."""
+    return variance <= np.square(10 * np.finfo(np.float64).eps * mean)
 
 
 def leave_one_out(folds: Sequence[Moments]) -> Iterator[Moments]:

@@ -66,6 +66,9 @@ TASKS: dict[str, Callable[..., Source]] = {
 }
 """The named tasks: constructors that take ``data`` (the folder of the files) and the task's parameters."""
 
+PROTOCOLS = ("ours", "paper")
+"""How a task is done: right, or as the authors' code did it."""
+
 
 def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Source:
     """Return the source of a named task, or of your own data.
@@ -77,15 +80,12 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
     data : Path, optional
         The folder with the publisher's files, for a named task.
     **parameters
-        The task's parameters.
-
-    Raises
-    ------
-    InputError
-        If there is neither such a task nor such a file, or the task has no such parameter.
+        The task's parameters; ``protocol`` goes with every named task.
     """
     if name in TASKS:
         constructor, start = TASKS[name], {"data": data}
+        if parameters.get("protocol") in PROTOCOLS and not hasattr(constructor, "protocol"):
+            del parameters["protocol"]  # these data are the same either way, and so is their key
     elif Path(name).suffix or "/" in name or FUNCTION.fullmatch(name):
         constructor, start = cast("Callable[..., Source]", OwnData), {"origin": name}
     else:
@@ -110,11 +110,6 @@ def encode(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tupl
         Raw inputs (images, for the image tasks), or sequences already.
     lengths : ndarray of int, (rows,), optional
         Real tokens of each row; all of them by default.
-
-    Raises
-    ------
-    InputError
-        Where the shape, the type or a value is not this task's.
     """
     if task.name not in TASKS:
         return encode_own(task, x, lengths)

@@ -23,6 +23,7 @@ class _Bits(Source):
     """What both tasks share: rows are drawn in pieces, and sequences are given as they are."""
 
     n: int
+    patterns: int
     token_bits: int
     train_rows: int
     valid_rows: int
@@ -40,8 +41,22 @@ class _Bits(Source):
         """Return sequences (rows, tokens, token_bits) as they are."""
         return check_sequences(self.task, x), full_lengths(x)
 
-    def _check(self, *names: str) -> None:
-        for name in ("n", "token_bits", "train_rows", "valid_rows", "test_rows", *names):
+    def _task(self, name: str, strings: int, ignored: set[str], floor: float | None = None) -> Task:
+        """Return the description of a task that shows so many strings, and reads the last."""
+        per_string = self.n // self.token_bits
+        return Task(
+            name=name,
+            form=Vectors(self.token_bits),
+            max_tokens=strings * per_string,
+            classes=2,
+            readout_tokens=per_string,
+            outputs=self.token_bits,
+            floor=floor,
+            parameters={name: value for name, value in vars(self).items() if name not in ignored},
+        )
+
+    def _check(self) -> None:
+        for name in ("n", "token_bits", "train_rows", "valid_rows", "test_rows", "patterns"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise InputError(f"{name} is {value}; give a whole number above 0")
@@ -58,7 +73,7 @@ class BitMemory(_Bits):
     ``patterns`` strings of ``n`` bits of -1 and +1 are shown, ``token_bits`` of them a token, then one of the strings
     with each bit set to 0 with probability ``mask``; each of the last ``n / token_bits`` tokens is to give back its
     bits as they were. The default is the paper's: 120 tokens of 50 bits, the last 20 read out. Fewer rows are the first
-    of more.
+    of more. Who copies the bits that are shown and guesses the others is right in ``1 - mask / 2`` of all, 75%.
     """
 
     data: Path | None = None  # not used
@@ -72,23 +87,14 @@ class BitMemory(_Bits):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self._check("patterns")
+        self._check()
         if not 0 <= self.mask <= 1:
             raise InputError(f"bit-memory: mask is {self.mask}; give a probability from 0 to 1")
 
     @property
     def task(self) -> Task:
         """The description."""
-        per_string = self.n // self.token_bits
-        return Task(
-            name="bit-memory",
-            form=Vectors(self.token_bits),
-            max_tokens=(self.patterns + 1) * per_string,
-            classes=2,
-            readout_tokens=per_string,
-            outputs=self.token_bits,
-            parameters={f: getattr(self, f) for f in self.__dataclass_fields__ if f != "data"},
-        )
+        return self._task("bit-memory", self.patterns + 1, {"data"}, floor=1 - self.mask / 2)
 
     def read(self, piece: Piece) -> dict[str, Split]:
         """Draw the rows of one piece."""
@@ -123,24 +129,14 @@ class BitXor(_Bits):
     held_out: bool = False
 
     def __post_init__(self) -> None:
-        self._check("patterns")
+        self._check()
         if self.held_out and not MOST_HELD_OUT[0] <= self.n * self.patterns <= MOST_HELD_OUT[1]:
             raise InputError(f"held_out goes with {MOST_HELD_OUT[0]} to {MOST_HELD_OUT[1]} bits in all; leave it out")
 
     @property
     def task(self) -> Task:
         """The description."""
-        per_string = self.n // self.token_bits
-        ignored = {"data"} if self.held_out else {"data", "held_out"}
-        return Task(
-            name="bit-xor",
-            form=Vectors(self.token_bits),
-            max_tokens=self.patterns * per_string,
-            classes=2,
-            readout_tokens=per_string,
-            outputs=self.token_bits,
-            parameters={f: getattr(self, f) for f in self.__dataclass_fields__ if f not in ignored},
-        )
+        return self._task("bit-xor", self.patterns, {"data"} if self.held_out else {"data", "held_out"})
 
     def read(self, piece: Piece) -> dict[str, Split]:
         """Draw the rows of one piece."""

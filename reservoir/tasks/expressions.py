@@ -8,7 +8,7 @@ al. 2021) uses them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,11 +27,10 @@ _IDS = {symbol: number for number, symbol in enumerate((*SYMBOLS, "(", ")")) if 
 
 
 def encode_texts(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the symbols of expressions as written, or as Long Range Arena writes them.
+    """Return the symbols (n,) of expressions, which follow each other, and their lengths (rows,).
 
-    The symbols (n,) of uint8 follow each other; with them come their lengths (rows,). Long Range Arena puts a pair of
-    parentheses around every two parts, ``( ( ( [MAX 2 ) 3 ) ] )``; they say nothing that the brackets do not, and are
-    dropped.
+    Long Range Arena puts parentheses around every two parts, ``( ( ( [MAX 2 ) 3 ) ] )``; they say nothing that the
+    brackets do not, and are dropped.
     """
     rows = []
     for row, text in enumerate(texts):
@@ -71,22 +70,6 @@ def _check(texts: Sequence[str], what: str, wrong: np.ndarray) -> None:
         row = int(np.argmax(wrong))
         text = texts[row] if len(texts[row]) <= 60 else texts[row][:60] + "..."
         raise InputError(f"row {row}: the {what} of {text!r} do not balance")
-
-
-def decode_text(symbols: Iterable[int], *, nested: bool = False) -> str:
-    """Return an expression as text; ``nested`` with the parentheses of Long Range Arena's files."""
-    if not nested:
-        return " ".join(SYMBOLS[symbol] for symbol in symbols)
-    stack: list[list[str]] = [[]]
-    for symbol in symbols:
-        if OPERATOR <= symbol < CLOSE:
-            stack.append([SYMBOLS[symbol]])
-        elif symbol == CLOSE:
-            parts = [*stack.pop(), SYMBOLS[CLOSE]]
-            stack[-1].append("( " * (len(parts) - 1) + " ) ".join([f"{parts[0]} {parts[1]}", *parts[2:]]) + " )")
-        else:
-            stack[-1].append(SYMBOLS[symbol])
-    return " ".join(stack[0])
 
 
 def evaluate(symbols: np.ndarray) -> np.ndarray:

@@ -25,10 +25,7 @@ def is_generated(source: Source) -> bool:
 
 
 class FreshRows:
-    """The endless training rows of a generated task: row n is the same whenever it is asked for.
-
-    The source is one of which `is_generated` is true; another seed gives other rows, none of them of a prepared split.
-    """
+    """The endless training rows of a generated task, none of them of a prepared split: row n is always the same."""
 
     def __init__(self, source: Source, seed: int) -> None:
         # The generator of a piece is keyed by where it begins: these begin far behind every piece that is prepared.

@@ -10,7 +10,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.expressions import CLOSE, encode_texts, evaluate, random_expressions
-from reservoir.tasks.source import Piece, Source, check_symbols, classes_of, find_file, generated_pieces
+from reservoir.tasks.source import Piece, Source, check_protocol, check_symbols, classes_of, find_file, generated_pieces
 from reservoir.tasks.task import SPLITS, Split, Task, Tokens
 
 PIECE_ROWS = 4096
@@ -62,8 +62,7 @@ class ListOps(Source):
     def __post_init__(self) -> None:
         if self.source not in {"auto", "files", "generated"}:
             raise InputError(f"listops: source is {self.source!r}; give auto, files or generated")
-        if self.protocol not in {"ours", "paper"}:
-            raise InputError(f"listops: protocol is {self.protocol!r}; give ours or paper")
+        check_protocol("listops", self.protocol)
         if (
             min(self.max_tokens, self.train_rows, self.valid_rows, self.test_rows, self.depth - 1, self.arguments - 1)
             < 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.source import Piece, Source, check_symbols, classes_of, find_file
+from reservoir.tasks.source import Piece, Source, check_protocol, check_symbols, classes_of, find_file
 from reservoir.tasks.tape import read_proteins
 from reservoir.tasks.task import Split, Task, Tokens
 
@@ -34,6 +34,9 @@ PARTS = {
 
 FOLDERS = ("", "remote_homology", "homology")
 
+BUCKET = 100
+"""Batches of TAPE's loader that are sorted by length together."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Homology(Source):
@@ -43,20 +46,23 @@ class Homology(Source):
     held-out folds; ``test_superfamily`` and ``test_family`` are splits of their own. Proteins longer than
     ``max_tokens`` are dropped, and counted.
 
-    ``protocol="paper"`` writes proteins in TAPE's 30 symbols, two of which enclose each and count, reads padding as
-    input (the last position is read), and tests on the validation split. The authors pad to the longest of a batch, not
-    to ``max_tokens``, and multiply accuracy by the share of sequences that is kept.
+    ``protocol="paper"`` writes proteins in TAPE's 30 symbols, two of which enclose each and count, and tests on the
+    validation split. The authors pad each to the longest of its batch and read the last position, so what is said of a
+    protein depends on the others in its batch; they leave out whole batches longer than ``max_tokens``, and multiply
+    accuracy by the share that is kept. Here the batches are dealt once, when the data are prepared, by `batch_lengths`:
+    of ``batch`` rows for training and four times as many for validation, as their loader has it. How far a row is
+    padded then belongs to the data, and to its key.
     """
 
     data: Path | None = None  # the folder with remote_homology_train.json and its kin, or the same as .lmdb
     max_tokens: int = 1024
     protocol: str = "ours"
+    batch: int = 2  # rows of a batch of the paper's protocol, which are padded alike
 
     def __post_init__(self) -> None:
-        if self.protocol not in {"ours", "paper"}:
-            raise InputError(f"homology: protocol is {self.protocol!r}; give ours or paper")
-        if self.max_tokens < 1:
-            raise InputError(f"homology: max_tokens is {self.max_tokens}; give a number above 0")
+        check_protocol("homology", self.protocol)
+        if min(self.max_tokens, self.batch) < 1:
+            raise InputError(f"homology: max_tokens is {self.max_tokens} and batch {self.batch}; give numbers above 0")
 
     @property
     def task(self) -> Task:
@@ -66,7 +72,8 @@ class Homology(Source):
             form=Tokens(len(self._symbols)),
             max_tokens=self.max_tokens,
             classes=FOLDS,
-            parameters={"max_tokens": self.max_tokens, "protocol": self.protocol},
+            parameters={"max_tokens": self.max_tokens, "protocol": self.protocol}
+            | ({"batch": self.batch} if self._paper else {}),
         )
 
     def files(self) -> list[Path]:
@@ -86,12 +93,12 @@ class Homology(Source):
                 raise InputError(f"{path}, row {row}: fold_label is {fold}, not a number from 0 to {FOLDS - 1}")
             letters.append(_amino_acids(f"{path}, row {row}", sequence))
             folds.append(fold)
-        longest = self.max_tokens - 2 * self._paper
-        kept = [row for row, sequence in enumerate(letters) if len(sequence) <= longest]
-        if not kept:
-            raise InputError(f"{path}: none of {len(letters)} proteins has {longest} amino acids or less")
-        x, lengths = self._rows([letters[row] for row in kept])
-        y = classes_of(np.array([folds[row] for row in kept]))
+        tokens = self._tokens(letters, self.batch if piece.part == "train" else 4 * self.batch)
+        kept = np.flatnonzero(tokens <= self.max_tokens)
+        if not len(kept):
+            raise InputError(f"{path}: none of {len(letters)} proteins is short enough for {self.max_tokens} tokens")
+        x, lengths = self._rows([letters[row] for row in kept]), tokens[kept]
+        y = classes_of(np.array(folds)[kept])
         rows = Split(x=x, y=y, lengths=lengths, dropped=len(letters) - len(kept))
         return {"valid": rows, "test": rows} if self._paper and piece.part == "valid" else {piece.part: rows}
 
@@ -103,16 +110,9 @@ class Homology(Source):
             if max(map(len, texts)) > longest:
                 row = int(np.argmax([len(text) for text in texts]))
                 raise InputError(f"row {row}: {len(texts[row])} amino acids; the task has at most {longest}")
-            return self._rows(texts)
-        return check_symbols(self.task, x, lengths, "texts of amino acids")
-
-    def notes(self) -> list[str]:
-        """Return by what the authors multiply the accuracy."""
-        if not self._paper:
-            return []
-        rows = self.read(Piece("valid", 0, 1))["valid"]
-        share = len(rows) / (len(rows) + rows.dropped)
-        return [f"homology: the authors multiply accuracy by the share of sequences that is kept, here {share:.4f}"]
+            return self._rows(texts), np.minimum(self._tokens(texts, 4 * self.batch), self.max_tokens)
+        x, found = check_symbols(self.task, x, lengths, "texts of amino acids")
+        return x, batch_lengths(found, 4 * self.batch) if self._paper and lengths is None else found
 
     @property
     def _paper(self) -> bool:
@@ -131,20 +131,36 @@ class Homology(Source):
         # A database is a folder with a file data.mdb, or that file alone.
         return find_file("homology", self.data, FOLDERS, (f"{name}.json", f"{name}.lmdb/data.mdb", f"{name}.lmdb"))
 
-    def _rows(self, proteins: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return proteins, as code points, as symbols with zeros behind, and their lengths."""
+    def _rows(self, proteins: list[np.ndarray]) -> np.ndarray:
+        """Return proteins, as code points, as symbols with zeros behind."""
         place = np.zeros(128, np.uint8)
         place[[ord(letter) for letter in LETTERS]] = [self._symbols.index(letter) for letter in LETTERS]
         x = np.zeros((len(proteins), self.max_tokens), np.uint8)
         first = int(self._paper)
         for row, letters in enumerate(proteins):
             x[row, first : first + len(letters)] = place[letters]
+            if self._paper:
+                x[row, [0, len(letters) + 1]] = TAPE_SYMBOLS.index("<cls>"), TAPE_SYMBOLS.index("<sep>")
+        return x
+
+    def _tokens(self, proteins: list[np.ndarray], batch: int) -> np.ndarray:
+        """Return how many tokens of each protein are read, padding included where the paper is followed."""
         lengths = np.array([len(letters) for letters in proteins], np.int32)
-        if not self._paper:
-            return x, lengths
-        x[:, 0] = TAPE_SYMBOLS.index("<cls>")
-        x[np.arange(len(x)), lengths + 1] = TAPE_SYMBOLS.index("<sep>")
-        return x, np.full_like(lengths, self.max_tokens)
+        return batch_lengths(lengths + 2, batch) if self._paper else lengths
+
+
+def batch_lengths(lengths: np.ndarray, batch: int) -> np.ndarray:
+    """Return the longest of each row's batch, dealt as TAPE's loader deals them but for its shuffling.
+
+    Of every ``BUCKET`` batches of rows in their order those of like length share a batch, ties in row order.
+    """
+    padded = np.empty_like(lengths)
+    for start in range(0, len(lengths), BUCKET * batch):
+        bucket = start + np.argsort(lengths[start : start + BUCKET * batch], kind="stable")
+        for first in range(0, len(bucket), batch):
+            rows = bucket[first : first + batch]
+            padded[rows] = lengths[rows].max()
+    return padded
 
 
 def _amino_acids(where: str, text: str) -> np.ndarray:

@@ -16,9 +16,8 @@ SHARES = {"train": 0.6, "valid": 0.2, "test": 0.2}
 def row_hash(rows: np.ndarray, seed: int = 0) -> np.ndarray:
     """Return one well-mixed 64-bit number per row number; another seed gives unrelated ones.
 
-    Output ``row`` of the generator SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-    2014) that starts at a mixed ``seed``: the same everywhere and for any stretch of rows, so pieces can be worked on
-    apart.
+    Output ``row`` of the generator SplitMix64 (Steele, Lea and Flood 2014) that starts at a mixed ``seed``: the same
+    everywhere and for any stretch of rows, so pieces can be worked on apart.
     """
     golden = np.uint64(0x9E3779B97F4A7C15)
     start = _mix(np.array([seed], np.uint64))
@@ -37,10 +36,7 @@ def held_out(rows: np.ndarray) -> np.ndarray:
 
 
 def stratified(labels: np.ndarray, shares: dict[str, float]) -> np.ndarray:
-    """Return the split of each row, (rows,) of str, so that each class is divided by these shares, which sum to one.
-
-    The rows of a class are ordered by `row_hash` and cut at the cumulated shares.
-    """
+    """Return the split of each row: each class, in the order of `row_hash`, is divided by these shares of sum one."""
     order = row_hash(np.arange(len(labels)))
     cuts = np.cumsum(list(shares.values()))[:-1]
     names = np.array(list(shares))

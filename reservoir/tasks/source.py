@@ -43,13 +43,7 @@ class Source:
         raise NotImplementedError
 
     def files(self) -> Sequence[Path]:
-        """Return the files that `read` will open; empty for a generator.
-
-        Raises
-        ------
-        InputError
-            Naming the files that are missing, where they were looked for, and what to do.
-        """
+        """Return the files that `read` will open, or say which are missing; empty for a generator."""
         return []
 
     def pieces(self) -> Sequence[Piece]:
@@ -65,13 +59,7 @@ class Source:
         return None
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return new raw inputs, or inputs that are sequences already, as stored sequences and their lengths.
-
-        Raises
-        ------
-        InputError
-            Where the shape or the type is not this task's.
-        """
+        """Return new raw inputs, or inputs that are sequences already, as stored sequences and their lengths."""
         raise NotImplementedError
 
     def notes(self) -> list[str]:
@@ -89,6 +77,12 @@ def classes_of(rows: np.ndarray) -> np.ndarray:
     return rows.astype(np.int64)[:, None, None]
 
 
+def check_protocol(task: str, protocol: str) -> None:
+    """Refuse a protocol that a task does not have."""
+    if protocol not in {"ours", "paper"}:
+        raise InputError(f"{task}: protocol is {protocol!r}; give ours or paper")
+
+
 def check_sequences(task: Task, x: np.ndarray) -> np.ndarray:
     """Return ``x`` if it is an array of this task's sequences (rows, tokens, dim), or refuse it."""
     assert isinstance(task.form, Vectors)
@@ -101,10 +95,7 @@ def check_sequences(task: Task, x: np.ndarray) -> np.ndarray:
 
 
 def check_symbols(task: Task, x: np.ndarray, lengths: np.ndarray | None, texts: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return new symbols (rows, tokens) of a task and their lengths, which do not count padding; or refuse them.
-
-    ``texts`` says what may be given instead.
-    """
+    """Return new symbols (rows, tokens) and their lengths without padding, or refuse them, naming ``texts`` instead."""
     assert isinstance(task.form, Tokens)
     if x.ndim != 2 or x.dtype.kind not in "ui" or not 0 < x.shape[1] <= task.max_tokens:
         raise InputError(
@@ -130,18 +121,26 @@ def generated_pieces(rows: Sequence[int], step: int) -> list[Piece]:
     ]
 
 
+REMEDY = "name the folder with --data DIR or RESERVOIR_DATA"
+
+
+def data_folder(task: str, data: Path | None, wanted: str) -> Path:
+    """Return the data folder of a task that needs the wanted files, or say that there is none."""
+    if data is None:
+        raise InputError(f"task {task!r} needs {wanted}, and no data folder was given; {REMEDY}")
+    if not data.is_dir():
+        raise InputError(f"task {task!r}: the data folder {data} does not exist; {REMEDY}")
+    return data
+
+
 def find_file(task: str, data: Path | None, folders: Iterable[str], names: Sequence[str]) -> Path:
     """Return the first of several names, the usual one first, that is a file in a folder below the data folder."""
     wanted = " or ".join(names[:2])
-    remedy = "name the folder with --data DIR or RESERVOIR_DATA"
-    if data is None:
-        raise InputError(f"task {task!r} needs its files ({wanted}, ...), and no data folder was given; {remedy}")
-    if not data.is_dir():
-        raise InputError(f"task {task!r}: the data folder {data} does not exist; {remedy}")
+    data = data_folder(task, data, f"its files ({wanted}, ...)")
     places = [data / folder for folder in folders]
     for place in places:
         for name in names:
             if (place / name).is_file():
                 return place / name
     where = " or ".join(str(place) for place in places)
-    raise InputError(f"task {task!r}: no file {wanted} in {where}; {remedy}")
+    raise InputError(f"task {task!r}: no file {wanted} in {where}; {REMEDY}")

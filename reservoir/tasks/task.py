@@ -15,26 +15,14 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True)
 class Vectors:
-    """Sequences of real vectors: arrays of shape (rows, tokens, dim).
-
-    Parameters
-    ----------
-    dim : int
-        Values per token.
-    """
+    """Sequences of real vectors of ``dim`` values: arrays (rows, tokens, dim)."""
 
     dim: int
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Sequences of symbols: integer arrays of shape (rows, tokens) with values in [0, vocabulary).
-
-    Parameters
-    ----------
-    vocabulary : int
-        Number of symbols, a padding symbol included where the task has one.
-    """
+    """Sequences of symbols: integers (rows, tokens) from 0 to ``vocabulary`` - 1, padding included if there is any."""
 
     vocabulary: int
 
@@ -63,6 +51,8 @@ class Task:
         Names of the classes, in order; empty where the class number is the name.
     alphabet : str, default ""
         The letter of each symbol, where the sequences are texts of your own.
+    floor : float, optional
+        Accuracy of copying what is shown, where that is more than a constant answer gets.
     """
 
     name: str
@@ -74,6 +64,7 @@ class Task:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[str | int, ...] = ()
     alphabet: str = ""
+    floor: float | None = None
 
     def label(self, index: int) -> str | int:
         """Return the name of a class, or its number where it has no name."""
@@ -82,33 +73,16 @@ class Task:
     def to_dict(self) -> dict[str, Any]:
         """Return the description as plain JSON values; `from_dict` is its inverse."""
         form = {"vectors": self.form.dim} if isinstance(self.form, Vectors) else {"tokens": self.form.vocabulary}
-        return {
-            "name": self.name,
-            "form": form,
-            "max_tokens": self.max_tokens,
-            "classes": self.classes,
-            "readout_tokens": self.readout_tokens,
-            "outputs": self.outputs,
-            "parameters": dict(self.parameters),
-            "labels": list(self.labels),
-            **({"alphabet": self.alphabet} if self.alphabet else {}),
-        }
+        values = {**vars(self), "form": form, "parameters": dict(self.parameters), "labels": list(self.labels)}
+        absent = {"alphabet": "", "floor": None}
+        return {name: value for name, value in values.items() if name not in absent or value != absent[name]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Task:
         """Build a task from what `to_dict` returned."""
         form = values["form"]
-        return cls(
-            name=values["name"],
-            form=Vectors(form["vectors"]) if "vectors" in form else Tokens(form["tokens"]),
-            max_tokens=values["max_tokens"],
-            classes=values["classes"],
-            readout_tokens=values["readout_tokens"],
-            outputs=values["outputs"],
-            parameters=values["parameters"],
-            labels=tuple(values["labels"]),
-            alphabet=values.get("alphabet", ""),
-        )
+        form = Vectors(form["vectors"]) if "vectors" in form else Tokens(form["tokens"])
+        return cls(**{**values, "form": form, "labels": tuple(values["labels"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,11 +121,8 @@ class Split:
 class Scaling:
     """Per-channel affine map from stored values to what the model sees: ``(x - offset) * scale``.
 
-    Parameters
-    ----------
-    offset, scale : ndarray of float32, (dim,)
-        For pixels the publisher's constants, for your own data the mean and the inverse standard deviation of the
-        training split.
+    Offset and scale are float32 (dim,): for pixels the publisher's constants, for your own data the mean and the
+    inverse standard deviation of the training split.
     """
 
     offset: np.ndarray
@@ -168,13 +139,7 @@ class Scaling:
 
 
 def check_split(task: Task, name: str, split: Split) -> None:
-    """Refuse a split whose arrays do not have the shapes, lengths and labels that its task promises.
-
-    Raises
-    ------
-    InputError
-        Naming the split, the row and what is wrong with it.
-    """
+    """Refuse a split whose arrays do not have the shapes, lengths and labels that its task promises."""
     rows = len(split.x)
     where = f"task {task.name!r}, split {name!r}"
     if rows == 0:

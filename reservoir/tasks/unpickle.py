@@ -156,10 +156,7 @@ class _Reader(_Machine):
 
 
 def read_pickle(data: bytes) -> Any:
-    """Return what a pickle holds: arrays of plain numbers, text, bytes, numbers, and containers of these.
-
-    Text of Python 2 comes as bytes. Anything else, and a pickle that is not complete, is an `UnsafePickle`.
-    """
+    """Return what a pickle holds: plain arrays, text (of Python 2 as bytes), numbers, and containers of these."""
     try:
         value = _Reader(io.BytesIO(data), encoding="bytes").load()
         # Each value takes a byte or more; a pickle that has more of them repeats itself, perhaps without end.

@@ -6,23 +6,7 @@ from torch import Tensor, nn
 
 
 def row_losses(logits: Tensor, y: Tensor, classes: int) -> Tensor:
-    r"""Return the loss of each row, the mean over its readout tokens and outputs.
-
-    Cross-entropy :math:`-\log \mathrm{softmax}(z)_y`, or for regression the squared error :math:`(z - y)^2`.
-
-    Parameters
-    ----------
-    logits : Tensor, (batch, readout_tokens, outputs, max(classes, 1))
-        What `reservoir.fpt.FPT` returns.
-    y : Tensor of int64 or float32, (batch, readout_tokens, outputs)
-        Class numbers or real targets.
-    classes : int
-        0 for regression.
-
-    Returns
-    -------
-    Tensor of float32, (batch,)
-    """
+    r"""Return the loss of each row, the mean over its tokens and outputs: cross-entropy, or the squared error."""
     if classes:
         each = nn.functional.cross_entropy(logits.flatten(0, 2).float(), y.flatten(), reduction="none")
     else:

@@ -17,10 +17,7 @@ from reservoir.errors import InputError
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that this one belongs to: its number, how many there are, its number on its machine.
-
-    ``accelerate launch`` or ``torchrun`` starts them; number 0 prepares, logs and writes.
-    """
+    """The processes that were launched together: this one's number, how many there are, its number on its machine."""
 
     rank: int = 0
     count: int = 1

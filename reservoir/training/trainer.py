@@ -66,22 +66,8 @@ class Trainer:
     As a step depends on the weights and on its own number alone, a training that goes on from a state, with the weights
     and the optimizer's moments of then, ends with the bits of one that was never stopped.
 
-    Parameters
-    ----------
-    model : Module
-        In training mode during the steps, and in evaluation mode while it is validated.
-    steps : Steps
-        The steps of `reservoir.training.steps.FPTSteps` or `reservoir.pretraining.steps.LanguageSteps`.
-    eval_every : int
-        Steps between two validations; there is one after the last step too.
-    report : callable
-        Given ``(step, numbers)`` of every step, from 1, and of every validation.
-    keep : callable
-        Given the `State` after every validation.
-    state : State, optional
-        Where it goes on from.
-    bound : float, optional
-        A loss above it counts as diverged.
+    ``report`` is given ``(step, numbers)`` of every step, from 1, and of every validation, of which there is one after
+    the last step too; ``keep`` the `State` after every validation. A loss above ``bound`` counts as diverged.
     """
 
     def __init__(
@@ -100,13 +86,7 @@ class Trainer:
         self._report, self._keep = report, keep
 
     def run(self, last: int) -> State:
-        """Train until so many steps are done in all.
-
-        Raises
-        ------
-        DivergedError
-            Naming the step.
-        """
+        """Train until so many steps are done in all, or a `DivergedError` names the step."""
         while self.state.step < last:
             first = self.state.step
             pause = min(last, (first // self._eval_every + 1) * self._eval_every)

@@ -13,11 +13,7 @@ from reservoir.fpt import FPT
 
 
 class UpperPart(nn.Module):
-    """A model that starts at the hidden states of one of its layers, which the whole model is changed for.
-
-    The blocks below are passed by, at no cost. Where blocks above need more of them than their hidden states, an
-    `InputError` says so.
-    """
+    """A model that starts at the hidden states of one of its layers, which the whole model is changed for."""
 
     def __init__(self, model: FPT, layer: str) -> None:
         super().__init__()
@@ -35,15 +31,7 @@ class UpperPart(nn.Module):
         return "last" if self.layer == "final" else "all"
 
     def forward(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        """Return the logits of `FPT.forward`.
-
-        Parameters
-        ----------
-        hidden : Tensor of float32, (batch, tokens, width)
-            Hidden states of the layer; of ``final`` only those of the readout tokens.
-        lengths : Tensor of int64, (batch,)
-            Real tokens of each sequence.
-        """
+        """Return the logits from the layer's hidden states: of ``final`` only those of the readout tokens."""
         if self.layer == "final":
             return self.model.logits(hidden)
         if self._ends:

@@ -24,7 +24,7 @@ from reservoir.features import forward
 from reservoir.readouts import RidgeSweepClassifier, RidgeSweepRegressor
 from reservoir.tasks import task_named
 from reservoir.tasks.task import Vectors
-from reservoir.tasks.windows import windows
+from reservoir.tasks.windows import Windows
 
 
 @pytest.fixture(autouse=True)
@@ -219,7 +219,7 @@ def test_it_is_the_best_ridge_sweep_over_the_columns(classifier, compute):
 
 def test_windows_are_those_of_the_tasks(classifier, tiny_gpt2):
     x, y = waves(values=21)
-    cut, _ = windows(x.astype(np.float32), np.full(len(x), 21), 4, 3)
+    cut, _ = Windows(patch=4, stride=3)(x.astype(np.float32), np.full(len(x), 21))
     ours, theirs = classifier(patch=4, stride=3).fit(x, y), classifier().fit(cut, y)
     np.testing.assert_allclose(ours.decision_function(x), theirs.decision_function(cut), atol=1e-4)
     flat, deep = classifier().fit(x[:, :, 0], y), classifier().fit(x[:, :, :1], y)

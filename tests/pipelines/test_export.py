@@ -31,7 +31,12 @@ CASES = {
     "quantiles": {"layers": "block01", "pool": "quantiles3"},
     "beside": {"layers": "embed", "pool": "tokens"},
     "windows": {"layers": "block02", "pool": "mean", "patch": 4, "stride": 2},
+    "raw": {"layers": "embed", "pool": "mean"},
+    "raw and more": {"layers": "embed", "pool": "mean"},
+    "raw symbols": {"layers": "embed", "pool": "mean"},
+    "raw tokens": {"layers": "embed", "pool": "mean"},
 }
+COLUMNS = {"raw and more": "embed/mean+raw"}
 
 
 def sequences():
@@ -49,7 +54,7 @@ def labels(case, x):
         return np.where(first > 2, "up", "down")
     if case == "regression":
         return np.stack([first, first - second], axis=1)
-    if case == "tokens":
+    if case.endswith("tokens"):
         return (x[:, -4:, :1] > 2).astype(int)
     return (first > 2).astype(int) + (second > 2.2)
 
@@ -62,7 +67,7 @@ def readouts(tmp_path_factory, tiny_gpt2):
     def make(case):
         if case not in made:
             x, lengths = sequences()
-            if case == "symbols":
+            if case.endswith("symbols"):
                 x = np.random.default_rng(0).integers(0, 7, (ROWS, LONGEST))
                 y = (x[:, :9] == 3).sum(axis=1) > 0
             else:
@@ -71,7 +76,9 @@ def readouts(tmp_path_factory, tiny_gpt2):
             np.savez(file, x=x, y=y, lengths=lengths)
             settings = {"compute": "float32", "cache": root / "cache"} | CASES[case]
             features = extract(str(file), backbone=str(tiny_gpt2), init="random", **settings)
-            made[case] = fit(features, columns=features.columns, alphas="1e0:1e3:4").saved, file
+            columns = "raw" if case.startswith("raw") else features.columns
+            columns = COLUMNS.get(case, columns)
+            made[case] = fit(features, columns=columns, alphas="1e0:1e3:4").saved, file
         return made[case]
 
     return make
@@ -121,7 +128,7 @@ def test_logits_are_the_scores_of_the_readout_over_its_temperature(readouts):
     np.testing.assert_allclose(scores, bundle.readout.scores(features), atol=1e-5)
 
 
-@pytest.mark.parametrize("case", ["three", "tokens", "rounded", "quantiles", "beside"])
+@pytest.mark.parametrize("case", ["three", "tokens", "rounded", "quantiles", "beside", "raw and more", "raw symbols"])
 def test_the_program_gives_what_the_module_gives(readouts, tmp_path, case):
     saved, file = readouts(case)
     x, lengths = inputs(file)
@@ -132,7 +139,8 @@ def test_the_program_gives_what_the_module_gives(readouts, tmp_path, case):
     np.testing.assert_allclose(read(whole, saved), expected(saved, file), atol=1e-5)
     # Another batch of another length, with something else behind the ends.
     few = lengths < 16
-    padded = np.where(np.arange(16)[:, None] < lengths[few, None, None], x[few, :16], np.float32(5))
+    inside = (np.arange(16) < lengths[few, None]).reshape(-1, 16, *[1] * (x.ndim - 2))
+    padded = np.where(inside, x[few, :16], x.dtype.type(5))
     other = run(torch.from_numpy(padded), torch.from_numpy(lengths[few])).numpy()
     np.testing.assert_allclose(other, whole[few], atol=0.1 if case == "rounded" else 1e-4)
 
@@ -195,10 +203,11 @@ def test_it_runs_where_this_package_is_not_and_tells_nothing_of_this_machine(rea
     np.testing.assert_allclose(read(np.load(tmp_path / "out.npy"), saved), expected(saved, file), atol=1e-5)
 
 
-def test_onnx_gives_what_predict_gives(readouts, tmp_path, capfd):
+@pytest.mark.parametrize("case", ["three", "raw and more"])
+def test_onnx_gives_what_predict_gives(readouts, tmp_path, capfd, case):
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    saved, file = readouts("three")
+    saved, file = readouts(case)
     x, lengths = inputs(file)
     want = expected(saved, file)
     capfd.readouterr()

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
 import samples
 from reservoir_pipelines.cli import run
 
-from reservoir.tasks.expressions import decode_text, evaluate, random_expressions
+from reservoir.tasks.expressions import evaluate, random_expressions
 from reservoir.tasks.proteins import LETTERS, PARTS
 
 SEVEN = ["bit-memory", "bit-xor", "listops", "mnist", "cifar10", "cifar10-lra", "homology"]
@@ -26,7 +26,7 @@ def data(tmp_path_factory):
     (folder / "listops").mkdir()
     for seed, name in enumerate(("train", "val", "test")):
         symbols, lengths = random_expressions(np.random.default_rng(seed), 512, 10, 10, 10, 60)
-        texts = [decode_text(e, nested=True) for e in np.split(symbols, np.cumsum(lengths)[:-1])]
+        texts = [samples.decode_text(e, nested=True) for e in np.split(symbols, np.cumsum(lengths)[:-1])]
         lines = [f"{text}\t{value}" for text, value in zip(texts, evaluate(symbols), strict=True)]
         (folder / "listops" / f"basic_{name}.tsv").write_text("\n".join(["Source\tTarget", *lines[:40]]) + "\n")
     (folder / "remote_homology").mkdir()

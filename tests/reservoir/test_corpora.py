@@ -181,7 +181,7 @@ def test_entropies_of_independent_tokens(vocabulary):
     ranks = [1 / k for k in range(1, vocabulary + 1)]
     expected = sum(r / sum(ranks) * math.log2(sum(ranks) / r) for r in ranks)
     assert STREAMS["zipf"](vocabulary).entropy(9) == pytest.approx(expected)
-    assert Independent(np.array([1.0, 0.0])).entropy(9) == 0
+    assert Independent("one", np.array([1.0, 0.0])).entropy(9) == 0
 
 
 # ---- text

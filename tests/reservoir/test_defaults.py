@@ -24,7 +24,7 @@ from reservoir.reservoir import Reservoir, load_model
 from reservoir.sequence_model import Branch
 from reservoir.tasks.own.labels import encode_labels, split_rows
 from reservoir.tasks.task import Task, Tokens, Vectors
-from reservoir.tasks.windows import Windows, every_dilation, row_forms, windows
+from reservoir.tasks.windows import Windows, every_dilation, row_forms
 
 SERIES = Task(name="mine.npz", form=Vectors(2), max_tokens=500, classes=3)
 SYMBOLS = Task(name="letters.csv", form=Tokens(4), max_tokens=60, classes=3)
@@ -38,27 +38,31 @@ def test_own_series_get_kernels_and_everything_else_its_tokens():
     plain = Reservoir.choose(ReservoirOptions())
     assert plain == Reservoir() and plain.windows(SERIES).plain
     for task in (
-        SYMBOLS,
+        replace(SYMBOLS, form=Tokens(65)),
+        replace(SYMBOLS, max_tokens=4),
         replace(SERIES, name="digits"),
         replace(SERIES, readout_tokens=2),
         replace(SERIES, max_tokens=8),
     ):
         assert not is_series(task) and not default_columns(task) and chosen(task, 100) == plain
         assert default_store(task) == "float16"
-    assert default_pools(SYMBOLS, 256) == "last,mean,segments8,tokens"
-    assert default_pools(SYMBOLS, 1024) == "last,mean,segments8"
+    many = replace(SYMBOLS, form=Tokens(300))
+    assert default_pools(many, 256) == "last,mean,segments8,tokens"
+    assert default_pools(many, 1024) == "last,mean,segments8"
+    assert default_layers(many) == "embed,block01,block02"
     assert default_pools(replace(SERIES, name="digits"), 256) == "last,mean"
     assert default_store(SERIES) == "float32"
     assert default_layers(replace(SERIES, name="digits")) == "all"
-    assert default_layers(SYMBOLS) == "embed,block01,block02"
     found = chosen(SERIES, 200)
     assert (found.input, found.gain, found.patch, found.stride) == ("kernels", 6.0, 9, 1)
     assert found.windows(SERIES).dilations == (1, 2, 4, 8, 16, 32)
-    check_poolings(default_pools(SERIES, 256).split(","))
-    kept = {
-        f"{layer}/{p}" for layer in default_layers(SERIES).split(",") for p in default_pools(SERIES, 256).split(",")
-    }
-    assert {name for joined in default_columns(SERIES) for name in joined.split("+")} == kept | {"raw"}
+    letters = chosen(SYMBOLS, 200)
+    assert (letters.input, letters.patch, letters.stride, letters.pad) == ("kernels", 5, 1, "same")
+    for task in (SERIES, SYMBOLS):
+        layers, pools = default_layers(task).split(","), default_pools(task, 256).split(",")
+        check_poolings(pools)
+        kept = {f"{layer}/{pooling}" for layer in layers for pooling in pools}
+        assert {name for joined in default_columns(task) for name in joined.split("+")} == kept | {"raw"}
     assert set(TEXTURE) < set(default_pools(SERIES, 256).split(","))
 
 
@@ -120,7 +124,7 @@ def test_the_map_computes_the_kernels_of_each_window():
     model = load_model(task, chosen(task, 5, gain=6.0), "cpu", "float32")
     found = forward(model, None, x, lengths, ["embed/max"], batch_rows=2)["embed/max"][:, 0]
     both = row_forms(torch.from_numpy(x), torch.from_numpy(lengths), "both").numpy()
-    cut, counts = windows(both, lengths, 9, 1, dilations=(1, 2, 4), pad="same")
+    cut, counts = Windows(patch=9, dilations=(1, 2, 4), pad="same")(both, lengths)
     positions = model.fpt.backbone.model.get_submodule("wpe").weight.numpy(force=True)
     hidden = cut @ (6 * kernels(256, 0, (3, 9, 2, 2)).T) + positions[: cut.shape[1]]
     expected = [hidden[row, :n].max(0) for row, n in enumerate(counts)]
@@ -146,3 +150,20 @@ def test_what_is_exported_computes_the_kernels_too():
     found = Branch(model, columns)(torch.from_numpy(x), torch.from_numpy(lengths))
     for column, values in zip(columns, found, strict=True):
         np.testing.assert_allclose(values.numpy(), expected[column][:, 0], rtol=1e-5, atol=1e-5)
+
+
+def test_windows_of_symbols_are_those_of_their_indicators():
+    rng = np.random.default_rng(0)
+    x, lengths = rng.integers(0, 4, (5, 60)), np.array([60, 9, 30, 1, 44])
+    model = load_model(SYMBOLS, chosen(SYMBOLS, 5), device="cpu", compute="float32")
+    indicators = load_model(replace(SYMBOLS, form=Vectors(4)), chosen(SYMBOLS, 5), device="cpu", compute="float32")
+    columns = ["embed/max", "block01/segments8", "embed/tokens"]
+    found = forward(model, None, x.astype(np.uint8), lengths, columns, 2)
+    wanted = forward(indicators, None, np.eye(4)[x], lengths, columns, 2)
+    for column in columns:
+        np.testing.assert_array_equal(found[column], wanted[column])
+    branch = Branch(model, columns)
+    features = branch(torch.from_numpy(x), torch.from_numpy(lengths))
+    np.testing.assert_allclose(features[0].numpy(), found["embed/max"][:, 0], atol=1e-4)
+    with pytest.raises(InputError, match=r"up to 64 symbols; those of 'letters\.csv' are 300"):
+        chosen(SYMBOLS, 5).windowed(replace(SYMBOLS, form=Tokens(300)))

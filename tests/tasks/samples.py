@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from reservoir.tasks.expressions import CLOSE, OPERATOR, SYMBOLS
+
 
 def idx_bytes(array: np.ndarray) -> bytes:
     header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
@@ -75,3 +77,19 @@ def write_tar(path: Path, members: dict[str, bytes]) -> None:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
+
+
+def decode_text(symbols, *, nested=False):
+    """Return an expression as text; ``nested`` with the parentheses of Long Range Arena's files."""
+    if not nested:
+        return " ".join(SYMBOLS[symbol] for symbol in symbols)
+    stack = [[]]
+    for symbol in symbols:
+        if OPERATOR <= symbol < CLOSE:
+            stack.append([SYMBOLS[symbol]])
+        elif symbol == CLOSE:
+            parts = [*stack.pop(), SYMBOLS[CLOSE]]
+            stack[-1].append("( " * (len(parts) - 1) + " ) ".join([f"{parts[0]} {parts[1]}", *parts[2:]]) + " )")
+        else:
+            stack[-1].append(SYMBOLS[symbol])
+    return " ".join(stack[0])

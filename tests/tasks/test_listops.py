@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import decode_text
 
 from reservoir.errors import InputError
 from reservoir.tasks import check_split, encode, listops, task_named
@@ -10,7 +11,6 @@ from reservoir.tasks.expressions import (
     DIGIT,
     OPERATOR,
     SYMBOLS,
-    decode_text,
     encode_texts,
     evaluate,
     random_expressions,

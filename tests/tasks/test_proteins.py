@@ -8,7 +8,7 @@ import pytest
 
 from reservoir.errors import InputError
 from reservoir.tasks import Tokens, check_split, encode, task_named
-from reservoir.tasks.proteins import LETTERS, PARTS
+from reservoir.tasks.proteins import LETTERS, PARTS, batch_lengths
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 
@@ -73,28 +73,43 @@ def test_what_is_too_long_is_dropped_and_counted(tmp_path):
     ours = read(task_named("homology", data=tmp_path, max_tokens=edge))
     assert ours["train"].dropped == sum(n > edge for n in lengths) > 0
     assert len(ours["train"]) + ours["train"].dropped == 12
-    paper = read(task_named("homology", data=tmp_path, max_tokens=edge, protocol="paper"))
+    paper = read(task_named("homology", data=tmp_path, max_tokens=edge, protocol="paper", batch=1))
     assert paper["train"].dropped == sum(n + 2 > edge for n in lengths) > ours["train"].dropped
     assert set(paper) == {"train", "valid", "test"} and np.array_equal(paper["test"].x, paper["valid"].x)
-    assert set(paper["valid"].lengths.tolist()) == {edge}
 
 
 def test_the_papers_protocol_writes_proteins_as_tape_does(tmp_path):
     parts = write(tmp_path)
-    source = task_named("homology", data=tmp_path, max_tokens=30, protocol="paper")
+    source = task_named("homology", data=tmp_path, max_tokens=30, protocol="paper", batch=1)
     assert source.task.form == Tokens(30)
     valid = read(source)["valid"]
     # TAPE's vocabulary: padding, mask, class, separator, unknown, then the letters from A (5) to Z (29), without J.
     alphabet = [letter for letter in string.ascii_uppercase if letter != "J"]
-    kept = [record["primary"] for record in parts["valid"] if len(record["primary"]) <= 28]
-    for row, text in zip(valid.x.tolist(), kept, strict=True):
+    texts = [record["primary"] for record in parts["valid"]]
+    # Four rows a batch, of like length; each is read up to the longest of its batch, and all go where that is too long.
+    order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+    longest = {row: len(texts[order[at // 4 * 4 + 3]]) + 2 for at, row in enumerate(order)}
+    kept = [row for row in range(len(texts)) if longest[row] <= 30]
+    assert 0 < len(kept) < len(texts) and valid.lengths.tolist() == [longest[row] for row in kept]
+    texts = [texts[row] for row in kept]
+    for row, text in zip(valid.x.tolist(), texts, strict=True):
         assert row == [2, *(5 + alphabet.index(letter) for letter in text), 3, *[0] * (28 - len(text))]
-    (note,) = source.notes()
-    assert f"{len(kept) / len(parts['valid']):.4f}" in note
-    x, _ = encode(source.task, np.array(kept))
-    assert np.array_equal(x, valid.x) and np.array_equal(encode(source.task, x)[0], x)
+    x, lengths = encode(source.task, np.array(texts))
+    assert np.array_equal(x, valid.x) and np.array_equal(lengths, valid.lengths)
+    again = encode(source.task, x)
+    assert np.array_equal(again[0], x) and np.array_equal(again[1], lengths)
     with pytest.raises(InputError, match="29 amino acids; the task has at most 28"):
         encode(source.task, np.array(["A" * 29]))
+
+
+def test_batches_of_like_length_are_dealt_among_a_hundred():
+    lengths = np.random.default_rng(0).integers(5, 900, 523)
+    expected = np.zeros_like(lengths)
+    for bucket in (range(200), range(200, 400), range(400, 523)):
+        rows = sorted(bucket, key=lambda row: lengths[row])
+        for pair in zip(rows[::2], [*rows[1::2], rows[-1]], strict=False):
+            expected[list(pair)] = max(lengths[row] for row in pair)
+    assert np.array_equal(batch_lengths(lengths, 2), expected)
 
 
 def test_symbols_outside_the_vocabulary_are_refused():

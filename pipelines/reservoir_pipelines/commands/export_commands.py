@@ -9,6 +9,7 @@ import typer
 from reservoir.options import OutOptions
 from reservoir_pipelines.command import command
 from reservoir_pipelines.commands.fit_commands import Readout
+from reservoir_pipelines.output import print_json, print_table, size_text
 
 
 def register(app: typer.Typer) -> None:
@@ -28,7 +29,6 @@ def export(
     From a raw sequence to logits; it runs without this program.
     """
     from reservoir_pipelines.export import export as stage
-    from reservoir_pipelines.output import print_json, print_table, size_text
 
     done = stage(readout, to=to, **given)
     if json:

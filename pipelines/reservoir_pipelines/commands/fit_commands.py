@@ -1,4 +1,4 @@
-"""The commands ``reservoir fit`` and ``reservoir predict``."""
+"""The commands ``reservoir fit``, ``reservoir predict`` and ``reservoir explain``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from reservoir.options import CacheOptions, DeviceOptions, FitOptions, ReservoirOptions, RowOptions
+from reservoir.options import CacheOptions, DeviceOptions, ExplainOptions, FitOptions, ReservoirOptions, RowOptions
 from reservoir_pipelines.command import command
+from reservoir_pipelines.output import print_json, say
 
 Entries = Annotated[
     list[str],
@@ -27,6 +28,7 @@ def register(app: typer.Typer) -> None:
     choosing = (ReservoirOptions, (RowOptions, "limit"))
     command(app, FitOptions, DeviceOptions, CacheOptions, *choosing)(fit)
     command(app, DeviceOptions)(predict)
+    command(app, ExplainOptions)(explain)
 
 
 def fit(
@@ -67,7 +69,6 @@ def predict(
     With --json all are one object; where the file has labels, it also holds how well they were met.
     """
     from reservoir_pipelines.commands.report_fit import evaluation_lines
-    from reservoir_pipelines.output import print_json, say
     from reservoir_pipelines.prediction import evaluate_predictions
     from reservoir_pipelines.prediction import predict as stage
 
@@ -83,3 +84,31 @@ def predict(
     elif evaluation:
         for name, value in evaluation_lines(evaluation):
             say(f"{name}: {value}")
+
+
+def explain(
+    readout: Readout,
+    file: Annotated[Path, typer.Argument(help="New sequences, in any form that predict reads.")],
+    *,
+    given: dict[str, Any],
+    json: bool,
+) -> None:
+    """Draw what each position adds to a label's score."""
+    from reservoir_pipelines.explanation import explain as stage
+    from reservoir_pipelines.output import print_json, print_table
+
+    done = stage(readout, file, **given)
+    if json:
+        print_json(done.to_dict())
+        return
+    lines = [
+        (number, row.label, f"{row.score:+.2f}", *(place(values) for values in (row.added, row.occluded)))
+        for number, row in enumerate(done.rows)
+    ]
+    print_table(("row", "label", "score", "most is added at", "falls most if hidden"), lines, f"plot {done.plot}")
+
+
+def place(values: list[float]) -> str:
+    """Return the position of the largest value, with the value."""
+    at = max(range(len(values)), key=values.__getitem__)
+    return f"{at} ({values[at]:+.2g})"

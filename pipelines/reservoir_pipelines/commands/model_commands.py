@@ -16,11 +16,13 @@ from reservoir.options import (
     TaskOptions,
 )
 from reservoir_pipelines.command import command
+from reservoir_pipelines.output import print_json, print_table
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    command(app, (ModelOptions, "init", "seed", "depth"), (TaskOptions, "data"), OutOptions, CacheOptions)(backbone)
+    model, source = (ModelOptions, "init", "seed", "depth"), (TaskOptions, "data", "protocol")
+    command(app, model, source, OutOptions, CacheOptions)(backbone)
     command(app, ReservoirOptions, AttentionOptions, TaskOptions, PlaceOptions)(attention)
 
 
@@ -33,7 +35,6 @@ def backbone(
 ) -> None:
     """Describe a backbone: family, parameters, weights."""
     from reservoir_pipelines.card import card
-    from reservoir_pipelines.output import print_json, print_table
 
     done = card(name, task=task, **given)
     if json:
@@ -56,8 +57,6 @@ def backbone(
 
 
 def _print_trained(task: str | None, trained: dict[str, int], paper: dict[str, int] | None, whole: int) -> None:
-    from reservoir_pipelines.output import print_table
-
     counts = [trained, *([paper] if paper else [])]
     rows = [(group, *(f"{count[group]:,}" for count in counts)) for group in trained]
     totals = [sum(count.values()) for count in counts]
@@ -75,7 +74,6 @@ def attention(
 ) -> None:
     """Draw which tokens attend to which in one block."""
     from reservoir_pipelines.attention import attention as stage
-    from reservoir_pipelines.output import print_json, print_table
 
     done = stage(task, **given)
     if json:

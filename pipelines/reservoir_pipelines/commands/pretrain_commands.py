@@ -11,6 +11,7 @@ import typer
 from reservoir.options import PlaceOptions, PretrainOptions, ShapeOptions
 from reservoir_pipelines.command import command
 from reservoir_pipelines.commands.train_commands import training_ends
+from reservoir_pipelines.output import print_json, print_table
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +31,6 @@ def pretrain(
 
     By training on text, on a stream of tokens, or on the task bit-memory.
     """
-    from reservoir_pipelines.output import print_json
     from reservoir_pipelines.pretraining.pretrain import pretrain as stage
 
     with training_ends():
@@ -42,8 +42,6 @@ def pretrain(
 
 
 def _show(done: Any) -> None:
-    from reservoir_pipelines.output import print_table
-
     speed = f", {done.tokens / done.seconds:,.0f} a second" if done.seconds else ""
     least = [] if done.entropy is None else [("least possible", f"{done.entropy:.3f} bits per {done.unit}")]
     print_table(

@@ -11,6 +11,7 @@ import typer
 
 from reservoir.options import PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
 from reservoir_pipelines.command import command
+from reservoir_pipelines.output import percent, print_json, print_table, say, score_text
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +28,6 @@ def train(
 
     End to end; chosen by validation, scored on test once.
     """
-    from reservoir_pipelines.output import print_json
     from reservoir_pipelines.training.train import train as stage
 
     with training_ends(", or --on-divergence report"):
@@ -44,7 +44,6 @@ def train(
 def training_ends(remedy: str = "", again: str = "with --resume to go on from the last checkpoint") -> Iterator[None]:
     """Say in one line that the loss diverged, with exit code 1, or how to go on after an interruption, with 130."""
     from reservoir.training.trainer import DivergedError
-    from reservoir_pipelines.output import say
 
     try:
         yield
@@ -65,8 +64,7 @@ def _speaks() -> bool:
 
 
 def _show(done: Any) -> None:
-    from reservoir_pipelines.output import print_table, score_text
-
+    of_all = done.test_score if done.test_score_of_all is None else done.test_score_of_all
     name = "" if done.metric == "accuracy" else f" {done.metric}"
     speed = f", {done.steps / done.seconds:.3g} steps/s" if done.seconds else ""
     rows = [
@@ -77,6 +75,8 @@ def _show(done: Any) -> None:
         ("best", "-" if done.best_step is None else f"step {done.best_step:,}, by validation"),
         (f"valid{name}", score_text(done.valid_score, done.metric)),
         (f"test{name}", score_text(done.test_score, done.metric)),
+        *([] if of_all == done.test_score else [("test of all", f"{percent(of_all)}, what is left out being wrong")]),
+        ("floor", f"{score_text(done.floor, done.metric)}, by a constant or by copying what is shown"),
         ("converged", "-" if done.converged_step is None else f"step {done.converged_step:,}, within 1% from there on"),
         ("run", done.run),
     ]

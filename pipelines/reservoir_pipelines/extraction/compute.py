@@ -26,10 +26,7 @@ def compute_missing(
     compute: Compute,
     advance: Callable[[int, int], None] = lambda rows, written: None,
 ) -> int:
-    """Compute what is missing, waiting for what a live run has in hand; return the rows that were computed here.
-
-    ``advance`` is told of each block its rows, and the bytes written so far.
-    """
+    """Compute what is missing, or wait for who has it in hand; return the rows that were computed here."""
     computed = 0
     while todo := missing_blocks(entry, splits, columns):
         taken = 0

@@ -33,7 +33,7 @@ from reservoir_pipelines.output import meter, say, size_text
 from reservoir_pipelines.preparation.prepare import Prepared, prepare
 from reservoir_pipelines.preparation.prepared import scaling_to_json
 from reservoir_pipelines.stage import stage
-from reservoir_pipelines.workspace import cache_root
+from reservoir_pipelines.workspace import cache_root, versions
 
 if TYPE_CHECKING:
     from reservoir_cache import SplitFeatures
@@ -82,20 +82,19 @@ class Extraction:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return {
-            "entry": str(self.entry),
-            "rows": self.rows,
-            "columns": list(self.columns),
-            "bytes": self.bytes,
-            "seconds": round(self.seconds, 3),
-            "reused": self.reused,
-            "computed_rows": self.computed_rows,
-        }
+        plain = {"entry": str(self.entry), "columns": list(self.columns), "seconds": round(self.seconds, 3)}
+        return {**vars(self), **plain}
 
 
 @stage
 def extract(
-    task: str, reservoir: ReservoirOptions, source: RowOptions, keep: FeatureOptions, place: PlaceOptions
+    task: str,
+    reservoir: ReservoirOptions,
+    source: RowOptions,
+    keep: FeatureOptions,
+    place: PlaceOptions,
+    *,
+    splits: Sequence[str] | None = None,
 ) -> Extraction:
     """Run a frozen transformer over a task once and cache its pooled hidden states.
 
@@ -106,6 +105,8 @@ def extract(
     ----------
     task : str
         Name of a task, or the path of your own data.
+    splits : sequence of str, optional
+        Compute these alone; a later call adds the others. All by default.
     **options
         Fields of `ReservoirOptions`, `RowOptions`, `FeatureOptions` and `PlaceOptions`. ``batch_rows`` is of a new
         entry: an existing one keeps its own, because the batch size changes the last bits. A larger ``limit`` contains
@@ -115,19 +116,15 @@ def extract(
     -------
     Extraction
         ``extraction["train"]["block06/mean"]`` is an array (rows, width).
-
-    Raises
-    ------
-    InputError, CacheError
-        For input that cannot be used, before anything is computed wherever that can be known.
     """
     started = time.monotonic()
-    Reservoir.choose(reservoir)  # refuses what cannot be meant before any data is read
+    Reservoir.choose(reservoir, published=source.published)  # refuses what cannot be meant before any data is read
     root = cache_root(place.cache)
     prepared = prepare(task, as_group(source, TaskOptions), cache=root)
     for note in prepared.notes():
         say(note)
-    settings = Reservoir.choose(reservoir, default_windows(prepared.task, sum(prepared.rows.values())))
+    windows = default_windows(prepared.task, sum(prepared.rows.values()))
+    settings = Reservoir.choose(reservoir, windows, published=source.published)
     model = load_model(prepared.task, settings, place.device, keep.compute)
     columns = choose_columns(
         model,
@@ -147,7 +144,7 @@ def extract(
         "task": str(Path(task).resolve()) if Path(task).is_file() else task,
         "settings": settings.to_dict() | source.to_dict() | asked.to_dict(),
     }
-    run = _Run(root, settings, prepared, model, rows, columns, spec, layout, call)
+    run = _Run(root, prepared, model, rows, columns, spec, layout, call, splits or list(rows))
     entry, computed = run.execute()
     return Extraction(
         entry=entry.path,
@@ -165,7 +162,6 @@ class _Run:
     """One call of `extract` after its input has been read."""
 
     root: Path
-    settings: Reservoir
     prepared: Prepared
     model: LoadedModel
     rows: dict[str, np.ndarray]
@@ -173,10 +169,11 @@ class _Run:
     spec: Spec
     layout: Layout
     call: dict[str, Any]
+    splits: Sequence[str]
 
     def execute(self) -> tuple[Entry, int]:
         """Compute what is missing; return the entry and the number of rows computed."""
-        name = f"{self.spec.task['name']} x {self.settings.title}"
+        name = f"{self.spec.task['name']} x {self.model.settings.title}"
         shapes = column_shapes(self.model.fpt.task, self.model.fpt.backbone.width, self.columns)
         space = required_bytes(self.spec, self.layout, self.spec.rows, shapes)
         exists = (self.root / "features" / self.spec.task["name"] / self._folder()).is_dir()
@@ -184,13 +181,13 @@ class _Run:
             rows = sum(self.spec.rows.values())
             say(f"{name}: {rows:,} rows, {len(self.columns)} columns, {size_text(space)} on disk")
             check_space(self.root, space)
-        entry = Entry.create(self.root, self.settings.title, self.spec, self.layout, self._made_with())
+        entry = Entry.create(self.root, self.model.settings.title, self.spec, self.layout, self._made_with())
         repair(entry)
         for split, index in self.rows.items():
             whole = self.prepared.split(split)
             targets = {"y": whole.y[index], "lengths": whole.lengths[index], "index": index.astype(np.int64)}
             write_targets(entry, split, targets)
-        todo = {split: entry.missing(split, self.columns) for split in self.rows}
+        todo = {split: entry.missing(split, self.columns) for split in self.splits}
         ranges = [entry.blocks(split)[block] for split, blocks in todo.items() for block in blocks]
         count = sum(high - low for low, high in ranges)
         if exists and ranges:
@@ -202,7 +199,7 @@ class _Run:
             say(f"{name}: everything is cached already in {entry.path}; no forward pass")
         compute = partial(self._forward, batch_rows=entry.layout.batch_rows)
         with meter("extract", count) as bar:
-            return entry, compute_missing(entry, list(self.rows), self.columns, compute, bar.advance)
+            return entry, compute_missing(entry, self.splits, self.columns, compute, bar.advance)
 
     def _forward(
         self, split: str, low: int, high: int, columns: Sequence[str], batch_rows: int
@@ -213,26 +210,22 @@ class _Run:
         return forward(self.model, self.prepared.scaling, x, lengths, columns, batch_rows)
 
     def _folder(self) -> str:
-        return f"{self.settings.title}-{self.spec.key[:16]}"
+        return f"{self.model.settings.title}-{self.spec.key[:16]}"
 
     def _made_with(self) -> dict[str, Any]:
-        import platform
-
-        import h5py
         import torch
-        import transformers
 
+        from reservoir.backbones import describe_weights
+
+        on_cpu = self.model.device.type == "cpu"
         return {
             "call": self.call,
-            "reservoir": self.settings.to_dict(),
+            "reservoir": self.model.settings.to_dict(),
             "prepared": str(self.prepared.path),
+            "kept": {split: self.prepared.kept(split) for split in self.rows},
             "scaling": scaling_to_json(self.prepared.scaling),
+            "weights": describe_weights(self.model.fpt.backbone, self.model.settings.init),
             "device": str(self.model.device),
-            "versions": {
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-                "h5py": h5py.__version__,
-                "numpy": np.__version__,
-            },
+            "instructions": torch.backends.cpu.get_cpu_capability() if on_cpu else torch.cuda.get_device_name(),
+            "versions": versions("torch", "transformers", "h5py", "numpy"),
         }

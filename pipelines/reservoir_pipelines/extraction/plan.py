@@ -28,13 +28,7 @@ BLOCK_BYTES = 2**28  # of float32: several blocks wait in the writer's queue
 
 
 def choose_columns(model: LoadedModel, layers: str | Sequence[str], pool: str | Sequence[str]) -> tuple[str, ...]:
-    """Return every wanted layer under every wanted pooling, in the order of the layers.
-
-    Raises
-    ------
-    InputError
-        If a layer or a pooling does not exist.
-    """
+    """Return every wanted layer under every wanted pooling, in the order of the layers; all of them exist."""
     wanted = _names(layers)
     known = model.fpt.backbone.layers
     if wanted == ["all"]:
@@ -114,17 +108,7 @@ def _further(windows: Windows) -> dict[str, Any]:
 
 
 def choose_layout(model: LoadedModel, columns: Sequence[str], batch_rows: int | None) -> Layout:
-    """Return the rows of a block and of a batch for a new entry, from the device and the size of a row.
-
-    Parameters
-    ----------
-    model : LoadedModel
-        Gives the device, the width and the longest sequence.
-    columns : sequence of str
-        What is kept of a row.
-    batch_rows : int, optional
-        Rows per batch, where the user has chosen them.
-    """
+    """Return the rows of a block and of a batch for a new entry, from the device and the size of a row."""
     kind = "cuda" if model.device.type == "cuda" else "cpu"
     task = model.fpt.task
     shapes = column_shapes(task, model.fpt.backbone.width, columns).values()

@@ -15,7 +15,7 @@ from reservoir.readouts import LOGISTIC_ALPHAS, LinearReadout, Moments, cross_sw
 from reservoir_pipelines.fitting.column_moments import ColumnMoments, column_moments, compute_moments
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorEngine
 from reservoir_pipelines.fitting.sources import Again, Source, fold_blocks, hold
-from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
+from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of, widened_trial
 
 RIDGE_ALPHAS = "1e-2:1e6:25"
 AUTO_FOLDS = 5
@@ -50,6 +50,8 @@ class RidgeEngine:
     repeats: int = 1
     refits: bool = False
     balanced: bool = False
+    widens: bool = True
+    one_standard_error: bool = False
 
     def moments(self, source: Source) -> ColumnMoments | None:
         """Return the moments of the training samples, or of the folds; those of several deals are not kept."""
@@ -61,14 +63,18 @@ class RidgeEngine:
         """Sweep one source, from kept moments where there are."""
         targets = make_targets(source, self.classes, self.balanced)
         moments = _kept(self.moments(source))
-        if self.folds:
-            blocks = hold(Again(fold_blocks, (source, self.folds, self.classes, self.repeats)))
-            deals = {"folds": self.folds, "repeats": self.repeats, "moments": moments}
-            swept = cross_sweep(blocks, targets, self.alphas, **deals)
-        else:
-            train, valid = source.blocks("train"), source.blocks("valid")
-            swept = sweep(train, valid, targets, self.alphas, moments=moments[0] if moments else None)
-        return trial_of("ridge", source, swept)
+        train, valid = (Again(source.blocks, (split,)) for split in ("train", "valid"))
+        deals = {"folds": self.folds, "repeats": self.repeats, "one_standard_error": self.one_standard_error}
+        dealt = hold(Again(fold_blocks, (source, self.folds, self.classes, self.repeats))) if self.folds else ()
+
+        def swept(alphas: np.ndarray) -> Trial:
+            if self.folds:
+                found = cross_sweep(dealt, targets, alphas, moments=moments, **deals)
+            else:
+                found = sweep(train, valid, targets, alphas, moments=moments[0] if moments else None)
+            return trial_of("ridge", source, found)
+
+        return widened_trial(swept, self.alphas, self.widens)
 
     def refit(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return a readout chosen on valid, fitted to train and valid together; how sure it is stays as it was."""
@@ -84,6 +90,7 @@ class LogisticEngine:
     classes: int
     alphas: np.ndarray
     balanced: bool = False
+    widens: bool = True
 
     def moments(self, source: Source) -> ColumnMoments | None:
         """Return the moments of the training samples: their principal axes make the solver fast."""
@@ -93,9 +100,13 @@ class LogisticEngine:
         """Sweep one source."""
         targets = make_targets(source, self.classes, self.balanced)
         train, valid = (Again(source.blocks, (split,)) for split in ("train", "valid"))
-        moments = _kept(self.moments(source))
-        swept = logistic_sweep(train, valid, targets, self.alphas, moments=moments[0] if moments else None)
-        return trial_of("logistic", source, swept)
+        kept = _kept(self.moments(source))
+        moments = kept[0] if kept else None
+
+        def swept(alphas: np.ndarray) -> Trial:
+            return trial_of("logistic", source, logistic_sweep(train, valid, targets, alphas, moments=moments))
+
+        return widened_trial(swept, self.alphas, self.widens)
 
 
 def few_rows(valid: int, classes: int) -> bool:
@@ -110,20 +121,21 @@ def make_engine(options: FitOptions, classes: int, rows: Mapping[str, int]) -> E
     """
     readout, alphas, balanced = options.readout, options.alphas, options.class_weight == "balanced"
     folds, repeats = _folds(options, rows)
+    if options.one_standard_error and not folds:
+        raise InputError("--one-standard-error: it is that over folds; add --select cv5, with ridge readouts")
     if balanced and not classes:
         raise InputError("--class-weight balanced: the task has no classes")
     if readout == "ridge":
-        penalties = parse_alphas(alphas or RIDGE_ALPHAS)
-        refits = options.select == "auto" and not folds
-        settings = {"folds": folds, "repeats": repeats, "refits": refits, "balanced": balanced}
-        return RidgeEngine(classes=classes, alphas=penalties, **settings)
+        settings = {"folds": folds, "repeats": repeats, "refits": options.select == "auto" and not folds}
+        choice = {"one_standard_error": options.one_standard_error, "balanced": balanced, "widens": not alphas}
+        return RidgeEngine(classes=classes, alphas=parse_alphas(alphas or RIDGE_ALPHAS), **settings, **choice)
     if folds:
         raise InputError(f"--select {options.select}: cross-validation is for ridge; choose {readout} on valid")
     if readout == "logistic":
         if not classes:
             raise InputError("--readout logistic: the task has no classes; use ridge")
         values = parse_alphas(alphas) if alphas else LOGISTIC_ALPHAS
-        return LogisticEngine(classes=classes, alphas=values, balanced=balanced)
+        return LogisticEngine(classes=classes, alphas=values, balanced=balanced, widens=not alphas)
     if alphas:
         raise InputError(f"--alphas: {readout} takes its parameters after a colon, as in sklearn.svm.LinearSVC:C=0.1,1")
     return EstimatorEngine.parse(readout, classes, balanced=balanced)
@@ -137,7 +149,9 @@ def _folds(options: FitOptions, rows: Mapping[str, int]) -> tuple[int, int]:
     select = options.select
     if select == "auto":
         greedy = str(options.columns).startswith("best:")
-        if greedy or options.readout != "ridge" or rows["valid"] >= ENOUGH_VALID:
+        if greedy or options.readout != "ridge":
+            return 0, 1
+        if rows["valid"] >= ENOUGH_VALID and not options.one_standard_error:
             return 0, 1
         repeats = next(number for most, number in DEALS if rows["train"] < most)
         return min(AUTO_FOLDS, rows["train"] + rows["valid"]), repeats

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,7 +46,8 @@ class Evaluation:
     scores : dict of str to float
         By name. Of classes: ``accuracy``, ``majority_baseline`` (always the most common class), ``balanced_accuracy``
         (mean recall of the classes that occur), ``macro_f1``, and for two classes ``auc``; of real targets ``R²``,
-        ``rmse`` and ``mae``, means over outputs.
+        ``rmse`` and ``mae``, means over outputs. Also ``copy_baseline`` (copying what is shown) and
+        ``accuracy_of_all`` (sequences left out as too long count as wrong), where there are such.
     interval : tuple of (float, float), optional
         95% interval of the accuracy, for as many independent answers as rows are worth.
     recall : dict of str to float
@@ -66,6 +67,15 @@ class Evaluation:
     classes: tuple[str, ...]
     confusion: np.ndarray
     merits: np.ndarray
+
+    def beside(self, floor: float | None, kept: float) -> Evaluation:
+        """Return the same with what a task's floor and the share of its sequences that are kept make of it."""
+        scores = dict(self.scores)
+        if floor is not None:
+            scores["copy_baseline"] = floor
+        if kept < 1 and "accuracy" in scores:
+            scores["accuracy_of_all"] = kept * scores["accuracy"]
+        return replace(self, scores=scores)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values; of more than 100 classes the confusion stays in the picture."""

@@ -40,6 +40,9 @@ CAUTION = (
 )
 
 
+EDGE = "{title}: penalty {alpha:g}, the end of those tried, does best; --alphas LO:HI:N tries others"
+
+
 @stage
 def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, place: DeviceOptions) -> Fit:
     """Fit a readout to every column under every setting and choose one by validation.
@@ -86,11 +89,10 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         source: Source = pool.source(best.result.name)
         points = learning_curve(source, engine, sizes) if sizes and isinstance(engine, RidgeEngine) else ()
         raw_source = pool.raw()
-        if raw_source is None:
-            say("raw input: the prepared data is gone, so it is left out; reservoir prepare brings it back")
-        raw = engine.run(raw_source) if raw_source else None
-        found = _finish(best, source, engine, task)
-        plain = _finish(raw, raw_source, engine, task) if raw and raw_source else None
+        raw = _raw(trials, raw_source, engine)
+        kept = pool.entry.made_with.get("kept", {}).get("test", 1.0)
+        found = _finish(best, source, engine, task, kept)
+        plain = _finish(raw, raw_source, engine, task, kept) if raw and raw_source else None
     p_value = compare(found[2], plain[2]) if plain else None
     on_reservoir = found[0]
     if plain and options.columns == "all" and task.name not in TASKS and plain[0].merit > on_reservoir.merit:
@@ -98,6 +100,8 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     if found[0].columns == (RAW,):
         say("the raw input alone does best: here this reservoir adds nothing to a linear model")
     chosen, model, evaluation = found
+    if (raw if raw and found is plain else best).at_edge:
+        say(EDGE.format(title=chosen.title, alpha=chosen.alpha))
     table = tuple(result for trial in trials for result in trial.results)
     if not folds and len(table) > 1 and few_rows(rows["valid"], task.classes):
         say(CAUTION.format(rows=rows["valid"], readouts=len(table)))
@@ -121,6 +125,14 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     )
 
 
+def _raw(trials: Sequence[Trial], source: Source | None, engine: Engine) -> Trial | None:
+    """Return the trial of the raw input, which may be one of those tried; None where the prepared data is gone."""
+    if source is None:
+        say("raw input: the prepared data is gone, so it is left out; reservoir prepare brings it back")
+        return None
+    return next((trial for trial in trials if trial.result.columns == (RAW,)), None) or engine.run(source)
+
+
 def class_names(task: Task) -> list[str]:
     """Return the names of a task's classes; none for regression."""
     return [str(task.label(number)) for number in range(task.classes)]
@@ -140,6 +152,8 @@ def _sizes(options: FitOptions, engine: Engine, most: int, rows: int) -> tuple[i
 def _folder(pool: Pool, names: Sequence[str], most: int, options: FitOptions) -> Path:
     """Make the folder of the results, by default one that fits with other columns or settings do not write into."""
     settings = [names, most, options.readout, options.alphas, options.select, options.class_weight]
+    if options.one_standard_error:
+        settings.append("one-standard-error")
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     kind = options.readout.partition(":")[0].rpartition(".")[2]
     folder = Path(options.out) if options.out else pool.folder(f"{kind}-{digest}")
@@ -194,7 +208,7 @@ def _greedy(pool: Pool, trials: Sequence[Trial], engine: RidgeEngine, most: int)
     return [trial_of("ridge", pool.source("+".join(step.columns)), step.sweep) for step in steps[1:]]
 
 
-def _finish(best: Trial, source: Source, engine: Engine, task: Task) -> tuple[Result, Readout, Evaluation]:
+def _finish(best: Trial, source: Source, engine: Engine, task: Task, kept: float) -> tuple[Result, Readout, Evaluation]:
     """Make the chosen readout final: how sure it is from valid, fitted to all but test, and scored on test once."""
     model = best.readout
     chosen_on_valid = not (isinstance(engine, RidgeEngine) and engine.folds)
@@ -202,7 +216,7 @@ def _finish(best: Trial, source: Source, engine: Engine, task: Task) -> tuple[Re
         model = model.calibrate(source.blocks("valid"))
     if isinstance(engine, RidgeEngine) and isinstance(model, LinearReadout) and engine.refits:
         model = engine.refit(source, model, float(best.result.alpha or 0))
-    evaluation = evaluate(model, source, class_names(task))
+    evaluation = evaluate(model, source, class_names(task)).beside(task.floor, kept)
     return best.result.tested(evaluation), model, evaluation
 
 

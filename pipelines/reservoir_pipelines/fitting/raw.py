@@ -1,4 +1,4 @@
-"""The raw input as samples: what a reservoir has to beat."""
+"""The raw input as samples of a sweep."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from reservoir.pooling import pool
+from reservoir.raw_input import raw_features
 from reservoir.readouts import samples
-from reservoir.tasks.task import Scaling, Task, Tokens
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
@@ -19,13 +17,12 @@ if TYPE_CHECKING:
     from reservoir_pipelines.preparation.prepared import Prepared
 
 RAW = "raw"
-RAW_WIDTH = 6144  # beyond this the input is pooled, as a layer is: a sweep costs the cube of its width
 RAW_ROWS = 1024
 
 
 @dataclass(frozen=True)
 class RawSource:
-    """Samples from the input itself; see `raw_features`."""
+    """Samples from the input itself."""
 
     prepared: Prepared
     store: FeatureStore
@@ -51,21 +48,3 @@ class RawSource:
     def encode(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the raw features (rows, width) of stored sequences."""
         return raw_features(self.prepared.task, self.prepared.scaling, x, lengths)
-
-
-def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the input itself as features (rows, width), float32, zero at padding.
-
-    Vectors are scaled as the model sees them, symbols are one-hot; flat, or as means of 8 stretches where that is too
-    wide.
-    """
-    if isinstance(task.form, Tokens):
-        values = np.eye(task.form.vocabulary, dtype=np.float32)[x.astype(np.int64)]
-    else:
-        values = scaling(x) if scaling else x.astype(np.float32)
-    values = values * (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
-    if task.max_tokens * values.shape[2] <= RAW_WIDTH:
-        short = task.max_tokens - x.shape[1]
-        return np.pad(values, ((0, 0), (0, short), (0, 0))).reshape(len(x), -1)
-    means = pool(torch.from_numpy(values), torch.from_numpy(lengths.astype(np.int64)), "segments8")
-    return means.numpy().reshape(len(x), -1)

@@ -151,7 +151,7 @@ class Fit:
 def score_matrix(table: Sequence[Result]) -> tuple[list[str], list[str], np.ndarray]:
     """Return the columns, the settings, and the validation scores (columns, settings), NaN where none was tried."""
     columns = list(dict.fromkeys(result.title for result in table))
-    settings = list(dict.fromkeys(result.setting for result in table))
+    settings = list(dict.fromkeys(result.setting for result in sorted(table, key=lambda result: result.alpha or 0)))
     scores = np.full((len(columns), len(settings)), np.nan)
     for result in table:
         scores[columns.index(result.title), settings.index(result.setting)] = result.valid_score

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from reservoir.readouts import Tally, Targets, balanced_weights, metric_name
+from reservoir.readouts import Tally, Targets, balanced_weights, metric_name, widened
 from reservoir_pipelines.fitting.evaluation import Readout
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sources import Source
@@ -29,6 +30,14 @@ class Trial:
         """The best setting."""
         return self.results[self.best]
 
+    @property
+    def at_edge(self) -> bool:
+        """Whether the best penalty is an end of the grid, and no other does as well."""
+        alphas = [result.alpha for result in self.results if result.alpha is not None]
+        others = [result.valid_score for result in self.results if result is not self.result]
+        ends = alphas and len(others) and self.result.alpha in (min(alphas), max(alphas))
+        return bool(ends) and self.result.valid_score > max(others)
+
 
 def trial_of(name: str, source: Source, swept: Sweep) -> Trial:
     """Return the trial of a sweep over penalties."""
@@ -39,6 +48,13 @@ def trial_of(name: str, source: Source, swept: Sweep) -> Trial:
         for a, s, c in found
     )
     return Trial(results=results, best=swept.best, readout=swept.readout())
+
+
+def widened_trial(swept: Callable[[np.ndarray], Trial], alphas: np.ndarray, widens: bool) -> Trial:
+    """Return the trial of a grid of penalties; of one carried on where its end does best, if it may be."""
+    trial = swept(alphas)
+    wider = widened(alphas, trial.best) if widens and trial.at_edge else None
+    return trial if wider is None else swept(wider)
 
 
 def make_targets(source: Source, classes: int, balanced: bool = False) -> Targets:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,17 +15,7 @@ BLOCK = 2**16
 
 @dataclass(frozen=True)
 class Remote:
-    """A file as its publisher offers it.
-
-    Parameters
-    ----------
-    name : str
-        Its name.
-    sha256 : str
-        The sum of its bytes, in hex; a file with another is never used.
-    bases : tuple of str
-        Addresses of folders that have it, to be tried in order.
-    """
+    """A file as its publisher offers it: name, SHA-256 in hex, and the addresses of folders to try in order."""
 
     name: str
     sha256: str
@@ -74,32 +64,11 @@ def download(
     *,
     cache: Path | None = None,
     mirrors: Sequence[str] = (),
-    progress: Callable[[str, int, int | None], None] | None = None,
 ) -> Path:
-    """Fetch a task's files where they are not here already, and return their folder.
+    """Fetch a task's files where they are not below the cache already, and return their folder.
 
-    An interrupted download goes on where it stopped. Only a file whose SHA-256 is the known one gets its name.
-
-    Parameters
-    ----------
-    task : str
-        The name of a task.
-    cache : Path, optional
-        The root folder; files are kept under ``<root>/downloads/``.
-    mirrors : sequence of str
-        Addresses of folders with the same files, tried before the publisher's.
-    progress : callable, optional
-        Called with the file's name, the bytes that are here, and all its bytes where they are known.
-
-    Returns
-    -------
-    Path
-        A folder for ``data``.
-
-    Raises
-    ------
-    InputError
-        If the task has nothing to fetch, or no address gives the file.
+    An interrupted download goes on where it stopped. Only a file whose SHA-256 is the known one gets its name. Mirrors
+    are tried before the publisher.
     """
     if task not in FILES:
         raise InputError(f"task {task!r} is not downloaded; {', '.join(FILES)} are: give --data DIR for the others")
@@ -107,13 +76,11 @@ def download(
     folder.mkdir(parents=True, exist_ok=True)
     for remote in FILES[task]:
         if not (folder / remote.name).is_file():
-            _fetch(remote, folder, [*mirrors, *remote.bases], progress)
+            _fetch(remote, folder, [*mirrors, *remote.bases])
     return folder
 
 
-def _fetch(
-    remote: Remote, folder: Path, bases: Sequence[str], progress: Callable[[str, int, int | None], None] | None
-) -> None:
+def _fetch(remote: Remote, folder: Path, bases: Sequence[str]) -> None:
     import pooch
     import requests
 
@@ -121,7 +88,7 @@ def _fetch(
     pooch.get_logger().setLevel("WARNING")
 
     def resume(url: str, output_file: str, pooch: object) -> None:
-        _continue(url, part, remote.name, progress)
+        _continue(url, part)
         part.replace(output_file)
 
     failures = []
@@ -142,7 +109,7 @@ def _fetch(
     )
 
 
-def _continue(url: str, part: Path, name: str, progress: Callable[[str, int, int | None], None] | None) -> None:
+def _continue(url: str, part: Path) -> None:
     """Append to a partial file what is missing of it."""
     import requests
 
@@ -161,7 +128,5 @@ def _continue(url: str, part: Path, name: str, progress: Callable[[str, int, int
             for block in answer.iter_content(BLOCK):
                 file.write(block)
                 here += len(block)
-                if progress:
-                    progress(name, here, total)
     if total is not None and here != total:
         raise requests.ConnectionError(f"the connection ended after {here} of {total} bytes")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import fault_point, file_crc32, new_file, publish_json
+from reservoir_cache import fault_point, file_crc32, new_file, publish_json, sync
 
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, TaskOptions
@@ -30,7 +30,7 @@ from reservoir_pipelines.preparation.prepared import (
 )
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workers import map_pieces
-from reservoir_pipelines.workspace import cache_root, data_folder, sync
+from reservoir_pipelines.workspace import cache_root, data_folder
 
 
 @stage
@@ -49,11 +49,6 @@ def prepare(
         The name of a task, or the path of your own data.
     **options
         Fields of `TaskOptions`, `ClusterOptions`, `DownloadOptions` and `CacheOptions`.
-
-    Raises
-    ------
-    InputError
-        For an unknown task or parameter, and for files that are missing or damaged.
     """
     cache = root.cache
     folder = download(task, cache=cache, mirrors=files.mirrors) if files.fetch else data_folder(options.data)
@@ -113,10 +108,7 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
 
 
 def write_piece(source: Source, piece: Piece, number: int, folder: Path) -> list[dict[str, Any]]:
-    """Write the rows of a piece, one file per split, and return what was written.
-
-    A worker that is killed leaves nothing under a final name, so the piece can be written again by another.
-    """
+    """Write the rows of a piece, one file per split; what a killed worker leaves is written again by another."""
     written = []
     for name, split in source.read(piece).items():
         if len(split):

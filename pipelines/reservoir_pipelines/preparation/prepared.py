@@ -24,15 +24,7 @@ INDEX = "prepared.json"
 
 @dataclass(frozen=True)
 class PreparedSplit:
-    """The rows of one split on disk.
-
-    Parameters
-    ----------
-    name : str
-        The split.
-    files : tuple of (Path, int)
-        The files in row order, each with its number of rows.
-    """
+    """The rows of one split on disk: its files in row order, each with its number of rows."""
 
     name: str
     files: tuple[tuple[Path, int], ...]
@@ -41,14 +33,7 @@ class PreparedSplit:
         return sum(rows for _, rows in self.files)
 
     def read(self, lo: int, hi: int) -> Split:
-        """Return the rows ``lo`` to ``hi`` (not included), ``x`` in its stored type.
-
-        Returns
-        -------
-        Split
-            ``x`` (rows, tokens[, dim]), ``y`` (rows, readout_tokens, outputs) of int64 or float32, ``lengths`` (rows,)
-            of int32.
-        """
+        """Return the rows ``lo`` to ``hi`` (not included), each array in its stored type."""
         x, y, lengths = (self._read(array, lo, hi) for array in ("x", "y", "lengths"))
         return Split(x=x, y=_label_type(y), lengths=lengths)
 
@@ -128,6 +113,10 @@ class Prepared:
         """Rows of each split."""
         return {name: len(split) for name, split in self.splits.items()}
 
+    def kept(self, split: str) -> float:
+        """Return the share of a split's sequences that are not left out as too long."""
+        return len(self.splits[split]) / (len(self.splits[split]) + self.dropped[split])
+
     def notes(self) -> list[str]:
         """Return what a person should know of the data, a line each: warnings, and rows dropped or cut."""
         lines = list(self.warnings)
@@ -137,26 +126,14 @@ class Prepared:
         return lines
 
     def split(self, name: str) -> PreparedSplit:
-        """Return a split.
-
-        Raises
-        ------
-        InputError
-            If the task has none of that name.
-        """
+        """Return a split; an `InputError` says if the task has none of that name."""
         if name not in self.splits:
             raise InputError(f"task {self.task.name!r} has no split {name!r}; it has {', '.join(self.splits)}")
         return self.splits[name]
 
     @classmethod
     def open(cls, path: Path, *, reused: bool = True, verify: bool = True) -> Prepared:
-        """Return the prepared data of a folder, every byte checked unless ``verify`` is False.
-
-        Raises
-        ------
-        InputError
-            If the folder holds none, or a file of it is missing or is not as it was written.
-        """
+        """Return the prepared data of a folder, every byte checked unless ``verify`` is False."""
         try:
             values = read_json(path / INDEX)
         except (OSError, CacheError) as error:

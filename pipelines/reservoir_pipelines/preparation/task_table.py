@@ -16,19 +16,9 @@ from reservoir_pipelines.workspace import data_folder
 def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict[str, Any]]:
     """Return one row per named task, with its default parameters.
 
-    Parameters
-    ----------
-    data : Path, optional
-        The folder of the publishers' files; ``RESERVOIR_DATA`` by default.
-    cache : Path, optional
-        The root folder, to see what is prepared.
-
-    Returns
-    -------
-    list of dict
-        ``task``, ``tokens`` (the longest sequence), ``input`` ("16 values" or "25 symbols" a token), ``classes``,
-        ``labels_per_row`` (readout tokens times outputs), ``splits`` (rows by split where they are known, else None),
-        ``data`` ("generated", "here", "prepared" or "missing"), and ``remedy``, what to do where it is missing, or "".
+    ``tokens`` are those of the longest sequence, ``input`` is "16 values" or "25 symbols" a token, ``labels_per_row``
+    readout tokens times outputs, ``splits`` the rows by split where they are known, ``data`` "generated", "here",
+    "prepared" or "missing", and ``remedy`` what to do where it is missing.
     """
     folder = data_folder(data)
     return [_row(name, task_named(name, data=folder), cache) for name in TASKS]

@@ -15,22 +15,6 @@ from reservoir_pipelines.pretraining.outcome import Pretraining
 from reservoir_pipelines.training.training_result import Training
 from reservoir_pipelines.workspace import replace_file
 
-FIELDS = (
-    "corpus",
-    "tokens",
-    "unit",
-    "test_bits",
-    "entropy",
-    "bits_recalled",
-    "columns",
-    "output_only_valid_score",
-    "output_only_test_score",
-    "fpt_steps",
-    "fpt_valid_score",
-    "fpt_test_score",
-    "folder",
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
@@ -50,24 +34,24 @@ class Compared:
             "fpt": self.fpt.to_dict() if self.fpt else None,
         }
 
-    def cells(self) -> tuple[Any, ...]:
-        """Return the values of `FIELDS`; None where there is none."""
+    def cells(self) -> dict[str, Any]:
+        """Return a line of the table; None where there is no value."""
         made, fpt = self.pretraining, self.fpt
-        return (
-            self.corpus,
-            made.tokens if made else 0,
-            made.unit if made else None,
-            made.test_bits if made else None,
-            made.entropy if made else None,
-            made.test_accuracy if made else None,
-            "+".join(self.output_only.columns),
-            self.output_only.valid_score,
-            self.output_only.test_score,
-            fpt.steps if fpt else None,
-            fpt.valid_score if fpt else None,
-            fpt.test_score if fpt else None,
-            made.folder if made else None,
-        )
+        return {
+            "corpus": self.corpus,
+            "tokens": made.tokens if made else 0,
+            "unit": made.unit if made else None,
+            "test_bits": made.test_bits if made else None,
+            "entropy": made.entropy if made else None,
+            "bits_recalled": made.test_accuracy if made else None,
+            "columns": "+".join(self.output_only.columns),
+            "output_only_valid_score": self.output_only.valid_score,
+            "output_only_test_score": self.output_only.test_score,
+            "fpt_steps": fpt.steps if fpt else None,
+            "fpt_valid_score": fpt.valid_score if fpt else None,
+            "fpt_test_score": fpt.test_score if fpt else None,
+            "folder": made.folder if made else None,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,15 +82,8 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return {
-            "task": self.task,
-            "backbone": self.backbone,
-            "metric": self.metric,
-            "rows": [row.to_dict() for row in self.rows],
-            "results": str(self.results),
-            "plot": str(self.plot),
-            "seconds": round(self.seconds, 3),
-        }
+        rows, texts = [row.to_dict() for row in self.rows], {"results": str(self.results), "plot": str(self.plot)}
+        return {**vars(self), "rows": rows, **texts, "seconds": round(self.seconds, 3)}
 
 
 def write_comparison(path: Path, rows: Sequence[Compared]) -> None:
@@ -115,9 +92,9 @@ def write_comparison(path: Path, rows: Sequence[Compared]) -> None:
     def write(part: Path) -> None:
         with part.open("x", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(FIELDS)
+            writer.writerow(rows[0].cells())
             for row in rows:
-                writer.writerow([f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row.cells()])
+                writer.writerow([f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row.cells().values()])
 
     replace_file(path, write)
 

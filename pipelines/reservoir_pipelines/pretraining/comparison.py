@@ -59,13 +59,6 @@ def compare_pretraining(
         shape as it was drawn; ``steps``, 5000, are those of each FPT, otherwise trained as `train` does by default. The
         backbones lie below the cache's ``pretrained``, and the results below its ``comparisons``, named by all that
         changes a number.
-
-    Raises
-    ------
-    InputError, CacheError
-        For input that cannot be used.
-    DivergedError
-        If a pretraining diverges.
     """
     started = time.monotonic()
     if options.out is not None:

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from reservoir_pipelines.plots import COLOURS, INK, figure_of, save, style
+from reservoir_pipelines.plots import INK, draw_course, figure_of, save, style
+from reservoir_pipelines.training.journal import course
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +68,7 @@ def plot_pretraining(
     """Draw the loss over the steps, on train and on valid, beside the least possible."""
     figure = figure_of(7, 4, title)
     axes = figure.subplots()
-    train = np.array([(line["step"], line["bits"]) for line in history if line.get("bits") is not None], float)
-    valid = [(line["step"], line["valid_bits"]) for line in history if line.get("valid_bits") is not None]
-    if len(train):
-        width = max(1, len(train) // 100)
-        smooth = np.convolve(train[:, 1], np.full(width, 1 / width), mode="valid")
-        axes.plot(train[width - 1 :, 0], smooth, color=COLOURS[0], linewidth=1, label="train")
-    if valid:
-        axes.plot(*zip(*valid, strict=True), "o-", color=COLOURS[1], markersize=3, linewidth=1.5, label="valid")
+    draw_course(axes, course(history, "bits"), course(history, "valid_bits"))
     if entropy is not None:
         axes.axhline(entropy, color=INK, linestyle="--", linewidth=1, label="least possible")
     style(axes, "step", f"bits per {unit}")

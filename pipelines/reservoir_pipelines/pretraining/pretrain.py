@@ -46,13 +46,6 @@ def pretrain(
         Fields of `ShapeOptions`, `PretrainOptions` and `PlaceOptions`; ``steps`` are 2000. The vocabulary is of text
         256 for bytes, more for a tokenizer trained on it; of a stream its number of tokens; of bit-memory that of the
         token embeddings, which are not trained. Bit-memory has no context and no course of the learning rate.
-
-    Raises
-    ------
-    InputError
-        For input that cannot be used.
-    DivergedError
-        If the loss is not finite.
     """
     backbone = shape.backbone or DEFAULT_BACKBONE
     options = replace(options, steps=options.steps or STEPS)

@@ -8,13 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from reservoir_cache import fault_point
+from reservoir_cache import fault_point, sync
 from torch import Tensor, nn
 
 from reservoir.errors import InputError
 from reservoir.training.trainer import State
 from reservoir_pipelines.checked import DamagedError, file_digest, read_checked, write_checked
-from reservoir_pipelines.workspace import save_tensors, sync
+from reservoir_pipelines.workspace import save_tensors
 
 TRAINED, OPTIMIZER, STATE = "trained.safetensors", "optimizer.safetensors", "state.json"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")

@@ -28,10 +28,7 @@ KINDS = ("auto", "fresh", "augmented", "stored")
 
 
 def choose_kind(kind: str, source: Source, name: str, *, from_cache: bool) -> str:
-    """Return which rows a step trains on: ``fresh`` ones that no other step has, ``augmented`` or ``stored`` ones.
-
-    ``auto`` takes fresh rows of tasks that are generated, augments cifar10's images, and stores all others.
-    """
+    """Return what a step trains on: ``fresh`` rows of a generated task, ``augmented`` images, or ``stored`` rows."""
     if kind not in KINDS:
         raise InputError(f"--rows {kind}: choose among {', '.join(KINDS)}")
     if from_cache:

@@ -6,9 +6,11 @@ import json
 import math
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from reservoir.errors import InputError
 from reservoir_pipelines.workspace import replace_file
@@ -55,6 +57,12 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
             raise InputError(f"{path}: line {len(lines) + 1} is damaged; remove the file, or train in another folder")
         lines.append(line)
     return lines
+
+
+def course(history: Sequence[dict[str, Any]], name: str, factor: float = 1.0) -> np.ndarray:
+    """Return (step, factor * value) of the lines that have a value of this name, (lines, 2)."""
+    found = [(line["step"], factor * line[name]) for line in history if line.get(name) is not None]
+    return np.array(found, float).reshape(-1, 2)
 
 
 def _text(line: Mapping[str, Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +16,7 @@ from reservoir.training.trainer import State
 from reservoir_pipelines.checked import DamagedError, read_checked, remove_parts, write_checked
 from reservoir_pipelines.training.checkpoint import last_checkpoint, read_state
 from reservoir_pipelines.training.journal import read_journal
+from reservoir_pipelines.workspace import versions
 
 FORMAT = 1
 CONFIG, METRICS, RESULT, CURVE, CHECKPOINTS = "config.json", "metrics.jsonl", "run.json", "curve.png", "checkpoints"
@@ -24,22 +24,12 @@ CONFIG, METRICS, RESULT, CURVE, CHECKPOINTS = "config.json", "metrics.jsonl", "r
 
 def make_config(settings: Mapping[str, Any], device: object, **more: Any) -> dict[str, Any]:
     """Return what a run keeps: ``settings`` is all that changes a number, ``key`` its SHA-256; ``more`` is kept too."""
-    import numpy
-    import torch
-    import transformers
-
     return {
         "format": FORMAT,
         "key": hashlib.sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()).hexdigest(),
         "settings": settings,
         **more,
-        "made_with": {
-            "device": str(device),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "numpy": numpy.__version__,
-        },
+        "made_with": {"device": str(device), **versions("torch", "transformers", "numpy")},
     }
 
 

@@ -45,7 +45,7 @@ def train_in(
     if not ranks.first:
         return Trainer(model, steps, report=lambda *_: None, keep=lambda _: None, **settings).run(last)
     with ExitStack() as held:
-        tracker = held.enter_context(tracking(track, run.path, run.config["settings"]["recipe"]))
+        track_step = held.enter_context(tracking(track, run.path, run.config["settings"]["recipe"]))
         run.reopen()
         journal = Journal(run.path / METRICS, state.step)
         held.callback(journal.flush)
@@ -53,8 +53,8 @@ def train_in(
 
         def report(step: int, numbers: dict[str, float]) -> None:
             journal.add(step, numbers)
-            if tracker:
-                tracker.log(step, numbers)
+            if track_step:
+                track_step(step, numbers)
             if "norm" in numbers:  # of a step, not of a validation
                 show(step, *numbers.values())
 

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from reservoir.errors import InputError
 
 TRACKERS = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 
-
-class Tracker(Protocol):
-    """Takes the numbers of a run."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the numbers of a step or a validation."""
-        ...
+Log = Callable[[int, Mapping[str, float]], object]
+"""Takes the numbers of a step or a validation."""
 
 
 @contextmanager
-def tracking(name: str | None, run: Path, config: Mapping[str, Any]) -> Iterator[Tracker | None]:
+def tracking(name: str | None, run: Path, config: Mapping[str, Any]) -> Iterator[Log | None]:
     """Open a tracker, a key of `TRACKERS`, for the time of the context; it is named after the run and its folder."""
     if name is None:
         yield None
@@ -34,49 +29,34 @@ def tracking(name: str | None, run: Path, config: Mapping[str, Any]) -> Iterator
         package = import_module(TRACKERS[name])
     except ImportError as error:
         raise InputError(f"--track {name}: not installed; pip install 'reservoir-features[{name}]'") from error
-    tracker = {"tensorboard": _TensorBoard, "wandb": _WandB, "mlflow": _MLflow}[name](package, run, config)
+    log, close = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow}[name](package, run, config)
     try:
-        yield tracker
+        yield log
     finally:
-        tracker.close()
+        close()
 
 
-class _TensorBoard:
-    def __init__(self, package: Any, run: Path, _config: Mapping[str, Any]) -> None:
-        self._writer = package.SummaryWriter(str(run / "tensorboard"))
+def _tensorboard(package: Any, run: Path, _config: Mapping[str, Any]) -> tuple[Log, Callable[[], object]]:
+    writer = package.SummaryWriter(str(run / "tensorboard"))
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def log(step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _WandB:
-    def __init__(self, package: Any, run: Path, config: Mapping[str, Any]) -> None:
-        self._run = package.init(
-            project=f"reservoir-{run.parent.name}", name=run.name, id=run.name, resume="allow", config=dict(config)
-        )
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+    return log, writer.close
 
 
-class _MLflow:
-    def __init__(self, package: Any, run: Path, config: Mapping[str, Any]) -> None:
-        self._package = package
-        if "MLFLOW_TRACKING_URI" not in os.environ:
-            package.set_tracking_uri((run.parent / "mlflow").resolve().as_uri())
-        package.set_experiment(f"reservoir-{run.parent.name}")
-        package.start_run(run_name=run.name)
-        package.log_params({name: str(value)[:250] for name, value in config.items()})
+def _wandb(package: Any, run: Path, config: Mapping[str, Any]) -> tuple[Log, Callable[[], object]]:
+    started = package.init(
+        project=f"reservoir-{run.parent.name}", name=run.name, id=run.name, resume="allow", config=dict(config)
+    )
+    return lambda step, values: started.log(dict(values), step=step), started.finish
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._package.log_metrics(dict(values), step=step)
 
-    def close(self) -> None:
-        self._package.end_run()
+def _mlflow(package: Any, run: Path, config: Mapping[str, Any]) -> tuple[Log, Callable[[], object]]:
+    if "MLFLOW_TRACKING_URI" not in os.environ:
+        package.set_tracking_uri((run.parent / "mlflow").resolve().as_uri())
+    package.set_experiment(f"reservoir-{run.parent.name}")
+    package.start_run(run_name=run.name)
+    package.log_params({name: str(value)[:250] for name, value in config.items()})
+    return lambda step, values: package.log_metrics(dict(values), step=step), package.end_run

@@ -37,7 +37,7 @@ from reservoir_pipelines.training.checkpoint import load_trained
 from reservoir_pipelines.training.data import choose_kind, hidden_states, sequences
 from reservoir_pipelines.training.run import CURVE, Run, make_config
 from reservoir_pipelines.training.session import train_in
-from reservoir_pipelines.training.trained import as_published, load_trainable
+from reservoir_pipelines.training.trained import load_trainable
 from reservoir_pipelines.training.training_result import Training, plot_training
 from reservoir_pipelines.workspace import cache_root, data_folder
 
@@ -64,16 +64,9 @@ def train(
         of the rows and what is dropped; ``steps`` are 5000, those of an earlier part of the run included, and ``train``
         is what a Frozen Pretrained Transformer trains and the backbone has; without ``run`` the folder lies below the
         cache and is named by all that changes a number.
-
-    Raises
-    ------
-    InputError, CacheError
-        For input that cannot be used.
-    DivergedError
-        If the loss diverges and ``on_divergence`` is ``stop``.
     """
     groups = None if options.train is None else parse_groups(options.train)
-    settings = Reservoir.choose(reservoir)
+    settings = Reservoir.choose(reservoir, published=source.published)
     generator = task_named(task, data=data_folder(source.data), **source.given)
     kind = choose_kind(options.rows, generator, task, from_cache=options.from_cache)
     place = replace(place, cache=cache_root(place.cache))
@@ -82,7 +75,8 @@ def train(
             prepared = prepare(task, as_group(source, TaskOptions), cache=place.cache)
         for note in prepared.notes() if ranks.first else ():
             say(note)
-        model, groups = load_trainable(prepared.task, settings, groups, ranks.device(place.device), options.compute)
+        output_init, device = "linear" if source.published else "orthogonal", ranks.device(place.device)
+        model, groups = load_trainable(prepared.task, settings, groups, device, options.compute, output_init)
         rate = options.learning_rate or default_rate(model.family, prepared.task.name)
         options = replace(options, steps=options.steps or STEPS, learning_rate=rate, train=groups)
         numbers = draw_rows(prepared, source.limit)
@@ -92,7 +86,7 @@ def train(
         spec = make_spec(
             prepared, numbers, model, (options.store or "float16") if options.from_cache else "float32"
         ).to_dict()
-        config = _config(spec, model, prepared, kind, targets, options, ranks)
+        config = _config(spec, model, prepared, kind, targets, options, ranks, published=source.published)
         default = cache_root(place.cache) / "runs" / prepared.task.name / f"{settings.title}-{config['key'][:16]}"
         run = Run(options.run or default)
         with ranks.first_alone():
@@ -101,7 +95,7 @@ def train(
                 run.begin(config)
         if found := _ended(run, options, ranks):
             return found
-        set_dropout(model.fpt, options.dropout, below=as_published(prepared.task))
+        set_dropout(model.fpt, options.dropout, below=source.published)
         before = frozen_digest(model.fpt)
         if options.from_cache:
             forward, rows = _from_cache(task, model, source, options, place, targets, ranks)
@@ -111,7 +105,8 @@ def train(
         state, diverged = _train(run, model, steps, options, ranks)
         if frozen_digest(model.fpt) != before:
             raise RuntimeError("a frozen tensor has changed; this is a defect of reservoir")
-        done = _result(run, model, groups, steps, baseline(rows.valid.y, classes), state, diverged, ranks)
+        floor = max(baseline(rows.valid.y, classes), prepared.task.floor or 0.0)
+        done = _result(run, model, groups, steps, floor, prepared.kept("test"), state, diverged, ranks)
         if ranks.first:
             title = f"{prepared.task.name}, {settings.title}: {', '.join(groups)} trained"
             plot_training(run.path / CURVE, run.history, done.best_step, title, metric=done.metric)
@@ -127,6 +122,8 @@ def _config(
     targets: TargetScale | None,
     options: TrainOptions,
     ranks: Processes,
+    *,
+    published: bool,
 ) -> dict[str, Any]:
     """Return what the run keeps of how it was asked for."""
     settings = {
@@ -136,7 +133,7 @@ def _config(
         "processes": ranks.count,
         "rows": "cached" if options.from_cache else kind,
     }
-    if as_published(prepared.task):
+    if published:  # output and dropout as in the authors' code
         settings["recipe"] |= {"output_init": "linear", "dropout_below": True}
     if targets:
         settings["targets"] = targets.to_json()
@@ -186,7 +183,7 @@ def _from_cache(
             f"--from-cache --train {','.join(options.train or ())}: what is trained lies in front of the first block, "
             "so there is nothing to cache; train without it, or leave out input and positions"
         )
-    if options.dropout and as_published(model.fpt.task):
+    if options.dropout and source.published:
         raise InputError(
             "--from-cache --protocol paper: the authors drop values below what is trained too, which no cache holds; "
             "use --dropout 0, or train without it"
@@ -234,6 +231,7 @@ def _result(
     groups: Sequence[str],
     steps: FPTSteps,
     floor: float,
+    kept: float,
     state: State,
     diverged: int | None,
     ranks: Processes,
@@ -256,6 +254,8 @@ def _result(
         valid_loss=state.best.get("valid_loss"),
         test_score=test.score if test else None,
         test_loss=test.loss if test else None,
+        test_score_of_all=kept * test.score if test and fpt.task.classes else None,
+        floor=floor,
         converged_step=converged_step(scores, floor),
         diverged_step=diverged,
         groups=tuple(groups),

@@ -24,10 +24,10 @@ from reservoir_pipelines.training.run import CONFIG, Run, is_run
 
 
 def load_trainable(
-    task: Task, settings: Reservoir, groups: Sequence[str] | None, device: str, compute: str
+    task: Task, settings: Reservoir, groups: Sequence[str] | None, device: str, compute: str, output_init: str
 ) -> tuple[LoadedModel, tuple[str, ...]]:
     """Make a model and unfreeze some groups, by default those of an FPT; only frozen weights multiply in bfloat16."""
-    model = load_model(task, settings, device, "float32", "linear" if as_published(task) else "orthogonal")
+    model = load_model(task, settings, device, "float32", output_init)
     chosen = tuple(groups or default_groups(model.fpt.backbone))
     unfreeze(model.fpt, chosen)
     if model.device.type == "cpu":
@@ -37,11 +37,6 @@ def load_trainable(
     return replace(model, compute=str(backbone.compute).removeprefix("torch.")), chosen
 
 
-def as_published(task: Task) -> bool:
-    """Return whether a task is under ``--protocol paper``: output and dropout are then as in the authors' code too."""
-    return task.parameters.get("protocol") == "paper"
-
-
 def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> LoadedModel:
     """Load the model of a run with the weights that did best on the validation split, in evaluation mode."""
     run = Run(folder)
@@ -49,7 +44,8 @@ def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> 
     spec = config["settings"]["spec"]
     settings = Reservoir(**config["reservoir"])
     task = Task.from_dict(spec["task"])
-    model, _ = load_trainable(task, settings, config["settings"]["train"], device, compute or spec["compute"])
+    groups, output_init = config["settings"]["train"], config["settings"]["recipe"].get("output_init", "orthogonal")
+    model, _ = load_trainable(task, settings, groups, device, compute or spec["compute"], output_init)
     _check_digest(model, spec["backbone"]["digest"], f"run {folder}")
     load_trained(checkpoint, model.fpt)
     model.fpt.eval().requires_grad_(False)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reservoir_pipelines.plots import COLOURS, INK, figure_of, in_unit, save, style
-from reservoir_pipelines.training.journal import read_journal
+from reservoir_pipelines.plots import INK, draw_course, figure_of, in_unit, save, style
+from reservoir_pipelines.training.journal import course, read_journal
 from reservoir_pipelines.training.run import METRICS
 
 if TYPE_CHECKING:
@@ -37,9 +37,13 @@ class Training:
         Of these weights.
     test_score, test_loss : float or None
         Of these weights.
+    test_score_of_all : float or None
+        The test accuracy with sequences left out as too long counted as wrong.
+    floor : float
+        What a constant output scores on the validation split, or copying what is shown, where that is more.
     converged_step : int or None
         First of two validations or more from which on the score stayed within 0.01 of the last one's; None after fewer
-        than three, and where the last is not above what a constant output scores.
+        than three, and where the last is not above the floor.
     diverged_step : int or None
         Step at which the loss diverged.
     groups : tuple of str
@@ -60,6 +64,8 @@ class Training:
     valid_loss: float | None
     test_score: float | None
     test_loss: float | None
+    test_score_of_all: float | None
+    floor: float
     converged_step: int | None
     diverged_step: int | None
     groups: tuple[str, ...]
@@ -112,16 +118,7 @@ def _draw(
 ) -> None:
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-    train = np.array([(line["step"], line[name]) for line in history if line.get(name) is not None], float)
-    valid = [(line["step"], line[measured]) for line in history if line.get(measured) is not None]
-    if len(train):
-        width = max(1, len(train) // 100)
-        smooth = factor * np.convolve(train[:, 1], np.full(width, 1 / width), mode="valid")
-        line = "o-" if len(train) == 1 else "-"
-        axes.plot(train[width - 1 :, 0], smooth, line, color=COLOURS[0], markersize=3, linewidth=1, label="train")
-    if valid:
-        steps, values = zip(*valid, strict=True)
-        axes.plot(steps, factor * np.array(values), "o-", color=COLOURS[1], markersize=3, linewidth=1.5, label="valid")
+    draw_course(axes, course(history, name, factor), course(history, measured, factor))
     if best_step is not None:
         axes.axvline(best_step, color=INK, linestyle="--", linewidth=1, label="best")
     axes.set_xlim(0, 1.03 * max([1, *(line["step"] for line in history)]))

@@ -6,8 +6,8 @@ without words tells what it gains from the order of tokens alone.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
@@ -22,57 +22,48 @@ ENTROPY_TOKENS = 1 << 19
 """Tokens over which the entropy of nested tokens is averaged: it is then known to about 0.001 bits."""
 
 
-class _Source(Protocol):
-    """What tells one stream from another."""
-
-    vocabulary: int
-    facts: dict[str, object]
-
-    def windows(self, draw: np.random.Generator, count: int, tokens: int) -> np.ndarray:
-        """Return windows, int64 (count, tokens)."""
-        ...
-
-    def entropy(self, tokens: int) -> float:
-        """Return the mean entropy of each token but the first of a window, given those before it, in bits."""
-        ...
-
-
-class Stream:
-    """A corpus that is drawn rather than read."""
+class Stream(ABC):
+    """A corpus that is drawn rather than read; ``facts`` are what tells it from others of its name."""
 
     unit = "token"
 
-    def __init__(self, name: str, source: _Source) -> None:
-        self.vocabulary = source.vocabulary
-        self._name, self._source = name, source
+    def __init__(self, name: str, vocabulary: int, **facts: object) -> None:
+        self.vocabulary = vocabulary
+        self._name, self._facts = name, facts
+
+    @abstractmethod
+    def windows(self, draw: np.random.Generator, count: int, tokens: int) -> np.ndarray:
+        """Return windows, int64 (count, tokens)."""
+
+    @abstractmethod
+    def entropy(self, tokens: int) -> float:
+        """Return the mean entropy of each token but the first of a window, given those before it, in bits.
+
+        It is the least mean loss, expected over all windows; the held-out parts differ by thousandths.
+        """
 
     def draw(self, seed: int, step: int, count: int, tokens: int) -> np.ndarray:
         """Return the windows of a step, int64 (count, tokens)."""
-        return self._source.windows(generator(seed, self._name, step), count, tokens)
+        return self.windows(generator(seed, self._name, step), count, tokens)
 
     def held_out(self, split: str, tokens: int) -> HeldOut:
         """Return windows that no seed's training draws but by chance; the same at every call."""
         if split not in HELD_OUT:
             raise InputError(f"{self._name}: no part {split!r}; choose among {', '.join(HELD_OUT)}")
         count = max(1, HELD_OUT_TOKENS // tokens)
-        windows = self._source.windows(generator("held out", self._name, split), count, tokens)
+        windows = self.windows(generator("held out", self._name, split), count, tokens)
         return HeldOut(windows, np.ones(count, np.int64))
-
-    def entropy(self, tokens: int) -> float:
-        """Return the least mean loss in bits, expected over all windows; the held-out parts differ by thousandths."""
-        return self._source.entropy(tokens)
 
     def describe(self) -> dict[str, object]:
         """Return the name, the vocabulary, and what else tells this stream from others."""
-        return {"corpus": self._name, "vocabulary": self.vocabulary, **self._source.facts}
+        return {"corpus": self._name, "vocabulary": self.vocabulary, **self._facts}
 
 
-class Independent:
+class Independent(Stream):
     """Tokens drawn independently of each other, with probabilities (vocabulary,)."""
 
-    def __init__(self, probabilities: np.ndarray) -> None:
-        self.vocabulary = len(probabilities)
-        self.facts: dict[str, object] = {}
+    def __init__(self, name: str, probabilities: np.ndarray) -> None:
+        super().__init__(name, len(probabilities))
         self._probabilities = probabilities
 
     def windows(self, draw: np.random.Generator, count: int, tokens: int) -> np.ndarray:
@@ -84,7 +75,7 @@ class Independent:
         return shannon(self._probabilities)
 
 
-class Nesting:
+class Nesting(Stream):
     r"""Balanced sequences of nested tokens, one after another: a stack-based Bernoulli grammar.
 
     Every sequence first draws an even number of tokens to have, uniformly from ``shortest`` to ``longest``. Then at
@@ -104,8 +95,7 @@ class Nesting:
     """
 
     def __init__(self, vocabulary: int, push: float = 0.4, shortest: int = 90, longest: int = 120) -> None:
-        self.vocabulary = vocabulary
-        self.facts: dict[str, object] = {"push": push, "lengths": [shortest, longest]}
+        super().__init__("nesting", vocabulary, push=push, lengths=[shortest, longest])
         self._kinds = zipf_law(vocabulary // 2)
         self._push, self._longest = push, longest
         self._lengths = np.arange(shortest, longest + 1, 2)
@@ -185,17 +175,17 @@ def zipf_law(count: int) -> np.ndarray:
 
 
 def _uniform(vocabulary: int) -> Corpus:
-    return Stream("uniform", Independent(np.full(_checked("uniform", vocabulary), 1 / vocabulary)))
+    return Independent("uniform", np.full(_checked("uniform", vocabulary), 1 / vocabulary))
 
 
 def _zipf(vocabulary: int) -> Corpus:
-    return Stream("zipf", Independent(zipf_law(_checked("zipf", vocabulary))))
+    return Independent("zipf", zipf_law(_checked("zipf", vocabulary)))
 
 
 def _nesting(vocabulary: int) -> Corpus:
     if _checked("nesting", vocabulary) % 2:
         raise InputError(f"--vocabulary {vocabulary}: of nesting it is an even number; every token has one that closes")
-    return Stream("nesting", Nesting(vocabulary))
+    return Nesting(vocabulary)
 
 
 def _checked(name: str, vocabulary: int) -> int:

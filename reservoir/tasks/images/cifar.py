@@ -26,10 +26,7 @@ BLOCK = 128
 
 
 def grey(images: np.ndarray) -> np.ndarray:
-    """Return the luma of images (..., 3) of bytes by ITU-R BT.601, ``0.299 R + 0.587 G + 0.114 B``, rounded.
-
-    In fixed point of 16 bits, which is also how Pillow converts.
-    """
+    """Return the luma of images (..., 3) of bytes by ITU-R BT.601, rounded, in fixed point as Pillow converts."""
     luma = np.empty(images.shape[:-1], np.uint8)
     for lo in range(0, len(images), BLOCK):
         red, green, blue = (images[lo : lo + BLOCK, ..., channel].astype(np.uint32) for channel in range(3))

@@ -20,6 +20,7 @@ from typing import IO
 import numpy as np
 
 from reservoir.errors import InputError
+from reservoir.tasks.source import REMEDY, data_folder
 from reservoir.tasks.unpickle import UnsafePickle, read_pickle
 
 BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
@@ -52,12 +53,8 @@ class Batches:
 
 def find_batches(task: str, data: Path | None) -> Batches:
     """Return the batches below a data folder: of a folder before an archive, binary before pickled."""
-    remedy = "name the folder with --data DIR or RESERVOIR_DATA"
     wanted = "cifar-10-batches-bin, cifar-10-batches-py, cifar-10-binary.tar.gz or cifar-10-python.tar.gz"
-    if data is None:
-        raise InputError(f"task {task!r} needs {wanted}, and no data folder was given; {remedy}")
-    if not data.is_dir():
-        raise InputError(f"task {task!r}: the data folder {data} does not exist; {remedy}")
+    data = data_folder(task, data, wanted)
     for suffix in (".bin", ""):
         for folder in FOLDERS:
             paths = tuple(data / folder / f"{batch}{suffix}" for batch in BATCHES)
@@ -71,7 +68,7 @@ def find_batches(task: str, data: Path | None) -> Batches:
         for folder in FOLDERS:
             if (data / folder / name).is_file():
                 return Batches((data / folder / name,), "binary" in name)
-    raise InputError(f"task {task!r}: none of {wanted} in {data}; {remedy}")
+    raise InputError(f"task {task!r}: none of {wanted} in {data}; {REMEDY}")
 
 
 def read_batches(found: Batches, wanted: slice) -> list[tuple[np.ndarray, np.ndarray]]:

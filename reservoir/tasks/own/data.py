@@ -253,5 +253,7 @@ class OwnData(Source):
 
 
 def own_name(origin: str) -> str:
-    """Return the name of a task of your own: the file's, or the function's with its module."""
-    return origin.replace(":", ".") if FUNCTION.fullmatch(origin) else Path(origin).name
+    """Return the name of a task of your own: the file's, with "-" for what no folder should hold, or the function's."""
+    if FUNCTION.fullmatch(origin):
+        return origin.replace(":", ".")
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(origin).name).lstrip("._-") or "data"

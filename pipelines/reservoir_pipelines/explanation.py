@@ -1,0 +1,147 @@
+"""The stage ``explain``: what each position of a sequence adds to what a readout says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from reservoir import InputError
+from reservoir.explanation import contributions, occlusion
+from reservoir.options import ExplainOptions
+from reservoir.tasks import encode, read_new
+from reservoir.tasks.task import Task, Tokens
+from reservoir_pipelines.export import build
+from reservoir_pipelines.plots import COLOURS, INK, figure_of, save, style
+from reservoir_pipelines.stage import stage
+from reservoir_pipelines.training.trained import open_readout
+
+MOST_LETTERS = 120  # that can be read side by side
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained:
+    """Why a readout says what it says of one sequence.
+
+    Parameters
+    ----------
+    label : str, int or float
+        What the readout says.
+    score : float
+        Of a class: its logit less the mean of all logits; of a regression: the value.
+    added : list of float
+        What each position adds to the score beyond a mean token of the sequences that are explained.
+    elsewhere : float
+        The rest of the score: what is the same for all, and what is no sum over positions.
+    occluded : list of float
+        How far the score falls where a stretch of the input is hidden, shared among its positions.
+    """
+
+    label: Any
+    score: float
+    added: list[float]
+    elsewhere: float
+    occluded: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What `explain` found: its rows, and the picture."""
+
+    rows: tuple[Explained, ...]
+    plot: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return {"rows": [asdict(row) for row in self.rows], "plot": str(self.plot)}
+
+
+@stage
+def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
+    """Draw what each position of some sequences adds to the score of the class that a readout gives them.
+
+    Parameters
+    ----------
+    readout : Path
+        Folder or JSON file of a linear readout that `fit` wrote.
+    file : Path
+        New sequences, in any form that `predict` reads.
+    **options
+        Fields of `ExplainOptions`; ``out`` is by default ``explained.png`` beside the readout.
+
+    Returns
+    -------
+    Explanation
+
+    Raises
+    ------
+    InputError
+        If the readout is not linear or has several labels per sequence, or the file is not readable.
+    """
+    bundle = open_readout(readout)
+    if bundle.task.readout_tokens * bundle.task.outputs > 1:
+        raise InputError(f"readout {readout}: it gives a sequence several labels; explain takes one of one label")
+    x, given = read_new(file, bundle.task)[:2]
+    x, lengths = encode(bundle.task, x[: options.first], None if given is None else given[: options.first])
+    plot = options.out or (readout if readout.is_dir() else readout.parent) / "explained.png"
+    rows = explain_rows(build(bundle, readout), bundle.task, x, lengths)
+    _draw(plot, bundle.task, x, lengths, rows)
+    return Explanation(rows=tuple(rows), plot=plot)
+
+
+@torch.no_grad()
+def explain_rows(model: Any, task: Task, x: np.ndarray, lengths: np.ndarray) -> list[Explained]:
+    """Return the explanation of each encoded sequence."""
+    symbols = task.form.vocabulary if isinstance(task.form, Tokens) else 0
+    given = torch.from_numpy(x.astype(np.int64 if symbols else np.float32))
+    sizes = torch.from_numpy(lengths.astype(np.int64))
+    logits = model(given, sizes).flatten(1).double()
+    parts = [contributions(model, given, sizes), occlusion(model, given, sizes, symbols)]
+    if task.classes:
+        logits, *parts = (part - part.mean(-1, keepdim=True) for part in (logits, *parts))
+    found = []
+    for row, length in enumerate(lengths):
+        of = int(logits[row].argmax())
+        added, occluded = (part[row, :length, of].tolist() for part in parts)
+        score = float(logits[row, of])
+        label = task.label(of) if task.classes else score
+        found.append(Explained(label=label, score=score, added=added, elsewhere=score - sum(added), occluded=occluded))
+    return found
+
+
+def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequence[Explained]) -> None:
+    letters = bool(task.alphabet) and int(lengths.max()) <= MOST_LETTERS
+    heights = [0.35 if letters else 1.0, 1.6]
+    figure = figure_of(9, 1.1 * sum(heights) * len(rows) + 0.4, f"{task.name}: what each position adds to the score")
+    panels = figure.subplots(2 * len(rows), 1, squeeze=False, height_ratios=heights * len(rows))[:, 0]
+    for number, row in enumerate(rows):
+        above, below = panels[2 * number], panels[2 * number + 1]
+        positions = np.arange(lengths[number])
+        _draw_input(above, task, x[number, : lengths[number]], letters)
+        what = f"class {row.label}" if task.classes else f"value {row.label:.4g}"
+        above.set_title(f"row {number}: {what}, score {row.score:+.2f}", fontsize=10, color=INK)
+        signs = np.where(np.array(row.added) >= 0, COLOURS[0], COLOURS[1])
+        first = number == 0
+        below.bar(positions, row.added, width=1.0, color=signs)
+        below.bar(0, 0, color=COLOURS[0], label="adds" if first else None)
+        below.bar(0, 0, color=COLOURS[1], label="takes" if first else None)
+        below.step(positions, row.occluded, "k", where="mid", lw=1.2, label="falls where hidden" if first else None)
+        below.sharex(above)
+        style(below, "position" if row is rows[-1] else "", "score")
+    save(figure, path)
+
+
+def _draw_input(axes: Any, task: Task, x: np.ndarray, letters: bool) -> None:
+    """Draw a sequence: its letters, its symbols as steps, or its channels as lines."""
+    axes.tick_params(labelbottom=False)
+    if letters:
+        axes.axis("off")
+        for place, symbol in enumerate(x):
+            axes.text(place, 0.0, task.alphabet[int(symbol)], ha="center", fontsize=8, color=INK)
+        return
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.plot(x, linewidth=1, drawstyle="steps-mid" if isinstance(task.form, Tokens) else "default")

@@ -1,0 +1,1 @@
+"""The stage ``tune``: which reservoirs suit some data."""

@@ -1,0 +1,84 @@
+"""How good columns are, by held-out rows of train and valid alone; test is not read here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from reservoir_cache import FeatureStore
+
+from reservoir.readouts import HeldOut, Targets, held_out, kernel_matrix
+from reservoir_pipelines.fitting.sources import ColumnSource, Source, deal
+from reservoir_pipelines.fitting.trials import make_targets
+
+FOLDS = 5
+DEALS = ((100, 5), (400, 3), (float("inf"), 1))
+"""How often less than so many samples are dealt to the folds."""
+
+VALUES = ("quantiles", "shares", "mean", "std", "max", "min")
+"""Poolings that tell which values a channel takes; they are judged side by side, others each by itself."""
+
+KNOWN = ("train", "valid")
+
+Kernels = dict[tuple[str, ...], np.ndarray]
+"""Columns that are read together, and the kernel matrix of the samples of train and valid."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """The labels of train and valid, and their folds, the same for all reservoirs."""
+
+    y: np.ndarray
+    targets: Targets
+    deals: np.ndarray
+    tokens: int
+
+    @classmethod
+    def of(cls, source: Source, classes: int) -> Judge:
+        """Deal the samples of a source to folds."""
+        y = np.concatenate([source.labels(split) for split in KNOWN])
+        folds = min(FOLDS, len(y) // source.tokens())
+        number = next(deals for most, deals in DEALS if len(y) < most)
+        deals = np.stack([deal(source, folds, classes, repeat) for repeat in range(number)])
+        return cls(y=y, targets=make_targets(source, classes), deals=deals, tokens=source.tokens())
+
+    def __call__(self, kernels: Iterable[np.ndarray]) -> HeldOut:
+        """Judge columns side by side: their kernels add up."""
+        total = sum(kernels, start=np.zeros((len(self.y), len(self.y)), np.float32))
+        return held_out(total, self.y, self.targets, self.deals)
+
+    def fits(self, source: Source) -> bool:
+        """Whether a source has the samples that are judged: row by row, or token by token."""
+        return source.tokens() == self.tokens
+
+
+def column_kernels(store: FeatureStore, columns: Sequence[str], judge: Judge) -> Kernels:
+    """Return the kernel matrices of a reservoir's columns: the values of a layer together, other poolings alone."""
+    groups: dict[str, list[str]] = {}
+    for column in columns:
+        layer, _, pooling = column.partition("/")
+        if judge.fits(ColumnSource(store, column)):
+            groups.setdefault(layer if pooling.startswith(VALUES) else column, []).append(column)
+    return {
+        tuple(group): np.sum([kernel_of(ColumnSource(store, column)) for column in group], axis=0)
+        for group in groups.values()
+    }
+
+
+def kernel_of(source: Source) -> np.ndarray:
+    """Return the kernel matrix of the samples of train and valid."""
+    return kernel_matrix(np.concatenate([x for split in KNOWN for x, _ in source.blocks(split)]))
+
+
+def best_of(kernels: Kernels, judge: Judge) -> tuple[tuple[str, ...], HeldOut]:
+    """Return the columns of one reservoir that do best, and how: all, those of a layer, or one group alone."""
+    layers: dict[str, list[tuple[str, ...]]] = {}
+    for group in kernels:
+        layers.setdefault(group[0].partition("/")[0], []).append(group)
+    tried: Mapping[tuple[tuple[str, ...], ...], None] = dict.fromkeys(
+        [tuple(kernels), *(tuple(groups) for groups in layers.values()), *((group,) for group in kernels)]
+    )
+    judged = [(groups, judge(kernels[group] for group in groups)) for groups in tried]
+    groups, found = max(judged, key=lambda pair: pair[1].merit)
+    return tuple(column for group in groups for column in group), found

@@ -1,0 +1,129 @@
+"""The reservoirs that ``tune`` tries: the default first, then draws around it, by the form of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from reservoir.defaults import (
+    LETTERS,
+    SEGMENTS,
+    TAPS,
+    TEXTURE,
+    default_layers,
+    default_pools,
+    default_windows,
+    is_letters,
+    is_series,
+)
+from reservoir.options import FeatureOptions, ReservoirOptions
+from reservoir.pooling import WIDEST_TOKENS
+from reservoir.random import generator
+from reservoir.reservoir import DEFAULT_BACKBONE
+from reservoir.tasks.task import Task, Vectors
+
+Draw = np.random.Generator
+RECURRENT_TOKENS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A reservoir and what is kept of it, as `extract` takes them: options that differ from its defaults."""
+
+    number: int
+    reservoir: Mapping[str, Any] = field(default_factory=dict)
+    layers: str
+    pool: str
+
+    @property
+    def title(self) -> str:
+        """What tells it from others, short."""
+        said = [
+            f"{value}" if name in ("backbone", "init", "input") else f"{name} {value}"
+            for name, value in self.reservoir.items()
+            if name != "pad"
+        ]
+        return f"{', '.join(said) or 'the default'}; {self.layers}"
+
+    def groups(self) -> tuple[ReservoirOptions, FeatureOptions]:
+        """Return everything as options of `extract`."""
+        return ReservoirOptions(**self.reservoir), FeatureOptions(layers=self.layers, pool=self.pool)
+
+
+def candidate(number: int, task: Task, rows: int, width: int, *, seed: int, backbone: str | None) -> Candidate:
+    """Return a candidate by its number; number 0 is what `extract` does where nothing is said."""
+    named = {"backbone": backbone} if backbone else {}
+    layers, pool = default_layers(task), default_pools(task, width)
+    if number == 0:
+        return Candidate(number=0, reservoir=named, layers=layers, pool=pool)
+    draw = generator(seed, f"tune-{number}")
+    if is_series(task):
+        reservoir, layers, pool = _series(draw, task, rows)
+    elif isinstance(task.form, Vectors):
+        reservoir, layers, pool = _vectors(draw, task, width)
+    else:
+        reservoir, layers, pool = _symbols(draw, task, rows, width)
+    if "backbone" in reservoir and backbone:
+        del reservoir["backbone"]
+    return Candidate(number=number, reservoir={**reservoir, **named, "seed": seed + number}, layers=layers, pool=pool)
+
+
+def _series(draw: Draw, task: Task, rows: int) -> tuple[dict[str, Any], str, str]:
+    """Draw windows, gain and weights of one's own series: three in four read random kernels, as the default does."""
+    stride = default_windows(task, rows)["stride"]
+    found: dict[str, Any] = {"stride": stride, "pad": "same", "normalise": _one(draw, "channel", "series", "both")}
+    if draw.random() < 0.75:
+        found |= {"input": "kernels", "patch": _one(draw, 5, 7, TAPS, TAPS, 11, 15), "dilations": "auto"}
+        found["gain"] = _one(draw, 2.0, 4.0, 6.0, 9.0, 15.0)
+    else:
+        found |= {"input": "orthogonal", "patch": _one(draw, 4, 8, 16, 32), "dilations": _one(draw, "1", "1,4", "auto")}
+        found["gain"] = _one(draw, 1.41, 3.0, 6.0)
+    found |= _weights(draw, -(-task.max_tokens // stride))
+    layers = _one(draw, "embed", "embed", "embed,block01", "embed,block01", "embed,block01,block02")
+    if found.get("backbone", DEFAULT_BACKBONE) != DEFAULT_BACKBONE:
+        layers = "embed,block01"
+    return found, layers, ",".join([*TEXTURE, _one(draw, "segments4", SEGMENTS, SEGMENTS, "segments16")])
+
+
+def _vectors(draw: Draw, task: Task, width: int) -> tuple[dict[str, Any], str, str]:
+    """Draw the gain, the weights and the poolings of vectors that keep their tokens, such as an image's rows."""
+    found: dict[str, Any] = {"gain": _one(draw, 0.3, 0.7, 1.41, 3.0, 6.0), **_weights(draw, task.max_tokens)}
+    if task.readout_tokens > 1:
+        return found, "all", "last"
+    pools = ["last,mean", "mean,max,min", "last,mean,segments4", "mean,segments8", "quantiles5,segments4"]
+    return found, "all", _one(draw, *pools, *_side_by_side(task, width))
+
+
+def _symbols(draw: Draw, task: Task, rows: int, width: int) -> tuple[dict[str, Any], str, str]:
+    """Draw windows of neighbours, or single symbols, with their gain, weights and poolings."""
+    if is_letters(task) and draw.random() < 0.6:
+        found: dict[str, Any] = {**default_windows(task, rows), "patch": _one(draw, 3, LETTERS, 7, 9)}
+        found["gain"] = _one(draw, 3.0, 6.0, 9.0)
+        pools = ["shares13,max,min,segments8", "shares13,max,min,segments16", "quantiles9,max,min,segments4"]
+    else:
+        found = {"patch": 1, "gain": _one(draw, 0.35, 0.7, 1.41, 2.8, 5.6)}
+        pools = ["last,mean,segments8", "mean,max,min,segments4", "mean,segments8,segments16"]
+    found |= _weights(draw, task.max_tokens)
+    if task.readout_tokens > 1:
+        return found, default_layers(task), "last"
+    return found, default_layers(task), _one(draw, *pools, *_side_by_side(task, width))
+
+
+def _side_by_side(task: Task, width: int) -> list[str]:
+    """Return poolings with all tokens side by side, twice, where they fit: aligned sequences want their positions."""
+    return ["mean,tokens", "mean,segments8,tokens"] if task.max_tokens * width <= WIDEST_TOKENS else []
+
+
+def _weights(draw: Draw, tokens: int) -> dict[str, Any]:
+    """Draw a backbone and its weights among those that come with this package; recurrent ones are slow at length."""
+    share = draw.random()
+    if share < 0.1 and tokens <= RECURRENT_TOKENS:
+        return {"backbone": "esn"}
+    return {"init": "random"} if share < 0.35 else {}
+
+
+def _one(draw: Draw, *values: Any) -> Any:
+    return values[int(draw.integers(len(values)))]

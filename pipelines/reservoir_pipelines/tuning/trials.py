@@ -1,0 +1,77 @@
+"""What has been tried: a line of JSON per trial, kept so that a search that was stopped goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from reservoir_pipelines.checked import checked_line, read_lines
+from reservoir_pipelines.workspace import replace_file
+
+FILE = "trials.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A reservoir, by the number of its candidate, and how its best columns do on held-out rows.
+
+    ``limit`` is how many rows of a split it saw at most, None for all; ``judging`` the part of ``seconds`` after the
+    columns were extracted.
+    """
+
+    number: int
+    limit: int | None
+    title: str
+    entry: str
+    columns: tuple[str, ...]
+    metric: str
+    score: float
+    loss: float
+    alpha: float
+    samples: int
+    work: float
+    seconds: float
+    judging: float
+
+    @property
+    def merit(self) -> tuple[float, float]:
+        """The rank: of equal scores the smaller loss."""
+        return self.score, -self.loss
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return {**asdict(self), "columns": list(self.columns)}
+
+
+class Trials:
+    """The trials of one search, in a file that is whole or as it was, whenever the process is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = [_from_json(line) for line in read_lines(self.path)]
+        self._found = {(trial.number, trial.limit): trial for trial in lines}
+
+    def __iter__(self) -> Iterator[Trial]:
+        return iter(self._found.values())
+
+    def seconds(self) -> float:
+        """Return what all trials have taken."""
+        return sum(trial.seconds for trial in self)
+
+    def get(self, number: int, limit: int | None) -> Trial | None:
+        """Return the trial of a candidate on so many rows, if it has ended."""
+        return self._found.get((number, limit))
+
+    def add(self, trial: Trial) -> None:
+        """Keep a trial, on disk when this returns."""
+        self._found[trial.number, trial.limit] = trial
+        text = "".join(checked_line(each.to_dict()) for each in self)
+        replace_file(self.path, lambda part: part.write_text(text))
+
+
+def _from_json(values: Mapping[str, Any]) -> Trial:
+    found = Trial(**values)
+    return replace(found, columns=tuple(found.columns))

@@ -1,0 +1,188 @@
+"""The stage ``tune``: which reservoirs suit some data, within a budget of time, by held-out training rows alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reservoir.defaults import default_windows
+from reservoir.option_fields import as_group
+from reservoir.options import (
+    CacheOptions,
+    DeviceOptions,
+    FitOptions,
+    PlaceOptions,
+    ReservoirOptions,
+    RowOptions,
+    ShapeOptions,
+    TaskOptions,
+    TuneOptions,
+)
+from reservoir.readouts import HeldOut
+from reservoir.reservoir import Reservoir, load_model
+from reservoir_pipelines.extraction.entries import keep_last
+from reservoir_pipelines.fitting.fit import fit
+from reservoir_pipelines.fitting.raw import RAW as RAW_COLUMN
+from reservoir_pipelines.fitting.results import Fit
+from reservoir_pipelines.output import hushed, say
+from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.stage import stage
+from reservoir_pipelines.tuning.budget import Budget, seconds_of
+from reservoir_pipelines.tuning.joining import choose
+from reservoir_pipelines.tuning.reserve import Reserve
+from reservoir_pipelines.tuning.search import FINALISTS, RAW, Search
+from reservoir_pipelines.tuning.trials import Trial, Trials
+from reservoir_pipelines.tuning.where import Where, command
+from reservoir_pipelines.workspace import cache_root
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """What `tune` found.
+
+    Parameters
+    ----------
+    trials : tuple of Trial
+        Every reservoir that was tried, best first, of the last round.
+    score, raw_score : float
+        Of the winner and of the raw input on held-out rows of train and valid, by which they were chosen; None where
+        the raw input cannot be judged beside.
+    metric : {"accuracy", "R²"}
+        What scores are.
+    fit : Fit
+        The winner, fitted to train and valid, with the one score on test.
+    commands : tuple of str
+        They make the same entries and the same readout.
+    folder : Path
+        Where the trials are kept: another call goes on from them.
+    seconds : float
+        Wall time of this call.
+    """
+
+    trials: tuple[Trial, ...]
+    score: float
+    raw_score: float | None
+    metric: str
+    fit: Fit
+    commands: tuple[str, ...]
+    folder: Path
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return {
+            "trials": [trial.to_dict() for trial in self.trials],
+            "valid_score": self.score,
+            "raw_valid_score": self.raw_score,
+            "metric": self.metric,
+            "fit": self.fit.to_dict(),
+            "commands": list(self.commands),
+            "folder": str(self.folder),
+            "seconds": round(self.seconds, 3),
+        }
+
+
+@stage
+def tune(
+    task: str,
+    options: TuneOptions,
+    shape: ShapeOptions,
+    source: RowOptions,
+    place: PlaceOptions,
+    *,
+    show: Callable[[Trial], None] = lambda _: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Tuning:
+    """Search for the reservoirs that suit some data, and fit a readout to the best of them side by side.
+
+    The default and draws around it, by the form of the data, are extracted one by one and judged by cross-validation on
+    train and valid; where rows are many on few of them first, and the best quarter on more. The best are joined as long
+    as held-out rows gain by more than noise. Test is neither read nor run through a reservoir until the winner is
+    fitted, and scored once. All features stay in the cache; a search that was stopped goes on, and one that has ended
+    does too, with a larger budget.
+
+    Parameters
+    ----------
+    task : str
+        Name of a task, or the path of your own data.
+    show : callable, optional
+        Called with each trial as it ends, or is found in the file of an earlier call.
+    clock : callable, optional
+        Gives the seconds that the budget is measured in.
+    **options
+        Fields of `TuneOptions`, `ShapeOptions`, `RowOptions` and `PlaceOptions`. ``budget`` counts what earlier calls
+        have spent on trials. A ``backbone`` that is named is the only one.
+
+    Returns
+    -------
+    Tuning
+
+    Raises
+    ------
+    InputError, CacheError
+        For input that cannot be used.
+    """
+    budget = Budget(seconds_of(options.budget), clock=clock)
+    where = _where(task, shape, source, place)
+    for note in where.prepared.notes():
+        say(note)
+    trials = Trials(where.folder())
+    budget.spent = trials.seconds()
+    search = Search(where, budget, trials, show)
+    reserve = Reserve(search, options.join, clock() - budget.started)
+    with hushed(), keep_last(where.root, where.prepared.task.name):
+        ranked = search.run(reserve.seconds, options.trials)
+        default = next(trial for trial in ranked if not trial.number)
+        finalists = [default, *(trial for trial in ranked[:FINALISTS] if trial.number)]
+        kernels = search.kernels(finalists)
+        judge = search.judges[default.limit]
+        most = reserve.joined()
+        goes_on = lambda: budget.allows(reserve.final(most))  # noqa: E731
+        chosen, found = choose(kernels, judge, most, goes_on)
+        raw = judge([kernels[RAW]]).score if RAW in kernels else None
+    limit = None if budget.allows(reserve.final(len(chosen))) else default.limit
+    fitted, commands = _finish(where, {t.number: t for t in finalists}, chosen, found, limit)
+    return Tuning(
+        trials=tuple(ranked),
+        score=found.score,
+        raw_score=raw,
+        metric=default.metric,
+        fit=fitted,
+        commands=commands,
+        folder=trials.path.parent,
+        seconds=clock() - budget.started,
+    )
+
+
+def _where(task: str, shape: ShapeOptions, source: RowOptions, place: PlaceOptions) -> Where:
+    """Read the data, and the width of the default reservoir."""
+    root = cache_root(place.cache)
+    prepared = prepare(task, as_group(source, TaskOptions), cache=root)
+    settings = Reservoir.choose(
+        as_group(shape, ReservoirOptions), default_windows(prepared.task, sum(prepared.rows.values()))
+    )
+    width = load_model(prepared.task, settings, place.device).fpt.backbone.width
+    return Where(task=task, prepared=prepared, source=source, shape=shape, place=place, root=root, width=width)
+
+
+def _finish(
+    where: Where, trials: dict[int, Trial], chosen: Sequence[int], found: HeldOut, limit: int | None
+) -> tuple[Fit, tuple[str, ...]]:
+    """Extract the winners whole, fit their columns side by side, and return the commands that do the same."""
+    numbers = [number for number in chosen if number != RAW] or [0]
+    if limit:
+        say(f"too little time for all rows: extracted and fitted are {limit:,} of each split; give a larger --budget")
+    entries = [where.extract(where.candidate(number), limit, None) for number in numbers]
+    names: list[str] = []
+    for number in chosen:
+        prefix = f"{numbers.index(number) + 1}:" if number != RAW and len(numbers) > 1 else ""
+        names += [RAW_COLUMN] if number == RAW else [prefix + column for column in trials[number].columns]
+    options = FitOptions(columns="+".join(names), alphas=f"{found.alpha!r}:{found.alpha!r}:1")
+    fitted = fit([entry.entry for entry in entries], options, as_group(where.place, DeviceOptions))
+    said = [where.call(number, limit) for number in numbers]
+    keys = [entry.store.entry.key[:16] for entry in entries]
+    place = as_group(where.place, CacheOptions)
+    return fitted, (*said, command("fit", keys, options, as_group(where.place, DeviceOptions), place))

@@ -1,0 +1,43 @@
+"""The input itself as features: what a reservoir has to beat."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot, pad
+
+from reservoir.pooling import pool
+from reservoir.tasks.task import Scaling, Task, Tokens
+
+RAW_WIDTH = 6144  # beyond this the input is pooled, as a layer is: a sweep costs the cube of its width
+
+
+class RawInput(nn.Module):
+    """A task's sequences as they are, flat, or as means of 8 stretches where that is too wide."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.form, self.longest = task.form, task.max_tokens
+        width = task.form.vocabulary if isinstance(task.form, Tokens) else task.form.dim
+        self.flat = self.longest * width <= RAW_WIDTH
+
+    def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
+        """Return what is read of scaled vectors or of symbols, (rows, width) of float32."""
+        values = self.values(x, lengths)
+        if self.flat:
+            return [pad(values, (0, 0, 0, self.longest - x.shape[1])).flatten(1)]
+        return [pool(values, lengths, "segments8").flatten(1)]
+
+    def values(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """Return (rows, tokens, dim) of float32, zero at padding; symbols are one-hot."""
+        values = one_hot(x.long(), self.form.vocabulary) if isinstance(self.form, Tokens) else x
+        padding = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
+        return values.float().masked_fill(padding[:, :, None], 0.0)
+
+
+def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return what `RawInput` makes of stored sequences, (rows, width) of float32."""
+    scaled = scaling(x) if scaling else x
+    (values,) = RawInput(task)(torch.from_numpy(np.asarray(scaled)), torch.from_numpy(lengths.astype(np.int64)))
+    return values.numpy()

@@ -1,0 +1,104 @@
+"""How a readout is chosen: the grid goes on where its end does best, and labels that say nothing give chance."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from reservoir_cache.shard import decode, encode
+from reservoir_pipelines.fitting.engines import LogisticEngine, RidgeEngine
+from reservoir_pipelines.fitting.evaluation import compare, evaluate
+
+from reservoir.readouts import LOGISTIC_ALPHAS
+
+ALPHAS = np.logspace(-2, 6, 25)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Samples in memory, as a source has them: features and labels of each split."""
+
+    splits: Any
+    columns: tuple[str, ...] = ("held",)
+
+    def blocks(self, split):
+        yield self.splits[split]
+
+    def labels(self, split):
+        return self.splits[split][1]
+
+    def tokens(self):
+        return 1
+
+
+def held(x, y, name="held"):
+    """Cut samples into 60% train, 20% valid and 20% test."""
+    cut = [int(0.6 * len(x)), int(0.8 * len(x))]
+    parts = zip(("train", "valid", "test"), np.split(x, cut), np.split(y, cut), strict=True)
+    return Held({split: (a, b) for split, a, b in parts}, (name,))
+
+
+def in_float16(x):
+    """Return samples as a shard of float16 gives them back."""
+    return decode(encode(x[:, None], "float16", column="held"), "float16")[:, 0]
+
+
+@pytest.mark.parametrize("folds", [0, 5])
+@pytest.mark.parametrize("width", [5, 300])
+def test_the_grid_goes_on_where_its_end_does_best(folds, width):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((250, 4)) @ rng.standard_normal((4, width))
+    source = held(x, x[:, :1] + 1e-9 * rng.standard_normal((250, 1)))  # the smaller the penalty, the better
+    kept = RidgeEngine(classes=0, alphas=ALPHAS, folds=folds, widens=False).run(source)
+    wide = RidgeEngine(classes=0, alphas=ALPHAS, folds=folds).run(source)
+    assert kept.at_edge
+    assert kept.result.alpha == pytest.approx(1e-2)
+    assert wide.result.alpha < 1e-3
+    assert wide.result.valid_score > kept.result.valid_score
+    assert [result.alpha for result in wide.results][-25:] == pytest.approx(ALPHAS)
+
+
+def test_the_grid_of_logistic_readouts_goes_on_too():
+    rng = np.random.default_rng(0)
+    x = np.repeat(rng.standard_normal((250, 1)), 3, axis=1) + 0.01 * rng.standard_normal((250, 3))
+    source = held(x, (x[:, :1] > x[:, 1:2]).astype(int))
+    found = LogisticEngine(classes=2, alphas=LOGISTIC_ALPHAS).run(source)
+    assert found.result.alpha < LOGISTIC_ALPHAS[0]
+    assert LogisticEngine(classes=2, alphas=LOGISTIC_ALPHAS, widens=False).run(source).at_edge
+
+
+def test_labels_that_say_nothing_give_chance_and_a_uniform_p_value():
+    accuracies, p_values = [], []
+    engine = RidgeEngine(classes=2, alphas=ALPHAS[::3], folds=5)
+    for seed in range(100, 120):
+        rng = np.random.default_rng(seed)
+        y = rng.integers(0, 2, (300, 1))
+        raw, *sources = (held(rng.standard_normal((300, width)), y) for width in (20, 20, 60, 300))
+        trials = [engine.run(source) for source in sources]
+        best = max(range(3), key=lambda i: trials[i].result.merit)
+        found = evaluate(trials[best].readout, sources[best], ["a", "b"])
+        accuracies.append(found.scores["accuracy"])
+        p_values.append(compare(found, evaluate(engine.run(raw).readout, raw, ["a", "b"])))
+        assert trials[best].result.valid_score > 0.5  # the best of many flatters itself: it is not what is reported
+    assert abs(np.mean(accuracies) - 0.5) < 2 * 0.5 / np.sqrt(20 * 60)
+    for level in (0.05, 0.1, 0.25, 0.5):
+        assert abs(np.mean(np.array(p_values) <= level) - level) <= 2.5 * np.sqrt(level * (1 - level) / 20)
+
+
+@pytest.mark.parametrize("width", [30, 400])
+def test_bytes_on_disk_do_not_choose(width):
+    """Shares that one row alone has leave another rounding of 0 in every shard: no noise to a fold without that row."""
+    rng = np.random.default_rng(3)
+    y = rng.integers(0, 2, 150)[:, None]
+    x = (rng.random((150, width)) + 0.3 * y * (np.arange(width) % 5 == 0)).astype(np.float32)
+    rare = np.zeros((150, width), np.float32)
+    rare[rng.integers(0, 120, width), np.arange(width)] = rng.random(width) / 7
+    exact = held(np.concatenate([x, rare], axis=1), y)
+    rounded = Held({name: (in_float16(x), y) for name, (x, y) in exact.splits.items()})
+    one, other = (RidgeEngine(classes=2, alphas=ALPHAS, folds=5).run(source) for source in (exact, rounded))
+    assert one.result.alpha == other.result.alpha
+    np.testing.assert_allclose(
+        [result.valid_score for result in one.results], [result.valid_score for result in other.results], atol=0.009
+    )
+    test = exact.splits["test"][0]
+    np.testing.assert_allclose(one.readout.scores(test), other.readout.scores(test), atol=1e-3)

@@ -1,0 +1,119 @@
+"""The paper to the letter, and what a number stands on: what an independent recomputation found, held to."""
+
+import json
+
+import numpy as np
+import pytest
+from reservoir_pipelines import extract, fit
+from reservoir_pipelines.training.train import train
+
+from reservoir.errors import InputError
+from reservoir.options import ReservoirOptions
+from reservoir.reservoir import Reservoir
+from reservoir.tasks import task_named
+
+TINY = "gpt2:n_layer=1,n_embd=16,n_head=2"
+FEW = {"train_rows": 40, "valid_rows": 20, "test_rows": 20}
+
+
+@pytest.mark.parametrize(
+    ("backbone", "said", "drawn"),
+    [
+        (TINY, None, "random-flat"),
+        (TINY, "random", "random-flat"),
+        (TINY, "random-scaled", "random"),
+        ("gpt2", None, "pretrained"),
+        ("gpt2", "statistics", "statistics"),
+        ("bert-base-uncased", "random", "random"),
+        ("lstm", None, "random"),
+    ],
+)
+def test_the_papers_protocol_draws_an_untrained_gpt2_as_its_library_did(backbone, said, drawn):
+    assert Reservoir.choose(ReservoirOptions(backbone=backbone, init=said), published=True).init == drawn
+    ours = Reservoir.choose(ReservoirOptions(backbone=backbone, init=said)).init
+    assert ours == {"random-flat": "random"}.get(drawn, drawn)
+
+
+def test_random_scaled_is_a_way_to_draw_gpt2():
+    with pytest.raises(InputError, match="random-scaled': a way to draw GPT-2, which 'lstm' is not"):
+        Reservoir.choose(ReservoirOptions(backbone="lstm", init="random-scaled"))
+
+
+def test_the_draw_is_named_in_the_entrys_card(cache, call):
+    shared = {"backbone": TINY, "init": "random", "parameters": FEW, "layers": "final", "pool": "last"}
+    paper, ours = (extract("bit-xor", protocol=protocol, **shared) for protocol in ("paper", None))
+    assert "random-flat" in paper.entry.name and paper.entry != ours.entry
+    code, card, _ = call("cache", "show", paper.entry)
+    assert (
+        code == 0 and "as the random GPT-2 of Lu et al. 2021" in card and "other instructions round otherwise" in card
+    )
+    code, card, _ = call("cache", "show", ours.entry)
+    assert "random: normal, deviation initializer_range, that of c_proj over sqrt(2 x blocks)" in card
+    code, card, _ = call("backbone", TINY, "--init", "random", "--protocol", "paper")
+    assert code == 0 and "random-flat: every matrix normal" in card
+    # Features of what is drawn outright, on data that are the same either way, are those without the protocol.
+    again = extract("bit-xor", protocol="paper", **shared | {"init": "random-scaled"})
+    assert again.entry == ours.entry and again.reused
+
+
+def test_every_named_task_takes_the_papers_protocol(cache):
+    for name in ("bit-memory", "bit-xor", "mnist", "cifar10", "cifar10-lra", "digits"):
+        assert task_named(name, protocol="paper") == task_named(name)
+        with pytest.raises(InputError, match="no parameter 'protocol'"):
+            task_named(name, protocol="other")
+    done = train("bit-xor", backbone=TINY, parameters=FEW, protocol="paper", steps=1, batch=4, train="output")
+    config = json.loads((done.path / "config.json").read_text())
+    assert config["reservoir"]["init"] == "random-flat" and config["settings"]["recipe"]["output_init"] == "linear"
+
+
+@pytest.fixture
+def proteins(tmp_path):
+    """Return a folder with proteins, some of which are too long for 40 tokens."""
+    draw = np.random.default_rng(0)
+    for part in ("train", "valid"):
+        lengths = [30, 31, 33, 34, 36, 37, 38, 39] * 3
+        rows = [{"primary": "".join(draw.choice(list("ACDE"), n)), "fold_label": n % 2} for n in lengths]
+        (tmp_path / f"remote_homology_{part}.json").write_text(json.dumps(rows))
+    return tmp_path
+
+
+def test_accuracy_of_homology_is_told_for_all_proteins_too(proteins, cache, call):
+    """The authors multiply by the share that is kept; with one row a batch and four of validation that is seen here."""
+    given = {"data": proteins, "protocol": "paper", "parameters": {"max_tokens": 40, "batch": 1}, "backbone": TINY}
+    features = extract("homology", layers="final", pool="last", **given)
+    # Of three times eight lengths three are 39 and go; batches of four of validation with one of them go whole.
+    assert features.rows == {"train": 21, "valid": 20, "test": 20}
+    found = fit(features, select="valid", alphas="1:10:2").evaluation.scores
+    assert found["accuracy_of_all"] == pytest.approx(found["accuracy"] * 20 / 24)
+    done = train("homology", steps=1, batch=4, train="output", **given)
+    assert done.test_score_of_all == pytest.approx(done.test_score * 20 / 24)
+
+
+def test_what_a_protein_reads_is_part_of_its_key(proteins, cache):
+    given = {"data": proteins, "protocol": "paper", "backbone": TINY, "layers": "final", "pool": "last"}
+    one, four = (extract("homology", parameters={"max_tokens": 48, "batch": batch}, **given) for batch in (1, 4))
+    assert one.entry != four.entry
+    # Alone in its batch a protein ends with its separator, and is read there; else padding is read.
+    lengths = [30, 31, 33, 34, 36, 37, 38, 39] * 3
+    assert one["train"].lengths.tolist() == [n + 2 for n in lengths]
+    longer = four["train"].lengths - one["train"].lengths
+    assert longer.min() == 0 < longer.max()
+    same = np.isclose(one["train"]["final/last"], four["train"]["final/last"], atol=1e-2).all(axis=1)
+    assert np.array_equal(same, longer == 0)
+
+
+def test_bit_memory_is_shown_with_what_copying_gets(cache, call):
+    small = {"n": 8, "token_bits": 4, "patterns": 2, **FEW}
+    task = task_named("bit-memory", **small).task
+    assert task.floor == 0.75 and type(task).from_dict(task.to_dict()) == task
+    # Copying for real: what is shown is given back, and what is not is guessed.
+    rows = task_named("bit-memory").read(task_named("bit-memory").pieces()[0])["train"]
+    shown = rows.x[:, -20:].astype(int)
+    guessed = np.where(shown == 0, np.random.default_rng(0).integers(0, 2, shown.shape), shown > 0)
+    assert (guessed == rows.y).mean() == pytest.approx(0.75, abs=2e-3)
+    params = [f"--param={name}={value}" for name, value in small.items()]
+    code, out, _ = call("train", "bit-memory", "--backbone", TINY, "--steps", 1, "--batch", 4, *params)
+    assert code == 0 and "75.0%, by a constant or by copying what is shown" in out
+    assert call("extract", "bit-memory", "--backbone", TINY, "--layers=final", "--pool=last", *params)[0] == 0
+    code, out, _ = call("fit", "bit-memory", "--select", "valid")
+    assert code == 0 and "copy baseline" in out and "75.0%" in out
