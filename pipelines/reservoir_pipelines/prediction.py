@@ -14,8 +14,11 @@ from reservoir.features import forward
 from reservoir.options import DeviceOptions
 from reservoir.raw_input import raw_features
 from reservoir.readouts import samples, unsample
-from reservoir.reservoir import LoadedModel
+from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks import encode, read_new
+from reservoir.tasks.own import letter_symbols
+from reservoir.tasks.own.letters import are_words
+from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir_pipelines.stage import stage
@@ -87,6 +90,8 @@ def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Predict
             "number of real tokens of each row"
         )
     x, lengths = encode(bundle.task, raw, given)
+    if bundle.task.alphabet and any(_by_letter(bundle.task, part.reservoir) for part in bundle.parts):
+        letter_symbols(str(file), bundle.task, x, lengths)
     truths = _truths(bundle, file, y, len(x))
     models = [load_part(bundle.task, p, place.device, readout) if p.reservoir else None for p in bundle.parts]
     for start in range(0, len(x), BLOCK_ROWS):
@@ -117,6 +122,11 @@ def evaluate_predictions(predictions: Sequence[Prediction]) -> Evaluation | None
     )
     chances = np.asarray([one.probabilities for one in predictions])[..., 1]
     return evaluate_classes(y, predicted, classes, chances)
+
+
+def _by_letter(task: Task, reservoir: Reservoir | None) -> bool:
+    """Return whether texts are read letter by letter, as many as the task has: by drawn embeddings, or one-hot."""
+    return reservoir.input != "native" if reservoir else not are_words(task.alphabet)
 
 
 def _features(bundle: Bundle, models: Sequence[LoadedModel | None], x: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from reservoir.backbones.attention import attention_maps
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import GROUPS
 from reservoir.backbones.names import FAMILIES, KNOWN, default_init, find, random_init
-from reservoir.backbones.weights import INITS, describe_weights, load_backbone, weights_digest
+from reservoir.backbones.weights import INITS, describe_weights, load_backbone, load_native, weights_digest
 
 __all__ = [
     "FAMILIES",
@@ -28,6 +28,7 @@ __all__ = [
     "describe_weights",
     "find",
     "load_backbone",
+    "load_native",
     "random_init",
     "weights_digest",
 ]

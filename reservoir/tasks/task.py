@@ -50,7 +50,7 @@ class Task:
     labels : tuple of str or int, default ()
         Names of the classes, in order; empty where the class number is the name.
     alphabet : str, default ""
-        The letter of each symbol, where the sequences are texts of your own.
+        The letter of each symbol, where the sequences are texts of your own; these are stored as code points.
     floor : float, optional
         Accuracy of copying what is shown, where that is more than a constant answer gets.
     """

@@ -47,6 +47,7 @@ RECURRENT = {
     "esn": {"model_type": "esn", "units": WIDTH, "rc_connectivity": 0.5, "lr": 0.4, "sr": 1.1, "input_scaling": 2.0},
 }
 KINDS = (*MODELS, *RECURRENT)
+WORDS = ["the", "cat", "sat", "a", "dog", "and", "cow", "on", "mat"]
 
 
 def save(kind: str, folder: Path) -> Path:
@@ -71,6 +72,35 @@ def save(kind: str, folder: Path) -> Path:
     model = model_class(model_class.config_class(**settings))
     _stir(model, generator)
     model.save_pretrained(folder)
+    return folder
+
+
+def save_with_tokenizer(kind: str, folder: Path) -> Path:
+    """Write a tiny model, and a tokenizer of its words with the special tokens of its family."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    save(kind, folder)
+    first, last = {
+        "bert": ("[CLS]", "[SEP]"), "distilbert": ("[CLS]", "[SEP]"), "roberta": ("<s>", "</s>"),
+        "xlm-roberta": ("<s>", "</s>"), "longformer": ("<s>", "</s>"), "t5": ("", "</s>"), "gpt2": ("", ""),
+    }.get(kind, ("<s>", ""))  # fmt: skip
+    special = ["<pad>", "<one>", "<unk>", *filter(None, (first, last))]
+    numbers = {word: number for number, word in enumerate([*special, *WORDS])}
+    made = Tokenizer(models.WordLevel(numbers, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    pieces = " ".join(filter(None, (first, "$A", last)))
+    made.post_processor = processors.TemplateProcessing(
+        single=pieces, special_tokens=[(token, numbers[token]) for token in filter(None, (first, last))]
+    )
+    # What a file says of padding and truncation is not what is done: sentence-transformers leaves both behind.
+    made.enable_truncation(3)
+    made.enable_padding(length=50)
+    more = {"cls_token": first} if first in ("[CLS]", "<s>") and last else {}
+    PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<one>" if "roberta" in kind or kind == "longformer" else "<pad>",
+        unk_token="<unk>", padding_side="left", **more,
+    ).save_pretrained(folder)  # fmt: skip
     return folder
 
 

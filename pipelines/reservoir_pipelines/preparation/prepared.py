@@ -16,7 +16,7 @@ from reservoir_cache import CacheError, file_crc32, read_json
 from reservoir.errors import InputError
 from reservoir.tasks import SPLITS, Scaling, Split, Task
 
-VERSION = 2
+VERSION = 3
 """Version of the files. Part of the folder's name, so another version's files are never misread."""
 
 INDEX = "prepared.json"

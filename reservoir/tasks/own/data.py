@@ -17,7 +17,7 @@ from reservoir.tasks.own.encode import clean_lengths, encode_own
 from reservoir.tasks.own.files import check_file, function_file, open_columns
 from reservoir.tasks.own.kinds import MOST_SYMBOLS, SAMPLE, Reading, read_integers
 from reservoir.tasks.own.labels import Labels, encode_labels, split_rows
-from reservoir.tasks.own.letters import UNKNOWN, alphabet_of, shown, to_symbols
+from reservoir.tasks.own.letters import UNKNOWN, alphabet_of, shown
 from reservoir.tasks.own.values import clean_symbols, clean_values, standardisation, without_gaps
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
@@ -236,7 +236,7 @@ class OwnData(Source):
         lengths = self._lengths[piece.lo : piece.hi]
         x = self._columns.read("x", piece.lo, piece.hi)
         if self._alphabet[0]:
-            return to_symbols(self.origin, x, lengths, self._alphabet[0], piece.lo), lengths
+            return x, lengths
         if self._symbols:
             return clean_symbols(self.origin, x, lengths, self._vocabulary, piece.lo), lengths
         x = x.reshape(*x.shape[:2], -1)

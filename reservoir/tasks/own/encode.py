@@ -25,9 +25,10 @@ def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int, fewes
 def encode_own(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return new inputs, as in the file that the task was made from, as stored sequences, and their lengths."""
     where = f"task {task.name!r}"
-    if task.alphabet and x.dtype.kind == "U" and x.ndim == 1:
-        codes, lengths = codes_of(where, x.tolist())
-        x = to_symbols(where, codes, lengths, task.alphabet)
+    if task.alphabet:
+        if x.dtype.kind != "U" or x.ndim != 1:
+            raise InputError(f"{where}: inputs of shape {x.shape} and type {x.dtype}; give texts (rows,)")
+        return codes_of(where, x.tolist())
     symbols = isinstance(task.form, Tokens)
     if not symbols and x.ndim == 2:
         x = x[:, :, None]
@@ -46,3 +47,12 @@ def encode_own(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> 
     if x.shape[1] > task.max_tokens:
         raise InputError(f"{where}: sequences of {x.shape[1]} tokens; the task has at most {task.max_tokens}")
     return x, lengths
+
+
+def letter_symbols(where: str, task: Task, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return new texts, as code points, as symbols; refuse letters that the task does not have, and longer texts."""
+    symbols = to_symbols(where, x, lengths, task.alphabet)
+    if lengths.max() > task.max_tokens:
+        row = int(np.argmax(lengths))
+        raise InputError(f"{where}, row {row}: {lengths[row]} letters; the task has at most {task.max_tokens}")
+    return symbols

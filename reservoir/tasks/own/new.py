@@ -11,7 +11,7 @@ from reservoir.errors import InputError
 from reservoir.tasks.images.idx import read_idx
 from reservoir.tasks.own.columns import Roles
 from reservoir.tasks.own.files import SUFFIXES, open_columns
-from reservoir.tasks.own.letters import to_symbols
+from reservoir.tasks.own.letters import texts_of
 from reservoir.tasks.task import Task, Tokens
 
 NewRows = tuple[np.ndarray, np.ndarray | None, list[str] | None, np.ndarray | None]
@@ -31,7 +31,7 @@ def read_new(path: Path, task: Task) -> NewRows:
     Returns
     -------
     x : ndarray
-        For `reservoir.tasks.encode`: sequences or raw inputs; texts (rows,) for a named task.
+        For `reservoir.tasks.encode`: sequences or raw inputs; texts (rows,).
     lengths : ndarray of int, (rows,), or None
     ids : list of str, or None
     y : ndarray, (rows, ...), or None
@@ -60,9 +60,7 @@ def read_new(path: Path, task: Task) -> NewRows:
     y = columns.read("y", 0, rows) if columns.shapes.get("y") else None
     if columns.letters:
         assert lengths is not None
-        if task.alphabet:
-            return to_symbols(str(path), x, lengths, task.alphabet), lengths, ids, y
-        return np.array(["".join(map(chr, row[:n])) for row, n in zip(x, lengths, strict=True)]), None, ids, y
+        return np.array(texts_of(x, lengths)), None, ids, y
     if isinstance(task.form, Tokens) and x.dtype.kind == "f" and x.ndim == 2 and (x == np.rint(x)).all():
         x = x.astype(np.int64)
     return x, lengths, ids, y
