@@ -32,8 +32,7 @@ class ModelOptions(ShapeOptions):
 
     init: str | None = option(
         None,
-        "pretrained, random, statistics, or a folder with a backbone; random of GPT-2 is random-scaled, under "
-        "--protocol paper random-flat",
+        "pretrained, random (GPT-2's: random-scaled; with --protocol paper random-flat), statistics, or a folder",
         shown="pretrained, where anybody publishes such weights",
     )
     depth: int | None = option(None, "Keep only the first so many blocks, and the final norm.")
@@ -199,7 +198,7 @@ class FitOptions(OutOptions, ClusterOptions):
     )
     readout: str = option("ridge", "ridge, logistic, or an import path such as sklearn.svm.LinearSVC:C=0.1,1")
     alphas: str | None = option(None, "Penalties LO:HI:N on standardised features.")
-    select: str = option("auto", "valid; cvK: K folds over train and valid; auto: by rows, then fitted to both.")
+    select: str = option("auto", "valid, fitted to train; cvK: K folds of train and valid; auto: by rows, to both.")
     one_standard_error: bool = option(False, "Take the largest penalty within one standard error of the best.")
     class_weight: str | None = option(None, "balanced: all classes count the same.", one_of("balanced"))
     curve: str | None = option(None, "Training rows of a learning curve, such as 100,1000.")
@@ -311,6 +310,7 @@ class AttentionOptions(RunOptions, OutOptions):
     layer: int = option(1, "The block whose attention is drawn, from 1.")
     average: int = option(64, "Rows of the mean; the first is drawn alone too.", at_least(1))
     split: str = option("test", "Split of the rows.")
+    top: float | None = option(None, "Attention at the top of the colours, for pictures to compare.", positive)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from reservoir.options import AttentionOptions, PlaceOptions, ReservoirOptions, 
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks import TASKS, own_name, task_named
 from reservoir.tasks.task import Task, Tokens
-from reservoir_pipelines.plots import plot_attention
+from reservoir_pipelines.plots import attention_top, plot_attention
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
 from reservoir_pipelines.stage import stage
@@ -36,7 +36,8 @@ class Attention:
 
     ``one`` (heads, queries, keys) has the real tokens of a sequence, whose names are ``labels``; ``mean`` (heads,
     tokens, tokens) is over the rows in which both tokens are real, NaN where there is none. ``diagonals`` tells of bit
-    tasks how many tokens before a readout token the paper saw it attend to, and to what.
+    tasks how many tokens before a readout token the paper saw it attend to, and to what. ``top`` is the attention at
+    the top of the picture's one colour scale.
     """
 
     task: str
@@ -47,6 +48,7 @@ class Attention:
     rows: int
     labels: list[str]
     diagonals: dict[int, str]
+    top: float
     arrays: Path
     plot: Path
 
@@ -91,6 +93,7 @@ def attention(
         # A token begins with the value at its number times the stride, and the map has as many tokens as are real.
         labels=token_labels(model.fpt.task, part.x[0, :: settings.stride], one.shape[-1]),
         diagonals=bit_diagonals(model.fpt.task),
+        top=options.top or attention_top(mean),
         arrays=plot.with_suffix(".h5"),
         plot=plot,
     )
@@ -218,7 +221,8 @@ def _save(done: Attention) -> None:
         done.plot.parent.mkdir(parents=True, exist_ok=True)
         replace_file(done.arrays, write)
         title = f"{done.task}, {done.backbone}: attention of block {done.layer}"
-        plot_attention(done.plot, done.one, done.mean, done.labels, done.diagonals, rows=done.rows, title=title)
+        shown = {"rows": done.rows, "title": title, "top": done.top}
+        plot_attention(done.plot, done.one, done.mean, done.labels, done.diagonals, **shown)
     except OSError as error:
         why = error.strerror or str(error)
         raise InputError(f"{done.plot}: cannot be written ({why}); choose another file with --out") from error

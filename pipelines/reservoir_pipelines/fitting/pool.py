@@ -15,6 +15,7 @@ from reservoir.tasks.task import Task
 from reservoir_pipelines.extraction.extract import Extraction
 from reservoir_pipelines.fitting.raw import RAW, RawSource
 from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, Source
+from reservoir_pipelines.output import say
 from reservoir_pipelines.preparation.prepared import Prepared
 
 JOINED = 2048
@@ -120,6 +121,8 @@ def choose_columns(pool: Pool, columns: str | Sequence[str]) -> tuple[tuple[str,
         wanted, most = ["all"], int(number)
     if wanted == ["all"]:
         alone = [c for c in cached if not c.endswith("/all")] or cached
+        if left := [column for column in cached if column not in alone]:
+            say(f"--columns {columns} leaves out what is read as all tokens, {', '.join(left)}: name one to try it")
         wanted = alone if most else _unasked(pool, cached) or alone + _by_layer(pool, alone)
     for column in wanted:
         for part in column.split("+"):
