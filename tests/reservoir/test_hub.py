@@ -90,7 +90,7 @@ def test_models_come_from_the_hub_and_then_without_it(tmp_path, tiny_gpt2, hub):
     assert len(digest) == 64, (digest, err)
     assert "not found on the hub" in answers["tiny/other=pretrained"]
     assert err == ""
-    absent = ("nosuch=random", "gpt2=pretrained")
+    absent = ("nosuch/one=random", "gpt2=pretrained")
     answers, err = ask(NOWHERE, tmp_path, name, folder, *absent)
     assert answers[name] == answers[folder] == digest
     assert err == "", "the one line is the error's"
