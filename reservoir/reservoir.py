@@ -106,7 +106,11 @@ class Reservoir(ReservoirOptions):
 
 def full_name(backbone: str) -> str:
     """Return a folder or a GGUF file by its full path, any other name as it is; a folder called mini is ``./mini``."""
+    from reservoir.backbones.names import SHORT
+
     path = Path(backbone)
+    if backbone in SHORT and not path.is_dir():
+        return SHORT[backbone]
     if backbone != DEFAULT_BACKBONE and (path.is_dir() or (path.suffix == ".gguf" and path.is_file())):
         return str(path.resolve())
     return backbone

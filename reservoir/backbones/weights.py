@@ -205,11 +205,12 @@ def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn
             f"backbone {name!r}: its weights cannot be loaded ({first_line(error)}); "
             "give a folder with safetensors, or use --init random"
         ) from error
-    _check_loaded(name, family, model, info, () if native else (*family.unused, *family.own))
+    _check_loaded(name, family, model, info, native=native)
     return model
 
 
-def _check_loaded(name: str, family: Family, model: nn.Module, info: dict[str, Any], may_miss: tuple[str, ...]) -> None:
+def _check_loaded(name: str, family: Family, model: nn.Module, info: dict[str, Any], *, native: bool) -> None:
+    may_miss = tuple(path for path in (*family.unused, *family.own) if not (native and path == family.door))
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     wrong = {
         "misses": [key for key in info["missing_keys"] if not key.startswith(may_miss)],

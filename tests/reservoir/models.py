@@ -20,6 +20,8 @@ _T5 = {"num_layers": 3, "d_model": WIDTH, "num_heads": 2, "d_kv": 8, "d_ff": 24,
 _VIT = {"num_hidden_layers": 3, "hidden_size": WIDTH, "num_attention_heads": 2, "intermediate_size": 24}
 _GPT2 = {"n_layer": 3, "n_embd": WIDTH, "n_head": 2, "n_positions": 32, "vocab_size": 20}
 
+_ESM = _BERT | {"position_embedding_type": "rotary", "token_dropout": True, "pad_token_id": 1, "mask_token_id": 19}
+
 # Per family: transformers' class with a head, as checkpoints are published, and its settings.
 MODELS = {
     "gpt2": ("GPT2LMHeadModel", _GPT2 | {"initializer_range": 0.3, "bos_token_id": 0, "eos_token_id": 0}),
@@ -30,6 +32,7 @@ MODELS = {
     "t5": ("T5ForConditionalGeneration", _T5 | {"feed_forward_proj": "gated-gelu"}),
     "longformer": ("LongformerForMaskedLM", _BERT | {"pad_token_id": 1, "attention_window": [4, 4, 4]}),
     "vit": ("ViTForImageClassification", _VIT | {"image_size": 8, "patch_size": 4, "initializer_range": 0.3}),
+    "esm": ("EsmForMaskedLM", _ESM),
     "llama": ("LlamaForCausalLM", _LLAMA),
     "smollm3": ("SmolLM3ForCausalLM", _LLAMA | {"layer_types": None}),
     "mistral": ("MistralForCausalLM", _LLAMA | {"sliding_window": 4}),
@@ -81,6 +84,11 @@ def save_with_tokenizer(kind: str, folder: Path) -> Path:
     from transformers import PreTrainedTokenizerFast
 
     save(kind, folder)
+    if kind == "esm":
+        letters = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPK", "<mask>"]
+        (folder / "vocab.txt").write_text("\n".join(letters))
+        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "EsmTokenizer"}')
+        return folder
     first, last = {
         "bert": ("[CLS]", "[SEP]"), "distilbert": ("[CLS]", "[SEP]"), "roberta": ("<s>", "</s>"),
         "xlm-roberta": ("<s>", "</s>"), "longformer": ("<s>", "</s>"), "t5": ("", "</s>"), "gpt2": ("", ""),
