@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 DEVELOPS := .venv/.develops
 export RESERVOIR_CACHE ?= $(CURDIR)/demo
 
-.PHONY: demo test lint clean
+.PHONY: demo test faults results results-check lint clean
 
 demo: $(INSTALLED)  ## the main job on embedded defaults: digits through mini, the GPT-2 that comes with the package
 	$(BIN)/reservoir extract digits
@@ -13,6 +13,15 @@ demo: $(INSTALLED)  ## the main job on embedded defaults: digits through mini, t
 
 test: $(DEVELOPS)  ## every test, two at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+faults: $(DEVELOPS)  ## the long campaign: kills, flipped bits, bad disks, fuzzed inputs, long work; hours on two busy cores
+	$(BIN)/python -m benchmarks.faults --out benchmarks/FAULTS.md
+
+results: $(DEVELOPS)  ## every accuracy of benchmarks/RESULTS.md that has a command, made again (hours): DATA=DIR
+	$(BIN)/python benchmarks/results.py --write --long --data $(DATA)
+
+results-check: $(DEVELOPS)  ## the cheap half of them, compared with what is written: DATA=DIR
+	$(BIN)/python benchmarks/results.py --check $(if $(DATA),--data $(DATA))
 
 lint: $(DEVELOPS)  ## style and types
 	$(BIN)/ruff check

@@ -98,7 +98,8 @@ def features(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return one-hot symbols, and these beside the counts of up to four neighbours."""
     hot, counts = np.eye(LETTERS)[x].reshape(len(x), -1), []
     for size in range(1, 5):
-        codes = sum(x[:, i : x.shape[1] - size + 1 + i] * LETTERS**i for i in range(size))
+        grams = np.lib.stride_tricks.sliding_window_view(x, size, axis=1)
+        codes = grams @ LETTERS ** np.arange(size)
         counts.append(np.stack([np.bincount(row, minlength=LETTERS**size) for row in codes]))
     return hot, np.concatenate([hot, *counts], axis=1)
 
@@ -134,7 +135,7 @@ def main() -> None:
             hot, counts = features(x)
             ours, columns = default(x, y, options.rows)
             ridge = RidgeClassifierCV(np.logspace(-3, 4, 15)).fit(hot[train], y[train]).score(hot[test], y[test])
-            logistic = LogisticRegressionCV(Cs=np.logspace(-4, 0, 5), cv=5, max_iter=300)
+            logistic = LogisticRegressionCV(Cs=list(np.logspace(-4, 0, 5)), cv=5, max_iter=300)
             model = make_pipeline(StandardScaler(), logistic).fit(counts[train], y[train])
             cells.append((ours, ridge, model.score(counts[test], y[test])))
             print(f"{kind.__name__:<16}{ours:>10.3f}{ridge:>12.3f}{cells[-1][2]:>10.3f}   {columns}", flush=True)

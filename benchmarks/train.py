@@ -54,7 +54,9 @@ def rows_of(tokens: int, batch: int) -> Split:
 def our_model(tokens: int, depth: int | None, device: str, compute: str, dropout: float) -> LoadedModel:
     """Return an untrained GPT-2 small as `train` makes it."""
     task = Task(name="speed", form=Vectors(DIM), max_tokens=tokens, classes=CLASSES)
-    model, _ = load_trainable(task, Reservoir(backbone="gpt2", init="random", depth=depth), None, device, compute)
+    model, _ = load_trainable(
+        task, Reservoir(backbone="gpt2", init="random", depth=depth), None, device, compute, "orthogonal"
+    )
     set_dropout(model.fpt, dropout)
     model.fpt.train()
     return model

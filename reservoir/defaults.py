@@ -7,12 +7,19 @@ way: each value or pixel one token, ``last`` and ``mean``.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from reservoir.inputs.text import has_tokenizer
+from reservoir.options import ReservoirOptions
 from reservoir.pooling import WIDEST_TOKENS
-from reservoir.reservoir import MOST_SYMBOLS
+from reservoir.reservoir import MOST_SYMBOLS, Reservoir
 from reservoir.tasks import TASKS
+from reservoir.tasks.own.letters import are_words
 from reservoir.tasks.task import Task, Tokens, Vectors
+
+if TYPE_CHECKING:
+    from reservoir.inputs import TextReader
 
 TAPS = 9  # of each window, as in MiniRocket
 LETTERS = 5  # of each window of symbols: a motif
@@ -63,28 +70,51 @@ def default_windows(task: Task, rows: int) -> dict[str, Any]:
     return kernels | {"patch": LETTERS} if is_letters(task) else {}
 
 
-def default_store(task: Task) -> str:
+def default_store(task: Task, *, native: bool = False) -> str:
     """Return the precision on disk: of one's own series and letters float32, else float16.
 
     Many shares are 0 in all rows but a few. Two bytes leave rounding of the blocks in them, which a readout would scale
     up to deviation 1 where its rows lack those few.
     """
-    return "float32" if is_series(task) or is_letters(task) else "float16"
+    return "float32" if not native and (is_series(task) or is_letters(task)) else "float16"
 
 
-def default_layers(task: Task) -> str:
+def choose_reservoir(options: ReservoirOptions, task: Task, rows: int, *, published: bool = False) -> Reservoir:
+    """Fill in what was not said, for a task of so many rows: a model's own way in where it reads such, else windows."""
+    plain = Reservoir.choose(options, published=published)
+    if options.input is None and is_native(task, plain):
+        return replace(plain, input="native")
+    return Reservoir.choose(options, default_windows(task, rows), published=published)
+
+
+def is_native(task: Task, settings: Reservoir) -> bool:
+    """Return whether a model is given what it was pretrained on: words, or of a model of letters any letters."""
+    if settings.init != "pretrained" or not task.alphabet or not settings.windows(task).plain:
+        return False
+    from reservoir.backbones import find
+
+    family, _ = find(settings.backbone)
+    fits = family.reads == "letters" or (family.reads == "text" and are_words(task.alphabet))
+    return fits and has_tokenizer(settings.backbone)
+
+
+def default_layers(task: Task, *, native: bool = False) -> str:
     """Return the layers that are kept: all; of own sequences the first ones; deeper ones cost more than they add."""
+    if native:
+        return "all"
     if is_series(task) or is_letters(task):
         return "embed,block01"
     return "embed,block01,block02" if task.name not in TASKS and isinstance(task.form, Tokens) else "all"
 
 
-def default_pools(task: Task, width: int) -> str:
-    """Return the poolings that are kept of a task in a backbone of this width.
+def default_pools(task: Task, width: int, reader: TextReader | None = None) -> str:
+    """Return the poolings that are kept of a task in a backbone of this width, or one that has a ``reader`` of texts.
 
-    Of one's own sequences what the channels take, and eight stretches, and of symbols, where they fit, all tokens side
-    by side; of named tasks the last token and the mean.
+    Of texts the class token, or else the last one, and the mean; of own sequences what the channels take, and eight
+    stretches, and of symbols, where they fit, all tokens side by side; of named tasks the last token and the mean.
     """
+    if reader:
+        return "cls,mean" if reader.has_cls else "last,mean"
     if is_series(task):
         return ",".join([*TEXTURE, SEGMENTS])
     if task.name in TASKS or task.readout_tokens > 1:

@@ -1,5 +1,8 @@
 """The one exception that means: the user's input was at fault, and here is what to do."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class InputError(ValueError):
     """Bad input: a name, a file, a shape or a setting.
@@ -7,3 +10,10 @@ class InputError(ValueError):
     The message is one line that says what is wrong, where, and what to do. The command line prints it alone and exits
     with code 2; it never shows a traceback for it.
     """
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the known one that is most like it, if any is."""
+    lower = {one.lower(): one for one in known}
+    found = difflib.get_close_matches(name.lower(), list(lower), n=1)
+    return f"; did you mean {lower[found[0]]!r}?" if found else ""

@@ -9,7 +9,11 @@ import torch
 
 from reservoir.pooling import parse_column, pooled_shape
 from reservoir.reservoir import LoadedModel
+from reservoir.tasks.own.letters import texts_of, to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
+
+TEXT_TOKENS = 64
+"""Tokens of a text, about: a batch of texts has as many rows as fit into those of ``batch_rows`` such."""
 
 
 def column_shapes(task: Task, width: int, columns: Sequence[str]) -> dict[str, tuple[int, int]]:
@@ -32,7 +36,8 @@ def forward(
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
     x, lengths = to_tokens(model, scaling, x, lengths)
     out = {column: torch.zeros((len(x), *shapes[column]), device=model.device) for column in columns}
-    for batch in batches(lengths, batch_rows):
+    most_tokens = batch_rows * (TEXT_TOKENS if model.reader else model.fpt.task.max_tokens)
+    for batch in batches(lengths, batch_rows, most_tokens):
         longest = int(lengths[batch].max())
         pooled = model.fpt.features(
             torch.from_numpy(np.ascontiguousarray(x[batch, :longest])).to(model.device),
@@ -45,18 +50,33 @@ def forward(
     return _on_host(out)
 
 
-def batches(lengths: np.ndarray, batch_rows: int) -> Iterator[np.ndarray]:
-    """Yield the row numbers of each batch, rows of like length together, ties in row order."""
+def batches(lengths: np.ndarray, batch_rows: int, most_tokens: float = np.inf) -> Iterator[np.ndarray]:
+    """Yield the row numbers of each batch, rows of like length together, ties in row order.
+
+    A batch has at most so many rows, and with their padding so many tokens, unless a single row has more.
+    """
     order = np.argsort(lengths, kind="stable")
-    for start in range(0, len(order), batch_rows):
-        yield order[start : start + batch_rows]
+    start = 0
+    while start < len(order):
+        padded = (
+            lengths[order[start : start + batch_rows]].astype(np.int64)
+            * (np.arange(len(order) - start) + 1)[:batch_rows]
+        )
+        stop = start + max(1, int(np.searchsorted(padded, most_tokens, side="right")))
+        yield order[start:stop]
+        start = stop
 
 
 def to_tokens(
     model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return stored sequences as what the input layer takes, (rows, tokens, ...), and their lengths in tokens."""
-    if isinstance(model.fpt.task.form, Tokens):
+    task = model.fpt.task
+    if model.reader:
+        return model.reader(texts_of(x, lengths))
+    if task.alphabet:
+        x = to_symbols(f"task {task.name!r}", x, lengths, task.alphabet)
+    if isinstance(task.form, Tokens):
         return x.astype(np.int64), lengths
     plain = np.int64 if model.windows.symbols else np.float32
     return model.windows(scaling(x) if scaling else x.astype(plain), lengths)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from reservoir.backbones import Backbone
 from reservoir.errors import InputError
+from reservoir.inputs import NativeInput
 from reservoir.pooling import parse_column, pool
 from reservoir.random import generator
 from reservoir.tasks.task import Task, Tokens, Vectors
@@ -84,7 +85,8 @@ class FPT(nn.Module):
     The seed and the gain (an echo state network's ``input_scaling``) are of the input layer; ``kernel_shape`` is of the
     windows that random `kernels` read, in place of orthogonal columns. With ``output_init="orthogonal"`` the output
     starts with rows of norm 1.41 and no bias, with ``"linear"`` uniform up to ``width ** -0.5`` as torch's `Linear` and
-    so the authors' (rows of norm 0.58); extraction does not use it.
+    so the authors' (rows of norm 0.58); extraction does not use it. ``inputs`` is a backbone's
+    own way in, in the place of a drawn input layer.
     """
 
     def __init__(
@@ -95,13 +97,14 @@ class FPT(nn.Module):
         gain: float = DEFAULT_GAIN,
         output_init: str = "orthogonal",
         kernel_shape: KernelShape | None = None,
+        inputs: NativeInput | None = None,
     ) -> None:
         super().__init__()
         backbone.check_length(task.max_tokens, f"task {task.name!r}: ")
         if output_init not in OUTPUT_INITS:
             raise InputError(f"output init {output_init!r}: choose among {', '.join(OUTPUT_INITS)}")
         self.task = task
-        self.inputs = InputLayer(task.form, backbone.width, seed, gain, kernel_shape)
+        self.inputs = inputs or InputLayer(task.form, backbone.width, seed, gain, kernel_shape)
         self.backbone = backbone
         self.output = nn.Linear(backbone.width, task.outputs * max(task.classes, 1))
         if output_init == "linear":

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir import option_fields as of
+from reservoir.data_options import OwnDataOptions, RowOptions, TaskOptions  # noqa: F401
 from reservoir.option_fields import Options, at_least, dilation_list, one_of, option, positive, seed_number, share, span
 
 SERIES = "your own series: {}, else {}"
@@ -33,8 +34,7 @@ class ModelOptions(ShapeOptions):
 
     init: str | None = option(
         None,
-        "pretrained, random, statistics, or a folder with a backbone; random of GPT-2 is random-scaled, under "
-        "--protocol paper random-flat",
+        "pretrained, random (GPT-2's: random-scaled; with --protocol paper random-flat), statistics, or a folder",
         shown="pretrained, where anybody publishes such weights",
     )
     depth: int | None = option(None, "Keep only the first so many blocks, and the final norm.")
@@ -53,9 +53,10 @@ class ReservoirOptions(ModelOptions):
 
     input: str | None = option(
         None,
-        "orthogonal, or kernels: random ones, each of one dilation.",
-        one_of("orthogonal", "kernels"),
-        shown=OWN.format("kernels", "orthogonal"),
+        "native: the model's own tokenizer and embeddings; or drawn: gaussian for symbols, of vectors orthogonal or "
+        "kernels, each of one dilation.",
+        one_of("native", "gaussian", "orthogonal", "kernels"),
+        shown="native where the model reads such data; " + OWN.format("kernels", "drawn"),
     )
     gain: float | None = option(None, "Scale of the input layer.", positive, shown="1.41; of kernels 6")
     patch: int | None = option(None, "Values per token.", at_least(1), shown="your own series: 9, symbols: 5, else 1")
@@ -80,35 +81,6 @@ class ReservoirOptions(ModelOptions):
         one_of("channel", "series", "both"),
         shown=SERIES.format("both", "channel"),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskOptions(Options):
-    """Which data: the files of a task and its parameters."""
-
-    data: Path | None = option(None, "Folder of the publisher's files.", shown="RESERVOIR_DATA")
-    parameters: Mapping[str, Any] | None = option(None, "Of the task, NAME=VALUE; repeat for more.", flag="param")
-    views: int | None = option(None, "Augmented copies of each training row (cifar10).")
-    protocol: str | None = option(None, "paper: data, weights and training as the authors'.", one_of("ours", "paper"))
-    standardise: bool = option(True, "Your own floats: mean 0, deviation 1 per channel.")
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The parameters of the task, those with a flag of their own among them."""
-        flags = {"views": self.views, "protocol": self.protocol, "standardise": None if self.standardise else False}
-        return dict(self.parameters or {}) | {name: value for name, value in flags.items() if value is not None}
-
-    @property
-    def published(self) -> bool:
-        """Whether the paper is to be followed to the letter."""
-        return self.given.get("protocol") == "paper"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowOptions(TaskOptions):
-    """Which data, and how many rows of it."""
-
-    limit: int | None = option(None, "At most so many rows of each split, a fixed draw.", at_least(1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,9 +130,9 @@ class FeatureOptions(PrecisionOptions):
     )
     pool: str | Sequence[str] | None = option(
         None,
-        "last, mean, std, min, max, first, segmentsK, quantilesK, sharesK, tokens, all; comma-separated.",
+        "last, mean, std, min, max, first, cls, segmentsK, quantilesK, sharesK, tokens, all; comma-separated.",
         shown="named tasks: last,mean; your own series: quantiles9,shares13,max,min,segments8; symbols: "
-        "shares13,max,min,segments8,tokens",
+        "shares13,max,min,segments8,tokens; texts in a model's own tokens: cls or last, and mean",
     )
     batch_rows: int | None = option(None, "Rows per batch of a new entry.", at_least(1))
 
@@ -197,7 +169,7 @@ class FitOptions(OutOptions, ClusterOptions):
     )
     readout: str = option("ridge", "ridge, logistic, or an import path such as sklearn.svm.LinearSVC:C=0.1,1")
     alphas: str | None = option(None, "Penalties LO:HI:N on standardised features.")
-    select: str = option("auto", "valid; cvK: K folds over train and valid; auto: by rows, then fitted to both.")
+    select: str = option("auto", "valid, fitted to train; cvK: K folds of train and valid; auto: by rows, to both.")
     one_standard_error: bool = option(False, "Take the largest penalty within one standard error of the best.")
     class_weight: str | None = option(None, "balanced: all classes count the same.", one_of("balanced"))
     curve: str | None = option(None, "Training rows of a learning curve, such as 100,1000.")
@@ -286,7 +258,7 @@ class ComparisonOptions(LengthOptions, TextOptions, OutOptions):
     corpora: str | Sequence[str] = option(
         "text,bit-memory,nesting,zipf,uniform,random", "What to pretrain on, comma-separated; random: nothing."
     )
-    text: Path | None = option(None, "The text: a file (also .gz), or a folder of them.")
+    text_file: Path | None = option(None, "The text: a file (also .gz), or a folder of them.")
     tokens: int = option(2**22, "Tokens that each pretraining reads, to the nearest step.", at_least(1))
     output_only: bool = option(False, "Leave out the FPTs.")
 
@@ -298,6 +270,7 @@ class AttentionOptions(RunOptions, OutOptions):
     layer: int = option(1, "The block whose attention is drawn, from 1.")
     average: int = option(64, "Rows of the mean; the first is drawn alone too.", at_least(1))
     split: str = option("test", "Split of the rows.")
+    top: float | None = option(None, "Attention at the top of the colours, for pictures to compare.", positive)
 
 
 @dataclass(frozen=True, kw_only=True)

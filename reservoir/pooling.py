@@ -10,7 +10,7 @@ from torch import Tensor
 
 from reservoir.errors import InputError
 
-POOLINGS = ("last", "mean", "std", "min", "max", "first", "segmentsK", "quantilesK", "sharesK", "tokens", "all")
+POOLINGS = ("last", "mean", "std", "min", "max", "first", "cls", "segmentsK", "quantilesK", "sharesK", "tokens", "all")
 """The names; K stands for a number, as in ``segments8``."""
 
 NEUTRAL = {"max": float("-inf"), "sharesK": float("-inf"), "min": float("inf"), "quantilesK": float("inf")}
@@ -57,11 +57,11 @@ def pool(
 ) -> Tensor:
     """Pool hidden states (batch, tokens, width) of right-padded sequences over their real tokens, ``lengths`` of them.
 
-    ``last``: the last ``readout_tokens`` real tokens; ``first``: the first token; ``mean``, ``std``, ``min``, ``max``:
-    over all real tokens (``std`` divides by their number); ``segmentsK``: means of K equal stretches side by side;
-    ``quantilesK``: of each channel the quantiles at (i + 1) / (K + 1) for i < K, interpolated between tokens, side by
-    side; ``tokens``: every token side by side, zero at padding, ``max_tokens`` of them or as many as the batch is
-    padded to; ``all``: every token on its own, zero at padding.
+    ``last``: the last ``readout_tokens`` real tokens; ``first``, ``cls``: the first token; ``mean``, ``std``, ``min``,
+    ``max``: over all real tokens (``std`` divides by their number); ``segmentsK``: means of K equal stretches side by
+    side; ``quantilesK``: of each channel the quantiles at (i + 1) / (K + 1) for i < K, interpolated between tokens,
+    side by side; ``tokens``: every token side by side, zero at padding, ``max_tokens`` of them or as many as the batch
+    is padded to; ``all``: every token on its own, zero at padding.
 
     What is returned, float32 (batch, kept tokens, kept width), is no view: the hidden states can be freed.
     """
@@ -69,7 +69,7 @@ def pool(
     if pooling == "last":
         positions = lengths[:, None] - readout_tokens + torch.arange(readout_tokens, device=hidden.device)
         return hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[2]))
-    if pooling == "first":
+    if pooling in ("first", "cls"):
         return hidden[:, :1].clone()
     kind, number = _parse(pooling)
     padding = (torch.arange(hidden.shape[1], device=hidden.device) >= lengths[:, None])[:, :, None]

@@ -8,19 +8,21 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot, pad
 
 from reservoir.pooling import pool
+from reservoir.tasks.own.letters import are_words, to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
 
 RAW_WIDTH = 6144  # beyond this the input is pooled, as a layer is: a sweep costs the cube of its width
 
 
 class RawInput(nn.Module):
-    """A task's sequences as they are, flat, or as means of 8 stretches where that is too wide."""
+    """A task's sequences as they are, flat, or as means of 8 stretches where that is too wide, and of words."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
         self.form, self.longest = task.form, task.max_tokens
         width = task.form.vocabulary if isinstance(task.form, Tokens) else task.form.dim
-        self.flat = self.longest * width <= RAW_WIDTH
+        # The letters of words have no places of their own.
+        self.flat = self.longest * width <= RAW_WIDTH and not are_words(task.alphabet)
 
     def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
         """Return what is read of scaled vectors or of symbols, (rows, width) of float32."""
@@ -38,6 +40,7 @@ class RawInput(nn.Module):
 
 def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return what `RawInput` makes of stored sequences, (rows, width) of float32."""
+    x = to_symbols(f"task {task.name!r}", x, lengths, task.alphabet) if task.alphabet else x
     scaled = scaling(x) if scaling else x
     (values,) = RawInput(task)(torch.from_numpy(np.asarray(scaled)), torch.from_numpy(lengths.astype(np.int64)))
     return values.numpy()

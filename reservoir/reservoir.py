@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from reservoir.fpt import FPT
+    from reservoir.inputs import TextReader
 
 DEFAULT_BACKBONE = "mini"
 """The backbone meant where none is named; its weights come with this package."""
@@ -105,7 +106,11 @@ class Reservoir(ReservoirOptions):
 
 def full_name(backbone: str) -> str:
     """Return a folder or a GGUF file by its full path, any other name as it is; a folder called mini is ``./mini``."""
+    from reservoir.backbones.names import SHORT
+
     path = Path(backbone)
+    if backbone in SHORT and not path.is_dir():
+        return SHORT[backbone]
     if backbone != DEFAULT_BACKBONE and (path.is_dir() or (path.suffix == ".gguf" and path.is_file())):
         return str(path.resolve())
     return backbone
@@ -113,7 +118,10 @@ def full_name(backbone: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model on its device, frozen or trained, with what identifies it: the digest of its float32 weights."""
+    """A model on its device, frozen or trained, with what identifies it: the digest of its float32 weights.
+
+    Of a native way in, ``reader`` makes its tokens, and ``door`` names reader and embeddings by their digests.
+    """
 
     fpt: FPT
     settings: Reservoir
@@ -122,6 +130,8 @@ class LoadedModel:
     digest: str
     device: torch.device
     compute: str
+    reader: TextReader | None = None
+    door: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_model(
@@ -130,15 +140,24 @@ def load_model(
     """Build the model of a resolved reservoir for a task, in evaluation mode on its device."""
     from reservoir.backbones import load_backbone, weights_digest
     from reservoir.fpt import FPT
+    from reservoir.inputs import open_native
 
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
-    backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
+    if settings.input == "gaussian" and isinstance(task.form, Vectors):
+        raise InputError(f"--input gaussian: task {task.name!r} holds values, not symbols; take orthogonal or kernels")
     windows, seen, shape = settings.windows(task), settings.windowed(task), None
+    inputs, reader, door = None, None, {}
+    if settings.input == "native":
+        native = open_native(seen, settings.backbone, settings.init, settings.depth)
+        seen, backbone, inputs = native.task, native.backbone, native.inputs
+        reader, door = native.reader, native.door
+    else:
+        backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
     if settings.input == "kernels" and isinstance(seen.form, Vectors):
         taps = len(windows.dilations) * windows.patch * windows.forms
         shape = (len(windows.dilations), windows.patch, windows.forms, seen.form.dim // taps)
-    fpt = FPT(seen, backbone, settings.seed, settings.gain, output_init, shape).eval()
+    fpt = FPT(seen, backbone, settings.seed, settings.gain, output_init, shape, inputs).eval()
     digest = weights_digest(backbone)
     import torch
 
@@ -150,6 +169,8 @@ def load_model(
         windows=windows,
         digest=digest,
         device=place,
+        reader=reader,
+        door=door,
         # A recurrent backbone does not follow into bfloat16.
         compute=str(backbone.compute).removeprefix("torch."),
     )

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.reservoir.models import save_with_tokenizer
+
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, flags=re.M | re.S)
@@ -22,7 +24,8 @@ def test_every_command_and_program_runs(cache, mnist_files, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     words = np.random.default_rng(0).choice(["one", "frozen", "map", "of", "any", "sequence"], 6000)
     (tmp_path / "text.txt").write_text(" ".join(words))
-    places = {"DIR": str(mnist_files), "TEXT": "text.txt"}
+    model = save_with_tokenizer("bert", tmp_path / "model")
+    places = {"DIR": str(mnist_files), "TEXT": "text.txt", "MODEL": str(model)}
     ran = 0
     for language, text in BLOCKS:
         if language == "python":

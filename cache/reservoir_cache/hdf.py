@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 TARGET_RANKS = {"y": 3, "lengths": 1, "index": 1}
 """Number of dimensions of each dataset of ``targets.h5``, in the order in which they are written."""
+
+GROUPS_RANK = {"groups": 1}
+"""The same of the one that may be absent."""
 
 # What HDF5 and h5py raise on a damaged file: CacheError, which says more, is a ValueError.
 UNREADABLE = (OSError, KeyError, ValueError, TypeError, RuntimeError, MemoryError)
@@ -48,9 +51,14 @@ def read_array(group: h5py.Group, name: str) -> NDArray:
 
 
 def read_targets(path: Path) -> dict[str, NDArray]:
-    """Read y, lengths and index of ``targets.h5``."""
+    """Read y, lengths, index and, where they are, groups of ``targets.h5``."""
     with h5py.File(path, "r", locking=False) as file:
-        return {name: read_array(file, name) for name in TARGET_RANKS}
+        return {name: read_array(file, name) for name in [*TARGET_RANKS, *(GROUPS_RANK.keys() & {*file})]}
+
+
+def target_ranks(names: Collection[str]) -> dict[str, int]:
+    """Return the numbers of dimensions that datasets of targets must have, with groups where these are among them."""
+    return TARGET_RANKS | (GROUPS_RANK if "groups" in names else {})
 
 
 def read_attribute(group: h5py.HLObject, name: str) -> str | int:

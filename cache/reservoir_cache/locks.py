@@ -198,6 +198,11 @@ def touch(folder: Path) -> None:
     """Make an entry its task's last by the lock file's modification time, where the system lets us."""
     path, now = folder / LOCK_FILE, time.time_ns()
     with suppress(OSError):
+        # Later than all, also where the clock was ahead and has been set back.
+        last = max(
+            (each.stat().st_mtime_ns for each in folder.parent.glob(f"*/{LOCK_FILE}") if each != path), default=0
+        )
+        now = max(now, last + 1)
         try:
             os.utime(path, ns=(now, now))
         except PermissionError:  # another user's: whoever may write it may set the system's own time, which is coarse

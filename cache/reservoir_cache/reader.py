@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from reservoir_cache.entry import Entry
 from reservoir_cache.errors import CacheError, repair_command
-from reservoir_cache.hdf import TARGET_RANKS, UNREADABLE, read_targets
+from reservoir_cache.hdf import UNREADABLE, read_targets, target_ranks
 from reservoir_cache.locks import mark_used
 from reservoir_cache.manifest import NAME, Shard, Targets, is_sound
 from reservoir_cache.publish import file_crc32
@@ -113,9 +113,8 @@ class SplitFeatures:
             found = read_targets(path) if sound else {}
         except UNREADABLE as error:
             raise self._damaged(line, "") from error
-        if {name: array.ndim for name, array in found.items()} != TARGET_RANKS or {*map(len, found.values())} != {
-            self.rows
-        }:
+        ranks = {name: array.ndim for name, array in found.items()}
+        if ranks != target_ranks(found) or {*map(len, found.values())} != {self.rows}:
             raise self._damaged(line, "")
         _checked.add(stamp)
         return found
@@ -139,6 +138,11 @@ class SplitFeatures:
     def index(self) -> NDArray:
         """Row numbers in the source, (rows,)."""
         return self._targets["index"]
+
+    @property
+    def groups(self) -> NDArray | None:
+        """The number of the group of each row, (rows,); None where rows are in no groups."""
+        return self._targets.get("groups")
 
     @cached_property
     def _shards(self) -> dict[int, dict[str, Shard]]:

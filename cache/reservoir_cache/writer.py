@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from reservoir_cache.entry import Entry
 from reservoir_cache.errors import CacheError
-from reservoir_cache.hdf import TARGET_RANKS, new_file, read_targets
+from reservoir_cache.hdf import new_file, read_targets, target_ranks
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.manifest import TARGETS_FILE, Column, Shard, Targets, is_sound, shard_name
 from reservoir_cache.publish import file_crc32, make_folder, publish_file
@@ -41,27 +41,29 @@ def write_block(entry: Entry, split: str, block: int, arrays: Mapping[str, NDArr
 def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> None:
     """Write the labels, lengths and source row numbers of a split, unless they are there.
 
-    ``targets`` has ``y`` (rows, readout_tokens, outputs), ``lengths`` (rows,) and ``index`` (rows,).
+    ``targets`` has ``y`` (rows, readout_tokens, outputs), ``lengths`` (rows,) and ``index`` (rows,); and ``groups``
+    (rows,), the same number for rows that belong together, where there are any.
     """
     folder, rows = entry.path / split, entry.manifest(split).rows
     arrays = {name: np.ascontiguousarray(array) for name, array in targets.items()}
-    if arrays.keys() != TARGET_RANKS.keys():
-        raise CacheError(f"targets of {split}: need {', '.join(TARGET_RANKS)}, not {', '.join(arrays)}")
+    ranks = target_ranks(arrays)
+    if arrays.keys() != ranks.keys():
+        raise CacheError(f"targets of {split}: need {', '.join(ranks)}, not {', '.join(arrays)}")
     for name, array in arrays.items():
-        if array.ndim != TARGET_RANKS[name] or len(array) != rows or array.dtype.kind not in "biuf":
+        if array.ndim != ranks[name] or len(array) != rows or array.dtype.kind not in "biuf":
             raise CacheError(
                 f"targets of {split}: {name} has shape {array.shape} and type {array.dtype}; "
-                f"it needs {TARGET_RANKS[name]} dimensions, {rows} rows, and numbers"
+                f"it needs {ranks[name]} dimensions, {rows} rows, and numbers"
             )
 
     def write(path: Path) -> None:
         with new_file(path) as file:
-            for name in TARGET_RANKS:
+            for name in ranks:
                 file.create_dataset(name, data=arrays[name], track_times=False)
 
     def verify(path: Path) -> None:
         found = read_targets(path)
-        if any(found[name].tobytes() != arrays[name].tobytes() for name in TARGET_RANKS):
+        if any(found[name].tobytes() != arrays[name].tobytes() for name in ranks):
             raise CacheError(f"{path}: does not read back as written; check the disk")
 
     if _has_targets(entry, split):

@@ -11,11 +11,11 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.features import batches, to_tokens
-from reservoir.options import AttentionOptions, PlaceOptions, ReservoirOptions, TaskOptions
+from reservoir.options import AttentionOptions, OwnDataOptions, PlaceOptions, ReservoirOptions, TaskOptions
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks import TASKS, own_name, task_named
 from reservoir.tasks.task import Task, Tokens
-from reservoir_pipelines.plots import plot_attention
+from reservoir_pipelines.plots import attention_top, plot_attention
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
 from reservoir_pipelines.stage import stage
@@ -36,7 +36,8 @@ class Attention:
 
     ``one`` (heads, queries, keys) has the real tokens of a sequence, whose names are ``labels``; ``mean`` (heads,
     tokens, tokens) is over the rows in which both tokens are real, NaN where there is none. ``diagonals`` tells of bit
-    tasks how many tokens before a readout token the paper saw it attend to, and to what.
+    tasks how many tokens before a readout token the paper saw it attend to, and to what. ``top`` is the attention at
+    the top of the picture's one colour scale.
     """
 
     task: str
@@ -47,6 +48,7 @@ class Attention:
     rows: int
     labels: list[str]
     diagonals: dict[int, str]
+    top: float
     arrays: Path
     plot: Path
 
@@ -91,6 +93,7 @@ def attention(
         # A token begins with the value at its number times the stride, and the map has as many tokens as are real.
         labels=token_labels(model.fpt.task, part.x[0, :: settings.stride], one.shape[-1]),
         diagonals=bit_diagonals(model.fpt.task),
+        top=options.top or attention_top(mean),
         arrays=plot.with_suffix(".h5"),
         plot=plot,
     )
@@ -167,8 +170,7 @@ def _prepare_for(
     settings = Reservoir.choose(reservoir, published=source.published)
     if reservoir != ReservoirOptions() and settings != Reservoir(**config["reservoir"]):
         raise InputError(f"--run {run}: the run has a model of its own; leave out the options that choose another")
-    parameters = {**_given(task, trained, source.data), **source.given}
-    prepared = prepare(task, replace(source, parameters=parameters), cache=cache)
+    prepared = prepare(task, _as_trained(task, trained, source), cache=cache)
     old, new = ({**t.to_dict(), "parameters": None, **t.parameters} for t in (trained, prepared.task))
     different = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
     if different:
@@ -179,12 +181,15 @@ def _prepare_for(
     return prepared, scaling_from_json(config["scaling"])
 
 
-def _given(task: str, trained: Task, data: Path | None) -> dict[str, Any]:
+def _as_trained(task: str, trained: Task, source: TaskOptions) -> TaskOptions:
     """Return what `prepare` was given for a trained task: a description also tells what it fills in by itself."""
     if task not in TASKS:
-        return dict(trained.parameters)
-    default = task_named(task, data=data_folder(data)).task.parameters
-    return {n: value for n, value in trained.parameters.items() if n not in default or default[n] != value}
+        flags = OwnDataOptions.__dataclass_fields__
+        asked = {name: value for name, value in trained.parameters.items() if name in flags}
+        return replace(source, **{**asked, **source.said})
+    default = task_named(task, data=data_folder(source.data)).task.parameters
+    given = {n: value for n, value in trained.parameters.items() if n not in default or default[n] != value}
+    return replace(source, parameters={**given, **source.given})
 
 
 def _bit_strings(task: Task) -> int:
@@ -218,7 +223,8 @@ def _save(done: Attention) -> None:
         done.plot.parent.mkdir(parents=True, exist_ok=True)
         replace_file(done.arrays, write)
         title = f"{done.task}, {done.backbone}: attention of block {done.layer}"
-        plot_attention(done.plot, done.one, done.mean, done.labels, done.diagonals, rows=done.rows, title=title)
+        shown = {"rows": done.rows, "title": title, "top": done.top}
+        plot_attention(done.plot, done.one, done.mean, done.labels, done.diagonals, **shown)
     except OSError as error:
         why = error.strerror or str(error)
         raise InputError(f"{done.plot}: cannot be written ({why}); choose another file with --out") from error

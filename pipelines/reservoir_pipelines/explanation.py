@@ -14,6 +14,7 @@ from reservoir import InputError
 from reservoir.explanation import contributions, occlusion
 from reservoir.options import ExplainOptions
 from reservoir.tasks import encode, read_new
+from reservoir.tasks.own import letter_symbols
 from reservoir.tasks.task import Task, Tokens
 from reservoir_pipelines.export import build
 from reservoir_pipelines.plots import COLOURS, INK, figure_of, save, style
@@ -88,7 +89,10 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     x, given = read_new(file, bundle.task)[:2]
     x, lengths = encode(bundle.task, x[: options.first], None if given is None else given[: options.first])
     plot = options.out or (readout if readout.is_dir() else readout.parent) / "explained.png"
-    rows = explain_rows(build(bundle, readout), bundle.task, x, lengths)
+    model = build(bundle, readout)
+    if bundle.task.alphabet:
+        x = letter_symbols(str(file), bundle.task, x, lengths)
+    rows = explain_rows(model, bundle.task, x, lengths)
     _draw(plot, bundle.task, x, lengths, rows)
     return Explanation(rows=tuple(rows), plot=plot)
 

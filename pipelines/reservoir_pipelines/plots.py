@@ -224,10 +224,12 @@ def plot_attention(
     *,
     rows: int,
     title: str,
+    top: float,
 ) -> None:
     """Draw maps (heads, tokens, tokens) of one sequence and their mean over rows, over the heads and of each head.
 
-    Dashed lines lie over the maps where the paper saw readout tokens attend: so many tokens back, to what.
+    All have one colour scale, up to ``top``. Dashed lines lie over the maps where the paper saw readout tokens attend:
+    so many tokens back, to what.
     """
     heads = len(mean)
     columns = min(heads, 6)
@@ -239,18 +241,18 @@ def plot_attention(
     places = labels if diagonals else [str(number + 1) for number in range(mean.shape[1])]
     shown = ((one, labels, "one sequence"), (mean, places, f"mean over {rows} sequences"))
     for axes, (maps, names, what) in zip(large.subplots(1, 2), shown, strict=True):
-        _draw_map(axes, maps.mean(axis=0), names, diagonals)
+        _draw_map(axes, maps.mean(axis=0), names, diagonals, top)
         axes.set_title(what, fontsize=10, color=INK)
     for number, axes in enumerate(small.subplots(-(-heads // columns), columns, squeeze=False).flat):
         if number < heads:
-            axes.imshow(mean[number], cmap="magma", vmin=0, vmax=_top(mean[number]))
+            axes.imshow(mean[number], cmap="magma", vmin=0, vmax=top)
             axes.set_title(f"head {number + 1}", fontsize=8, color=INK)
         axes.set_axis_off()
     save(figure, path)
 
 
-def _draw_map(axes: Axes, values: np.ndarray, labels: Sequence[str], diagonals: Mapping[int, str]) -> None:
-    image = axes.imshow(values, cmap="magma", vmin=0, vmax=_top(values))
+def _draw_map(axes: Axes, values: np.ndarray, labels: Sequence[str], diagonals: Mapping[int, str], top: float) -> None:
+    image = axes.imshow(values, cmap="magma", vmin=0, vmax=top)
     figure: Any = axes.get_figure()
     figure.colorbar(image, ax=axes, shrink=0.8, extend="max")
     _name_ticks(axes, labels)
@@ -265,6 +267,7 @@ def _draw_map(axes: Axes, values: np.ndarray, labels: Sequence[str], diagonals: 
         axes.legend(fontsize=7, loc="upper right", framealpha=0.8)
 
 
-def _top(values: np.ndarray) -> float:
+def attention_top(values: np.ndarray) -> float:
+    """Return the value at the top of the colour scale of maps (heads, tokens, tokens), if none is named."""
     # A causal model's first tokens have few others to attend to, and would outshine all that is worth seeing.
     return float(np.nanquantile(values[values > 0], 0.97))

@@ -14,8 +14,11 @@ from reservoir.features import forward
 from reservoir.options import DeviceOptions
 from reservoir.raw_input import raw_features
 from reservoir.readouts import samples, unsample
-from reservoir.reservoir import LoadedModel
+from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks import encode, read_new
+from reservoir.tasks.own import letter_symbols
+from reservoir.tasks.own.letters import are_words
+from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir_pipelines.stage import stage
@@ -87,6 +90,8 @@ def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Predict
             "number of real tokens of each row"
         )
     x, lengths = encode(bundle.task, raw, given)
+    if bundle.task.alphabet and any(_by_letter(bundle.task, part.reservoir) for part in bundle.parts):
+        letter_symbols(str(file), bundle.task, x, lengths)
     truths = _truths(bundle, file, y, len(x))
     models = [load_part(bundle.task, p, place.device, readout) if p.reservoir else None for p in bundle.parts]
     for start in range(0, len(x), BLOCK_ROWS):
@@ -101,8 +106,12 @@ def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Predict
 
 
 def evaluate_predictions(predictions: Sequence[Prediction]) -> Evaluation | None:
-    """Compare predictions with the labels of their file; None where it has none. An unknown label counts as wrong."""
-    if not predictions or predictions[0].truth is None:
+    """Compare predictions with the labels of their file; None where it has none. An unknown label counts as wrong.
+
+    Rows without a label are left out.
+    """
+    predictions = [one for one in predictions if one.truth is not None]
+    if not predictions:
         return None
     truth, label = (np.asarray([getattr(one, name) for one in predictions]) for name in ("truth", "label"))
     names = predictions[0].classes
@@ -117,6 +126,11 @@ def evaluate_predictions(predictions: Sequence[Prediction]) -> Evaluation | None
     )
     chances = np.asarray([one.probabilities for one in predictions])[..., 1]
     return evaluate_classes(y, predicted, classes, chances)
+
+
+def _by_letter(task: Task, reservoir: Reservoir | None) -> bool:
+    """Return whether texts are read letter by letter, as many as the task has: by drawn embeddings, or one-hot."""
+    return reservoir.input != "native" if reservoir else not are_words(task.alphabet)
 
 
 def _features(bundle: Bundle, models: Sequence[LoadedModel | None], x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -165,5 +179,21 @@ def _truths(bundle: Bundle, file: Path, y: np.ndarray | None, rows: int) -> list
             f"{file}: y has the shape {y.shape}, and the readout gives {rows} rows {task.readout_tokens} x "
             f"{task.outputs} labels; give as many, or leave y out"
         )
-    plain = [value.decode() if isinstance(value, bytes) else value for value in y.ravel().tolist()]  # HDF5 has bytes
-    return [_bare(row) for row in np.array(plain, object).reshape(rows, task.readout_tokens, task.outputs).tolist()]
+    plain = [_as_class(value) if task.classes else _as_number(file, value) for value in y.ravel().tolist()]
+    shaped = np.array(plain, object).reshape(rows, task.readout_tokens, task.outputs)
+    unknown = np.equal(shaped, None).any(axis=(1, 2))  # pyright: ignore
+    return [None if no else _bare(row) for row, no in zip(shaped.tolist(), unknown, strict=True)]
+
+
+def _as_class(value: Any) -> Any:
+    """Return a label as a class is named, whatever type the file has it in."""
+    if isinstance(value, bytes):  # of HDF5
+        return value.decode()
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _as_number(file: Path, value: Any) -> float | None:
+    try:
+        return None if value is None else float(value)
+    except ValueError:
+        raise InputError(f"{file}: the label {value!r} is no number, and the readout gives numbers") from None

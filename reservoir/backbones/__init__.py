@@ -6,6 +6,7 @@ gpt2 : mini, whose weights come with this package; small, medium, large and xl; 
 bert : BERT, RoBERTa, XLM-RoBERTa, DistilBERT, MiniLM, and Longformer for up to 4,096 tokens.
 t5 : the encoder of T5, without its decoder.
 vit : the Vision Transformer over any sequence of vectors.
+esm : ESM-2 and ESM-1b, models of protein letters.
 llama : Llama, SmolLM, Mistral, Qwen, Gemma.
 lstm : the paper's LSTM of 3 or 12 layers as released, its LSTM*, and ``lstm-norm`` with the cell of Ba et al. 2016.
 esn : echo state networks.
@@ -15,7 +16,7 @@ from reservoir.backbones.attention import attention_maps
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import GROUPS
 from reservoir.backbones.names import FAMILIES, KNOWN, default_init, find, random_init
-from reservoir.backbones.weights import INITS, describe_weights, load_backbone, weights_digest
+from reservoir.backbones.weights import INITS, describe_weights, load_backbone, load_native, weights_digest
 
 __all__ = [
     "FAMILIES",
@@ -28,6 +29,7 @@ __all__ = [
     "describe_weights",
     "find",
     "load_backbone",
+    "load_native",
     "random_init",
     "weights_digest",
 ]

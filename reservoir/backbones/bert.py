@@ -67,6 +67,8 @@ def _family(name: str, **facts: Any) -> Family:
         },
         draw=draw_normal,
         unused=("embeddings.word_embeddings",),
+        door="embeddings.word_embeddings",
+        reads="text",
         heads=("cls.", "lm_head.", "vocab_", "pooler.", "pre_classifier.", "classifier.", "qa_outputs."),
         **(defaults | facts),
     )

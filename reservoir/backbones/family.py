@@ -48,6 +48,8 @@ class Family:
     # Paths of modules that no sequence of vectors passes through: the token embeddings, which an input layer replaces.
     # They are dropped from memory and do not count in the weights' digest.
     unused: tuple[str, ...] = ()
+    door: str = ""  # path of the module that is the model's own way in, if it has one
+    reads: str = ""  # what passes it: text, or letters one by one
     heads: tuple[str, ...] = ()  # prefixes of checkpoint entries of a task head, which may be left unread
     own: tuple[str, ...] = ()  # prefixes of parameters that no checkpoint has, drawn for every init
     attention: str = ""  # path inside a block of the module whose last output is its attention map, if there is one

@@ -58,15 +58,37 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
     if init not in INITS:
         raise InputError(f"init {init!r}: choose one of {', '.join(INITS)}, or a folder with weights")
     with _LOADING:
-        return _make(name, init, seed, depth)
+        family, config = _find(name, depth)
+        return _make(name, family, config, init, seed, depth)
 
 
-def _make(name: str, init: str, seed: int, depth: int | None) -> Backbone:
+def load_native(name: str, depth: int | None = None) -> tuple[Backbone, nn.Module]:
+    """Make a frozen backbone with its pretrained weights, and the module that is its own way in.
+
+    Raises
+    ------
+    InputError
+        As `load_backbone` does; and if the family has no way in of its own.
+    """
+    with _LOADING:
+        family, config = _find(name, depth)
+        if not family.door:
+            raise InputError(f"--input native: {family.name} has no way in of its own; leave --input out")
+        model = _load(name, family, config, native=True)
+        door = model.get_submodule(family.door)
+        return Backbone(model, family, getattr(model, "config", config), depth), door
+
+
+def _find(name: str, depth: int | None) -> tuple[Family, Any]:
     quiet()
     family, config = find(name)
     blocks = family.shape(config).depth
     if depth is not None and not 1 <= depth <= blocks:
         raise InputError(f"depth {depth}: backbone {name!r} has {blocks} blocks; keep 1 to {blocks} of them")
+    return family, config
+
+
+def _make(name: str, family: Family, config: Any, init: str, seed: int, depth: int | None) -> Backbone:
     if init == "random-flat" and not hasattr(config, "initializer_range"):
         raise InputError(f"init 'random-flat': {family.name} has no initializer_range; use --init random")
     if init in ("random", "random-flat"):
@@ -169,7 +191,7 @@ def _build(name: str, family: Family, config: Any) -> nn.Module:
         raise InputError(f"backbone {name!r}: its configuration does not work ({first_line(error)})") from error
 
 
-def _load(name: str, family: Family, config: Any) -> nn.Module:
+def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn.Module:
     folder = Path(SHIPPED.get(name, name))
     if is_altered(name):
         raise InputError(f"backbone {name!r}: no pretrained weights fit changed settings; use --init random")
@@ -183,14 +205,15 @@ def _load(name: str, family: Family, config: Any) -> nn.Module:
             f"backbone {name!r}: its weights cannot be loaded ({first_line(error)}); "
             "give a folder with safetensors, or use --init random"
         ) from error
-    _check_loaded(name, family, model, info)
+    _check_loaded(name, family, model, info, native=native)
     return model
 
 
-def _check_loaded(name: str, family: Family, model: nn.Module, info: dict[str, Any]) -> None:
+def _check_loaded(name: str, family: Family, model: nn.Module, info: dict[str, Any], *, native: bool) -> None:
+    may_miss = tuple(path for path in (*family.unused, *family.own) if not (native and path == family.door))
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     wrong = {
-        "misses": [key for key in info["missing_keys"] if not key.startswith((*family.unused, *family.own))],
+        "misses": [key for key in info["missing_keys"] if not key.startswith(may_miss)],
         "has an extra": [k for k in info["unexpected_keys"] if not k.removeprefix(prefix).startswith(family.heads)],
         # An entry is (key, checkpoint shape, model shape).
         "has another shape for": [str(entry[0]) for entry in info["mismatched_keys"]],

@@ -9,14 +9,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, nearest
+from reservoir.options import OwnDataOptions
 from reservoir.tasks.bits import BitMemory, BitXor
 from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, FashionMnist, Mnist
 from reservoir.tasks.listops import ListOps
@@ -80,23 +80,23 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
     data : Path, optional
         The folder with the publisher's files, for a named task.
     **parameters
-        The task's parameters; ``protocol`` goes with every named task.
+        The task's parameters; ``protocol`` goes with every named task. Of your own data the fields of `OwnDataOptions`.
     """
-    if name in TASKS:
-        constructor, start = TASKS[name], {"data": data}
-        if parameters.get("protocol") in PROTOCOLS and not hasattr(constructor, "protocol"):
-            del parameters["protocol"]  # these data are the same either way, and so is their key
-    elif Path(name).suffix or "/" in name or FUNCTION.fullmatch(name):
-        constructor, start = cast("Callable[..., Source]", OwnData), {"origin": name}
-    else:
-        near = difflib.get_close_matches(name, TASKS, n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
-        raise InputError(f"no task {name!r}: the tasks are {', '.join(TASKS)}, or the path of your own data{meant}")
-    known = [p for p in getattr(constructor, "__dataclass_fields__", {}) if p not in {"data", "origin"}]
+    own = name not in TASKS
+    if own and not (Path(name).suffix or "/" in name or FUNCTION.fullmatch(name)):
+        tasks = f"the tasks are {', '.join(TASKS)}, or the path of your own data"
+        raise InputError(f"no task {name!r}: {tasks}{nearest(name, TASKS)}")
+    if not own and parameters.get("protocol") in PROTOCOLS and not hasattr(TASKS[name], "protocol"):
+        del parameters["protocol"]  # these data are the same either way, and so is their key
+    flags = OwnDataOptions.__dataclass_fields__
+    known = flags if own else [p for p in getattr(TASKS[name], "__dataclass_fields__", {}) if p != "data"]
     for parameter in parameters:
+        if parameter not in known and parameter in flags:
+            raise InputError(f"--{parameter}: it is for files of your own, and {name!r} is a task; leave it out")
         if parameter not in known:
-            raise InputError(f"task {name!r} has no parameter {parameter!r}; it has {', '.join(known) or 'none'}")
-    return constructor(**start, **parameters)
+            has = f"it has {', '.join(known) or 'none'}{nearest(parameter, known)}"
+            raise InputError(f"task {name!r} has no parameter {parameter!r}; {has}")
+    return OwnData(name, OwnDataOptions(**parameters)) if own else TASKS[name](data=data, **parameters)
 
 
 def encode(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -50,7 +50,7 @@ class Task:
     labels : tuple of str or int, default ()
         Names of the classes, in order; empty where the class number is the name.
     alphabet : str, default ""
-        The letter of each symbol, where the sequences are texts of your own.
+        The letter of each symbol, where the sequences are texts of your own; these are stored as code points.
     floor : float, optional
         Accuracy of copying what is shown, where that is more than a constant answer gets.
     """
@@ -102,8 +102,8 @@ class Split:
         Sequences of the source that are left out because they are too long.
     cut : int, default 0
         Sequences that are shortened.
-    groups : ndarray of str, (rows,), optional
-        What rows that belong together have in common, where your own data says so.
+    groups : ndarray of int, (rows,), optional
+        The same number for rows that belong together, where your own data says so.
     """
 
     x: np.ndarray
@@ -134,8 +134,9 @@ class Scaling:
         return cls(offset=np.full(dim, offset, np.float32), scale=np.full(dim, scale, np.float32))
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Return float32 values of the same shape as ``x`` (..., dim)."""
-        return (x.astype(np.float32) - self.offset) * self.scale
+        """Return float32 values of the same shape as ``x`` (..., dim), 0 where one is NaN: missing, and masked."""
+        found = (x.astype(np.float32) - self.offset) * self.scale
+        return np.where(np.isnan(found), np.float32(0), found) if x.dtype.kind == "f" else found
 
 
 def check_split(task: Task, name: str, split: Split) -> None:

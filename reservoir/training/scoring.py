@@ -12,7 +12,7 @@ from torch import Tensor
 from reservoir.features import batches
 from reservoir.readouts import Tally, Targets
 from reservoir.tasks.task import Split
-from reservoir.training.objective import row_hits, row_losses
+from reservoir.training.objective import row_losses
 from reservoir.training.processes import Processes
 from reservoir.training.rows import Convert
 
@@ -25,10 +25,16 @@ VALIDATIONS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How a model did on a split: the mean loss of its rows, and the share of right labels (R² for regression)."""
+    """How a model did on a split: the mean loss of its rows, and the share of right labels (R² for regression).
+
+    ``predicted`` (rows, labels of a row) are the class numbers or values it gave; ``margins``, of two classes, how much
+    more the second one scored than the first.
+    """
 
     loss: float
     score: float
+    predicted: np.ndarray
+    margins: np.ndarray | None
 
 
 def score(
@@ -40,23 +46,25 @@ def score(
     ranks: Processes,
 ) -> Score:
     """Score ``forward(x, lengths) -> logits`` on every row of a split, the batches dealt out to the processes."""
-    outputs = split.y[0].size if not classes else 1
+    outputs = split.y[0].size
+    columns = 1 + outputs + (outputs if classes == 2 else 0)
     table: Tensor | None = None
     for rows, logits, y in _run_batches(forward, convert, split, batch_rows, ranks):
         if table is None:
-            table = torch.zeros(len(split), 1 + outputs, dtype=torch.float64, device=logits.device)
+            table = torch.zeros(len(split), columns, dtype=torch.float64, device=logits.device)
         index = torch.from_numpy(rows).to(logits.device)
         table[index, 0] = row_losses(logits, y, classes).double()
-        table[index, 1:] = (row_hits(logits, y)[:, None] if classes else logits.flatten(1)).double()
+        table[index, 1 : 1 + outputs] = (logits.argmax(-1) if classes else logits).flatten(1).double()
+        if classes == 2:
+            table[index, 1 + outputs :] = (logits[..., 1] - logits[..., 0]).flatten(1).double()
     if table is None:  # more processes than batches
         device = convert(_take(split, np.arange(1))).x.device
-        table = torch.zeros(len(split), 1 + outputs, dtype=torch.float64, device=device)
+        table = torch.zeros(len(split), columns, dtype=torch.float64, device=device)
     values = ranks.add(table).cpu().numpy()
-    if classes:
-        found = values[:, 1].sum() / split.y.size
-    else:
-        found = Tally(Targets(outputs, 0)).update(values[None, :, 1:], split.y.reshape(len(split), -1)).accuracy()[0]
-    return Score(loss=float(values[:, 0].mean()), score=float(found))
+    predicted, y = values[:, 1 : 1 + outputs], split.y.reshape(len(split), -1)
+    found = (predicted == y).mean() if classes else Tally(Targets(outputs, 0)).update(predicted[None], y).accuracy()[0]
+    margins = values[:, 1 + outputs :] if classes == 2 else None
+    return Score(loss=float(values[:, 0].mean()), score=float(found), predicted=predicted, margins=margins)
 
 
 def baseline(y: np.ndarray, classes: int) -> float:

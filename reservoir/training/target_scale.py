@@ -42,6 +42,10 @@ class TargetScale:
         """Return a split whose targets are standardised."""
         return replace(split, y=((split.y - self.mean) / self.deviation).astype(np.float32))
 
+    def restore(self, y: np.ndarray) -> np.ndarray:
+        """Return standardised targets (rows, readout_tokens, outputs) in the data's own unit."""
+        return y * self.deviation + self.mean
+
     def undo(self, coef: np.ndarray, intercept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the output (width, outputs) with intercept (outputs,) that gives targets in the data's own unit."""
         return coef * self.deviation, intercept * self.deviation + self.mean

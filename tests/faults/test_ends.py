@@ -8,7 +8,17 @@ import sys
 
 import numpy as np
 import pytest
-from reservoir_cache import CacheError, Entry, FeatureStore, Layout, Spec, publish_json, write_block, write_targets
+from reservoir_cache import (
+    CacheError,
+    Entry,
+    FeatureStore,
+    Layout,
+    Spec,
+    last_entry,
+    publish_json,
+    write_block,
+    write_targets,
+)
 
 ROWS = {"train": 6}
 
@@ -92,3 +102,13 @@ def test_an_enormous_count_of_rows_is_one_line_not_memory_without_end(entry, cal
 def test_no_entry_is_made_that_cannot_be_opened(cache):
     with pytest.raises(CacheError, match="more than 1,000,000 blocks"):
         Entry.create(cache, "gpt2-random", spec({"train": 10**9}), Layout(batch_rows=2, block_rows=4), {})
+
+
+def test_what_is_extracted_last_is_the_last_also_after_the_clock_is_set_back(cache):
+    layout = Layout(batch_rows=2, block_rows=4)
+    first, second = (Entry.create(cache, "gpt2-random", spec({"train": rows}), layout, {}) for rows in (6, 7))
+    for entry in (first, second):
+        os.utime(entry.path / "lock", (4e9, 4e9))
+    for entry in (first, second, first):
+        again = Entry.create(cache, "gpt2-random", entry.spec, layout, {})
+        assert last_entry(cache, "toy").path == again.path

@@ -158,14 +158,14 @@ def homology(valid):
 # ---- your own data
 
 
-def npz(*parameters, **changed):
+def npz(*flags, **changed):
     """Return a case: a good file, with some arrays changed; None leaves one out."""
 
     def case(folder):
         folder.mkdir()
         arrays = {"x": np.ones((30, 4, 2)), "y": np.arange(30) % 3} | changed
         np.savez(folder / "mine.npz", **{k: v for k, v in arrays.items() if v is not None})
-        return [str(folder / "mine.npz"), *(word for text in parameters for word in ("--param", text))]
+        return [str(folder / "mine.npz"), *flags]
 
     return case
 
@@ -303,9 +303,9 @@ CASES = {
     "own objects": (npz(x=np.array([[1, 2], [3]], dtype=object)), "Python objects"),
     "own flat": (npz(x=np.ones(30)), r"shape \(30,\)"),
     "own texts": (npz(x=np.full((30, 4), "a")), "x holds <U1"),
-    "own negative symbols": (npz("symbols=True", x=np.full((30, 4), -1)), "-1 in row 0, token 0 is no symbol"),
-    "own huge symbols": (npz("symbols=True", x=np.full((30, 4), 10**7)), "if these are values, leave out symbols"),
-    "own halves as symbols": (npz("symbols=True", x=np.full((30, 4), 0.5)), "0.5 in row 0, token 0 is no symbol"),
+    "own negative symbols": (npz("--symbols", x=np.full((30, 4), -1)), "-1 in row 0, token 0 is no symbol"),
+    "own huge symbols": (npz("--symbols", x=np.full((30, 4), 10**7)), "if these are values, leave out --symbols"),
+    "own halves as symbols": (npz("--symbols", x=np.full((30, 4), 0.5)), "0.5 in row 0, token 0 is no symbol"),
     "own bad lengths": (npz(lengths=np.full(30, 5)), "length 5 in row 0 is not between 1 and 4"),
     "own odd split": (npz(split=np.array(["train", "dev"] * 15)), "split is 'dev' in row 1"),
     "own no test": (npz(split=np.array(["train", "valid"] * 15)), "the split 'test'"),

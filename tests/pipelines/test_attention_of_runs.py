@@ -83,15 +83,14 @@ def test_what_a_task_fills_in_by_itself_is_not_prepared_twice(cache, parameters)
 @pytest.mark.parametrize("standardise", [True, False])
 def test_the_runs_own_scaling_is_used(cache, tmp_path, standardise):
     own = write_own(tmp_path / "own.npz")
-    parameters = None if standardise else {"standardise": False}
-    done = train(own, parameters=parameters, **QUICK)
+    done = train(own, standardise=standardise, **QUICK)
     scaling = json.loads((done.path / "config.json").read_text())["scaling"]
     offset, scale = np.float32(scaling["offset"]), np.float32(scaling["scale"])
     assert (offset.min() > 2) == standardise
     model = load_run(done.path, "cpu", "float32")
     for seed, unit in ((0, 1.0), (1, 5.0)):  # the data of the training, then other data in another unit
         write_own(tmp_path / "own.npz", seed, unit)
-        rows = first_rows(prepare(own, parameters=parameters).split("test"), 5)
+        rows = first_rows(prepare(own, standardise=standardise).split("test"), 5)
         maps = attention(own, run=done.path, average=5, device="cpu")
         assert_maps(maps, by_hand(model, [(row - offset) * scale for row in rows]))
 

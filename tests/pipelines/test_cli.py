@@ -39,8 +39,8 @@ def test_the_main_path_in_json(call, tiny_gpt2, tmp_path):
     code, out, _ = call("predict", fitted["readout"], tmp_path / "new.npz", "--json")
     found = json.loads(out)
     assert code == 0
-    assert len(found["predictions"]) == 3 and found["evaluation"] is None
-    assert set(found["predictions"][0]) == {"label", "probabilities"}
+    assert len(found["predictions"]["label"]) == 3 and found["evaluation"] is None
+    assert set(found["predictions"]) == {"row", "label", *(f"p_{digit}" for digit in range(10))}
     code, out, _ = call("extract", "digits", "--backbone", tiny_gpt2, "--limit", 200, "--json")
     assert json.loads(out)["reused"] is True
 

@@ -44,7 +44,7 @@ def root(tmp_path_factory):
 def done(root, text):
     """Return a comparison of four backbones on digits."""
     corpora = "text,bit-memory,zipf,random"
-    return compare_pretraining("digits", corpora=corpora, text=text, cache=root, **SMALL)
+    return compare_pretraining("digits", corpora=corpora, text_file=text, cache=root, **SMALL)
 
 
 def never(*_args, **_more):
@@ -87,7 +87,7 @@ def test_what_is_made_is_reused(done, root, text, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("reservoir_pipelines.extraction.extract.forward", never)
     options = [f"--{name.replace('_', '-')}={value}" for name, value in {**SMALL, "cache": root}.items()]
     command = ["compare-pretraining", "digits", *options]
-    assert run([*command, "--corpora", "text,bit-memory,zipf,random", "--text", str(text), "--json"]) == 0
+    assert run([*command, "--corpora", "text,bit-memory,zipf,random", "--text-file", str(text), "--json"]) == 0
     found = json.loads(capfd.readouterr().out)
     assert found["rows"] == [row.to_dict() for row in done.rows]
     assert run([*command, "--corpora", "zipf", "--out", str(tmp_path)]) == 0
@@ -162,7 +162,7 @@ def test_another_comparison_leaves_the_results_of_the_first(root, text, tmp_path
     folders = [results(**other).results.parent for other in asked]
     other = tmp_path / "letters.txt"
     other.write_bytes(text.read_bytes()[::-1])
-    folders += [results(corpora="text", text=path).results.parent for path in (text, other)]
+    folders += [results(corpora="text", text_file=path).results.parent for path in (text, other)]
     assert len({first.parent, *folders}) == len(folders) + 1
     assert first.read_bytes() == before
     assert results().results == first
@@ -171,16 +171,19 @@ def test_another_comparison_leaves_the_results_of_the_first(root, text, tmp_path
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"corpora": "text"}, "--corpora text: say which with --text PATH"),
+        ({"corpora": "text"}, "--corpora text: say which with --text-file PATH"),
         ({"corpora": "zipf,latin"}, "--corpora latin: no such corpus; choose among text, bit-memory, nesting"),
         ({"corpora": " , "}, "--corpora: name at least one"),
-        ({"corpora": "text", "text": "gone.txt"}, "--text gone.txt: no such file or folder"),
-        ({"corpora": "zipf", "text": "letters.txt"}, "--text letters.txt: text is not among --corpora zipf"),
+        ({"corpora": "text", "text_file": "gone.txt"}, "--text-file gone.txt: no such file or folder"),
+        ({"corpora": "zipf", "text_file": "letters.txt"}, "--text-file letters.txt: text is not among --corpora zipf"),
         ({"corpora": "zipf", "tokens": 0}, "--tokens 0: give a whole number from 1"),
         ({"corpora": "zipf", "limit": 0}, "--limit 0: give a whole number from 1"),
         ({"corpora": "zipf", "out": "letters.txt"}, "--out letters.txt: letters.txt is no folder; name another"),
         ({"corpora": "zipf", "out": "letters.txt/a"}, "--out letters.txt/a: letters.txt is no folder; name another"),
-        ({"corpora": "zipf,text", "text": "letters.txt"}, "letters.txt: its valid part has 0 tokens, and a window 129"),
+        (
+            {"corpora": "zipf,text", "text_file": "letters.txt"},
+            "its valid part has 0 tokens, and a window 129",
+        ),
         ({"corpora": "bit-memory,zipf", "batch_tokens": 127}, "--batch-tokens 127: give at least one window, 128"),
         ({"corpora": "zipf,bit-memory", "batch_tokens": 119}, "--batch-tokens 119: give at least one"),
         ({"corpora": "bit-memory", "batch_tokens": 119}, "--batch-tokens 119: give at least one row, 120 tokens"),
@@ -194,8 +197,8 @@ def test_what_does_not_work_is_refused_before_anything_is_pretrained(asked, mess
     monkeypatch.chdir(tmp_path)
     (tmp_path / "letters.txt").write_text("aeiou")
     monkeypatch.setattr("reservoir_pipelines.pretraining.comparison.pretrain", never)
-    if "text" in asked:
-        asked = {**asked, "text": tmp_path.joinpath(asked["text"]).relative_to(tmp_path)}
+    if "text_file" in asked:
+        asked = {**asked, "text_file": tmp_path.joinpath(asked["text_file"]).relative_to(tmp_path)}
     if "out" in asked:
         asked = {**asked, "out": Path(asked["out"])}
     with pytest.raises(InputError) as error:

@@ -102,17 +102,18 @@ def test_predictions_of_a_labelled_file_are_evaluated(own, kind, call):
     assert code == 0
     found = json.loads(out)
     truth = np.load(file)["y"]
-    labels = np.array([one["label"] for one in found["predictions"]])
+    labels = np.array(found["predictions"]["label"])
     if kind == "classes":
         assert found["evaluation"]["accuracy"] == pytest.approx(metrics.accuracy_score(truth, labels))
-        ups = [one["probabilities"]["up"] for one in found["predictions"]]
+        ups = np.array(found["predictions"]["p_up"])
         assert found["evaluation"]["auc"] == pytest.approx(metrics.roc_auc_score(truth == "up", ups))
-        assert all(sum(one["probabilities"].values()) == pytest.approx(1) for one in found["predictions"])
+        assert ups + found["predictions"]["p_down"] == pytest.approx(1)
     else:
         assert found["evaluation"]["rmse"] == pytest.approx(metrics.root_mean_squared_error(truth, labels))
     code, out, err = call("predict", done.saved, file)
     lines = [json.loads(line) for line in out.splitlines()]
-    assert code == 0 and lines == found["predictions"] and lines[0]["truth"] == truth[0]
+    assert code == 0 and [line["label"] for line in lines] == found["predictions"]["label"]
+    assert [line["truth"] for line in lines] == truth.tolist() == found["predictions"]["truth"]
     assert ("accuracy: " if kind == "classes" else "rmse: ") in err
 
 

@@ -139,4 +139,4 @@ def test_how_own_data_was_read_is_kept_and_said(tmp_path, cache):
     for _ in range(2):
         (note,) = prepare(str(tmp_path / "counts.npz")).notes()
         assert note.startswith("counts.npz: x read as values (neighbours differ by")
-    assert prepare(str(tmp_path / "counts.npz"), parameters={"values": True}).notes() == []
+    assert prepare(str(tmp_path / "counts.npz"), values=True).notes() == []

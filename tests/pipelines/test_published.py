@@ -117,3 +117,22 @@ def test_bit_memory_is_shown_with_what_copying_gets(cache, call):
     assert call("extract", "bit-memory", "--backbone", TINY, "--layers=final", "--pool=last", *params)[0] == 0
     code, out, _ = call("fit", "bit-memory", "--select", "valid")
     assert code == 0 and "copy baseline" in out and "75.0%" in out
+
+
+def test_what_all_columns_leave_out_is_said(cache, call):
+    given = ["--backbone", TINY, "--param=train_rows=40", "--param=valid_rows=20", "--param=test_rows=20"]
+    assert call("extract", "bit-xor", *given, "--layers=final", "--pool=last,all")[0] == 0
+    assert "final/all: name one to try it" in call("fit", "bit-xor")[2]
+    assert "name one to try it" not in call("fit", "bit-xor", "--columns", "final/all")[2]
+
+
+def test_attention_maps_have_one_colour_scale(cache, call, monkeypatch):
+    from matplotlib.axes import Axes
+
+    tops, draw = [], Axes.imshow
+    monkeypatch.setattr(Axes, "imshow", lambda *a, **k: (tops.append(k["vmax"]), draw(*a, **k))[1])
+    given = ["--backbone", TINY, "--average", 4, *(f"--param={name}={value}" for name, value in FEW.items())]
+    code, out, _ = call("attention", "bit-xor", *given)
+    assert code == 0 and len(tops) == 4 and len(set(tops)) == 1 and f"from 0 to {tops[0]:.3g}" in out
+    tops.clear()
+    assert call("attention", "bit-xor", *given, "--top", "0.25")[0] == 0 and set(tops) == {0.25}

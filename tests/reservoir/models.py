@@ -20,6 +20,8 @@ _T5 = {"num_layers": 3, "d_model": WIDTH, "num_heads": 2, "d_kv": 8, "d_ff": 24,
 _VIT = {"num_hidden_layers": 3, "hidden_size": WIDTH, "num_attention_heads": 2, "intermediate_size": 24}
 _GPT2 = {"n_layer": 3, "n_embd": WIDTH, "n_head": 2, "n_positions": 32, "vocab_size": 20}
 
+_ESM = _BERT | {"position_embedding_type": "rotary", "token_dropout": True, "pad_token_id": 1, "mask_token_id": 19}
+
 # Per family: transformers' class with a head, as checkpoints are published, and its settings.
 MODELS = {
     "gpt2": ("GPT2LMHeadModel", _GPT2 | {"initializer_range": 0.3, "bos_token_id": 0, "eos_token_id": 0}),
@@ -30,6 +32,7 @@ MODELS = {
     "t5": ("T5ForConditionalGeneration", _T5 | {"feed_forward_proj": "gated-gelu"}),
     "longformer": ("LongformerForMaskedLM", _BERT | {"pad_token_id": 1, "attention_window": [4, 4, 4]}),
     "vit": ("ViTForImageClassification", _VIT | {"image_size": 8, "patch_size": 4, "initializer_range": 0.3}),
+    "esm": ("EsmForMaskedLM", _ESM),
     "llama": ("LlamaForCausalLM", _LLAMA),
     "smollm3": ("SmolLM3ForCausalLM", _LLAMA | {"layer_types": None}),
     "mistral": ("MistralForCausalLM", _LLAMA | {"sliding_window": 4}),
@@ -47,6 +50,7 @@ RECURRENT = {
     "esn": {"model_type": "esn", "units": WIDTH, "rc_connectivity": 0.5, "lr": 0.4, "sr": 1.1, "input_scaling": 2.0},
 }
 KINDS = (*MODELS, *RECURRENT)
+WORDS = ["the", "cat", "sat", "a", "dog", "and", "cow", "on", "mat"]
 
 
 def save(kind: str, folder: Path) -> Path:
@@ -71,6 +75,40 @@ def save(kind: str, folder: Path) -> Path:
     model = model_class(model_class.config_class(**settings))
     _stir(model, generator)
     model.save_pretrained(folder)
+    return folder
+
+
+def save_with_tokenizer(kind: str, folder: Path) -> Path:
+    """Write a tiny model, and a tokenizer of its words with the special tokens of its family."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    save(kind, folder)
+    if kind == "esm":
+        letters = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPK", "<mask>"]
+        (folder / "vocab.txt").write_text("\n".join(letters))
+        (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "EsmTokenizer"}')
+        return folder
+    first, last = {
+        "bert": ("[CLS]", "[SEP]"), "distilbert": ("[CLS]", "[SEP]"), "roberta": ("<s>", "</s>"),
+        "xlm-roberta": ("<s>", "</s>"), "longformer": ("<s>", "</s>"), "t5": ("", "</s>"), "gpt2": ("", ""),
+    }.get(kind, ("<s>", ""))  # fmt: skip
+    special = ["<pad>", "<one>", "<unk>", *filter(None, (first, last))]
+    numbers = {word: number for number, word in enumerate([*special, *WORDS])}
+    made = Tokenizer(models.WordLevel(numbers, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    pieces = " ".join(filter(None, (first, "$A", last)))
+    made.post_processor = processors.TemplateProcessing(
+        single=pieces, special_tokens=[(token, numbers[token]) for token in filter(None, (first, last))]
+    )
+    # What a file says of padding and truncation is not what is done: sentence-transformers leaves both behind.
+    made.enable_truncation(3)
+    made.enable_padding(length=50)
+    more = {"cls_token": first} if first in ("[CLS]", "<s>") and last else {}
+    PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<one>" if "roberta" in kind or kind == "longformer" else "<pad>",
+        unk_token="<unk>", padding_side="left", **more,
+    ).save_pretrained(folder)  # fmt: skip
     return folder
 
 

@@ -40,6 +40,8 @@ BLOCK = {
 }
 for same in ("roberta", "xlm-roberta", "longformer"):
     BLOCK[same] = BLOCK["bert"]
+_ESM_NORMS = [f"{part}LayerNorm.{end}" for part in ("attention.", "") for end in ("weight", "bias")]
+BLOCK["esm"] = ("encoder.layer.{}.", _ESM_NORMS)
 for same in ("smollm3", "mistral", "qwen2", "gemma"):
     BLOCK[same] = BLOCK["llama"]
 _QK = ["self_attn.q_norm.weight", "self_attn.k_norm.weight"]
@@ -57,6 +59,7 @@ OUTSIDE = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "longformer"), _BERT_OUTSIDE),
     "distilbert": [name for name in _BERT_OUTSIDE if "token_type" not in name],
     "t5": ["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight", "encoder.final_layer_norm.weight"],
+    "esm": ["encoder.emb_layer_norm_after.weight", "encoder.emb_layer_norm_after.bias"],
     "vit": ["embeddings.position_embeddings", "layernorm.weight", "layernorm.bias"],
     "lstm-star": ["positions"],
 }

@@ -9,6 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from reservoir.backbones import names
+from reservoir.errors import InputError
+from reservoir.reservoir import full_name
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # Prints a line for each NAME=INIT: the digest of the weights or the error.
 SCRIPT = """
@@ -86,10 +90,25 @@ def test_models_come_from_the_hub_and_then_without_it(tmp_path, tiny_gpt2, hub):
     assert len(digest) == 64, (digest, err)
     assert "not found on the hub" in answers["tiny/other=pretrained"]
     assert err == ""
-    absent = ("nosuch=random", "gpt2=pretrained")
+    absent = ("nosuch/one=random", "gpt2=pretrained")
     answers, err = ask(NOWHERE, tmp_path, name, folder, *absent)
     assert answers[name] == answers[folder] == digest
     assert err == "", "the one line is the error's"
     for asked in absent:
         assert f"backbone {asked.partition('=')[0]!r}" in answers[asked]
         assert "couldn't connect" in answers[asked]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("gtp2", "did you mean gpt2"), ("berd", "did you mean bert"), ("nothing-like-it", "no known name, and no such")],
+)
+def test_an_unknown_name_is_told_without_a_network(name, said, monkeypatch):
+    monkeypatch.setattr(names, "offline", lambda _source: pytest.fail("the network was asked"))
+    with pytest.raises(InputError, match=said):
+        names.find(name)
+
+
+def test_the_name_of_a_family_means_its_base_size():
+    assert {name: full_name(name) for name in names.SHORT} == names.SHORT
+    assert all(known in names.KNOWN for known in names.SHORT.values())

@@ -81,7 +81,7 @@ def test_symbols_use_as_few_bytes_as_they_need(tmp_path):
         (np.arange(30) % 3 - 1, 3, (-1, 0, 1), (1, 1)),
         (np.array([-7, 0, 5] * 10, np.int8), 3, (-7, 0, 5), (1, 1)),
         (np.array(["7", "10"] * 15), 2, ("10", "7"), (1, 1)),
-        (np.arange(60).reshape(30, 2) % 2 == 0, 2, (), (1, 2)),
+        (np.arange(60).reshape(30, 2) % 2 == 0, 2, (False, True), (1, 2)),
         (np.linspace(0, 1, 60).reshape(30, 2), 0, (), (1, 2)),
         (np.arange(120).reshape(30, 4, 1) % 2, 2, (), (4, 1)),
     ],

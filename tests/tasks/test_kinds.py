@@ -106,9 +106,9 @@ def test_integer_targets_are_a_regression_unasked_and_said(tmp_path):
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"values": True, "symbols": True}, "give values or symbols, not both"),
-        ({"regression": True, "classes": True}, "not both"),
-        ({"missing": "mean"}, "give interpolate"),
+        ({"values": True, "symbols": True}, "--values --symbols: give one"),
+        ({"regression": True, "classes": True}, "--regression --classes: give one"),
+        ({"missing": "mean"}, "--missing mean: choose among refuse, interpolate, mask"),
         ({"classes": True}, "numbers that are not whole"),
         ({"symbols": True}, "is no symbol"),
     ],

@@ -7,9 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from reservoir.options import CacheOptions, DeviceOptions, ExplainOptions, FitOptions, ReservoirOptions, RowOptions
+from reservoir.options import (
+    CacheOptions,
+    DeviceOptions,
+    ExplainOptions,
+    FitOptions,
+    OwnDataOptions,
+    ReservoirOptions,
+    RowOptions,
+)
 from reservoir_pipelines.command import command
-from reservoir_pipelines.output import print_json, say
+from reservoir_pipelines.output import print_json, print_table, say
 
 Entries = Annotated[
     list[str],
@@ -19,13 +27,13 @@ Readout = Annotated[
     Path,
     typer.Argument(metavar="READOUT|RUN", help="Folder or JSON file that fit wrote, or the folder of a run of train."),
 ]
-CHOOSING = {"limit", *ReservoirOptions.__dataclass_fields__}
+CHOOSING = {"limit", *OwnDataOptions.__dataclass_fields__, *ReservoirOptions.__dataclass_fields__}
 """Options that choose among a task's entries."""
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    choosing = (ReservoirOptions, (RowOptions, "limit"))
+    choosing = (ReservoirOptions, OwnDataOptions, (RowOptions, "limit"))
     command(app, FitOptions, DeviceOptions, CacheOptions, *choosing)(fit)
     command(app, DeviceOptions)(predict)
     command(app, ExplainOptions)(explain)
@@ -40,7 +48,7 @@ def fit(
 ) -> None:
     """Fit and choose linear readouts, score test once.
 
-    Options of the reservoir (--backbone ... --limit) choose among a task's entries: the last one with these.
+    Options of the reservoir and the data (--backbone ... --limit) choose among a task's entries: the last with these.
     """
     from reservoir_pipelines.commands import report_fit
     from reservoir_pipelines.extraction.entries import find_entry
@@ -59,31 +67,40 @@ def fit(
 
 def predict(
     readout: Readout,
-    file: Annotated[Path, typer.Argument(help="New sequences: .npz or .h5 with x, or an idx file of images.")],
+    file: Annotated[Path, typer.Argument(help="New sequences: any file that extract reads, or an idx file of images.")],
+    out: Annotated[Path | None, typer.Option(help="A .csv, .jsonl or .parquet file instead of stdout.")] = None,
     *,
     given: dict[str, Any],
     json: bool,
 ) -> None:
     """Label new sequences, in any form extract reads.
 
-    With --json all are one object; where the file has labels, it also holds how well they were met.
+    Each is a JSON line with the probabilities of the classes; with --json all are one object of columns. Where the
+    file has labels, it is told how well they were met.
     """
     from reservoir_pipelines.commands.report_fit import evaluation_lines
     from reservoir_pipelines.prediction import evaluate_predictions
     from reservoir_pipelines.prediction import predict as stage
+    from reservoir_pipelines.prediction_files import check_out, columns_of, write_predictions
 
+    if out:
+        check_out(out)
     predictions = []
     for prediction in stage(readout, file, **given):
         predictions.append(prediction)
-        if not json:
+        if not (json or out):
             print_json(prediction.to_dict())
     evaluation = evaluate_predictions(predictions)
+    if out:
+        write_predictions(out, predictions)
     if json:
-        found = {"predictions": [prediction.to_dict() for prediction in predictions]}
+        found = {"out": str(out), "rows": len(predictions)} if out else {"predictions": columns_of(predictions)}
         print_json(found | {"evaluation": evaluation.to_dict() if evaluation else None})
-    elif evaluation:
-        for name, value in evaluation_lines(evaluation):
-            say(f"{name}: {value}")
+        return
+    if out:
+        print_table(("predicted", ""), [("rows", f"{len(predictions):,}"), ("written", out)])
+    for name, value in evaluation_lines(evaluation) if evaluation else ():
+        say(f"{name}: {value}")
 
 
 def explain(

@@ -85,6 +85,7 @@ def attention(
             ("task", done.task),
             ("backbone", f"{done.backbone}, block {done.layer}"),
             ("maps", f"{len(done.mean)} heads over {len(done.mean[0])} tokens, mean of {done.rows} rows"),
+            ("colours", f"from 0 to {done.top:.3g}; --top gives another picture the same"),
             ("plot", done.plot),
             ("arrays", done.arrays),
         ],

@@ -11,6 +11,7 @@ import typer
 
 from reservoir.options import PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
 from reservoir_pipelines.command import command
+from reservoir_pipelines.commands.report_fit import evaluation_lines
 from reservoir_pipelines.output import percent, print_json, print_table, say, score_text
 
 
@@ -81,3 +82,5 @@ def _show(done: Any) -> None:
         ("run", done.run),
     ]
     print_table(("trained", ""), rows)
+    if done.evaluation:
+        print_table(("on test", ""), evaluation_lines(done.evaluation))

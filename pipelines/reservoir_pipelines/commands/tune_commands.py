@@ -20,9 +20,10 @@ def tune(
     given: dict[str, Any],
     json: bool,
 ) -> None:
-    """Find the reservoirs that suit some data within a budget of time, by cross-validation on train and valid alone.
+    """Find the reservoirs that suit some data.
 
-    The best are read side by side and scored on test once. What was tried is kept: the same command goes on from it.
+    They are searched for within a budget of time, by cross-validation on train and valid alone. The best are read side
+    by side and scored on test once. What was tried is kept: the same command goes on from it.
     """
     from reservoir_pipelines.commands import report_fit
     from reservoir_pipelines.output import print_json, print_table, score_text

@@ -22,7 +22,7 @@ from reservoir_cache import (
     write_targets,
 )
 
-from reservoir.defaults import default_layers, default_pools, default_store, default_windows
+from reservoir.defaults import choose_reservoir, default_layers, default_pools, default_store
 from reservoir.features import column_shapes, forward
 from reservoir.option_fields import as_group
 from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions
@@ -123,17 +123,19 @@ def extract(
     prepared = prepare(task, as_group(source, TaskOptions), cache=root)
     for note in prepared.notes():
         say(note)
-    windows = default_windows(prepared.task, sum(prepared.rows.values()))
-    settings = Reservoir.choose(reservoir, windows, published=source.published)
+    count = sum(prepared.rows.values())
+    settings = choose_reservoir(reservoir, prepared.task, count, published=source.published)
     model = load_model(prepared.task, settings, place.device, keep.compute)
+    if model.reader:
+        say(f"{prepared.task.name}: read by the model's own tokenizer, of {model.reader.vocabulary:,} tokens")
     columns = choose_columns(
         model,
-        default_layers(prepared.task) if keep.layers is None else keep.layers,
-        default_pools(prepared.task, model.fpt.backbone.width) if keep.pool is None else keep.pool,
+        default_layers(prepared.task, native=bool(model.reader)) if keep.layers is None else keep.layers,
+        default_pools(prepared.task, model.fpt.backbone.width, model.reader) if keep.pool is None else keep.pool,
     )
     rows = draw_rows(prepared, source.limit)
     check_windows(prepared, rows, model.windows)
-    spec = make_spec(prepared, rows, model, keep.store or default_store(prepared.task))
+    spec = make_spec(prepared, rows, model, keep.store or default_store(prepared.task, native=bool(model.reader)))
     layout = choose_layout(model, columns, keep.batch_rows)
     asked = replace(
         keep,
@@ -146,6 +148,8 @@ def extract(
     }
     run = _Run(root, prepared, model, rows, columns, spec, layout, call, splits or list(rows))
     entry, computed = run.execute()
+    if model.reader and model.reader.cut:
+        say(f"{prepared.task.name}: {model.reader.note()}")
     return Extraction(
         entry=entry.path,
         rows={split: len(index) for split, index in rows.items()},
@@ -186,7 +190,8 @@ class _Run:
         for split, index in self.rows.items():
             whole = self.prepared.split(split)
             targets = {"y": whole.y[index], "lengths": whole.lengths[index], "index": index.astype(np.int64)}
-            write_targets(entry, split, targets)
+            groups = {} if whole.groups is None else {"groups": whole.groups[index]}
+            write_targets(entry, split, targets | groups)
         todo = {split: entry.missing(split, self.columns) for split in self.splits}
         ranges = [entry.blocks(split)[block] for split, blocks in todo.items() for block in blocks]
         count = sum(high - low for low, high in ranges)

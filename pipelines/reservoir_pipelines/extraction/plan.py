@@ -11,7 +11,7 @@ import numpy as np
 from reservoir_cache import Layout, Spec
 
 from reservoir import InputError
-from reservoir.features import column_shapes
+from reservoir.features import TEXT_TOKENS, column_shapes
 from reservoir.pooling import check_poolings
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Tokens
@@ -36,6 +36,8 @@ def choose_columns(model: LoadedModel, layers: str | Sequence[str], pool: str | 
     model.fpt.backbone.check_layers(wanted)
     pools = list(dict.fromkeys(_names(pool)))
     check_poolings(pools)
+    if "cls" in pools and not (model.reader and model.reader.has_cls):
+        raise InputError("--pool cls: the sequences do not begin with a class token; take first, last or mean")
     if not wanted or not pools:
         raise InputError("no columns: name at least one layer and one pooling")
     return tuple(f"{layer}/{pooling}" for layer in known if layer in wanted for pooling in pools)
@@ -87,17 +89,24 @@ def frozen_fields(model: LoadedModel) -> dict[str, Any]:
     return {
         "backbone": {"family": model.family, "digest": model.digest},
         "init": {"kind": settings.init, "seed": 0 if settings.init == "pretrained" else settings.seed},
-        "input": {
-            "kind": "gaussian" if isinstance(model.fpt.task.form, Tokens) else settings.input,
-            "seed": settings.seed,
-            "gain": settings.gain,
-            "patch": settings.patch,
-            "stride": settings.stride,
-        }
-        | _further(model.windows),
+        "input": _way_in(model),
         "padding": PADDING,
         "compute": model.compute,
     }
+
+
+def _way_in(model: LoadedModel) -> dict[str, Any]:
+    """Return what names the way in: the digests of a model's own, or how it is drawn and cut into windows."""
+    settings = model.settings
+    if model.reader:
+        return {"kind": "native", "seed": 0, "gain": 1.0, "patch": 1, "stride": 1, **model.door}
+    return {
+        "kind": "gaussian" if isinstance(model.fpt.task.form, Tokens) else settings.input,
+        "seed": settings.seed,
+        "gain": settings.gain,
+        "patch": settings.patch,
+        "stride": settings.stride,
+    } | _further(model.windows)
 
 
 def _further(windows: Windows) -> dict[str, Any]:
@@ -112,11 +121,12 @@ def choose_layout(model: LoadedModel, columns: Sequence[str], batch_rows: int | 
     kind = "cuda" if model.device.type == "cuda" else "cpu"
     task = model.fpt.task
     shapes = column_shapes(task, model.fpt.backbone.width, columns).values()
+    tokens = TEXT_TOKENS if model.reader else task.max_tokens
     row_bytes = 4 * sum(tokens * width for tokens, width in shapes)
     block_rows = max(1, min(BLOCK_ROWS[kind], BLOCK_BYTES // row_bytes))
     return Layout(
         block_rows=block_rows,
-        batch_rows=min(block_rows, batch_rows or max(1, BATCH_TOKENS[kind] // task.max_tokens)),
+        batch_rows=min(block_rows, batch_rows or max(1, BATCH_TOKENS[kind] // tokens)),
     )
 
 

@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +43,8 @@ WEIGHTS, ESTIMATOR = "safetensors", "skops"
 class Part:
     """A frozen map, by its settings and the SHA-256 of its weights, and the columns that are read of it, in order.
 
-    ``run`` is the folder of the run whose trained weights take the place of frozen ones; none by default. Without a
-    reservoir the input itself is read.
+    ``door`` are the digests of a tokenizer and embeddings, of a native way in. ``run`` is the folder of the run whose
+    trained weights take the place of frozen ones; none by default. Without a reservoir the input itself is read.
     """
 
     reservoir: Reservoir | None
@@ -52,6 +52,7 @@ class Part:
     compute: str
     columns: tuple[str, ...]
     run: str = ""
+    door: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,7 @@ class Bundle:
                 digest=made.spec.backbone["digest"],
                 compute=made.spec.compute,
                 columns=(column if colon else name,),
+                door={name: made.spec.input[name] for name in ("tokenizer", "embeddings") if name in made.spec.input},
             )
             if parts and replace(parts[-1], columns=()) == replace(part, columns=()):
                 part = replace(part, columns=parts.pop().columns + part.columns)  # one forward pass serves both

@@ -114,13 +114,13 @@ def few_rows(valid: int, classes: int) -> bool:
     return valid < max(FEW_ROWS, FEW_PER_CLASS * classes)
 
 
-def make_engine(options: FitOptions, classes: int, rows: Mapping[str, int]) -> Engine:
-    """Return the engine of a readout's name for a task with so many rows of each split.
+def make_engine(options: FitOptions, classes: int, rows: Mapping[str, int], groups: int | None = None) -> Engine:
+    """Return the engine of a readout's name for a task with so many rows of each split, and so many groups of them.
 
     Raises `InputError` if there is no such readout, or settings do not go together.
     """
     readout, alphas, balanced = options.readout, options.alphas, options.class_weight == "balanced"
-    folds, repeats = _folds(options, rows)
+    folds, repeats = _folds(options, rows, groups or rows["train"] + rows["valid"])
     if options.one_standard_error and not folds:
         raise InputError("--one-standard-error: it is that over folds; add --select cv5, with ridge readouts")
     if balanced and not classes:
@@ -141,7 +141,7 @@ def make_engine(options: FitOptions, classes: int, rows: Mapping[str, int]) -> E
     return EstimatorEngine.parse(readout, classes, balanced=balanced)
 
 
-def _folds(options: FitOptions, rows: Mapping[str, int]) -> tuple[int, int]:
+def _folds(options: FitOptions, rows: Mapping[str, int], units: int) -> tuple[int, int]:
     """Return the folds of cross-validation, 0 for the validation split, and how often rows are dealt to them.
 
     A split of some hundred rows is too coarse to tell readouts apart: ``auto`` lets every row of train and valid vote.
@@ -154,7 +154,7 @@ def _folds(options: FitOptions, rows: Mapping[str, int]) -> tuple[int, int]:
         if rows["valid"] >= ENOUGH_VALID and not options.one_standard_error:
             return 0, 1
         repeats = next(number for most, number in DEALS if rows["train"] < most)
-        return min(AUTO_FOLDS, rows["train"] + rows["valid"]), repeats
+        return min(AUTO_FOLDS, units), repeats
     if select == "valid":
         return 0, 1
     number = select.removeprefix("cv")

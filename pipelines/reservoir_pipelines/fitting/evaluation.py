@@ -84,6 +84,20 @@ class Evaluation:
         known = {"samples": self.samples, **self.scores, "interval": interval, "recall": self.recall}
         return known | {"classes": list(self.classes), "confusion": confusion}
 
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Evaluation:
+        """Build what `to_dict` returned, without the merits, and without the confusion of more than 100 classes."""
+        own = {"samples", "interval", "recall", "classes", "confusion"}
+        return cls(
+            samples=values["samples"],
+            scores={name: value for name, value in values.items() if name not in own},
+            interval=tuple(values["interval"]) if values["interval"] else None,
+            recall=values["recall"],
+            classes=tuple(values["classes"]),
+            confusion=np.array(values["confusion"] or np.zeros((0, 0)), int),
+            merits=np.zeros(0),
+        )
+
 
 def evaluate_classes(
     y: np.ndarray, predicted: np.ndarray, classes: Sequence[str], chances: np.ndarray | None = None

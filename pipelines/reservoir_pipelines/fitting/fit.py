@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import numpy as np
+
 from reservoir import InputError
 from reservoir.options import DeviceOptions, FitOptions
 from reservoir.readouts import LinearReadout, NumpyArithmetic, TorchArithmetic, forward_selection, products_on
@@ -23,7 +25,7 @@ from reservoir_pipelines.fitting.evaluation import Evaluation, Readout, compare,
 from reservoir_pipelines.fitting.pool import Features, Pool, choose_columns
 from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.fitting.results import Fit, Result, score_matrix, write_table
-from reservoir_pipelines.fitting.sources import Again, ColumnSource, JoinedSource, Source
+from reservoir_pipelines.fitting.sources import Again, ColumnSource, JoinedSource, Source, groups_of
 from reservoir_pipelines.fitting.summary import write_summary
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
 from reservoir_pipelines.output import meter, say
@@ -73,12 +75,14 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     pool = Pool.of(features)
     task = Task.from_dict(pool.entry.spec.task)
     rows = {split: pool.store[split].rows for split in ("train", "valid", "test")}
-    engine = make_engine(options, task.classes, rows)
+    groups = groups_of(pool.store)
+    engine = make_engine(options, task.classes, rows, None if groups is None else len(np.unique(groups)))
     folds = engine.folds if isinstance(engine, RidgeEngine) else 0
     names, most = choose_columns(pool, options.columns)
     sizes = _sizes(options, engine, most, rows["train"])
     folder = _folder(pool, names, most, options)
-    _announce(pool, task, len(names), folds)
+    how = f"{folds}-fold cross-validation{'' if groups is None else ' by group'}" if folds else "valid"
+    _announce(pool, task, len(names), how)
     with _products(place.device):
         trials = _sweep(pool, names, engine, options)
         if most and isinstance(engine, RidgeEngine):
@@ -125,11 +129,10 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     return done
 
 
-def _announce(pool: Pool, task: Task, columns: int, folds: int) -> None:
+def _announce(pool: Pool, task: Task, columns: int, how: str) -> None:
     """Say what is fitted, and which number each of several entries has."""
     for number, store in enumerate(pool.stores if len(pool.stores) > 1 else (), start=1):
         say(f"{number}: {store.entry.path.name}")
-    how = f"{folds}-fold cross-validation" if folds else "valid"
     say(f"fit {task.name}: {columns} columns on {pool.store['train'].rows:,} rows, chosen by {how}")
 
 

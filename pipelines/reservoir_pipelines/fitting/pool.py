@@ -15,6 +15,7 @@ from reservoir.tasks.task import Task
 from reservoir_pipelines.extraction.extract import Extraction
 from reservoir_pipelines.fitting.raw import RAW, RawSource
 from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, Source
+from reservoir_pipelines.output import say
 from reservoir_pipelines.preparation.prepared import Prepared
 
 JOINED = 2048
@@ -120,6 +121,8 @@ def choose_columns(pool: Pool, columns: str | Sequence[str]) -> tuple[tuple[str,
         wanted, most = ["all"], int(number)
     if wanted == ["all"]:
         alone = [c for c in cached if not c.endswith("/all")] or cached
+        if left := [column for column in cached if column not in alone]:
+            say(f"--columns {columns} leaves out what is read as all tokens, {', '.join(left)}: name one to try it")
         wanted = alone if most else _unasked(pool, cached) or alone + _by_layer(pool, alone)
     for column in wanted:
         for part in column.split("+"):
@@ -133,7 +136,8 @@ def choose_columns(pool: Pool, columns: str | Sequence[str]) -> tuple[tuple[str,
 
 def _unasked(pool: Pool, cached: Sequence[str]) -> list[str]:
     """Return what is known to suit the task's kind of data, where it is cached and rows are few enough for it."""
-    if len(pool.stores) > 1 or pool.store["train"].rows > SERIES_ROWS:
+    native = pool.entry.spec.input["kind"] == "native"
+    if len(pool.stores) > 1 or native or pool.store["train"].rows > SERIES_ROWS:
         return []
     columns = default_columns(Task.from_dict(pool.entry.spec.task))
     known = {*cached, *([RAW] if pool.raw() else [])}

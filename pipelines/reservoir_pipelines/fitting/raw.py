@@ -10,6 +10,7 @@ import numpy as np
 
 from reservoir.raw_input import raw_features
 from reservoir.readouts import samples
+from reservoir_pipelines.fitting.sources import groups_of
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
@@ -44,6 +45,10 @@ class RawSource:
     def labels(self, split: str) -> np.ndarray:
         """Return the labels (rows, outputs) of all rows."""
         return self.store[split].labels.reshape(self.store[split].rows, -1)
+
+    def groups(self) -> np.ndarray | None:
+        """Return the group of each row of train, then of valid."""
+        return groups_of(self.store)
 
     def encode(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the raw features (rows, width) of stored sequences."""

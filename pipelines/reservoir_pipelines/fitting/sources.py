@@ -32,6 +32,10 @@ class Source(Protocol):
         """Return the labels (n, outputs) of all samples, without reading a feature."""
         ...
 
+    def groups(self) -> np.ndarray | None:
+        """Return the group of each row of train, then of valid; None where rows are in no groups."""
+        ...
+
     def tokens(self) -> int:
         """Return the number of samples of a row."""
         ...
@@ -61,6 +65,10 @@ class ColumnSource:
         """Return the labels (n, outputs) of all samples."""
         y = self.store[split].labels
         return y.reshape(len(y) * self.tokens(), -1)
+
+    def groups(self) -> np.ndarray | None:
+        """Return the group of each row of train, then of valid."""
+        return groups_of(self.store)
 
     def width(self) -> int:
         """Return the number of features of a sample."""
@@ -125,9 +133,19 @@ class JoinedSource:
         """Return the labels (n, outputs) of all samples."""
         return self.parts[0].labels(split)
 
+    def groups(self) -> np.ndarray | None:
+        """Return the group of each row of train, then of valid."""
+        return self.parts[0].groups()
+
     def tokens(self) -> int:
         """Return the number of samples of a row."""
         return self.parts[0].tokens()
+
+
+def groups_of(store: FeatureStore) -> np.ndarray | None:
+    """Return the group of each row of train, then of valid, (rows,); None where rows are in no groups."""
+    found = [groups for split in ("train", "valid") if (groups := store[split].groups) is not None]
+    return np.concatenate(found) if len(found) == 2 else None
 
 
 @dataclass(frozen=True)
@@ -165,11 +183,15 @@ def fold_blocks(
 
 
 def deal(source: Source, folds: int, classes: int, repeat: int = 0) -> np.ndarray:
-    """Return the fold of every sample of train, then of valid, (n,): dealt by rows, evenly also within each class."""
+    """Return the fold of every sample of train, then of valid, (n,): dealt by rows, evenly also within each class.
+
+    Rows of a group are in one fold.
+    """
     labels = np.concatenate([source.labels(split) for split in ("train", "valid")])
     single = classes and source.tokens() == labels.shape[1] == 1
     rows = len(labels) // source.tokens()
-    found = deal_folds(rows, folds, labels=labels[:, 0] if single else None, repeat=repeat)
+    groups = source.groups()
+    found = deal_folds(rows, folds, labels=labels[:, 0] if single else None, groups=groups, repeat=repeat)
     return np.repeat(found, source.tokens())
 
 

@@ -126,8 +126,10 @@ def _write_rows(path: Path, split: Split) -> None:
     temporary = path.with_suffix(f".{uuid.uuid4().hex}")
     y = split.y if split.y.dtype.kind == "f" else split.y.astype(np.min_scalar_type(int(split.y.max())))
     with new_file(temporary) as file:
-        for name, array in {"x": split.x, "y": y, "lengths": split.lengths.astype(np.int32)}.items():
-            file.create_dataset(name, data=array, track_times=False)
+        arrays = {"x": split.x, "y": y, "lengths": split.lengths.astype(np.int32), "groups": split.groups}
+        for name, array in arrays.items():
+            if array is not None:
+                file.create_dataset(name, data=array, track_times=False)
     sync(temporary)
     temporary.replace(path)
 
@@ -183,7 +185,7 @@ def _origin(path: Path) -> dict[str, Any]:
 
 
 def _hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=vars).encode()).hexdigest()[:16]
 
 
 def _remove_leftovers(folder: Path) -> None:

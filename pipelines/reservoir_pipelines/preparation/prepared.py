@@ -16,7 +16,7 @@ from reservoir_cache import CacheError, file_crc32, read_json
 from reservoir.errors import InputError
 from reservoir.tasks import SPLITS, Scaling, Split, Task
 
-VERSION = 2
+VERSION = 3
 """Version of the files. Part of the folder's name, so another version's files are never misread."""
 
 INDEX = "prepared.json"
@@ -35,7 +35,7 @@ class PreparedSplit:
     def read(self, lo: int, hi: int) -> Split:
         """Return the rows ``lo`` to ``hi`` (not included), each array in its stored type."""
         x, y, lengths = (self._read(array, lo, hi) for array in ("x", "y", "lengths"))
-        return Split(x=x, y=_label_type(y), lengths=lengths)
+        return Split(x=x, y=_label_type(y), lengths=lengths, groups=None if self.groups is None else self.groups[lo:hi])
 
     @cached_property
     def y(self) -> np.ndarray:
@@ -46,6 +46,15 @@ class PreparedSplit:
     def lengths(self) -> np.ndarray:
         """Real tokens of all rows, (rows,) of int32."""
         return self._read("lengths", 0, len(self))
+
+    @cached_property
+    def groups(self) -> np.ndarray | None:
+        """The number of the group of each row, (rows,) of int64; None where rows are in no groups."""
+        import h5py
+
+        with h5py.File(self.files[0][0], "r", locking=False) as file:
+            given = "groups" in file
+        return self._read("groups", 0, len(self)) if given else None
 
     def stretches(self) -> Iterator[Split]:
         """Yield all rows, one file after the other."""
@@ -161,8 +170,8 @@ def digest(task: Task, scaling: Scaling | None, splits: Mapping[str, PreparedSpl
     """Return the SHA-256 of a task's description and arrays, reading every file.
 
     Over, in this order: the description and the scaling as canonical JSON; then of each split its name and row count,
-    and of ``x``, ``y`` and ``lengths`` the type, the shape of a row and the bytes (little-endian, rows in order). How
-    the rows are spread over files does not matter.
+    and of ``x``, ``y``, ``lengths`` and, where there are any, ``groups`` the type, the shape of a row and the bytes
+    (little-endian, rows in order). How the rows are spread over files does not matter.
     """
     hasher = hashlib.sha256()
 
@@ -172,7 +181,7 @@ def digest(task: Task, scaling: Scaling | None, splits: Mapping[str, PreparedSpl
     add([task.to_dict(), scaling_to_json(scaling)])
     for name, split in splits.items():
         add([name, len(split)])
-        for array in ("x", "y", "lengths"):
+        for array in ("x", "y", "lengths", *(("groups",) if split.groups is not None else ())):
             for i, rows in enumerate(split.stretches()):
                 values = np.ascontiguousarray(getattr(rows, array))
                 values = values.astype(values.dtype.newbyteorder("<"), copy=False)

@@ -63,7 +63,7 @@ def compare_pretraining(
     started = time.monotonic()
     if options.out is not None:
         _check_out(options.out)
-    names = choose_corpora(options.corpora, options.text)
+    names = choose_corpora(options.corpora, options.text_file)
     place = replace(place, cache=cache_root(place.cache))
     drawn = Reservoir.choose(ModelOptions(backbone=shape.backbone, seed=shape.seed, init=RANDOM))
     steps = None if options.output_only else options.steps or STEPS
@@ -107,12 +107,14 @@ def choose_corpora(corpora: str | Sequence[str], text: Path | None) -> list[str]
         raise InputError(f"--corpora: name at least one of {', '.join(CORPORA)}")
     if TEXT in names and text is None:
         raise InputError(
-            "--corpora text: say which with --text PATH, a file or a folder; or leave text out of --corpora"
+            "--corpora text: say which with --text-file PATH, a file or a folder; or leave text out of --corpora"
         )
     if text is not None and not text.exists():
-        raise InputError(f"--text {text}: no such file or folder")
+        raise InputError(f"--text-file {text}: no such file or folder")
     if TEXT not in names and text is not None:
-        raise InputError(f"--text {text}: text is not among --corpora {','.join(names)}; add it, or leave --text out")
+        raise InputError(
+            f"--text-file {text}: text is not among --corpora {','.join(names)}; add it, or leave --text-file out"
+        )
     return names
 
 
@@ -198,10 +200,10 @@ class _Shapes:
 
     def path(self, corpus: str) -> str:
         """Return a corpus as `pretrain` takes it."""
-        return str(self.options.text.resolve()) if corpus == TEXT and self.options.text else corpus
+        return str(self.options.text_file.resolve()) if corpus == TEXT and self.options.text_file else corpus
 
     def _describe(self, corpus: str) -> dict[str, object]:
-        text, vocabulary = self.options.text, self.options.vocabulary
+        text, vocabulary = self.options.text_file, self.options.vocabulary
         if corpus == TEXT and text:
             # The bytes tell one text from another, and need no tokenizer to be trained.
             return Text(text, min(vocabulary, BYTES)).describe()

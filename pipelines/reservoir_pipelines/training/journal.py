@@ -1,16 +1,18 @@
-"""The journal of a training: one line of JSON per step, and one per validation."""
+"""The journal of a training: one line of JSON per step, and one per validation, each with its CRC-32."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from reservoir.errors import InputError
 from reservoir_pipelines.workspace import replace_file
 
 FLUSH_SECONDS = 1.0
@@ -22,12 +24,12 @@ class Journal:
     def __init__(self, path: Path, step: int) -> None:
         self._path, self._waiting, self._flushed = path, [], time.monotonic()
         kept = [line for line in read_journal(path) if line["step"] <= step]
-        replace_file(path, lambda part: part.write_text("".join(json.dumps(line) + "\n" for line in kept)))
+        replace_file(path, lambda part: part.write_text("".join(map(_text, kept))))
 
     def add(self, step: int, numbers: dict[str, float]) -> None:
         """Add a line, on disk within a second or so; what is not finite becomes null, which JSON has."""
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-        self._waiting.append(json.dumps({"step": step, **finite}) + "\n")
+        self._waiting.append(_text({"step": step, **finite}))
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self.flush()
 
@@ -40,15 +42,19 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a journal up to the first that is none, as after a kill; none where there is no file."""
+    """Return the lines of a journal, but for a last one that a kill has cut off; none where there is no file."""
     lines = []
-    for text in path.read_text(errors="replace").splitlines() if path.exists() else []:
+    for text in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+        if not text.endswith(b"\n") and b"}" not in text:
+            break
         try:
             line = json.loads(text)
-        except ValueError:
-            break
-        if not isinstance(line, dict) or not isinstance(line.get("step"), int):
-            break
+            del line["crc32"]
+            sound = _text(line).encode().rstrip() == text.rstrip()
+        except (ValueError, KeyError, TypeError):
+            sound, line = False, {}
+        if not sound:
+            raise InputError(f"{path}: line {len(lines) + 1} is damaged; remove the file, or train in another folder")
         lines.append(line)
     return lines
 
@@ -57,3 +63,7 @@ def course(history: Sequence[dict[str, Any]], name: str, factor: float = 1.0) ->
     """Return (step, factor * value) of the lines that have a value of this name, (lines, 2)."""
     found = [(line["step"], factor * line[name]) for line in history if line.get(name) is not None]
     return np.array(found, float).reshape(-1, 2)
+
+
+def _text(line: Mapping[str, Any]) -> str:
+    return json.dumps({**line, "crc32": f"{zlib.crc32(json.dumps(line).encode()):08x}"}) + "\n"

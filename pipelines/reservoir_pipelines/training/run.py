@@ -19,7 +19,8 @@ from reservoir_pipelines.training.journal import read_journal
 from reservoir_pipelines.workspace import versions
 
 FORMAT = 1
-CONFIG, METRICS, RESULT, CURVE, CHECKPOINTS = "config.json", "metrics.jsonl", "run.json", "curve.png", "checkpoints"
+CONFIG, METRICS, RESULT, CHECKPOINTS = "config.json", "metrics.jsonl", "run.json", "checkpoints"
+CURVE, CONFUSION = "curve.png", "confusion.png"
 
 
 def make_config(settings: Mapping[str, Any], device: object, **more: Any) -> dict[str, Any]:

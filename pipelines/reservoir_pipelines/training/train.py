@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -17,25 +18,27 @@ from reservoir.option_fields import as_group
 from reservoir.options import PlaceOptions, ReservoirOptions, RowOptions, TaskOptions, TrainOptions
 from reservoir.readouts import metric_name
 from reservoir.reservoir import LoadedModel, Reservoir
-from reservoir.tasks import task_named
+from reservoir.tasks import Task, task_named
 from reservoir.training.dropout import set_dropout
 from reservoir.training.groups import count, frozen_digest, parse_groups, trained_layer
 from reservoir.training.processes import Processes, processes
 from reservoir.training.rows import TrainingRows
-from reservoir.training.scoring import baseline, converged_step
+from reservoir.training.scoring import Score, baseline, converged_step
 from reservoir.training.steps import FPTSteps, default_rate
 from reservoir.training.target_scale import TargetScale
 from reservoir.training.trainer import DivergedError, State
 from reservoir.training.upper import UpperPart
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.extraction.plan import check_windows, draw_rows, make_spec
+from reservoir_pipelines.fitting.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir_pipelines.output import say
+from reservoir_pipelines.plots import plot_confusion
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.training.checkpoint import load_trained
 from reservoir_pipelines.training.data import choose_kind, hidden_states, sequences
-from reservoir_pipelines.training.run import CURVE, Run, make_config
+from reservoir_pipelines.training.run import CONFUSION, CURVE, Run, make_config
 from reservoir_pipelines.training.session import train_in
 from reservoir_pipelines.training.trained import load_trainable
 from reservoir_pipelines.training.training_result import Training, plot_training
@@ -105,11 +108,15 @@ def train(
         state, diverged = _train(run, model, steps, options, ranks)
         if frozen_digest(model.fpt) != before:
             raise RuntimeError("a frozen tensor has changed; this is a defect of reservoir")
-        floor = max(baseline(rows.valid.y, classes), prepared.task.floor or 0.0)
-        done = _result(run, model, groups, steps, floor, prepared.kept("test"), state, diverged, ranks)
+        floor, kept = max(baseline(rows.valid.y, classes), prepared.task.floor or 0.0), prepared.kept("test")
+        evaluate = partial(_evaluate, y=rows.test.y, task=prepared.task, targets=targets, kept=kept)
+        done = _result(run, model, groups, steps, floor, kept, evaluate, state, diverged, ranks)
         if ranks.first:
             title = f"{prepared.task.name}, {settings.title}: {', '.join(groups)} trained"
             plot_training(run.path / CURVE, run.history, done.best_step, title, metric=done.metric)
+            if done.evaluation and done.evaluation.classes:
+                heading = f"{title}: test, {done.evaluation.scores['accuracy']:.1%} right"
+                plot_confusion(run.path / CONFUSION, done.evaluation.confusion, done.evaluation.classes, heading)
             run.finish(done.to_dict())
         return done
 
@@ -232,6 +239,7 @@ def _result(
     steps: FPTSteps,
     floor: float,
     kept: float,
+    evaluate: Callable[[Score], Evaluation],
     state: State,
     diverged: int | None,
     ranks: Processes,
@@ -262,4 +270,15 @@ def _result(
         trained=count(trained),
         frozen_tensors=len(fpt.state_dict()) - len(trained),
         seconds=round(state.seconds, 3),
+        evaluation=evaluate(test) if test else None,
     )
+
+
+def _evaluate(found: Score, *, y: np.ndarray, task: Task, targets: TargetScale | None, kept: float) -> Evaluation:
+    """Compare what a model gave the test rows with their labels, or their targets in the data's own unit."""
+    flat = y.reshape(len(y), -1)
+    if targets is None:
+        names = [str(task.label(number)) for number in range(task.classes)]
+        return evaluate_classes(flat, found.predicted.astype(int), names, found.margins).beside(task.floor, kept)
+    values, predicted = (targets.restore(array.reshape(y.shape)) for array in (y, found.predicted))
+    return evaluate_values(values.reshape(len(y), -1), predicted.reshape(len(y), -1))

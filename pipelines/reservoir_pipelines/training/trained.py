@@ -98,6 +98,11 @@ def load_part(task: Task, part: Part, device: str, where: Path, compute: str | N
         return load_run(Path(part.run), device, compute)
     model = load_model(task, part.reservoir, device, compute or part.compute)
     _check_digest(model, part.digest, f"readout {where}")
+    if dict(model.door) != part.door:
+        raise InputError(
+            f"readout {where}: the tokenizer or the embeddings of {model.settings.backbone!r} have changed; "
+            "bring them back, or fit again"
+        )
     return model
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from reservoir_pipelines.fitting.evaluation import Evaluation
 from reservoir_pipelines.plots import INK, draw_course, figure_of, in_unit, save, style
 from reservoir_pipelines.training.journal import course, read_journal
 from reservoir_pipelines.training.run import METRICS
@@ -54,6 +55,8 @@ class Training:
         Number of tensors that were not; each was compared with itself before training and has not changed by a bit.
     seconds : float
         Time of the steps, without validations.
+    evaluation : Evaluation or None
+        How these weights do on the test split, in the data's own unit.
     """
 
     run: str
@@ -72,6 +75,7 @@ class Training:
     trained: int
     frozen_tensors: int
     seconds: float
+    evaluation: Evaluation | None
 
     @property
     def path(self) -> Path:
@@ -90,12 +94,15 @@ class Training:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return asdict(self) | {"groups": list(self.groups)}
+        evaluation = self.evaluation.to_dict() if self.evaluation else None
+        return vars(self) | {"groups": list(self.groups), "evaluation": evaluation}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Training:
         """Build a result from what `to_dict` returned."""
-        return cls(**{**values, "groups": tuple(values["groups"])})
+        found = values["evaluation"]
+        evaluation = Evaluation.from_dict(found) if found else None
+        return cls(**{**values, "groups": tuple(values["groups"]), "evaluation": evaluation})
 
 
 def plot_training(

@@ -38,7 +38,8 @@ class Judge:
     def of(cls, source: Source, classes: int) -> Judge:
         """Deal the samples of a source to folds."""
         y = np.concatenate([source.labels(split) for split in KNOWN])
-        folds = min(FOLDS, len(y) // source.tokens())
+        groups = source.groups()
+        folds = min(FOLDS, len(y) // source.tokens() if groups is None else len(np.unique(groups)))
         number = next(deals for most, deals in DEALS if len(y) < most)
         deals = np.stack([deal(source, folds, classes, repeat) for repeat in range(number)])
         return cls(y=y, targets=make_targets(source, classes), deals=deals, tokens=source.tokens())

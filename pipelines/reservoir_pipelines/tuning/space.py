@@ -104,7 +104,7 @@ def _symbols(draw: Draw, task: Task, rows: int, width: int) -> tuple[dict[str, A
         found["gain"] = _one(draw, 3.0, 6.0, 9.0)
         pools = ["shares13,max,min,segments8", "shares13,max,min,segments16", "quantiles9,max,min,segments4"]
     else:
-        found = {"patch": 1, "gain": _one(draw, 0.35, 0.7, 1.41, 2.8, 5.6)}
+        found = {"input": "gaussian", "patch": 1, "gain": _one(draw, 0.35, 0.7, 1.41, 2.8, 5.6)}
         pools = ["last,mean,segments8", "mean,max,min,segments4", "mean,segments8,segments16"]
     found |= _weights(draw, task.max_tokens)
     if task.readout_tokens > 1:

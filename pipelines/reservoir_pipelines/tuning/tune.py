@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reservoir.defaults import default_windows
+from reservoir.defaults import choose_reservoir, default_layers, default_pools
 from reservoir.option_fields import as_group
 from reservoir.options import (
     CacheOptions,
@@ -22,7 +22,7 @@ from reservoir.options import (
     TuneOptions,
 )
 from reservoir.readouts import HeldOut
-from reservoir.reservoir import Reservoir, load_model
+from reservoir.reservoir import load_model
 from reservoir_pipelines.extraction.entries import keep_last
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.raw import RAW as RAW_COLUMN
@@ -161,11 +161,15 @@ def _where(task: str, shape: ShapeOptions, source: RowOptions, place: PlaceOptio
     """Read the data, and the width of the default reservoir."""
     root = cache_root(place.cache)
     prepared = prepare(task, as_group(source, TaskOptions), cache=root)
-    settings = Reservoir.choose(
-        as_group(shape, ReservoirOptions), default_windows(prepared.task, sum(prepared.rows.values()))
-    )
-    width = load_model(prepared.task, settings, place.device).fpt.backbone.width
-    return Where(task=task, prepared=prepared, source=source, shape=shape, place=place, root=root, width=width)
+    count = sum(prepared.rows.values())
+    settings = choose_reservoir(as_group(shape, ReservoirOptions), prepared.task, count)
+    model = load_model(prepared.task, settings, place.device)
+    width = model.fpt.backbone.width
+    native = None
+    if model.reader:
+        native = default_layers(prepared.task, native=True), default_pools(prepared.task, width, model.reader)
+    shared = {"task": task, "prepared": prepared, "source": source, "shape": shape, "place": place, "root": root}
+    return Where(**shared, width=width, native=native)
 
 
 def _finish(

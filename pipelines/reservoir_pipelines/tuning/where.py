@@ -32,6 +32,7 @@ class Where:
     place: PlaceOptions
     root: Path
     width: int
+    native: tuple[str, str] | None = None  # layers and poolings of the default, where a model reads texts by itself
 
     def rows(self, limit: int | None = None) -> dict[str, int]:
         """Return the rows of each split."""
@@ -49,7 +50,11 @@ class Where:
         """Return a candidate by its number."""
         rows = sum(self.prepared.rows.values())
         seed, backbone = self.shape.seed, self.shape.backbone
-        return candidate(number, self.prepared.task, rows, self.width, seed=seed, backbone=backbone)
+        found = candidate(number, self.prepared.task, rows, self.width, seed=seed, backbone=backbone)
+        if number or not self.native:
+            return found
+        layers, pool = self.native
+        return replace(found, layers=layers, pool=pool)
 
     def extract(self, candidate: Candidate, limit: int | None, splits: tuple[str, ...] | None) -> Extraction:
         """Compute a candidate's columns where they are not cached; of all splits, or of some."""

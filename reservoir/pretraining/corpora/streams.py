@@ -1,7 +1,8 @@
 """Synthetic streams of tokens, of which the least possible loss is known.
 
 After Chiang and Lee 2020, "Pre-Training a Language Model Without Human Language": what a model gains from a corpus
-without words tells what it gains from the order of tokens alone.
+without words tells what it gains from the order of tokens alone. Theirs are masked models that read both ways and are
+fine-tuned on language; ours predict the next token, so that the least possible loss can be told.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class Nesting(Stream):
     each place a token is opened with the probability ``push``, and else the one that was opened last is closed; but an
     empty stack always opens, and a stack as deep as there are tokens left always closes, so that the sequence ends
     balanced. What is opened follows Zipf's law. A token and the one that closes it are two symbols, ``k`` and
-    ``k + vocabulary / 2``, so that the tokens alone tell the stack.
+    ``k + vocabulary / 2``, so that the tokens alone tell the stack; corpora of nested pairs elsewhere (Papadimitriou
+    and Jurafsky 2020) close a token by the same one again. Windows begin with a sequence and hold several.
 
     A reader who knows all this does not know one thing: how many tokens :math:`r` the sequence has left. With
     :math:`b_t` the distribution of :math:`r` given the tokens before place :math:`t`, and :math:`d_t` the depth of

@@ -1,7 +1,7 @@
 """Your own data: sequences with labels from a file or a function."""
 
 from reservoir.tasks.own.data import FUNCTION, OwnData, own_name
-from reservoir.tasks.own.encode import clean_lengths, encode_own
+from reservoir.tasks.own.encode import clean_lengths, encode_own, letter_symbols
 from reservoir.tasks.own.kinds import Reading, read_integers, read_labels
 from reservoir.tasks.own.new import read_new
 
@@ -11,6 +11,7 @@ __all__ = [
     "Reading",
     "clean_lengths",
     "encode_own",
+    "letter_symbols",
     "own_name",
     "read_integers",
     "read_labels",

@@ -14,6 +14,8 @@ from reservoir.tasks.own.columns import check_padding
 GAPS = {"", "na", "n/a", "nan", "null", "none"}
 """What an empty cell is written as, in any case."""
 
+SWITCHES = {"false": 0.0, "true": 1.0}
+
 
 def is_text(cells: Sequence[Any]) -> bool:
     """Return whether a column holds texts: its first cell that is not empty is one, and not numbers."""
@@ -44,13 +46,16 @@ def array_of(path: Path, name: str, values: Sequence[Any]) -> np.ndarray:
     return array
 
 
-def pad(where: str, sequences: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Return sequences of different lengths as one array, with zeros at the ends, and the lengths."""
+def pad(where: str, sequences: Sequence[Any], *, fill: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Return sequences of different lengths as one array, with zeros at the ends, and the lengths.
+
+    None among numbers is NaN where it is to be filled in later.
+    """
     arrays = []
     for row, sequence in enumerate(sequences):
         try:
-            array = np.asarray(sequence)
-        except ValueError:
+            array = np.asarray(sequence, np.float64 if fill and isinstance(sequence, list) else None)
+        except (TypeError, ValueError):
             array = np.empty(0, object)
         if array.dtype.kind not in "uifb" or array.ndim not in {1, 2} or not array.size:
             raise InputError(f"{where}, row {row}: no sequence of numbers, or of lists of numbers of one length")
@@ -76,6 +81,35 @@ def numbers(path: Path, row: int, cell: Any) -> Any:
     return found
 
 
+def labels_of(path: Path, name: str, cells: Sequence[Any], *, every: bool) -> np.ndarray:
+    """Return a column of labels; where not ``every`` row needs one, None (as an object) for those without."""
+    given = np.array([not (cell is None or (isinstance(cell, str) and not cell.strip())) for cell in cells])
+    if given.all():
+        return column(path, name, cells)
+    if every:
+        row = int(np.argmin(given))
+        raise InputError(f"{path}, row {row}, column {name!r}: no label; remove the row, or give its label")
+    found = np.full(len(cells), None, object)
+    if given.any():
+        found[given] = column(path, name, [cell for cell, there in zip(cells, given, strict=True) if there])
+    return found
+
+
+def ordered(path: Path, name: str, cells: Sequence[Any]) -> np.ndarray:
+    """Return a column of times: numbers, or dates as ISO 8601 writes them."""
+    texts = [cell.isoformat() if hasattr(cell, "isoformat") else cell for cell in cells]
+    times = column(path, name, texts)
+    if times.dtype.kind != "U":
+        return times
+    try:
+        return np.array([time.removesuffix("Z") for time in times.tolist()], "datetime64[us]")
+    except ValueError:
+        raise InputError(
+            f"{path}, column {name!r}: times like {str(times[0])[:40]!r} tell no order; write dates as 2024-12-31, or "
+            f"numbers, or say --drop {name} if the rows stand in order"
+        ) from None
+
+
 def values(path: Path, name: str, cells: Sequence[Any]) -> np.ndarray:
     """Return a column of single numbers as floats (rows,), NaN where a cell is empty."""
     try:
@@ -87,10 +121,13 @@ def values(path: Path, name: str, cells: Sequence[Any]) -> np.ndarray:
 def _value(path: Path, row: int, name: str, cell: Any) -> float:
     if cell is None or (isinstance(cell, str) and cell.strip().lower() in GAPS):
         return np.nan
+    if isinstance(cell, str) and cell.strip().lower() in SWITCHES:
+        return SWITCHES[cell.strip().lower()]
     try:
         return float(cell)
     except (TypeError, ValueError):
-        raise InputError(f"{path}, row {row}, column {name!r}: {str(cell)[:40]!r} is no number") from None
+        what = f"{str(cell)[:40]!r} is no number"
+        raise InputError(f"{path}, row {row}, column {name!r}: {what}; leave the column out (--drop {name})") from None
 
 
 def _as_numbers(cell: str) -> np.ndarray | None:

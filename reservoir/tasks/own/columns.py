@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -56,18 +55,6 @@ class InMemory:
     def read(self, name: str, lo: int, hi: int) -> np.ndarray:
         """Return the rows ``lo`` to ``hi`` of an array."""
         return self._arrays[name][lo:hi]
-
-
-@dataclass(frozen=True)
-class Roles:
-    """What columns are for, by their names; those without a name are found."""
-
-    label: str = ""
-    id: str = ""
-    time: str = ""
-    group: str = ""
-    text: str = ""
-    drop: str = ""  # several, with commas between
 
 
 def check_expansion(path: Path, name: str, size: int, stored: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.own.columns import Columns, Roles
+from reservoir.options import OwnDataOptions
+from reservoir.tasks.own.columns import Columns
 from reservoir.tasks.own.encode import clean_lengths, encode_own
 from reservoir.tasks.own.files import check_file, function_file, open_columns
 from reservoir.tasks.own.kinds import MOST_SYMBOLS, SAMPLE, Reading, read_integers
 from reservoir.tasks.own.labels import Labels, encode_labels, split_rows
-from reservoir.tasks.own.letters import UNKNOWN, alphabet_of, shown, to_symbols
-from reservoir.tasks.own.values import clean_symbols, clean_values, standardisation, without_gaps
+from reservoir.tasks.own.letters import UNKNOWN, alphabet_of, shown
+from reservoir.tasks.own.values import as_values, clean_symbols, standardisation
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
 
@@ -39,31 +40,11 @@ class OwnData(Source):
     - ``groups`` (rows,): rows of one group are in one split.
 
     They are the arrays of an ``.npz`` or ``.h5`` file, or come from a table, a FASTA file or a function; see
-    `reservoir.tasks.own.roles` for how the columns of a table are told apart.
+    `reservoir.tasks.own.roles` for how the columns of a table are told apart, where ``asked`` does not say it.
     """
 
     origin: str  # the path of the file, or module:function
-    standardise: bool = True  # channels to mean 0 and deviation 1 over the real tokens of the training split
-    values: bool = False  # integers x are values, whatever the rule says
-    symbols: bool = False  # numbers x are symbols
-    regression: bool = False  # integers y are targets
-    classes: bool = False  # numbers y are classes
-    missing: str = ""  # "interpolate" fills NaN and empty cells along the tokens; else they are refused
-    label: str = ""  # names of columns of a table; of FASTA, the pattern of the label in the header
-    id: str = ""
-    time: str = ""
-    group: str = ""
-    text: str = ""
-    drop: str | tuple[str, ...] = ""  # one column, several, or names with commas between
-
-    def __post_init__(self) -> None:
-        for one, other in (("values", "symbols"), ("regression", "classes")):
-            if getattr(self, one) and getattr(self, other):
-                raise InputError(f"{self.origin}: give {one} or {other}, not both")
-        if self.missing not in {"", "interpolate"}:
-            raise InputError(f"{self.origin}: missing is {self.missing!r}; give interpolate, or leave it out")
-        if not isinstance(self.drop, str):
-            object.__setattr__(self, "drop", ",".join(self.drop))
+    asked: OwnDataOptions = field(default_factory=OwnDataOptions)
 
     def __reduce__(self) -> tuple[type, tuple]:
         """Leave the arrays behind when another process is to read the file."""
@@ -100,7 +81,7 @@ class OwnData(Source):
         """Return a stretch of rows, divided into its splits."""
         x, lengths = self._rows(piece)
         y, split = self._labels.y[piece.lo : piece.hi], self._split[piece.lo : piece.hi]
-        groups = None if self._groups is None else self._groups[piece.lo : piece.hi]
+        groups = None if self._group_numbers is None else self._group_numbers[piece.lo : piece.hi]
         return {
             name: Split(
                 x=x[split == name],
@@ -115,7 +96,13 @@ class OwnData(Source):
         """Return the standardisation by the training split, or None for symbols."""
         if self._symbols:
             return None
-        return standardisation(self._training_values()) if self.standardise else Scaling.uniform(1.0, self._channels)
+        if not self.asked.standardise:
+            return Scaling.uniform(1.0, self._channels)
+        found = standardisation(self._training_values())
+        if self.asked.missing == "mask":  # what says where a value is missing stays 0 and 1
+            half = self._channels // 2
+            found.offset[half:], found.scale[half:] = 0, 1
+        return found
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return new inputs in the form of this task, and their lengths."""
@@ -130,17 +117,16 @@ class OwnData(Source):
             letters = alphabet.removeprefix(UNKNOWN)
             lines.append(f"x read as {len(letters)} symbols, the letters {shown(letters)}{unknown}")
         elif self._reading and self._symbols:
-            lines.append(f"x read as {self._vocabulary:,} symbols ({self._reading.why}; else say values)")
+            lines.append(f"x read as {self._vocabulary:,} symbols ({self._reading.why}; else --values)")
         elif self._reading:
-            lines.append(f"x read as values ({self._reading.why}; else say symbols)")
+            lines.append(f"x read as values ({self._reading.why}; else --symbols)")
         return [f"{own_name(self.origin)}: {line}" for line in lines]
 
     # ---- what the data holds
 
     @cached_property
     def _columns(self) -> Columns:
-        roles = Roles(**{field.name: getattr(self, field.name) for field in fields(Roles)})
-        columns = open_columns(self.origin, roles, fill=bool(self.missing))
+        columns = open_columns(self.origin, self.asked)
         missing = [name for name in ("x", "y") if name not in columns.shapes]
         if missing:
             raise InputError(f"{self.origin}: no array {missing[0]!r} among {sorted(columns.shapes)}; give x and y")
@@ -155,10 +141,9 @@ class OwnData(Source):
 
     def _parameters(self) -> dict[str, Any]:
         """Return what was asked for, and the columns that were found, as needed to read new data alike."""
-        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "origin"}
-        given = {name: value for name, value in given.items() if value and name != "standardise"}
-        flat = {} if self._symbols or self.standardise else {"standardise": False}
-        return flat | self._columns.found | given
+        unheard = {"standardise"} if self._symbols else set()
+        given = {name: value for name, value in self.asked.said.items() if name not in unheard}
+        return self._columns.found | given
 
     @cached_property
     def _shape(self) -> tuple[int, ...]:
@@ -167,14 +152,16 @@ class OwnData(Source):
             raise InputError(f"{self.origin}: x has the shape {shape}; give (rows, tokens, dim) or (rows, tokens)")
         if dtype.kind not in "uif":
             raise InputError(f"{self.origin}: x holds {dtype} values; give floats, or integers for symbols")
-        if self.symbols and len(shape) == 3:
-            raise InputError(f"{self.origin}: x has the shape {shape}; symbols are (rows, tokens)")
+        if self.asked.symbols and len(shape) == 3:
+            raise InputError(f"{self.origin}: x has the shape {shape}; --symbols are (rows, tokens)")
+        if self.asked.values and self._columns.letters:
+            raise InputError(f"{self.origin}: x holds texts; leave out --values")
         return shape
 
     @cached_property
     def _reading(self) -> Reading | None:
         """What the rule says of integers of which nothing else does."""
-        asked = self.values or self.symbols or self._columns.letters
+        asked = self.asked.values or self.asked.symbols or self._columns.letters
         if asked or len(self._shape) == 3 or self._columns.dtypes["x"].kind == "f":
             return None
         piece = min(self._columns.piece_rows, max(1, SAMPLE // self._shape[1]))
@@ -182,19 +169,28 @@ class OwnData(Source):
 
     @cached_property
     def _symbols(self) -> bool:
-        return self.symbols or self._columns.letters or bool(self._reading and self._reading.names)
+        names = self.asked.symbols or self._columns.letters or bool(self._reading and self._reading.names)
+        if names and self.asked.missing != "refuse":
+            raise InputError(f"{self.origin}: x holds symbols, of which none is missing; leave out --missing")
+        return names
 
     @property
     def _channels(self) -> int:
-        return 1 if len(self._shape) == 2 else self._shape[2]
+        channels = 1 if len(self._shape) == 2 else self._shape[2]
+        return 2 * channels if self.asked.missing == "mask" else channels
 
     @cached_property
     def _labels(self) -> Labels:
-        return encode_labels(self.origin, self._column("y"), regression=self.regression, classes=self.classes)
+        y, asked = self._column("y"), self.asked
+        return encode_labels(self.origin, y, regression=asked.regression, classes=asked.classes)
 
     @cached_property
     def _groups(self) -> np.ndarray | None:
         return self._column("groups") if "groups" in self._columns.shapes else None
+
+    @cached_property
+    def _group_numbers(self) -> np.ndarray | None:
+        return None if self._groups is None else np.unique(self._groups, return_inverse=True)[1]
 
     @cached_property
     def _split(self) -> np.ndarray:
@@ -225,7 +221,7 @@ class OwnData(Source):
             real = np.arange(x.shape[1]) < self._lengths[piece.lo : piece.hi, None]
             largest = max(largest, int(x.max(initial=0, where=real)))
         if largest >= MOST_SYMBOLS:
-            raise InputError(f"{self.origin}: x holds the symbol {largest}; if these are values, leave out symbols")
+            raise InputError(f"{self.origin}: x holds the symbol {largest}; if these are values, leave out --symbols")
         return largest + 1
 
     def _column(self, name: str) -> np.ndarray:
@@ -236,13 +232,11 @@ class OwnData(Source):
         lengths = self._lengths[piece.lo : piece.hi]
         x = self._columns.read("x", piece.lo, piece.hi)
         if self._alphabet[0]:
-            return to_symbols(self.origin, x, lengths, self._alphabet[0], piece.lo), lengths
+            return x, lengths
         if self._symbols:
             return clean_symbols(self.origin, x, lengths, self._vocabulary, piece.lo), lengths
         x = x.reshape(*x.shape[:2], -1)
-        if self.missing and x.dtype.kind == "f":
-            x = without_gaps(self.origin, x, lengths, piece.lo)
-        return clean_values(self.origin, x, lengths, piece.lo), lengths
+        return as_values(self.origin, x, lengths, self.asked.missing, piece.lo), lengths
 
     def _training_values(self) -> Iterator[np.ndarray]:
         for piece in self.pieces():

@@ -6,7 +6,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.own.letters import codes_of, to_symbols
-from reservoir.tasks.own.values import clean_symbols, clean_values, without_gaps
+from reservoir.tasks.own.values import as_values, clean_symbols
 from reservoir.tasks.source import full_lengths
 from reservoir.tasks.task import Task, Tokens
 
@@ -25,13 +25,15 @@ def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int, fewes
 def encode_own(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return new inputs, as in the file that the task was made from, as stored sequences, and their lengths."""
     where = f"task {task.name!r}"
-    if task.alphabet and x.dtype.kind == "U" and x.ndim == 1:
-        codes, lengths = codes_of(where, x.tolist())
-        x = to_symbols(where, codes, lengths, task.alphabet)
+    if task.alphabet:
+        if x.dtype.kind != "U" or x.ndim != 1:
+            raise InputError(f"{where}: inputs of shape {x.shape} and type {x.dtype}; give texts (rows,)")
+        return codes_of(where, x.tolist())
     symbols = isinstance(task.form, Tokens)
     if not symbols and x.ndim == 2:
         x = x[:, :, None]
-    dim = 0 if isinstance(task.form, Tokens) else task.form.dim
+    missing = task.parameters.get("missing", "refuse")
+    dim = 0 if isinstance(task.form, Tokens) else task.form.dim // (2 if missing == "mask" else 1)
     shape_fits = x.ndim == 2 if symbols else x.ndim == 3 and x.shape[2] == dim
     if not shape_fits or x.dtype.kind not in ("ui" if symbols else "uif") or not x.size:
         want = "integers (rows, tokens)" if symbols else f"numbers (rows, tokens, {dim})"
@@ -41,8 +43,16 @@ def encode_own(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> 
     if isinstance(task.form, Tokens):
         x = clean_symbols(where, x, lengths, task.form.vocabulary)
     else:
-        filled = "missing" in task.parameters and x.dtype.kind == "f"
-        x = clean_values(where, without_gaps(where, x, lengths) if filled else x, lengths)
+        x = as_values(where, x, lengths, missing)
     if x.shape[1] > task.max_tokens:
         raise InputError(f"{where}: sequences of {x.shape[1]} tokens; the task has at most {task.max_tokens}")
     return x, lengths
+
+
+def letter_symbols(where: str, task: Task, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return new texts, as code points, as symbols; refuse letters that the task does not have, and longer texts."""
+    symbols = to_symbols(where, x, lengths, task.alphabet)
+    if lengths.max() > task.max_tokens:
+        row = int(np.argmax(lengths))
+        raise InputError(f"{where}, row {row}: {lengths[row]} letters; the task has at most {task.max_tokens}")
+    return symbols

@@ -34,13 +34,15 @@ def header_labels(path: Path, headers: Sequence[str], pattern: str) -> tuple[lis
         try:
             compiled = re.compile(pattern)
         except re.error as error:
-            raise InputError(f"label={pattern}: no pattern ({error}); give one with a group in parentheses") from None
+            raise InputError(f"--label {pattern}: no pattern ({error}); give one with a group in parentheses") from None
         if compiled.groups != 1:
-            raise InputError(f"label={pattern}: {compiled.groups} groups; give a pattern with one, in parentheses")
+            raise InputError(f"--label {pattern}: {compiled.groups} groups; give a pattern with one, in parentheses")
         matches = [compiled.search(header) for header in headers]
         for row, match in enumerate(matches):
             if match is None or match.group(1) is None:
-                raise InputError(f"{path}, row {row}: the header {headers[row][:60]!r} does not match label={pattern}")
+                raise InputError(
+                    f"{path}, row {row}: the header {headers[row][:60]!r} does not match --label {pattern}"
+                )
         return [match.group(1) for match in matches if match], f"the label is what {pattern} finds in the header"
     if all(len(header.split()) > 1 for header in headers):
         return [header.split()[-1] for header in headers], "the label is the last word of the header"
@@ -48,4 +50,4 @@ def header_labels(path: Path, headers: Sequence[str], pattern: str) -> tuple[lis
         return [
             header.rsplit("|", 1)[1].strip() for header in headers
         ], "the label is what follows the last | of the header"
-    raise InputError(f"{path}: no label in headers like {headers[0][:60]!r}; say where, as in label='class=(\\w+)'")
+    raise InputError(f"{path}: no label in headers like {headers[0][:60]!r}; say where, as in --label 'class=(\\w+)'")

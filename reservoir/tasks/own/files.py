@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from reservoir.errors import InputError
+from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.cells import array_of, pad
-from reservoir.tasks.own.columns import Columns, InMemory, Roles
+from reservoir.tasks.own.columns import Columns, InMemory
 from reservoir.tasks.own.fasta import header_labels, read_fasta
 from reservoir.tasks.own.hdf5 import Hdf5
 from reservoir.tasks.own.letters import codes_of
@@ -26,21 +28,26 @@ FASTA = (".fasta", ".fa", ".faa", ".fna")
 SUFFIXES = (*ARRAYS, *TABLES, *FASTA)
 
 
-def open_columns(origin: str, roles: Roles | None = None, *, fill: bool = False, labelled: bool = True) -> Columns:
+def open_columns(origin: str, asked: OwnDataOptions, parameters: Mapping[str, Any] | None = None) -> Columns:
     """Return the arrays of a file by its suffix, or of ``module:function``.
 
-    ``fill`` lets cells of a table be empty, as NaN; without ``labelled`` nothing is missed that only training needs.
+    New sequences are read by the ``parameters`` of a task; nothing is missed then that only training needs.
     """
-    path, roles = Path(origin), roles or Roles()
+    path = Path(origin)
     if ":" in path.name and not path.exists():
+        _refuse_columns(origin, asked, "a function yields no columns")
         return read_function(origin)
     check_file(path)
     if path.suffix in ARRAYS:
+        if parameters is None:
+            _refuse_columns(origin, asked, "it holds arrays by the names x, y, lengths, split, groups and ids")
         return _with_letters(origin, ARRAYS[path.suffix](path))
     if path.suffix in TABLES:
-        return Sorting(path, TABLES[path.suffix](path), roles, fill=fill, labelled=labelled).arrays_of_table()
+        return Sorting(path, TABLES[path.suffix](path), asked, parameters).arrays_of_table()
     if path.suffix in FASTA:
-        return _fasta(path, roles, labelled)
+        if parameters is None:
+            _refuse_columns(origin, replace(asked, label=None), "FASTA has headers, in which --label finds the label")
+        return _fasta(path, asked, parameters)
     raise InputError(f"{path}: files of type {path.suffix!r} are not read; give one of {', '.join(SUFFIXES)}")
 
 
@@ -50,13 +57,19 @@ def check_file(path: Path) -> None:
         raise InputError(f"{path}: no {'regular' if path.exists() else 'such'} file; give the path of your data")
 
 
-def _fasta(path: Path, roles: Roles, labelled: bool) -> Columns:
+def _refuse_columns(origin: str, asked: OwnDataOptions, why: str) -> None:
+    """Refuse the flags that name columns of a table."""
+    for flag in ("label", "id", "time", "group", "text", "drop"):
+        if name := getattr(asked, flag):
+            raise InputError(f"{origin}: --{flag} {name} names a column of a table, and {why}; leave it out")
+
+
+def _fasta(path: Path, asked: OwnDataOptions, parameters: Mapping[str, Any] | None) -> Columns:
     table, note = read_fasta(path), ""
     headers = table.pop("header")
-    if labelled:
-        table["label"], note = header_labels(path, headers, roles.label)
-    sorting = Sorting(path, table, Roles(id="id", text="sequence"), fill=False, labelled=labelled)
-    columns = sorting.arrays_of_table()
+    if parameters is None:
+        table["label"], note = header_labels(path, headers, asked.label or "")
+    columns = Sorting(path, table, OwnDataOptions(id="id", text="sequence"), parameters).arrays_of_table()
     columns.notes += [note] if note else []
     columns.found.clear()
     return columns

@@ -27,6 +27,7 @@ HEAD = 0.1
 """A vocabulary is used unevenly: the commonest hundredth of it makes up more than this share of the tokens."""
 
 FEW_CLASSES = 20
+FEW_ROWS_PER_CLASS = 5
 ROWS_PER_CLASS = 50
 
 
@@ -83,8 +84,8 @@ def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
 def read_labels(y: np.ndarray) -> Reading:
     """Return whether whole-number labels are classes, or targets of a regression.
 
-    Up to 20 different numbers are classes, unless there are more than half as many as labels; more are classes where
-    they are counted through from 0 or 1, or have 50 labels each and more.
+    Two different numbers are classes. Others are where they are counted through from 0 or 1 and have two labels each,
+    up to 20 where they have 5 labels each on average, and more where they have 50.
 
     Parameters
     ----------
@@ -100,7 +101,10 @@ def read_labels(y: np.ndarray) -> Reading:
     many = f"{len(numbers):,} different ones among {y.size:,}"
     if len(numbers) > 2 and len(numbers) > y.size / 2:
         return Reading(False, many)
-    if len(numbers) <= FEW_CLASSES:
-        return Reading(True, many)
-    counted = numbers[0] in {0, 1} and numbers[-1] - numbers[0] == len(numbers) - 1
-    return Reading(bool(counted or y.size >= ROWS_PER_CLASS * len(numbers)), many)
+    least = FEW_ROWS_PER_CLASS if len(numbers) <= FEW_CLASSES else ROWS_PER_CLASS
+    return Reading(len(numbers) <= 2 or counted_through(numbers) or y.size >= least * len(numbers), many)
+
+
+def counted_through(numbers: np.ndarray) -> bool:
+    """Return whether sorted different numbers are 0, 1, 2 ... or 1, 2, 3 ..."""
+    return bool(numbers[0] in {0, 1} and numbers[-1] - numbers[0] == len(numbers) - 1)

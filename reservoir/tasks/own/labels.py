@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.own.kinds import FEW_CLASSES, read_labels
+from reservoir.tasks.own.cells import GAPS
+from reservoir.tasks.own.kinds import FEW_CLASSES, counted_through, read_labels
 from reservoir.tasks.rows import HELD_OUT, SHARES, grouped, stratified
 
 MOST_ROUNDING = 1e-3
@@ -44,29 +45,34 @@ def encode_labels(where: str, y: np.ndarray, *, regression: bool = False, classe
     found, numbers = np.unique(shaped, return_inverse=True)
     numbers = numbers.reshape(shaped.shape).astype(np.int64)
     names = [name.decode() if isinstance(name, bytes) else name for name in found.tolist()]
+    odd = [name for name in names if str(name).strip().lower() in GAPS]
+    notes += tuple(f"y has a class {name!r}; if it means that a label is missing, remove these rows" for name in odd)
     if len(names) == 1:
         raise InputError(f"{where}: all labels are the same ({names[0]!r}); give rows of at least two classes")
     if y.dtype.kind in "US" and len(names) == y.size > 2:
         raise InputError(f"{where}: each row has a label of its own ({names[0]!r}, ...); are these names of the rows?")
-    return Labels(numbers, len(names), () if names == list(range(len(names))) else tuple(names), notes)
+    return Labels(
+        numbers, len(names), () if y.dtype.kind != "b" and names == list(range(len(names))) else tuple(names), notes
+    )
 
 
 def _as_meant(where: str, y: np.ndarray, regression: bool, classes: bool) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return floats for targets, integers or strings for classes, and what was decided unasked."""
     if regression and (classes or y.dtype.kind in "US"):
-        raise InputError(f"{where}: y holds {y.dtype} values; leave out regression")
+        raise InputError(f"{where}: y holds {y.dtype} values; leave out --regression")
     whole = y.dtype.kind != "f" or bool((np.isfinite(y) & (y == np.rint(y))).all())
     if classes and not whole:
-        raise InputError(f"{where}: y holds numbers that are not whole; leave out classes")
+        raise InputError(f"{where}: y holds numbers that are not whole; leave out --classes")
     if regression or classes or y.dtype.kind not in "iuf" or not whole:
         return y.astype(np.float64) if regression else y.astype(np.int64) if y.dtype.kind == "f" and classes else y, ()
     if y.dtype.kind == "f":
-        return y, ("y holds floats, all whole, read as targets of a regression (else say classes)",)
+        return y, ("y holds floats, all whole, read as targets of a regression (else --classes)",)
     reading = read_labels(y)
     if not reading.names:
-        return y.astype(np.float64), (f"y read as targets of a regression ({reading.why}; else say classes)",)
-    few = len(np.unique(y)) <= FEW_CLASSES
-    return y, () if few else (f"y read as classes ({reading.why}; else say regression)",)
+        return y.astype(np.float64), (f"y read as targets of a regression ({reading.why}; else --classes)",)
+    numbers = np.unique(y)
+    plain = len(numbers) <= FEW_CLASSES and (len(numbers) == 2 or counted_through(numbers))
+    return y, () if plain else (f"y read as classes ({reading.why}; else --regression)",)
 
 
 def _single(where: str, y: np.ndarray) -> np.ndarray:

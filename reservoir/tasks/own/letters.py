@@ -10,7 +10,9 @@ from reservoir.errors import InputError
 from reservoir.tasks.own.columns import check_padding
 
 UNKNOWN = "\ufffd"
-"""Stands first in an alphabet where rows of valid or test hold letters that no training row has."""
+"""Stands first in an alphabet where rows of valid or test hold letters that no training row has, or new ones may."""
+
+MOST_LETTERS = 64
 
 
 def codes_of(where: str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -30,15 +32,26 @@ def codes_of(where: str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     return x, lengths
 
 
+def texts_of(codes: np.ndarray, lengths: np.ndarray) -> list[str]:
+    """Return the texts of which `codes_of` gave the code points; what is no character becomes U+FFFD."""
+    rows = codes.astype("<u4")
+    return [row[:n].tobytes().decode("utf-32-le", "replace") for row, n in zip(rows, lengths, strict=True)]
+
+
 def alphabet_of(codes: np.ndarray, lengths: np.ndarray, train: np.ndarray) -> tuple[str, str]:
     """Return the letters of the training rows in order, and those that only other rows have.
 
-    Where there are any of the latter, `UNKNOWN` stands first in the alphabet.
+    Where there are any of the latter, and where the texts are in words, `UNKNOWN` stands first in the alphabet.
     """
     real = np.arange(codes.shape[1]) < lengths[:, None]
     known, every = (np.unique(codes[rows][real[rows]]) for rows in (train, slice(None)))
-    others = "".join(map(chr, np.setdiff1d(every, known)))
-    return (UNKNOWN if others else "") + "".join(map(chr, known)), others
+    letters, others = ("".join(map(chr, kind)) for kind in (known, np.setdiff1d(every, known)))
+    return (UNKNOWN if others or are_words(letters) else "") + letters, others
+
+
+def are_words(alphabet: str) -> bool:
+    """Return whether texts of these letters are in words: with spaces, or in a script of more letters than symbols."""
+    return " " in alphabet or len(alphabet) > MOST_LETTERS
 
 
 def to_symbols(where: str, codes: np.ndarray, lengths: np.ndarray, alphabet: str, first_row: int = 0) -> np.ndarray:

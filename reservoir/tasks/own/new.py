@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError
+from reservoir.options import OwnDataOptions
 from reservoir.tasks.images.idx import read_idx
-from reservoir.tasks.own.columns import Roles
 from reservoir.tasks.own.files import SUFFIXES, open_columns
-from reservoir.tasks.own.letters import to_symbols
+from reservoir.tasks.own.letters import texts_of
 from reservoir.tasks.task import Task, Tokens
 
 NewRows = tuple[np.ndarray, np.ndarray | None, list[str] | None, np.ndarray | None]
@@ -31,11 +31,11 @@ def read_new(path: Path, task: Task) -> NewRows:
     Returns
     -------
     x : ndarray
-        For `reservoir.tasks.encode`: sequences or raw inputs; texts (rows,) for a named task.
+        For `reservoir.tasks.encode`: sequences or raw inputs; texts (rows,).
     lengths : ndarray of int, (rows,), or None
     ids : list of str, or None
     y : ndarray, (rows, ...), or None
-        Labels of an ``.npz`` or HDF5 file, as they are there.
+        Labels as they are there; None for a row of a table that has none.
 
     Raises
     ------
@@ -44,8 +44,8 @@ def read_new(path: Path, task: Task) -> NewRows:
     """
     if path.suffix not in SUFFIXES and path.is_file():
         return read_idx(path, (28, 28)), None, None, None
-    roles = {field.name: task.parameters[field.name] for field in fields(Roles) if field.name in task.parameters}
-    columns = open_columns(str(path), Roles(**roles), fill="missing" in task.parameters, labelled=False)
+    asked = {f.name: task.parameters[f.name] for f in fields(OwnDataOptions) if f.name in task.parameters}
+    columns = open_columns(str(path), OwnDataOptions(**asked), task.parameters)
     if "x" not in columns.shapes:
         raise InputError(f"{path}: it has no array 'x'; put the sequences there")
     if not columns.shapes["x"]:
@@ -60,9 +60,7 @@ def read_new(path: Path, task: Task) -> NewRows:
     y = columns.read("y", 0, rows) if columns.shapes.get("y") else None
     if columns.letters:
         assert lengths is not None
-        if task.alphabet:
-            return to_symbols(str(path), x, lengths, task.alphabet), lengths, ids, y
-        return np.array(["".join(map(chr, row[:n])) for row, n in zip(x, lengths, strict=True)]), None, ids, y
+        return np.array(texts_of(x, lengths)), None, ids, y
     if isinstance(task.form, Tokens) and x.dtype.kind == "f" and x.ndim == 2 and (x == np.rint(x)).all():
         x = x.astype(np.int64)
     return x, lengths, ids, y

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from reservoir.errors import InputError
-from reservoir.tasks.own.cells import column, is_text, numbers, pad, values
-from reservoir.tasks.own.columns import InMemory, Roles
+from reservoir.errors import InputError, nearest
+from reservoir.options import OwnDataOptions
+from reservoir.tasks.own.cells import column, is_text, labels_of, numbers, ordered, pad, values
+from reservoir.tasks.own.columns import InMemory
 from reservoir.tasks.own.letters import codes_of
 from reservoir.tasks.own.tables import Table
 
@@ -23,21 +24,29 @@ SEQUENCES = ("x", "sequence")
 
 IDS = ("id", "series_id", "case")
 TIMES = ("time", "t", "step", "timestamp", "date")
+DECIMAL = re.compile(r"-?\d+\.\d+")
 INDEX = re.compile(r"Unnamed: \d+")
+
+FEWEST_COUNTED = 4
+"""Rows from which on a column of their numbers is no value."""
+
+MOST_NAMES = 256
+"""So many columns of values are known again by their names; more are places of a series, known by their number."""
 
 
 class Sorting:
     """A table whose columns are taken out one role after the other; the values are what is left.
 
-    ``fill`` lets cells be empty, as they are filled in later; without ``labelled`` columns may be missing that only
-    training needs.
+    A table of new sequences is read as the one of a task was, by the ``parameters`` that were found there; columns may
+    be missing that only training needs.
     """
 
-    def __init__(self, path: Path, table: Table, roles: Roles, *, fill: bool, labelled: bool):
-        self.path, self.table, self.roles, self.fill, self.labelled = path, dict(table), roles, fill, labelled
+    def __init__(self, path: Path, table: Table, roles: OwnDataOptions, parameters: Mapping[str, Any] | None = None):
+        self.path, self.table, self.roles, self.labelled = path, dict(table), roles, parameters is None
+        self.parameters, self.fill = parameters or {}, roles.missing != "refuse"
         self.rows = len(next(iter(table.values()), ()))
         self.notes: list[str] = []
-        self.found: dict[str, str] = {}
+        self.found: dict[str, Any] = {}
         self.arrays: dict[str, np.ndarray] = {}
         self.letters = False
 
@@ -49,8 +58,9 @@ class Sorting:
         groups = self._named("group") or ("groups" if "groups" in self.table else "")
         whole = self._whole()
         time = self._named("time")
-        if not whole and ids and len(set(ids)) < self.rows:
-            self._long(ids, labels, groups, time)
+        repeats = bool(ids) and len(set(ids)) < self.rows
+        if not whole and (repeats if self.labelled else self.parameters.get("long", False)):
+            self._long(ids or ["0"] * self.rows, labels, groups, time)
         else:
             self._wide(ids, labels, groups, time, whole)
         return InMemory(self.arrays, self.notes, self.found, letters=self.letters)
@@ -58,16 +68,32 @@ class Sorting:
     # ---- which column is what
 
     def _drop(self) -> None:
-        for name in filter(None, map(str.strip, self.roles.drop.split(","))):
+        for name in filter(None, map(str.strip, str(self.roles.drop or "").split(","))):
             if name not in self.table and self.labelled:
                 self._refuse(name, "drop")
             self.table.pop(name, None)
-        counted = [str(row) for row in range(self.rows)]
-        for name in list(self.table):
-            index = name == "index" and [str(cell) for cell in self.table[name]] == counted
-            if index or INDEX.fullmatch(name):
+        named = {
+            self.roles.label,
+            self.roles.id,
+            self.roles.time,
+            self.roles.group,
+            *self.parameters.get("columns", ()),
+        }
+        kept = {*named, *IDS, *self._labels()}
+        for name in {next(iter(self.table), "") if self.labelled else "index", "index"} & self.table.keys() - kept:
+            if self._counts(self.table[name]):
                 del self.table[name]
-                self.notes.append(f"the column {name!r} is left out, as it has no name or counts the rows")
+                self.notes.append(f"the column {name!r} is left out, as it counts the rows")
+        for name in [name for name in self.table if INDEX.fullmatch(name) and name not in named]:
+            del self.table[name]
+            self.notes.append(f"the column {name!r} is left out, as it has no name")
+
+    def _counts(self, cells: Sequence[Any]) -> bool:
+        """Return whether cells are the numbers of the rows, from 0 or 1."""
+        texts = [str(cell) for cell in cells]
+        return self.rows >= FEWEST_COUNTED and any(
+            texts == [str(row + first) for row in range(self.rows)] for first in (0, 1)
+        )
 
     def _named(self, role: str) -> str:
         """Return the column that was named for a role, if any."""
@@ -79,11 +105,16 @@ class Sorting:
         return name
 
     def _refuse(self, name: str, role: str) -> None:
-        raise InputError(f"{self.path}: no column {name!r} ({role}) among {list(self.table)[:8]}")
+        near = nearest(name, self.table)
+        raise InputError(f"{self.path}: no column {name!r} (--{role}) among {list(self.table)[:8]}{near}")
 
     def _labels(self) -> list[str]:
-        named = self._named("label")
-        return [named] if named else [n for n in self.table if n in LABELS or (n[:1] == "y" and n[1:].isdigit())]
+        if named := self._named("label"):
+            return [named]
+        found = [name for name in self.table if name in LABELS or (name[:1] == "y" and name[1:].isdigit())]
+        if "label" in found and len(found) > 1 and self.labelled:
+            raise InputError(f"{self.path}: labels in the columns {found[:8]}; say --label NAME, and --drop the others")
+        return found
 
     def _ids(self) -> Sequence[Any]:
         taken = {self.roles.group, self.roles.label, self.roles.text, self.roles.time}
@@ -109,7 +140,7 @@ class Sorting:
         rest.sort(key=lambda name: sum(len(str(cell)) for cell in self.table[name]))
         text, more = rest[-1], rest[:-1]
         if self.labelled and len(more) != (not labels):
-            raise InputError(f"{self.path}: texts in the columns {rest}; say which is the text, and which the label")
+            raise InputError(f"{self.path}: texts in the columns {rest[:8]}; say which are --text and --label")
         self.found["text"] = text
         for name in more:
             if self.labelled:
@@ -125,8 +156,14 @@ class Sorting:
     def _wide(self, ids: Sequence[Any], labels: list[str], groups: str, time: str, whole: str) -> None:
         labels = labels or self._labels()
         if not labels and self.labelled:
+            bare = " (is the line of names missing?)" if any(DECIMAL.fullmatch(name) for name in self.table) else ""
+            has = f"{list(self.table)[:8]}{bare}"
+            raise InputError(f"{self.path}: no column of labels among {has}; call it label, or say --label NAME")
+        again = next((name for name in TIMES if name in self.table and not ids and not time), "")
+        if again and self.labelled and _repeats(self.table[again]):
             raise InputError(
-                f"{self.path}: no column of labels among {list(self.table)[:8]}; name it y or label, or say which it is"
+                f"{self.path}: the column {again!r} has the same times again and again, as in long form, and no column "
+                f"is called id; say --id NAME, or --drop {again}"
             )
         if ids:
             repeats = len(set(ids)) < self.rows
@@ -150,8 +187,8 @@ class Sorting:
 
     def _take(self, labels: list[str], groups: str) -> None:
         """Take labels, split and groups out of the table."""
-        y = [column(self.path, name, self.table.pop(name)) for name in labels]
-        if y and self.labelled:
+        y = [labels_of(self.path, name, self.table.pop(name), every=self.labelled) for name in labels]
+        if y:
             self.arrays["y"] = y[0] if len(y) == 1 else np.stack(y, axis=1)
         if "split" in self.table:
             self.arrays["split"] = np.array([str(cell).strip() for cell in self.table.pop("split")])
@@ -168,32 +205,50 @@ class Sorting:
             self.found["text"], self.letters = whole, True
         else:
             found = [numbers(self.path, row, cell) for row, cell in enumerate(sequences)]
-            self.arrays["x"], self.arrays["lengths"] = pad(str(self.path), found)
+            self.arrays["x"], self.arrays["lengths"] = pad(str(self.path), found, fill=self.fill)
 
     def _values(self) -> None:
         """Take columns of one value each as floats (rows, values); rows may end early."""
-        if not self.table:
-            raise InputError(f"{self.path}: no columns of values, and no column named x or sequence")
+        self._choose()
         names, columns = list(self.table), list(self.table.values())
         empty = np.array([[cell is None or cell == "" for cell in cells] for cells in columns]).T
         lengths = len(names) - np.argmin(empty[:, ::-1], axis=1)
+        if short := int((lengths < len(names)).sum()):
+            self.notes.append(f"{short:,} rows end before the last column, at their last value")
         x = np.stack([values(self.path, name, cells) for name, cells in zip(names, columns, strict=True)], axis=1)
         x[np.arange(len(names)) >= lengths[:, None]] = 0
         self._check_gaps(x, names)
         self.arrays["x"], self.arrays["lengths"] = x, lengths
 
+    def _choose(self) -> None:
+        """Keep the columns of values that the task knows, in its order; rows may end before the last of them."""
+        known = self.parameters.get("columns", [])
+        if not self.labelled and known:
+            end = len(known) if "long" in self.parameters else sum(1 for name in known if name in self.table)
+            for name in known[: max(end, 1)]:
+                if name not in self.table:
+                    raise InputError(
+                        f"{self.path}: no column {name!r}, as there was where the readout was fitted, among "
+                        f"{list(self.table)[:8]}{nearest(name, self.table)}"
+                    )
+            self.table = {name: self.table[name] for name in known if name in self.table}
+        if not self.table:
+            raise InputError(f"{self.path}: no columns of values; give one column per value of a sequence")
+        if len(self.table) <= MOST_NAMES:
+            self.found["columns"] = list(self.table)
+
     # ---- several lines per sequence
 
     def _long(self, ids: Sequence[Any], labels: list[str], groups: str, time: str) -> None:
-        name = self.roles.id or self.found["id"]
+        name = self.roles.id or self.found.get("id", "id")
         series = {key: place for place, key in enumerate(dict.fromkeys(ids))}
         if not labels and self.labelled:
-            raise InputError(f"{self.path}: no column of labels among {list(self.table)[:8]}; say which it is")
+            raise InputError(f"{self.path}: no column of labels among {list(self.table)[:8]}; say --label NAME")
         self._take(labels, groups)
         time = time or next((name for name in TIMES if name in self.table), "")
         if time:
             self.found |= {} if self.roles.time else {"time": time}
-            times = column(self.path, time, self.table.pop(time))
+            times = ordered(self.path, time, self.table.pop(time))
         else:
             times = np.arange(self.rows)
         member = np.array([series[key] for key in ids])
@@ -203,8 +258,8 @@ class Sorting:
             row = int(order[1:][same][0])
             raise InputError(f"{self.path}, row {row}: {ids[row]!r} has two rows at {time} {times[row]}; keep one")
         lengths = np.bincount(member)
-        if not self.table:
-            raise InputError(f"{self.path}: no columns of values beside {name!r}")
+        self.found["long"] = True
+        self._choose()
         tokens = np.stack([values(self.path, column, cells) for column, cells in self.table.items()], axis=1)
         self._check_gaps(tokens, list(self.table))
         for array in list(self.arrays):
@@ -231,7 +286,7 @@ class Sorting:
             what = "label" if array == "y" else array
             raise InputError(
                 f"{self.path}, row {row}: another {what} than before under the same {name!r}; if each row is a "
-                f"sequence of its own, say group={name} or drop={name}"
+                f"sequence of its own, say --group {name} or --drop {name}"
             )
         return first
 
@@ -242,5 +297,11 @@ class Sorting:
             row, place = (int(i) for i in gaps[0])
             raise InputError(
                 f"{self.path}, row {row}, column {names[place]!r}: an empty cell; only the end of a row may be empty, "
-                "or fill gaps (missing=interpolate)"
+                "or say --missing interpolate or mask"
             )
+
+
+def _repeats(cells: Sequence[Any]) -> bool:
+    """Return whether times stand there several times on average: whole numbers or texts, not measured values."""
+    texts = [str(cell) for cell in cells]
+    return 2 * len(set(texts)) <= len(texts) and not any("." in text for text in texts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,19 @@ from reservoir.tasks.own.columns import check_expansion
 MOST_LINE = 2**26
 """Characters of a line; what has more is another kind of file."""
 
+DECIMAL = re.compile(r"[-+]?\d*(,\d+)?([eE][-+]?\d+)?")
+
 Table = dict[str, Sequence[Any]]
 """Cells by the names of their columns; those of text files are str, and None is an empty cell."""
 
 
 def read_csv(path: Path) -> Table:
-    """Return the columns of comma-separated text, or of text with tabs between if the file is a ``.tsv``."""
+    """Return the columns of text with commas between, or semicolons (then numbers may have decimal commas), or tabs."""
     # The default limit of a field, 131,072 characters, is a sequence of some 20,000 numbers.
     csv.field_size_limit(2**31 - 1)
+    separator = _separator(path)
     try:
-        rows = [row for row in csv.reader(lines_of(path), delimiter=_separator(path), strict=True) if row]
+        rows = [row for row in csv.reader(lines_of(path), delimiter=separator, strict=True) if row]
     except csv.Error as error:
         raise InputError(f"{path}: no readable table ({error}); give comma-separated text with a header") from None
     if len(rows) < 2:
@@ -36,7 +40,8 @@ def read_csv(path: Path) -> Table:
     for place, name in enumerate(header):
         if name in header[:place]:
             raise InputError(f"{path}: two columns are called {name!r}; give each a name of its own")
-    return dict(zip(header, zip(*rows[1:], strict=True), strict=True))
+    table = dict(zip(header, zip(*rows[1:], strict=True), strict=True))
+    return {name: _with_points(cells) for name, cells in table.items()} if separator == ";" else table
 
 
 def read_jsonl(path: Path) -> Table:
@@ -90,4 +95,14 @@ def lines_of(path: Path) -> Iterator[str]:
 
 
 def _separator(path: Path) -> str:
-    return "\t" if path.suffix == ".tsv" else ","
+    """Return what is between cells, by the header."""
+    if path.suffix == ".tsv":
+        return "\t"
+    header = next(lines_of(path), "")
+    return max(",;\t", key=header.count)
+
+
+def _with_points(cells: Sequence[str]) -> Sequence[str]:
+    """Return cells with points in numbers, if all of them are numbers or empty."""
+    numbers = all(not cell.strip() or DECIMAL.fullmatch(cell.strip()) for cell in cells)
+    return [cell.replace(",", ".") for cell in cells] if numbers else cells

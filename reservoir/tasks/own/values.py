@@ -23,7 +23,22 @@ def clean_symbols(where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: in
     return np.where(real, x, 0).astype(np.min_scalar_type(vocabulary - 1))
 
 
-def clean_values(where: str, x: np.ndarray, lengths: np.ndarray, first_row: int = 0) -> np.ndarray:
+def as_values(where: str, x: np.ndarray, lengths: np.ndarray, missing: str, first_row: int = 0) -> np.ndarray:
+    """Return values (rows, tokens, dim) as they are stored, those that are missing as `OwnDataOptions` has it.
+
+    With ``mask`` they stay NaN, which scaling makes 0, and as many channels behind are 1 where one is, else 0.
+    """
+    if missing == "interpolate" and x.dtype.kind == "f":
+        x = _without_gaps(where, x, lengths, first_row)
+    if missing != "mask":
+        return _clean(where, x, lengths, first_row)
+    real = (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
+    gaps = np.isnan(x) & real
+    known = _clean(where, np.where(gaps, 0, x).astype(np.float32), lengths, first_row)
+    return np.concatenate([np.where(gaps, np.float32(np.nan), known), gaps.astype(np.float32)], axis=2)
+
+
+def _clean(where: str, x: np.ndarray, lengths: np.ndarray, first_row: int = 0) -> np.ndarray:
     """Return values as float32 (bytes stay bytes), zero after each row's end; refuse those that are not finite."""
     real = (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
     with np.errstate(over="ignore"):
@@ -31,14 +46,16 @@ def clean_values(where: str, x: np.ndarray, lengths: np.ndarray, first_row: int 
     wrong = ~np.isfinite(values)
     if wrong.any():
         row, token, channel = (int(i) for i in np.argwhere(wrong)[0])
+        value = x[row, token, channel]
+        fill = ", or say --missing interpolate or mask" if np.isnan(value) else ""
         raise InputError(
-            f"{where}: x is {x[row, token, channel]} in row {first_row + row}, token {token}, column {channel}; "
-            "repair or remove the row, end it there with lengths, or fill gaps (missing=interpolate)"
+            f"{where}: x is {value} in row {first_row + row}, token {token}, column {channel}; repair or remove the "
+            f"row, end it there with lengths{fill}"
         )
     return values
 
 
-def without_gaps(where: str, x: np.ndarray, lengths: np.ndarray, first_row: int = 0) -> np.ndarray:
+def _without_gaps(where: str, x: np.ndarray, lengths: np.ndarray, first_row: int = 0) -> np.ndarray:
     """Return floats (rows, tokens, dim) with NaN on the line between their neighbours in time, or like the nearest."""
     x = x.copy()
     gaps = np.isnan(x) & (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
@@ -53,16 +70,20 @@ def without_gaps(where: str, x: np.ndarray, lengths: np.ndarray, first_row: int 
 def standardisation(stretches: Iterator[np.ndarray]) -> Scaling:
     """Return the standardisation of tokens that come in stretches (tokens, dim); 1 for a channel that does not vary.
 
-    Sums are taken around the first stretch's mean, in float64, so that a large constant does not eat the spread.
+    Sums are taken around the first stretch's mean, in float64, so that a large constant does not eat the spread. What
+    is NaN does not count.
     """
     first = next(stretches)
-    shift = first.mean(axis=0, dtype=np.float64)
+    known = ~np.isnan(first)
+    shift = np.where(known, first, 0).sum(axis=0, dtype=np.float64) / np.maximum(known.sum(axis=0), 1)
     count, total, squares = 0, np.zeros_like(shift), np.zeros_like(shift)
     for tokens in chain([first], stretches):
-        centred = tokens - shift
-        count += len(centred)
+        known = ~np.isnan(tokens)
+        centred = np.where(known, tokens - shift, 0)
+        count = count + known.sum(axis=0)
         total = total + centred.sum(axis=0)
         squares = squares + (centred**2).sum(axis=0)
+    count = np.maximum(count, 1)
     mean = total / count
     deviation = np.sqrt(np.maximum(squares / count - mean**2, 0))
     still = deviation <= 1e-12 * np.maximum(np.abs(shift + mean), 1e-300)

@@ -1,0 +1,141 @@
+"""The long campaign of faults: whatever is done to a run, nothing that it leaves is quietly wrong.
+
+    make faults                                   # everything, into benchmarks/FAULTS.md
+    python -m benchmarks.faults --scale 0.01      # a hundredth of it
+
+Every part counts what it tried and what was lost: a result that differs without a word, a traceback, something that
+the next command does not mend, or a process that takes more than its memory or time. It ends with 1 if anything was.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Processes are forked after the imports; other threads would not survive that.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[variable] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import argparse
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import reservoir_pipelines.extraction.extract
+import reservoir_pipelines.fitting.fit
+import reservoir_pipelines.pretraining.pretrain
+import reservoir_pipelines.training.train  # noqa: F401
+import torch
+import transformers.models.gpt2.modeling_gpt2  # noqa: F401
+
+from benchmarks.faults import bits, fuzz, kills, soak, system
+from benchmarks.faults.rounds import Count, command
+from benchmarks.faults.stages import Stage, make_stages
+
+SIZES = {
+    "kills": 28,
+    "rounds": 25,
+    "failures": 4,
+    "disks": 8,
+    "refusals": 5,
+    "bits": 1000,
+    "spoiled": 100,
+    "planted": 40,
+    "inputs": 100_000,
+    "blocks": 2000,
+    "readouts": 5000,
+}
+"""How often each part is tried."""
+
+PARTS = ("bits", "inputs", "soak", "kills", "together", "machine")
+
+
+def campaign(folder: Path, size: dict[str, int], parts: Collection[str]) -> Iterator[Count]:
+    """Run the chosen parts in a folder."""
+    root, log, whole = folder / "root", folder / "log", folder / "whole"
+    stages = {stage.name: stage for stage in make_stages(folder, root, warm="kills" in parts)}
+    if {"bits", "inputs", "soak"} & {*parts}:
+        stages["fit"].fresh(root)
+        for name in ("train", "fit"):
+            if not (done := command(stages[name].command, log)).whole:
+                raise RuntimeError(done.said)
+        shutil.copytree(root, whole)
+    if "bits" in parts:
+        yield from bits.flip(whole, size["bits"], 9)
+        yield from system.spoiled(whole, size["spoiled"], 10)
+    if "inputs" in parts:
+        yield from fuzz.fuzz(fuzz.readers(folder, whole), size["inputs"], 11)
+    if "soak" in parts:
+        yield from soak.soak(folder, next(whole.glob("features/*/*")), size["blocks"], size["readouts"])
+    if "kills" in parts:
+        for seed, stage in enumerate(stages.values()):
+            yield from kills.kill(stage, root, log, size["kills"], seed)
+    if "together" in parts:
+        for name in ("prepare", "extract", "adding columns", "fit"):
+            yield kills.together(stages[name], root, log, size["rounds"])
+    if "machine" in parts:
+        yield from _machine(stages, root, log, size)
+
+
+def _machine(stages: dict[str, Stage], root: Path, log: Path, size: dict[str, int]) -> Iterator[Count]:
+    """Have the machine fail under the stages."""
+    extract = stages["extract"]
+    for seed, name in enumerate(("prepare", "extract", "fit", "train", "pretrain")):
+        for error in ("ENOSPC", "EIO"):
+            yield system.failing(stages[name], root, log, error, size["failures"], seed)
+    yield system.full(extract, root, log, size["disks"])
+    for name in ("prepare", "extract"):
+        yield system.read_only(stages[name], root, log, size["refusals"])
+        yield system.removed(stages[name], root, log, size["refusals"], 7)
+    yield system.clock(extract, root, log, size["refusals"])
+    yield system.overflow(extract, root, log, size["planted"], 8)
+
+
+def main() -> int:
+    """Run the campaign and print, or write, its table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the trials of each part")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--out", type=Path, help="where the table is written")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    size = {name: max(2, round(options.scale * number)) for name, number in SIZES.items()}
+    started, counts = time.perf_counter(), []
+    folder = Path(tempfile.mkdtemp(prefix="faults-"))
+    folder.chmod(0o755)  # of one part that runs as another user
+    try:
+        for count in campaign(folder, size, options.parts.split(",")):
+            counts.append(count)
+            seconds = time.perf_counter() - started
+            print(f"{seconds:7.1f} s  {count.fault}: {count.tried:,} tried, {len(count.lost)} lost", flush=True)
+            if options.out:
+                options.out.write_text(_table(counts, seconds))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return int(any(count.lost for count in counts))
+
+
+def _table(counts: list[Count], seconds: float) -> str:
+    hardware = f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}"
+    lines = [
+        "# Faults",
+        "",
+        f"`python -m benchmarks.faults {' '.join(sys.argv[1:])}` on {datetime.now(UTC):%Y-%m-%d}, {hardware}, "
+        f"{seconds / 60:.0f} minutes. Lost: another result without a word, a traceback, or what the next command does "
+        "not mend.",
+        "",
+        "| fault | tried | survived | lost |",
+        "|---|---:|---:|---:|",
+        *(f"| {c.fault} | {c.tried:,} | {c.tried - len(c.lost):,} | {len(c.lost)} |" for c in counts),
+    ]
+    tried, lost = sum(c.tried for c in counts), sum(len(c.lost) for c in counts)
+    return "\n".join([*lines, f"| **all** | **{tried:,}** | **{tried - lost:,}** | **{lost}** |", ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

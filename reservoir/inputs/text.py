@@ -1,0 +1,97 @@
+"""Texts as the token numbers of a model's own tokenizer, special tokens as the model was trained with them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reservoir.backbones.hub import offline
+from reservoir.backbones.names import SHIPPED, first_line, gguf, quiet
+from reservoir.errors import InputError
+
+MOST_TOKENS = 2048
+"""Where neither the model nor its tokenizer says how long a text may be."""
+
+
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "vocab.json")
+
+
+class TextReader:
+    """From texts to token numbers; what is too long for the model is cut, and counted."""
+
+    def __init__(self, tokenizer: Any, positions: int | None) -> None:
+        self._tokenizer = tokenizer
+        stated = tokenizer.model_max_length if tokenizer.model_max_length < 2**31 else None
+        self.max_tokens = min(positions or stated or MOST_TOKENS, stated or positions or MOST_TOKENS)
+        self.vocabulary = len(tokenizer)
+        special = tokenizer("")["input_ids"]
+        self.has_cls = bool(special) and special[0] == tokenizer.cls_token_id
+        self.digest = _digest(tokenizer, self.max_tokens)
+        self.read = self.cut = 0
+
+    def __call__(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return token numbers (rows, longest), padded on the right, and the tokens of each text."""
+        found = self._tokenizer(list(texts), return_attention_mask=False)["input_ids"]
+        long = [row for row, numbers in enumerate(found) if len(numbers) > self.max_tokens]
+        for row in long:
+            found[row] = self._tokenizer(texts[row], truncation=True, max_length=self.max_tokens)["input_ids"]
+        self.read, self.cut = self.read + len(found), self.cut + len(long)
+        lengths = np.array([len(numbers) for numbers in found], np.int32)
+        if not lengths.all():
+            text = texts[int(np.argmin(lengths))]
+            raise InputError(f"the text {text[:40]!r} has no token that the model knows; leave the row out")
+        x = np.full((len(found), lengths.max()), self._tokenizer.pad_token_id or 0, np.int64)
+        x[np.arange(x.shape[1]) < lengths[:, None]] = np.concatenate(found)
+        return x, lengths
+
+    def note(self) -> str:
+        """Return how many of the texts that were read were cut."""
+        return f"{self.cut:,} of {self.read:,} texts have more than {self.max_tokens:,} tokens, and are cut there"
+
+
+def has_tokenizer(name: str) -> bool:
+    """Return whether a backbone has a tokenizer, as far as its folder tells; a file or a hub name may have one."""
+    folder = Path(SHIPPED.get(name, name))
+    return not folder.is_dir() or any((folder / file).is_file() for file in TOKENIZERS)
+
+
+def read_tokenizer(name: str, positions: int | None) -> TextReader:
+    """Return the reader of a model of so many positions, by its folder, GGUF file or hub name.
+
+    Raises
+    ------
+    InputError
+        If there is no tokenizer, or it is not readable without running code of the folder.
+    """
+    from transformers import AutoTokenizer
+
+    quiet()
+    source = str(SHIPPED.get(name, Path(name).parent if gguf(name) else name))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, trust_remote_code=False, use_fast=True, local_files_only=offline(source), **gguf(name)
+        )
+        # Texts are padded and cut here: a file may have brought lengths of its own.
+        tokenizer.padding_side = tokenizer.truncation_side = "right"
+        if tokenizer.is_fast:
+            tokenizer.backend_tokenizer.no_truncation()
+            tokenizer.backend_tokenizer.no_padding()
+        return TextReader(tokenizer, positions)
+    except Exception as error:  # transformers, tokenizers and broken files raise all kinds
+        raise InputError(
+            f"backbone {name!r}: its tokenizer is not readable ({first_line(error)}); give a folder with a "
+            "tokenizer.json, or take --input gaussian"
+        ) from error
+
+
+def _digest(tokenizer: Any, max_tokens: int) -> str:
+    """Return the SHA-256 of all that decides which numbers a text becomes."""
+    rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else tokenizer.get_vocab()
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    content = [type(tokenizer).__name__, rules, special, max_tokens]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

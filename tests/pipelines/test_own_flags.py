@@ -1,0 +1,186 @@
+"""How own data is read where flags say it: what is named, what is missing, who belongs together (lines 4 and 5)."""
+
+import numpy as np
+import pytest
+from reservoir_pipelines import extract, fit, predict, prepare
+from reservoir_pipelines.cli import run
+from reservoir_pipelines.extraction.entries import find_entry
+from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.fitting.sources import ColumnSource, deal
+from reservoir_pipelines.tuning.judge import Judge
+
+from reservoir import InputError
+from reservoir.readouts import deal_folds
+from reservoir.tasks import encode, read_new
+
+SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}
+
+
+def table(path, rows=90, seed=0, **more):
+    """Write rows of four values and a class that they show, and return the path."""
+    draw = np.random.default_rng(seed)
+    ward = np.arange(rows) % 2
+    values = draw.normal(size=(rows, 4)) + 3 * ward[:, None]
+    columns = {f"v{n}": values[:, n].round(3) for n in range(4)} | {"ward": np.array(["north", "south"])[ward]} | more
+    lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_line_5_every_stage_takes_the_flags(cache, tmp_path, call):
+    path = table(tmp_path / "t.csv", number=range(90))
+    flags = ["--label", "ward", "--drop", "number"]
+    model = [word for name in SMALL for word in (f"--{name}", SMALL[name])]
+    for command in (["prepare"], ["extract", *model], ["fit"], ["train", "--steps", "2", *model[:4]]):
+        code, _, err = call(command[0], path, *flags, *command[1:], "--json")
+        assert code == 0, err
+    assert find_entry(cache, path, label="ward").spec.task["parameters"] == {
+        "label": "ward",
+        "drop": "number",
+        "columns": ["v0", "v1", "v2", "v3"],
+    }
+    with pytest.raises(InputError, match=r"nothing extracted for .* with label number"):
+        find_entry(cache, path, label="number")
+    assert prepare(path, label="ward", drop=["number"]).path == prepare(path, label="ward", drop="number").path
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["prepare", "digits", "--label", "y"], "--label: it is for files of your own, and 'digits' is a task"),
+        (
+            ["prepare", "t.csv", "--label", "wrad"],
+            "no column 'wrad' (--label) among ['v0', 'v1', 'v2', 'v3', 'ward']; did",
+        ),
+        (["prepare", "t.csv", "--param", "label=ward"], "write --label ward"),
+        (["prepare", "t.csv", "--label", "ward", "--missing", "mean"], "choose among refuse, interpolate, mask"),
+        (["prepare", "t.csv", "--label", "ward", "--values", "--symbols"], "--values --symbols: give one of the two"),
+        (["prepare", "t.csv", "--label", "ward", "--regression"], "leave out --regression"),
+        (["prepare", "a.npz", "--group", "ward"], "--group ward names a column of a table, and it holds arrays"),
+        (["prepare", "s.csv", "--text", "s", "--missing", "mask"], "holds symbols, of which none is missing"),
+        (["prepare", "s.csv", "--text", "s", "--values"], "x holds texts; leave out --values"),
+        (["prepare", "t.csv", "--param", "lable=3"], "has no parameter 'lable'; it has label"),
+    ],
+)
+def test_line_5_a_flag_that_does_not_fit_is_one_line(cache, tmp_path, capsys, monkeypatch, command, message):
+    monkeypatch.chdir(tmp_path)
+    table(tmp_path / "t.csv")
+    np.savez("a.npz", x=np.ones((30, 3, 1)), y=np.arange(30) % 2)
+    (tmp_path / "s.csv").write_text("s,label\n" + "\n".join(f"ACGT{'ACGT'[n % 4]},{n % 2}" for n in range(30)) + "\n")
+    assert run(command) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert len(said) == 1 and message in said[0], said
+
+
+# ---- missing values
+
+
+def holes(path, rows=80, dtype=float):
+    """Write series of two channels with holes; return the path, the whole series and where they are missing."""
+    draw = np.random.default_rng(3)
+    y = np.arange(rows) % 2
+    whole = np.cumsum(draw.normal(size=(rows, 12, 2)), axis=1) + 500 + 4 * y[:, None, None]
+    gaps = draw.random(whole.shape) < 0.2
+    np.savez(path, x=np.where(gaps, np.nan, whole), y=y)
+    return str(path), whole, gaps
+
+
+def test_line_5_missing_values_are_on_the_line_between_their_neighbours(cache, tmp_path):
+    path, whole, gaps = holes(tmp_path / "h.npz")
+    with pytest.raises(InputError, match=r"x is nan in row .* say --missing interpolate or mask"):
+        prepare(path)
+    prepared = prepare(path, missing="interpolate")
+    rows = np.concatenate([prepared.split(name).read(0, len(prepared.split(name))).x for name in prepared.splits])
+    kept = np.where(gaps, np.nan, whole).astype(np.float32)
+    for found in rows:
+        row = next(row for row in range(len(kept)) if np.array_equal(found[~gaps[row]], kept[row][~gaps[row]]))
+        for channel in range(2):
+            there = ~gaps[row, :, channel]
+            line = np.interp(np.arange(12), np.flatnonzero(there), whole[row, there, channel])
+            np.testing.assert_allclose(found[:, channel], line, rtol=1e-6)
+
+
+def test_line_5_masked_values_are_zero_to_the_model_and_a_channel_says_where(cache, tmp_path):
+    path, whole, gaps = holes(tmp_path / "h.npz")
+    prepared = prepare(path, missing="mask")
+    x, lengths = encode(prepared.task, np.where(gaps, np.nan, whole))
+    seen = prepared.scaling(x)
+    assert prepared.task.form.dim == 4 and (lengths == 12).all()
+    np.testing.assert_array_equal(seen[:, :, 2:], gaps)
+    assert (seen[:, :, :2][gaps] == 0).all()
+    train = prepared.split("train").read(0, prepared.rows["train"])
+    values = prepared.scaling(train.x)[:, :, :2]
+    known = train.x[:, :, 2:] == 0
+    for channel in range(2):  # mean and deviation are those of what is there
+        there = values[:, :, channel][known[:, :, channel]].astype(float)
+        assert abs(there.mean()) < 1e-4 and abs(there.std() - 1) < 1e-4
+    digests = {prepare(path, missing=missing).digest for missing in ("interpolate", "mask")}
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize("missing", ["interpolate", "mask"])
+def test_line_5_new_files_are_read_by_the_same_rule(cache, tmp_path, missing):
+    path, whole, gaps = holes(tmp_path / "h.npz")
+    found = fit(extract(path, missing=missing, pool="mean,segments4", **SMALL))
+    new = tmp_path / "new.npz"
+    np.savez(new, x=np.where(gaps, np.nan, whole)[:5])
+    task = Bundle.load(found.saved).task
+    raw, *_ = read_new(new, task)
+    prepared = prepare(path, missing=missing)
+    x, _ = encode(task, raw)
+    stored = [
+        tuple(np.nan_to_num(row).ravel()) for split in prepared.splits.values() for row in split.read(0, len(split)).x
+    ]
+    assert all(tuple(np.nan_to_num(row).ravel()) in stored for row in x)
+    assert len(list(predict(found.saved, new))) == 5
+
+
+# ---- groups
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_line_5_no_group_is_on_both_sides_of_a_split_or_a_fold(cache, tmp_path, seed):
+    draw = np.random.default_rng(seed)
+    subjects = draw.integers(0, draw.integers(9, 30), 90)
+    path = table(tmp_path / "t.csv", seed=seed, subject=[f"s{n}" for n in subjects])
+    features = extract(path, label="ward", group="subject", pool="mean", **SMALL)
+    store = features.store
+    of_split = {name: set(store[name].groups.tolist()) for name in store.splits}
+    assert sum(map(len, of_split.values())) == len(set(subjects.tolist())) == len(set().union(*of_split.values()))
+    source = ColumnSource(store, "embed/mean")
+    groups = source.groups()
+    both = [store[name].labels[:, 0, 0] for name in ("train", "valid")]
+    for folds in (2, 5):
+        for repeat in range(3):
+            fold = deal(source, folds, 2, repeat)
+            assert all(len(set(fold[groups == one].tolist())) == 1 for one in set(groups.tolist()))
+            by_hand = deal_folds(len(fold), folds, labels=np.concatenate(both), groups=groups, repeat=repeat)
+            np.testing.assert_array_equal(fold, by_hand)
+
+
+def test_line_5_fit_deals_folds_by_group_and_says_so(cache, tmp_path, capsys):
+    path = table(tmp_path / "t.csv", subject=[f"s{n}" for n in np.arange(90) // 30 * 2 + np.arange(90) % 2])
+    features = extract(path, label="ward", group="subject", pool="mean", **SMALL)
+    count = len({*features["train"].groups.tolist(), *features["valid"].groups.tolist()})
+    judge = Judge.of(ColumnSource(features.store, "embed/mean"), 2)  # of tune
+    groups = ColumnSource(features.store, "embed/mean").groups()
+    assert judge.deals.max() == count - 1
+    assert all(len(np.unique(deal[groups == one])) == 1 for deal in judge.deals for one in np.unique(groups))
+    fit(features)
+    assert f"{count}-fold cross-validation by group" in capsys.readouterr().err
+    with pytest.raises(InputError, match=f"cross-validation: {count + 1} folds of {count} groups"):
+        fit(features, select=f"cv{count + 1}")
+
+
+def test_line_5_other_groups_are_other_data(cache, tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(60, 5, 1)), np.arange(60) % 2
+    split = np.repeat(["train", "valid", "test"], 20)
+    digests = []
+    for groups in (None, np.arange(60), np.arange(60) // 2):
+        more = {} if groups is None else {"groups": groups}
+        np.savez(tmp_path / "g.npz", x=x, y=y, split=split, **more)
+        prepared = prepare(str(tmp_path / "g.npz"))
+        digests.append(prepared.digest)
+        found = prepared.split("valid").groups
+        assert found is None if groups is None else np.array_equal(found, groups[20:40])
+    assert len(set(digests)) == 3

@@ -1,0 +1,133 @@
+"""What predict reads and writes: labels in any form of file, and predictions as CSV, JSON lines or Parquet (line 9)."""
+
+import csv
+import json
+
+import h5py
+import numpy as np
+import pytest
+from reservoir_pipelines import extract, fit, predict
+from reservoir_pipelines.cli import run
+from reservoir_pipelines.prediction import evaluate_predictions
+from sklearn import metrics
+
+SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}
+NAMES = ["v0", "v1", "v2", "v3"]
+
+
+def rows(number=80, seed=0):
+    draw = np.random.default_rng(seed)
+    y = draw.integers(0, 3, number)
+    return draw.normal(size=(number, 4)).round(3) + y[:, None], np.array(["low", "middle", "high"])[y]
+
+
+def text(x, y=None, names=NAMES, between=",", label="level", ids=True):
+    header = [*(["id"] if ids else []), *names, *([] if y is None else [label])]
+    lines = [
+        [*([f"r{n}"] if ids else []), *(str(value) for value in row), *([] if y is None else [y[n]])]
+        for n, row in enumerate(x)
+    ]
+    return "\n".join(between.join(line) for line in [header, *lines]) + "\n"
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("predict-files")
+    x, y = rows()
+    (folder / "t.csv").write_text(text(x, y))
+    features = extract(str(folder / "t.csv"), label="level", cache=folder / "cache", pool="mean", **SMALL)
+    return fit(features, out=folder / "readout").saved
+
+
+def write(path, x, y):
+    """Write rows with labels (or without) in the form that the name says."""
+    records = [dict(zip(NAMES, row.tolist(), strict=True)) for row in x]
+    if y is not None:
+        records = [record | {"level": str(label)} for record, label in zip(records, y, strict=True)]
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    elif path.suffix == ".parquet":
+        arrow = pytest.importorskip("pyarrow")
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(arrow.Table.from_pylist(records), path)
+    elif path.suffix == ".npz":
+        np.savez(path, x=x[:, :, None], **({} if y is None else {"y": y}))
+    elif path.suffix == ".h5":
+        with h5py.File(path, "w") as file:
+            file["x"] = x[:, :, None]
+            if y is not None:
+                file["y"] = y.astype("S8")
+    else:
+        path.write_text(text(x, y, between="\t" if path.suffix == ".tsv" else ","))
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet", ".npz", ".h5"])
+def test_line_9_labels_of_any_file_are_evaluated_and_none_are_needed(fitted, tmp_path, suffix):
+    x, y = rows(40, seed=1)
+    found = list(predict(fitted, write(tmp_path / f"new{suffix}", x, y)))
+    labels = [one.label for one in found]
+    expected = metrics.balanced_accuracy_score(y, labels)
+    assert evaluate_predictions(found).scores["balanced_accuracy"] == pytest.approx(expected) and expected > 0.5
+    plain = list(predict(fitted, write(tmp_path / f"plain{suffix}", x, None)))
+    assert [one.label for one in plain] == labels and evaluate_predictions(plain) is None
+
+
+def test_line_9_rows_without_a_label_are_predicted_and_left_out_of_the_evaluation(fitted, tmp_path):
+    x, y = rows(40, seed=1)
+    some = np.where(np.arange(40) % 4, y, "")
+    (tmp_path / "new.csv").write_text(text(x, some))
+    found = list(predict(fitted, tmp_path / "new.csv"))
+    assert len(found) == 40 and sum(one.truth is None for one in found) == 10
+    assert evaluate_predictions(found).samples == 30
+
+
+def test_line_9_columns_are_known_by_their_names(fitted, tmp_path, capsys):
+    x, _ = rows(10, seed=1)
+    (tmp_path / "a.csv").write_text(text(x))
+    turned = text(np.c_[x[:, ::-1], x[:, 0]], names=[*NAMES[::-1], "other"])
+    (tmp_path / "b.csv").write_text(turned)
+    of_a, of_b = ([one.label for one in predict(fitted, tmp_path / name)] for name in ("a.csv", "b.csv"))
+    assert of_a == of_b
+    (tmp_path / "c.csv").write_text(text(x, names=["v0", "V1", "v2", "v3"]))
+    assert run(["predict", str(fitted), str(tmp_path / "c.csv")]) == 2
+    assert "no column 'v1'" in (said := capsys.readouterr().err) and said.strip().endswith("did you mean 'V1'?")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_line_9_predictions_are_written_with_ids_and_named_chances(fitted, tmp_path, call, suffix):
+    x, y = rows(12, seed=2)
+    (tmp_path / "new.csv").write_text(text(x, y))
+    out = tmp_path / f"found{suffix}"
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    done, whole = (
+        json.loads(call("predict", fitted, tmp_path / "new.csv", *more, "--json")[1]) for more in (["--out", out], [])
+    )
+    assert done == {"out": str(out), "rows": 12, "evaluation": whole["evaluation"]}
+    columns = whole["predictions"]
+    assert list(columns) == ["id", "label", "p_high", "p_low", "p_middle", "truth"]
+    assert columns["id"] == [f"r{n}" for n in range(12)] and columns["truth"] == y.tolist()
+    if suffix == ".csv":
+        lines = list(csv.DictReader(out.read_text().splitlines()))
+        assert {name: [line[name] for line in lines] for name in columns} == {
+            n: list(map(str, v)) for n, v in columns.items()
+        }
+    elif suffix == ".jsonl":
+        lines = [json.loads(line) for line in out.read_text().splitlines()]
+        assert [line["probabilities"]["low"] for line in lines] == columns["p_low"]
+        assert [line["id"] for line in lines] == columns["id"]
+    else:
+        import pyarrow.parquet
+
+        assert pyarrow.parquet.read_table(out).to_pydict() == columns
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [("found.txt", "written as .csv, .jsonl, .parquet"), ("gone/found.csv", "no file can be written")],
+)
+def test_line_9_where_nothing_can_be_written_is_said_first(tmp_path, capsys, out, message):
+    assert run(["predict", str(tmp_path), str(tmp_path / "gone.npz"), "--out", str(tmp_path / out)]) == 2
+    assert message in capsys.readouterr().err

