@@ -34,7 +34,7 @@ def reproduction_part(kept: Kept, number: int) -> dict[str, Any]:
         for table in tables
         for claim in table["claims"]
     ]
-    scales = dict.fromkeys(SCALES.get(table["scale"], table["scale"]) for table in tables)
+    scales = dict.fromkeys(SCALES[table["scale"]] for table in tables)
     facts = [
         ("scale", " ".join(scales)),
         ("cells", f"{len(results)} finished, {len(keys) - len(results)} missing"),

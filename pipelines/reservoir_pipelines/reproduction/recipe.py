@@ -197,7 +197,7 @@ class _Maker:
             if measure not in MEASURES:
                 raise InputError(f"recipe {self.origin}: no measure {measure!r}; there are {', '.join(MEASURES)}")
             reason = row.get("reason", "") or ("" if name else "nothing is run for it")
-            names = [name] if isinstance(name, str) else name
+            names = [name] if isinstance(name, str) else name or []
             value = published[number] if published else None
             yield Spot(
                 row=row["name"],

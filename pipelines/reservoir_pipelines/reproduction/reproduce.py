@@ -113,7 +113,7 @@ def load_recipes(names: Sequence[str], options: ReproduceOptions) -> list[Recipe
         try:
             found.append(load_recipe(name, options.scale, **given))
         except InputError:
-            load_recipe(name, options.scale, **given | {"only": ()})  # another mistake than an empty table is told
+            load_recipe(name, options.scale, **{**given, "only": ()})  # another mistake than an empty table is told
     if not found:
         raise InputError(f"--only {','.join(only)}: no recipe has such a task, row or column")
     return found
