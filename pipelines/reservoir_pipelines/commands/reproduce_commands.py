@@ -30,7 +30,10 @@ def reproduce(
     given: dict[str, Any],
     json: bool,
 ) -> None:
-    """Run a table or figure of the paper, or of your own, from recipe to numbers; what is finished never runs twice."""
+    """Run tables of the paper beside its numbers.
+
+    From recipe to numbers, of the paper or of your own; what is finished never runs twice.
+    """
     from reservoir_pipelines.output import print_json, print_table, say
     from reservoir_pipelines.reproduction.cell import Cell
     from reservoir_pipelines.reproduction.recipe import recipe_names
@@ -69,7 +72,10 @@ def report(
     given: dict[str, Any],
     json: bool,
 ) -> None:
-    """Write one HTML page, complete in itself, of everything that was reproduced and fitted."""
+    """Write one page of all that was found.
+
+    HTML, complete in itself, of everything that was reproduced and fitted.
+    """
     from reservoir_pipelines.output import print_json, print_table
     from reservoir_pipelines.reports.report import report as stage
 
