@@ -41,7 +41,7 @@ def test_a_learning_curve_may_start_with_fewer_rows_than_there_are_shards(extrac
 )
 def test_a_readout_of_another_kind_than_the_task_is_refused(readout, classes, words):
     with pytest.raises(InputError) as caught:
-        make_engine(FitOptions(readout=readout), classes, 100)
+        make_engine(FitOptions(readout=readout), classes, {"train": 60, "valid": 40})
     assert readout.partition(":")[0] in str(caught.value)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -52,7 +52,7 @@ def test_a_readout_of_another_kind_than_the_task_is_refused(readout, classes, wo
     [("sklearn.neighbors.KNeighborsRegressor", 0), ("sklearn.svm.LinearSVC:C=1,10", 3)],
 )
 def test_a_readout_of_the_task_s_kind_is_taken(readout, classes):
-    assert make_engine(FitOptions(readout=readout), classes, 100).path == readout.partition(":")[0]
+    assert make_engine(FitOptions(readout=readout), classes, {"train": 60, "valid": 40}).path == readout.partition(":")[0]
 
 
 @pytest.fixture
