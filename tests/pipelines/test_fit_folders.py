@@ -1,5 +1,7 @@
 """What a fit needs and leaves on disk: readouts outlive the prepared data, mistakes cost no sweep, Ctrl-C says so."""
 
+import fcntl
+import os
 import shutil
 import signal
 import subprocess
@@ -97,3 +99,19 @@ sys.exit(run(["fit", sys.argv[1]]))
     _, err = process.communicate(timeout=600)
     assert process.returncode == 130
     assert err.splitlines()[-1] == "reservoir: interrupted; run the same command again to go on"
+
+
+def test_what_another_fit_is_writing_into_the_folder_is_left_alone(extracted, tmp_path, monkeypatch):
+    """Beside a bundle that is saved, tables and pictures vanished before they had their names."""
+    held = []
+
+    def draw(folder, *_):
+        handle = os.open(folder, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(handle)
+        held.append(folder)
+
+    monkeypatch.setattr(fitting, "_draw", draw)
+    fit(extracted, out=tmp_path / "out")
+    assert held == [tmp_path / "out"]

@@ -102,6 +102,11 @@ class Bundle:
 
     def save(self, folder: Path) -> Path:
         """Write the bundle into a folder and return the path of its JSON file."""
+        with alone_in(folder):
+            return self.write(folder)
+
+    def write(self, folder: Path) -> Path:
+        """Write the bundle into a folder that the caller has for itself; return the path of its JSON file."""
         from safetensors.numpy import save
 
         card: dict[str, Any] = {
@@ -123,13 +128,11 @@ class Bundle:
         if self.scaling:
             arrays = arrays | {"offset": self.scaling.offset, "scale": self.scaling.scale}
         files[WEIGHTS] = save({name: np.ascontiguousarray(value) for name, value in arrays.items()})
-        with _alone(folder):
-            remove_parts(folder)
-            card["files"] = {_keep(folder, data, suffix): _sha256(data) for suffix, data in files.items()}
-            write_checked(folder / CARD, card)
-            for path in folder.glob("readout-*"):
-                if path.suffix[1:] in (WEIGHTS, ESTIMATOR) and path.name not in card["files"]:
-                    path.unlink(missing_ok=True)
+        card["files"] = {_keep(folder, data, suffix): _sha256(data) for suffix, data in files.items()}
+        write_checked(folder / CARD, card)
+        for path in folder.glob("readout-*"):
+            if path.suffix[1:] in (WEIGHTS, ESTIMATOR) and path.name not in card["files"]:
+                path.unlink(missing_ok=True)
         return folder / CARD
 
     @classmethod
@@ -212,11 +215,12 @@ def _sha256(data: bytes) -> str:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone_in(folder: Path) -> Iterator[None]:
     """Let one process at a time write into a folder, so that none takes away what another is about to name."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
+        remove_parts(folder)
         yield
     finally:
         os.close(handle)

@@ -17,7 +17,7 @@ from reservoir.readouts import LinearReadout, NumpyArithmetic, TorchArithmetic, 
 from reservoir.reservoir import choose_device
 from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task
-from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.fitting.bundle import Bundle, alone_in
 from reservoir_pipelines.fitting.column_moments import compute_moments
 from reservoir_pipelines.fitting.curve import learning_curve, parse_sizes
 from reservoir_pipelines.fitting.engines import Engine, RidgeEngine, few_rows, make_engine
@@ -58,8 +58,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         Fields of `FitOptions` and `DeviceOptions`. ``columns`` that are ``all`` are tried each alone, all of a layer
         side by side, and beside the raw input, which is chosen where nothing does better; ``a+b`` reads two side by
         side, ``best:4`` adds up to four greedily by validation. What is chosen on valid is then fitted to train and
-        valid together. ``out`` is by default a folder below the cache's ``readouts`` that the entry, the columns and
-        the settings of the readout name.
+        valid together. ``out`` is by default below the cache's ``readouts``, named after all of these.
 
     Returns
     -------
@@ -109,9 +108,10 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     if not folds and len(table) > 1 and few_rows(rows["valid"], task.classes):
         say(CAUTION.format(rows=rows["valid"], readouts=len(table)))
     raw_result = plain[0] if plain else None
-    write_table(folder / "results.csv", table, chosen, raw_result)
-    _draw(folder, f"{task.name}, {pool.title}", table, on_reservoir, raw_result, points, evaluation)
-    scaling = scaling_from_json(pool.entry.made_with["scaling"])
+    with alone_in(folder):  # all that is in it is of one fit
+        write_table(folder / "results.csv", table, chosen, raw_result)
+        _draw(folder, f"{task.name}, {pool.title}", table, on_reservoir, raw_result, points, evaluation)
+        saved = Bundle.of(pool.stores, scaling_from_json(pool.entry.made_with["scaling"]), model, chosen).write(folder)
     return Fit(
         entry=pool.entry.path,
         best=chosen,
@@ -123,7 +123,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         readout=model,
         results=folder / "results.csv",
         plot=folder / "sweep.png",
-        saved=Bundle.of(pool.stores, scaling, model, chosen).save(folder),
+        saved=saved,
         seconds=time.monotonic() - started,
     )
 
