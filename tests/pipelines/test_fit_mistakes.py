@@ -52,7 +52,9 @@ def test_a_readout_of_another_kind_than_the_task_is_refused(readout, classes, wo
     [("sklearn.neighbors.KNeighborsRegressor", 0), ("sklearn.svm.LinearSVC:C=1,10", 3)],
 )
 def test_a_readout_of_the_task_s_kind_is_taken(readout, classes):
-    assert make_engine(FitOptions(readout=readout), classes, {"train": 60, "valid": 40}).path == readout.partition(":")[0]
+    assert (
+        make_engine(FitOptions(readout=readout), classes, {"train": 60, "valid": 40}).path == readout.partition(":")[0]
+    )
 
 
 @pytest.fixture
