@@ -77,7 +77,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     groups = groups_of(pool.store)
     engine = make_engine(options, task.classes, rows, None if groups is None else len(np.unique(groups)))
     folds = engine.folds if isinstance(engine, RidgeEngine) else 0
-    names, most = choose_columns(pool, options.columns)
+    names, most = choose_columns(pool, options.columns, folds)
     sizes = _sizes(options, engine, most, rows["train"])
     folder = _folder(pool, names, most, options)
     how = f"{folds}-fold cross-validation{'' if groups is None else ' by group'}" if folds else "valid"
