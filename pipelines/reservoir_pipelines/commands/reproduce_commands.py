@@ -116,8 +116,10 @@ def _show_plan(tables: list[str], given: dict[str, Any], *, json: bool) -> None:
         result, cost = kept.result(cell.key), costs.get(cell.key)
         if result:
             how = ("finished", time_text(result["seconds"]), size_text(result["bytes"]))
+        elif cost and cost.reason:
+            how = (f"cannot run here: {cost.reason}", "-", "-")
         elif cost:
-            how = (cost.reason or "to run", time_text(cost.seconds), size_text(int(cost.bytes)))
+            how = ("to run", time_text(cost.seconds), size_text(int(cost.bytes)))
         else:
             how = ("to run", "-", "-")
         lines.append((cell.key, title(cell), *how))

@@ -58,12 +58,13 @@ def time_text(seconds: float) -> str:
 
 
 def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> Estimate:
-    """Try one cell of each kind (stage, task and shape) for some steps or rows; the others cost in proportion."""
+    """Try one cell of each kind (stage, task, shape and init) for some steps or rows; the others cost in proportion."""
     tried: dict[tuple[Any, ...], Cost] = {}
     costs = {}
     for cell in cells:
         shape = cell.settings.get("backbone")
-        kind = (cell.stage, cell.task, "" if isinstance(shape, Cell) else shape, cell.settings.get("depth"))
+        shape = "" if isinstance(shape, Cell) else shape
+        kind = (cell.stage, cell.task, shape, cell.settings.get("depth"), cell.settings.get("init"))
         if kind not in tried:
             say(f"trying {title(cell)}")
             tried[kind] = _try(cell, places)
