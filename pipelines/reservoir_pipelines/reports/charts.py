@@ -82,7 +82,7 @@ def heat_map(
         for number in range(0, len(names), every):
             share = (number + 0.5) / len(names)
             if places == "y":
-                parts.append(_text(left - 5, TOP + share * side + 4, str(names[number])[:20], "end"))
+                parts.append(_text(left - 5, TOP + share * side + 4, _short(names[number]), "end"))
             else:
                 parts.append(_text(left + share * (width - left - RIGHT), TOP + side + 14, names[number], "middle"))
     parts.append(_text((left + width) / 2, TOP + side + 30, x, "middle"))
@@ -165,6 +165,11 @@ def _text(x: float, y: float, text: object, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
+def _short(name: object) -> str:
+    text = str(name)
+    return text if len(text) <= 16 else f"{text[:15]}…"
+
+
 def _figure(
     inside: str, says: str, names: Sequence[str], *, width: float = WIDTH, height: float = HEIGHT, caption: str = ""
 ) -> Markup:
@@ -175,4 +180,4 @@ def _figure(
     below = f"<figcaption>{keys}{escape(caption)}</figcaption>" if keys or caption else ""
     size = f'viewBox="0 0 {width:g} {height:g}" width="{width:g}"'
     svg = f'<svg role="img" aria-label="{escape(says)}" {size}>{inside}</svg>'
-    return Markup(f"<figure>{svg}{below}</figure>")
+    return Markup(f'<figure style="max-width:{width:g}px">{svg}{below}</figure>')

@@ -45,14 +45,16 @@ def facts_of(stage: str, values: Values) -> list[tuple[str, str]]:
 def fit_charts(values: Values) -> list[Markup]:
     """Return a sweep's heat map, its best score over depth and pooling, and the confusion of the chosen readout."""
     sweep = values["sweep"]
-    scores = np.array(sweep["scores"], float)
-    names = [_place(name) for name in sweep["columns"]]
+    order = sorted(range(len(sweep["columns"])), key=lambda number: _depth(sweep["columns"][number]))
+    scores = np.array(sweep["scores"], float)[order]
+    columns = [sweep["columns"][number] for number in order]
+    names = [_place(name) for name in columns]
     factor = 100 if values["metric"] == "accuracy" else 1
     charts = []
     if scores.size > 1:
         says = f"validation {values['metric']} of every column under every penalty"
         penalties = [_power(name) for name in sweep["penalties"]]
-        charts.append(heat_map(factor * scores, sweep["columns"], penalties, says, "penalty"))
+        charts.append(heat_map(factor * scores, columns, penalties, says, "penalty"))
     layers = list(dict.fromkeys(layer for layer, _ in names))
     lines: dict[str, list[tuple[float, float]]] = {}
     for (layer, pooling), best in zip(names, factor * np.nanmax(scores, axis=1), strict=True):
@@ -118,6 +120,11 @@ def _place(column: str) -> tuple[str, str]:
     return (layer, pooling) if pooling and "+" not in column else (layer.partition(" ")[0].partition("+")[0], "joined")
 
 
+def _depth(column: str) -> tuple[bool, int, str]:
+    """Sort key that puts layers in the order in which they are computed, joined columns last."""
+    return "+" in column, {"embed": 0, "final": 2}.get(column.partition("/")[0], 1), column
+
+
 def _power(text: str) -> str:
     """Return a penalty as plain text, of which a fit keeps a power of ten for its picture."""
-    return text.replace("$10^{", "1e").rstrip("}$") if text.startswith("$") else text
+    return f"{10 ** float(text[5:-2]):.2g}" if text.startswith("$10^{") else text

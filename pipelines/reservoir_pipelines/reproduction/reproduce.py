@@ -164,13 +164,13 @@ def run_cells(
         places = _on_gpu(dict(places), number)
     since = time.time()
     for wait in (False, True):
-        for cell in cells:
+        for place, cell in enumerate(cells, 1):
             if kept.result(cell.key):
                 continue
             with kept.lock(cell, wait=wait) as mine:
                 fresh = kept.failed_since(cell.key, since if again else 0.0)
                 if mine and not kept.result(cell.key) and not fresh:
-                    _run_one(cell, kept, places, f"{sum(bool(kept.result(c.key)) for c in cells) + 1} of {len(cells)}")
+                    _run_one(cell, kept, places, f"{place} of {len(cells)}")
 
 
 def _on_gpu(places: dict[str, Any], number: int) -> dict[str, Any]:
