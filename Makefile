@@ -9,6 +9,7 @@ export RESERVOIR_CACHE ?= $(CURDIR)/demo
 demo: $(INSTALLED)  ## the main job on embedded defaults: digits through mini, the GPT-2 that comes with the package
 	$(BIN)/reservoir extract digits
 	$(BIN)/reservoir fit digits
+	$(BIN)/reservoir report
 
 test: $(DEVELOPS)  ## every test, two at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

@@ -42,6 +42,11 @@ def positive(value: float) -> str | None:
     return None if 0 < value < float("inf") else "give a positive number"
 
 
+def within(low: float, high: float) -> Check:
+    """Check that a number is neither below ``low`` nor above ``high``."""
+    return lambda value: None if low <= value <= high else f"give a number from {low:g} to {high:g}"
+
+
 def share(value: float) -> str | None:
     """Check that a number is from 0 up to, not including, 1."""
     return None if 0 <= value < 1 else "give a share from 0 up to, not including, 1"

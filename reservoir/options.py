@@ -6,10 +6,12 @@ keeps of how it was asked for, and the parameters of the estimators are all made
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from reservoir import option_fields as of
 from reservoir.data_options import OwnDataOptions, RowOptions, TaskOptions  # noqa: F401
 from reservoir.option_fields import Options, at_least, dilation_list, one_of, option, positive, seed_number, share, span
 
@@ -57,9 +59,7 @@ class ReservoirOptions(ModelOptions):
         shown="native where the model reads such data; " + OWN.format("kernels", "drawn"),
     )
     gain: float | None = option(None, "Scale of the input layer.", positive, shown="1.41; of kernels 6")
-    patch: int | None = option(
-        None, "Values per token: windows of a sequence.", at_least(1), shown="your own series: 9, symbols: 5, else 1"
-    )
+    patch: int | None = option(None, "Values per token.", at_least(1), shown="your own series: 9, symbols: 5, else 1")
     stride: int | None = option(
         None, "Values from one window to the next.", at_least(1), shown=OWN.format("up to 1024 windows", "the patch")
     )
@@ -196,10 +196,7 @@ class StepOptions(LengthOptions):
     """The steps of a training, end to end or of a language model."""
 
     learning_rate: float | None = option(
-        None,
-        "Of Adam.",
-        positive,
-        shown="train: 1e-3, 3e-4 for LSTMs, 1e-4 for homology; pretrain: 2e-3 at most, 5e-4 on bit-memory",
+        None, "Of Adam.", positive, shown="train: 1e-3, LSTMs 3e-4, homology 1e-4; pretrain: 2e-3, bit-memory 5e-4"
     )
     eval_every: int = option(500, "Steps between validations, each with a checkpoint.", at_least(1))
     compiled: bool = option(False, "Compile the model, on a GPU; pretrain's on a CPU too.", flag="compile")
@@ -249,17 +246,9 @@ class PretrainOptions(StepOptions, TextOptions):
 
     context: int | None = option(None, "Tokens read at a time.", at_least(2), shown="1024, or the model's")
     short: int | None = option(None, "... in the first steps.", at_least(1), shown="a quarter of it")
-    short_share: float = option(
-        0.6,
-        "Share of the steps that read short windows; then they double.",
-        lambda value: None if 0 <= value <= 1 else "give a share from 0 to 1",
-    )
+    short_share: float = option(0.6, "Share of the steps that read short windows; then they double.", of.within(0, 1))
     warm_up: int = option(200, "Steps up to the highest learning rate; then it falls along a cosine.", at_least(0))
-    weight_decay: float = option(
-        0.1,
-        "Of AdamW, for matrices.",
-        lambda value: None if 0 <= value < float("inf") else "give a number from 0",
-    )
+    weight_decay: float = option(0.1, "Of AdamW, for matrices.", of.within(0, 1e9))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,6 +271,18 @@ class AttentionOptions(RunOptions, OutOptions):
     average: int = option(64, "Rows of the mean; the first is drawn alone too.", at_least(1))
     split: str = option("test", "Split of the rows.")
     top: float | None = option(None, "Attention at the top of the colours, for pictures to compare.", positive)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions(OutOptions):
+    """Which part of a table is reproduced, and at what size."""
+
+    scale: str = option("smoke", "smoke: in minutes on two cores; paper: for a GPU.", one_of("smoke", "paper"))
+    only: str | Sequence[str] | None = option(None, "Tasks, rows or columns, comma-separated; all of them if left out.")
+    seeds: int | None = option(None, "So many seeds from 0.", at_least(1), shown="smoke 1, paper 3")
+    override: Mapping[str, Any] | None = option(
+        None, "In place of the scale's value, such as backbone=bert-base-uncased."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,7 @@ def test_the_make_targets_it_names_exist_and_run_the_main_job():
         if command == "make demo":
             assert "reservoir extract digits" in done.stdout
             assert "reservoir fit digits" in done.stdout
+            assert "reservoir report" in done.stdout
 
 
 def test_files_it_links_to_are_there():

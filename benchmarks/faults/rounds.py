@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reservoir_cache.fault_points import ARMED
 from reservoir_pipelines.cli import run
 
 
@@ -73,7 +72,7 @@ def forked(
         os.dup2(handle, 1)
         os.dup2(handle, 2)
         sys.stdout = sys.stderr = os.fdopen(handle, "w")
-        os.environ[ARMED] = fault
+        os.environ["RESERVOIR_FAULT"] = fault
         if before:
             before()
         status = work() or 0

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from reservoir_pipelines.pretraining.comparison import compare_pretraining
     from reservoir_pipelines.pretraining.outcome import Pretraining
     from reservoir_pipelines.pretraining.pretrain import pretrain
+    from reservoir_pipelines.reports.report import Report, report
+    from reservoir_pipelines.reproduction.reproduce import Reproduction, reproduce
     from reservoir_pipelines.training.train import train
     from reservoir_pipelines.training.training_result import Training
     from reservoir_pipelines.tuning.tune import Tuning, tune
@@ -37,6 +39,8 @@ __all__ = [
     "Prediction",
     "Prepared",
     "Pretraining",
+    "Report",
+    "Reproduction",
     "ReservoirClassifier",
     "ReservoirRegressor",
     "Result",
@@ -49,6 +53,8 @@ __all__ = [
     "predict",
     "prepare",
     "pretrain",
+    "report",
+    "reproduce",
     "train",
     "tune",
 ]
@@ -67,6 +73,8 @@ _HOME = {
     "Pretraining": "pretraining.outcome",
     "pretrain": "pretraining.pretrain",
     **dict.fromkeys(("Prediction", "predict"), "prediction"),
+    **dict.fromkeys(("Report", "report"), "reports.report"),
+    **dict.fromkeys(("Reproduction", "reproduce"), "reproduction.reproduce"),
     "train": "training.train",
     "Training": "training.training_result",
     **dict.fromkeys(("Tuning", "tune"), "tuning.tune"),

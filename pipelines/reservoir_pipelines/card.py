@@ -31,6 +31,7 @@ class Card:
     weights: str
     depth: int
     width: int
+    heads: int | None
     max_tokens: int | None
     causal: bool
     groups: dict[str, int]
@@ -86,6 +87,7 @@ def card(
         weights=describe_weights(backbone, settings.init),
         depth=backbone.depth,
         width=backbone.width,
+        heads=getattr(backbone.config, "num_attention_heads", None),
         max_tokens=backbone.max_tokens,
         causal=backbone.causal,
         groups=group_counts(backbone),

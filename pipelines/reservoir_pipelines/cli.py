@@ -16,6 +16,7 @@ from reservoir_pipelines.commands import (
     fit_commands,
     model_commands,
     pretrain_commands,
+    reproduce_commands,
     train_commands,
     tune_commands,
 )
@@ -41,6 +42,7 @@ for commands in (
     train_commands,
     pretrain_commands,
     compare_commands,
+    reproduce_commands,
     cache_commands,
 ):
     commands.register(app)

@@ -33,11 +33,12 @@ def command(app: typer.Typer, *groups: Group, name: str | None = None) -> Callab
     def register(function: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name not in _LAST]
         items = [item for group in groups for item in _fields(group)]
+        pairs = {item.name: flag_of(item) for item in items if str(item.type).startswith("Mapping")}
 
         def run(config: Path | None = None, json: bool = False, **values: Any) -> None:
             given = {item.name: value for item in items if (value := values.pop(item.name)) is not None}
-            if "parameters" in given:
-                given["parameters"] = parse_parameters(given["parameters"])
+            for pair in pairs.keys() & given.keys():
+                given[pair] = parse_parameters(given[pair], pairs[pair])
             function(**values, given=given, json=json)
 
         own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
@@ -49,13 +50,13 @@ def command(app: typer.Typer, *groups: Group, name: str | None = None) -> Callab
     return register
 
 
-def parse_parameters(texts: Sequence[str]) -> dict[str, Any]:
-    """Return a task's own parameters from ``NAME=VALUE``; raises `InputError` if one is not of that form."""
+def parse_parameters(texts: Sequence[str], flag: str = "--param") -> dict[str, Any]:
+    """Return values by name from ``NAME=VALUE``; raises `InputError` if one is not of that form."""
     given: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise InputError(f"--param {text}: write NAME=VALUE, such as n=5")
+            raise InputError(f"{flag} {text}: write NAME=VALUE, such as n=5")
         try:
             given[name.strip().replace("-", "_")] = ast.literal_eval(value)
         except (ValueError, SyntaxError):

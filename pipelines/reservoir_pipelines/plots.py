@@ -82,7 +82,7 @@ def plot_sweep(
     """Draw validation scores (columns, settings), NaN where none was tried, with the best one's place.
 
     Left: for each pooling the best score of every layer, and the raw input's. Right: every layer under every setting,
-    for the pooling of the best, which is ringed. Joined columns are a line, or layers where there are no single ones.
+    for the pooling of the best, which is ringed, or of the best single column where joined ones, a line, do best.
     """
     factor, unit = in_unit(metric)
     single = [i for i, name in enumerate(columns) if "/" in name and "+" not in name] or list(range(len(columns)))
@@ -96,14 +96,13 @@ def plot_sweep(
         values = [found.get(name, np.nan) for name in names]
         lines.plot(range(len(names)), values, "o-", color=colour, label=pooling, markersize=4, linewidth=1.5)
     if best[0] not in places:
-        joined = f"{columns[best[0]].count('+') + 1} columns joined"
-        lines.axhline(tops[best[0]], color=INK, linewidth=1, label=joined)
+        lines.axhline(tops[best[0]], color=INK, linewidth=1, label=columns[best[0]])
     if raw is not None:
         lines.axhline(factor * raw, color=INK, linestyle="--", linewidth=1, label="raw input")
     ticks = {place: name.replace("block", "") for place, name in enumerate(names) if name}
     lines.set_xticks(list(ticks), list(ticks.values()), fontsize=8, rotation=90 if len(ticks) > MOST_LEVEL else 0)
     style(lines, "layer", f"validation {unit}, best setting")
-    shown = places.get(best[0], places[single[0]])[1]
+    shown = places.get(best[0], places[max(single, key=tops.__getitem__)])[1]
     rows = sorted((i for i in single if places[i][1] == shown), key=lambda i: _depth(places[i][0]))
     tried = np.flatnonzero(~np.isnan(scores[rows]).all(axis=0)).tolist()
     ring = (tried.index(best[1]), rows.index(best[0])) if best[0] in places else None

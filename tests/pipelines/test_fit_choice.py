@@ -27,6 +27,9 @@ class Held:
     def labels(self, split):
         return self.splits[split][1]
 
+    def groups(self):
+        return None
+
     def tokens(self):
         return 1
 

@@ -21,6 +21,9 @@ def extracted(tmp_path_factory, tiny_gpt2):
     return extract("digits", backbone=str(tiny_gpt2), limit=600, cache=root, layers="final")
 
 
+ROWS = {"train": 60, "valid": 40}
+
+
 @pytest.mark.parametrize("curve", ["1", "1,2"])
 def test_a_learning_curve_may_start_with_fewer_rows_than_there_are_shards(extracted, curve, tmp_path):
     done = fit(extracted, columns="final/mean", alphas="1:100:3", curve=curve, out=tmp_path)
@@ -41,7 +44,7 @@ def test_a_learning_curve_may_start_with_fewer_rows_than_there_are_shards(extrac
 )
 def test_a_readout_of_another_kind_than_the_task_is_refused(readout, classes, words):
     with pytest.raises(InputError) as caught:
-        make_engine(FitOptions(readout=readout), classes, 100)
+        make_engine(FitOptions(readout=readout), classes, ROWS)
     assert readout.partition(":")[0] in str(caught.value)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -52,7 +55,7 @@ def test_a_readout_of_another_kind_than_the_task_is_refused(readout, classes, wo
     [("sklearn.neighbors.KNeighborsRegressor", 0), ("sklearn.svm.LinearSVC:C=1,10", 3)],
 )
 def test_a_readout_of_the_task_s_kind_is_taken(readout, classes):
-    assert make_engine(FitOptions(readout=readout), classes, 100).path == readout.partition(":")[0]
+    assert make_engine(FitOptions(readout=readout), classes, ROWS).path == readout.partition(":")[0]
 
 
 @pytest.fixture

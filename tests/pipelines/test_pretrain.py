@@ -304,7 +304,7 @@ def test_mistakes_are_told_in_one_line(call, text, tmp_path):
         ([text, *new, *tiny, "--context", 30, "--short", 31], "--short 31: give at most the context, 30"),
         ([text, *new, *tiny, "--batch-tokens", 63], "--batch-tokens 63: give at least one window, 64 tokens"),
         ([text, *new, *tiny, "--learning-rate", 0], "--learning-rate 0.0: give a positive number"),
-        ([text, *new, *tiny, "--weight-decay", -1], "--weight-decay -1.0: give a number from 0"),
+        ([text, *new, *tiny, "--weight-decay", -1], "--weight-decay -1.0: give a number from 0 to"),
         ([text, *new, *tiny, "--warm-up", -1], "--warm-up -1: give a whole number from 0"),
         ([text, *new, *tiny, "--eval-every", 0], "--eval-every 0: give a whole number from 1"),
         ([text, *new, *tiny, "--vocabulary", 200], "--vocabulary 200: give 256 for bytes, or more"),

@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 
 Name = Annotated[str, typer.Argument(metavar="ENTRY", help="A task (its last extraction), a key or a folder.")]
 
-MADE = {"prepared": 2, "readouts": 2, "runs": 2, "pretrained": 1, "comparisons": 2, "backbones": 1, "attention": 1}
+MADE = {
+    "prepared": 2,
+    "readouts": 2,
+    "runs": 2,
+    "pretrained": 1,
+    "comparisons": 2,
+    "backbones": 1,
+    "attention": 1,
+    "reproductions": 1,
+}
 """What else lies below the cache's root, and how many folders deep one of it is."""
 
 UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}

@@ -26,6 +26,7 @@ from reservoir_pipelines.fitting.pool import Features, Pool, choose_columns
 from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.fitting.results import Fit, Result, score_matrix, write_table
 from reservoir_pipelines.fitting.sources import Again, ColumnSource, JoinedSource, Source, groups_of
+from reservoir_pipelines.fitting.summary import write_summary
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
 from reservoir_pipelines.output import meter, say
 from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep
@@ -76,13 +77,11 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     groups = groups_of(pool.store)
     engine = make_engine(options, task.classes, rows, None if groups is None else len(np.unique(groups)))
     folds = engine.folds if isinstance(engine, RidgeEngine) else 0
-    names, most = choose_columns(pool, options.columns)
+    names, most = choose_columns(pool, options.columns, folds)
     sizes = _sizes(options, engine, most, rows["train"])
     folder = _folder(pool, names, most, options)
-    for number, store in enumerate(pool.stores if len(pool.stores) > 1 else (), start=1):
-        say(f"{number}: {store.entry.path.name}")
     how = f"{folds}-fold cross-validation{'' if groups is None else ' by group'}" if folds else "valid"
-    say(f"fit {task.name}: {len(names)} columns on {rows['train']:,} rows, chosen by {how}")
+    _announce(pool, task, len(names), how)
     with _products(place.device):
         trials = _sweep(pool, names, engine, options)
         if most and isinstance(engine, RidgeEngine):
@@ -112,20 +111,29 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         write_table(folder / "results.csv", table, chosen, raw_result)
         _draw(folder, f"{task.name}, {pool.title}", table, on_reservoir, raw_result, points, evaluation)
         saved = Bundle.of(pool.stores, scaling_from_json(pool.entry.made_with["scaling"]), model, chosen).write(folder)
-    return Fit(
-        entry=pool.entry.path,
-        best=chosen,
-        evaluation=evaluation,
-        raw=raw_result,
-        p_value=p_value,
-        table=table,
-        curve=points,
-        readout=model,
-        results=folder / "results.csv",
-        plot=folder / "sweep.png",
-        saved=saved,
-        seconds=time.monotonic() - started,
-    )
+        done = Fit(
+            entry=pool.entry.path,
+            best=chosen,
+            evaluation=evaluation,
+            raw=raw_result,
+            p_value=p_value,
+            table=table,
+            curve=points,
+            readout=model,
+            results=folder / "results.csv",
+            plot=folder / "sweep.png",
+            saved=saved,
+            seconds=time.monotonic() - started,
+        )
+        write_summary(folder, {**done.to_dict(), "title": chosen.title})
+    return done
+
+
+def _announce(pool: Pool, task: Task, columns: int, how: str) -> None:
+    """Say what is fitted, and which number each of several entries has."""
+    for number, store in enumerate(pool.stores if len(pool.stores) > 1 else (), start=1):
+        say(f"{number}: {store.entry.path.name}")
+    say(f"fit {task.name}: {columns} columns on {pool.store['train'].rows:,} rows, chosen by {how}")
 
 
 def _raw(trials: Sequence[Trial], source: Source | None, engine: Engine) -> Trial | None:

@@ -21,6 +21,9 @@ from reservoir_pipelines.preparation.prepared import Prepared
 JOINED = 2048
 """Columns are joined unasked where they are no wider together: a sweep costs the cube of the width."""
 
+WHOLE = 8192
+"""All columns are joined unasked where they are no wider together, and rows are few."""
+
 SERIES_ROWS = 3000
 """Most training rows of which columns thousands wide are joined unasked: their kernel matrix has rows squared."""
 
@@ -109,8 +112,8 @@ class Pool:
         return ColumnSource(self.stores[int(number) - 1], column, name)
 
 
-def choose_columns(pool: Pool, columns: str | Sequence[str]) -> tuple[tuple[str, ...], int]:
-    """Return the columns to try, and how many may be joined greedily (0: none)."""
+def choose_columns(pool: Pool, columns: str | Sequence[str], folds: int = 0) -> tuple[tuple[str, ...], int]:
+    """Return the columns to try, by cross-validation where there are folds, and how many may be joined greedily."""
     cached = pool.columns()
     wanted = [c.strip() for c in columns.split(",")] if isinstance(columns, str) else list(columns)
     most = 0
@@ -123,7 +126,7 @@ def choose_columns(pool: Pool, columns: str | Sequence[str]) -> tuple[tuple[str,
         alone = [c for c in cached if not c.endswith("/all")] or cached
         if left := [column for column in cached if column not in alone]:
             say(f"--columns {columns} leaves out what is read as all tokens, {', '.join(left)}: name one to try it")
-        wanted = alone if most else _unasked(pool, cached) or alone + _by_layer(pool, alone)
+        wanted = alone if most else _unasked(pool, cached) or alone + _joined(pool, alone, folds)
     for column in wanted:
         for part in column.split("+"):
             if part not in (*cached, RAW):
@@ -144,14 +147,22 @@ def _unasked(pool: Pool, cached: Sequence[str]) -> list[str]:
     return [column for column in columns if known.issuperset(column.split("+"))]
 
 
-def _by_layer(pool: Pool, columns: Sequence[str]) -> list[str]:
-    """Return all columns of each layer side by side, where a sweep over them is cheap and they are read row by row."""
-    layers: dict[str, dict[str, int]] = {}
-    for column in columns:
-        source = pool.column(column)
-        if isinstance(source, ColumnSource) and source.tokens() == 1:
-            layers.setdefault(column.partition("/")[0], {})[column] = source.width()
-    return ["+".join(widths) for widths in layers.values() if len(widths) > 1 and sum(widths.values()) <= JOINED]
+def _joined(pool: Pool, columns: Sequence[str], folds: int) -> list[str]:
+    """Return the columns of each layer side by side, and of few rows in folds all of them, without and with the input.
+
+    All together do best on most small data, and hang least on which layer a few rows favour.
+    """
+    sources = {column: pool.column(column) for column in columns}
+    widths = {c: s.width() for c, s in sources.items() if isinstance(s, ColumnSource) and s.tokens() == 1}
+    layers: dict[str, list[str]] = {}
+    for column in widths:
+        layers.setdefault(column.partition("/")[0], []).append(column)
+    found = ["+".join(of) for of in layers.values() if len(of) > 1 and sum(widths[c] for c in of) <= JOINED]
+    few = folds and pool.store["train"].rows <= SERIES_ROWS and sum(widths.values()) <= WHOLE
+    if few and len(layers) > 1:
+        whole = "+".join(widths)
+        found += [whole, *([f"{whole}+{RAW}"] if pool.raw() else [])]
+    return found
 
 
 def _open(features: Features) -> FeatureStore:

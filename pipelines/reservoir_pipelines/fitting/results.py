@@ -62,8 +62,11 @@ class Result:
     @property
     def title(self) -> str:
         """The name for a person; of more than two columns their layers, and how many they are."""
-        layers = dict.fromkeys(column.partition("/")[0] for column in self.columns)
-        return self.name if len(self.columns) <= 2 else f"{'+'.join(layers)} ({len(self.columns)} columns)"
+        if len(self.columns) <= 2:
+            return self.name
+        layers = list(dict.fromkeys(column.partition("/")[0] for column in self.columns))
+        named = "+".join(layers) if len(layers) <= 3 else f"{layers[0]} ... {layers[-1]}"
+        return f"{named} ({len(self.columns)} columns)"
 
     @property
     def setting(self) -> str:

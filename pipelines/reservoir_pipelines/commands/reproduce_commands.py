@@ -1,0 +1,155 @@
+"""The commands ``reservoir reproduce`` and ``reservoir report``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from reservoir.errors import InputError
+from reservoir.options import CacheOptions, ClusterOptions, OutOptions, PlaceOptions, ReproduceOptions, TaskOptions
+from reservoir_pipelines.command import command
+
+Tables = Annotated[
+    list[str] | None, typer.Argument(metavar="TABLE...", help="table1 ... table22, figure1 ..., or a recipe of yours.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    command(app, ReproduceOptions, (ClusterOptions, "workers"), (TaskOptions, "data"), PlaceOptions)(reproduce)
+    command(app, OutOptions, CacheOptions)(report)
+
+
+def reproduce(
+    tables: Tables = None,
+    all: Annotated[bool, typer.Option("--all", help="Every table and figure.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would run, and for how long.")] = False,
+    *,
+    given: dict[str, Any],
+    json: bool,
+) -> None:
+    """Run tables of the paper beside its numbers.
+
+    From recipe to numbers, of the paper or of your own; what is finished never runs twice.
+    """
+    from reservoir_pipelines.output import print_json, print_table, say
+    from reservoir_pipelines.reproduction.cell import Cell
+    from reservoir_pipelines.reproduction.recipe import recipe_names
+    from reservoir_pipelines.reproduction.reproduce import reproduce as stage
+
+    if all == bool(tables):
+        raise InputError(f"reproduce: name a table, a recipe's file, or --all; there are {', '.join(recipe_names())}")
+
+    def agree(cells: list[Cell], places: dict[str, Any]) -> bool:
+        return given.get("scale") != "paper" or _agree(cells, places)
+
+    if dry_run:
+        _show_plan(tables or [], given, json=json)
+        return
+    done = stage(tables or [], agree=agree, **given)
+    if json:
+        print_json(done.to_dict())
+        return
+    for table in done.tables:
+        _show(table)
+    rows = [
+        ("cells", f"{done.ran} run in {done.seconds:.0f} s, {done.reused} there already, {len(done.failed)} failed")
+    ]
+    print_table(("", ""), [*rows, ("kept", done.folder), ("page", f"reservoir report {done.folder}")])
+    if done.failed:
+        say(f"{len(done.failed)} cells failed; the same command tries them again")
+
+
+def report(
+    folders: Annotated[
+        list[str] | None, typer.Argument(metavar="FOLDER...", help="Of reproduce, fit or train; all that are kept.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The tables alone, as Markdown.")] = False,
+    *,
+    given: dict[str, Any],
+    json: bool,
+) -> None:
+    """Write one page of all that was found.
+
+    HTML, complete in itself, of everything that was reproduced and fitted.
+    """
+    from reservoir_pipelines.output import print_json, print_table
+    from reservoir_pipelines.reports.report import report as stage
+
+    done = stage(folders or [], markdown=markdown, **given)
+    if json:
+        print_json(done.to_dict())
+    else:
+        print_table(("", ""), [("page", done.page)])
+    if show:
+        typer.launch(str(done.page))
+
+
+def _agree(cells: list[Any], places: dict[str, Any]) -> bool:
+    """Say what it will cost, and ask on a terminal."""
+    from reservoir_pipelines.output import say
+    from reservoir_pipelines.reproduction.estimate import estimate
+
+    if not cells:
+        return True
+    say(estimate(cells, places).text)
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    return typer.confirm("Go on?", err=True)
+
+
+def _show_plan(tables: list[str], given: dict[str, Any], *, json: bool) -> None:
+    """Print the cells that would run, with their time and disk where a trial says so."""
+    from reservoir_pipelines.output import print_json, print_table, size_text
+    from reservoir_pipelines.reproduction.estimate import estimate, time_text
+    from reservoir_pipelines.reproduction.reproduce import plan, title
+
+    cells, kept, places = plan(tables, **given)
+    costs = (
+        estimate([c for c in cells if not kept.result(c.key)], places).costs if given.get("scale") == "paper" else {}
+    )
+    lines = []
+    for cell in cells:
+        result, cost = kept.result(cell.key), costs.get(cell.key)
+        if result:
+            how = ("finished", time_text(result["seconds"]), size_text(result["bytes"]))
+        elif cost:
+            how = (cost.reason or "to run", time_text(cost.seconds), size_text(int(cost.bytes)))
+        else:
+            how = ("to run", "-", "-")
+        lines.append((cell.key, title(cell), *how))
+    if json:
+        names = ("key", "cell", "state", "time", "disk")
+        print_json([dict(zip(names, line, strict=True)) for line in lines])
+    else:
+        print_table(("key", "cell", "state", "#time", "#disk"), lines)
+
+
+def _show(table: dict[str, Any]) -> None:
+    """Print a table, the paper's numbers in brackets, and below it why numbers are missing."""
+    from reservoir_pipelines.output import print_table
+    from reservoir_pipelines.reproduction.table import number_text, spot_text
+
+    lines, reasons = [], {}
+    for row in table["rows"]:
+        line = [row["name"]]
+        for spot in row["spots"]:
+            paper = (
+                f" ({number_text(spot['published'], spot['measure'])})"
+                if spot and spot["published"] is not None
+                else ""
+            )
+            line.append(f"{spot_text(spot)}{paper}" if spot else "")
+            if spot and spot["reason"]:
+                reasons.setdefault(spot["reason"], []).append(row["name"])
+        lines.append(line)
+    headings = ("", *(f"#{column}" for column in table["columns"]))
+    unit = f"; {table['unit']}" if table["unit"] else ""
+    print_table(headings, lines, f"{table['name']} ({table['scale']}): {table['title']}{unit}; in brackets the paper's")
+    if table["claims"]:
+        print_table(("", ""), [(c["says"], "holds" if c["holds"] else "does NOT hold here") for c in table["claims"]])
+    if reasons:
+        print_table(("missing", "why"), [(", ".join(dict.fromkeys(rows)), why) for why, rows in reasons.items()])

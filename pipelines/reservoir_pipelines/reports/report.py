@@ -1,0 +1,96 @@
+"""The stage ``report``: one HTML page, complete in itself, of reproductions, fits and trainings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from reservoir.errors import InputError
+from reservoir.options import CacheOptions, OutOptions
+from reservoir_pipelines.fitting.summary import SUMMARY
+from reservoir_pipelines.reports.markdown import as_markdown
+from reservoir_pipelines.reports.reproduced import reproduction_part
+from reservoir_pipelines.reports.single import fit_part, is_fit, is_run, run_part
+from reservoir_pipelines.reproduction.kept import Kept, is_reproduction
+from reservoir_pipelines.stage import stage
+from reservoir_pipelines.workspace import cache_root, replace_file
+
+MOST = 12
+"""Fits that are shown of all that are kept: the latest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The page that `report` wrote, and how much stands on it."""
+
+    page: Path
+    parts: int
+    bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return dict(vars(self)) | {"page": str(self.page)}
+
+
+@stage
+def report(sources: Sequence[str | Path], result: OutOptions, place: CacheOptions, *, markdown: bool = False) -> Report:
+    """Write a page about folders of `reproduce`, `fit` and `train`; of all reproductions and fits for none.
+
+    With ``markdown`` the tables alone, as text.
+
+    Raises
+    ------
+    InputError
+        If a folder is none of these, or nothing is kept yet.
+    """
+    root = cache_root(place.cache)
+    found = [Path(source) for source in sources] or _all(root)
+    if not found:
+        raise InputError(f"{root}: nothing to report on yet; run reservoir fit TASK or reproduce TABLE first")
+    parts = [_part(path, number) for number, path in enumerate(found, start=1)]
+    out = result.out or root / ("report.md" if markdown else "report.html")
+    text = as_markdown(parts) if markdown else _page(parts)
+    try:
+        replace_file(Path(out), lambda part: part.write_text(text, encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot be written ({error.strerror}); name another file") from error
+    return Report(page=Path(out), parts=len(parts), bytes=len(text.encode()))
+
+
+def _all(root: Path) -> list[Path]:
+    """Return the reproductions, and the latest fits that are not theirs."""
+    made = sorted(path for path in (root / "reproductions").glob("*") if is_reproduction(path))
+    theirs = {result["folder"] for path in made for result in Kept(path).results()}
+    fits = [file.parent for file in (root / "readouts").glob(f"*/*/{SUMMARY}") if str(file.parent) not in theirs]
+    return made + sorted(fits, key=lambda path: (path / SUMMARY).stat().st_mtime, reverse=True)[:MOST]
+
+
+def _part(path: Path, number: int) -> dict[str, Any]:
+    if is_reproduction(path):
+        return reproduction_part(Kept(path), number)
+    if is_fit(path):
+        return fit_part(path, number)
+    if is_run(path):
+        return run_part(path, number)
+    raise InputError(f"{path}: not a folder that reproduce, fit or train has finished; name one of these")
+
+
+def _page(parts: Sequence[dict[str, Any]]) -> str:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+    here = files("reservoir_pipelines") / "reports"
+    page = Environment(autoescape=True, trim_blocks=False).from_string((here / "page.html").read_text())
+    made = f"{datetime.now().astimezone():%Y-%m-%d %H:%M}"
+    return page.render(
+        title="reservoir: frozen models, read out",
+        lead="What was run here, with the command behind every number. The page needs no network.",
+        style=Markup((here / "style.css").read_text()),
+        parts=parts,
+        footer=f"Made {made} by reservoir-features {version('reservoir-features')}.",
+    )

@@ -1,0 +1,186 @@
+"""What the page shows of a reproduction: its tables beside the paper's, its figures, and every cell's command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from reservoir_pipelines.output import size_text
+from reservoir_pipelines.reports.charts import bar_chart, scatter
+from reservoir_pipelines.reports.views import charts_of, cost_facts, facts_of
+from reservoir_pipelines.reproduction.kept import Kept
+from reservoir_pipelines.reproduction.table import number_text, spot_text
+
+SCALES = {
+    "smoke": "Smoke scale: small shapes, few rows, few steps. It shows the whole path, not the paper's results.",
+    "paper": "The paper's sizes.",
+}
+Values = Mapping[str, Any]
+
+
+def reproduction_part(kept: Kept, number: int) -> dict[str, Any]:
+    """Return the page's part about a reproduction."""
+    tables = kept.tables()
+    keys = dict.fromkeys(
+        k for t in tables for row in t["rows"] for s in row["spots"] if s for c in s["cells"] for k in c
+    )
+    results = {key: found for key in keys if (found := kept.result(key))}
+    prefix = f"p{number}-"
+    shown = [_table(table, results, prefix) for table in tables]
+    claims = [
+        {**claim, "table": _name(table["name"]), "id": prefix + table["name"]}
+        for table in tables
+        for claim in table["claims"]
+    ]
+    scales = dict.fromkeys(SCALES[table["scale"]] for table in tables)
+    facts = [
+        ("scale", " ".join(scales)),
+        ("cells", f"{len(results)} finished, {len(keys) - len(results)} missing"),
+        ("time", f"{sum(r['seconds'] for r in results.values()) / 60:.1f} minutes of work"),
+        ("disk", size_text(sum(r["bytes"] for r in results.values()))),
+        ("versions", "; ".join(dict.fromkeys(_versions(r["made_with"]) for r in results.values()))),
+    ]
+    return {
+        "id": f"{prefix}reproduction",
+        "name": f"Reproduction {kept.path.name}",
+        "heading": f"Reproduction: {kept.path.name}",
+        "facts": facts,
+        "charts": [chart for table in tables if table["drawn"] == "costs" for chart in _costs(table, results)],
+        "charts_title": "Accuracy over cost",
+        "claims": claims,
+        "tables": shown,
+        "cells": [_cell(key, result, prefix) for key, result in results.items()],
+    }
+
+
+def _table(table: Values, results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return a table for the page; reasons for what is missing are numbered below it."""
+    reasons: dict[str, int] = {}
+    rows = []
+    for row in table["rows"]:
+        spots = []
+        for spot in row["spots"]:
+            if not spot:
+                spots.append(None)
+                continue
+            if spot["reason"]:
+                reasons.setdefault(spot["reason"], len(reasons) + 1)
+            spots.append(_spot(spot, prefix, results) | {"number": reasons.get(spot["reason"])})
+        rows.append({**row, "spots": spots})
+    name = _name(table["name"])
+    caption = table["unit"] or "as in the paper"
+    seeds = max((s["seeds"] for row in table["rows"] for s in row["spots"] if s), default=0)
+    caption += f"; ours in bold{', mean ± standard error of ' + str(seeds) + ' seeds' if seeds > 1 else ', one seed'}"
+    if any(s["later"] is not None for row in table["rows"] for s in row["spots"] if s):
+        caption += "; later: Rothermel et al. 2021, learning rate swept, as quoted by others"
+    return {
+        "id": prefix + table["name"],
+        "name": name,
+        "title": table["title"],
+        "heading": f"{name}: {table['title']}",
+        "note": table["note"],
+        "caption": caption,
+        "columns": table["columns"],
+        "rows": rows,
+        "reasons": list(reasons),
+        "charts": _drawn(table, results),
+    }
+
+
+def _spot(spot: Values, prefix: str, results: Mapping[str, Any]) -> dict[str, Any]:
+    measure, paper, mean = spot["measure"], spot["published"], spot["mean"]
+    difference = ""
+    if measure.endswith("_score") and isinstance(paper, int | float) and mean is not None:
+        difference = f"{mean - paper:+.1f}"
+    first = next((key for cells in spot["cells"] for key in cells if key in results), None)
+    return {
+        "id": f"{prefix}cell-{first}" if first else "",
+        "ours": spot_text(spot),
+        "paper": number_text(paper, measure) if paper is not None else "",
+        "difference": difference,
+        "later": number_text(spot["later"], measure) if spot["later"] is not None else "",
+    }
+
+
+def _drawn(table: Values, results: Mapping[str, Any]) -> list[Markup]:
+    """Return a figure's pictures; of the costs they stand at the top of the page."""
+    found = [
+        results[key]
+        for row in table["rows"]
+        for s in row["spots"]
+        if s
+        for c in s["cells"][:1]
+        for key in c
+        if key in results
+    ]
+    if table["drawn"] in ("attention", "deviations"):
+        distinct = {id(result): result for result in found}.values()
+        return [chart for result in distinct for chart in charts_of(result["stage"], result["values"])]
+    if table["drawn"] == "bars":
+        ours = {row["name"]: [s["mean"] if s else None for s in row["spots"]] for row in table["rows"]}
+        paper = {row["name"]: [_number(s["published"]) if s else None for s in row["spots"]] for row in table["rows"]}
+        titles = {"ours": ours, "the paper's": paper}
+        return [
+            bar_chart(table["columns"], bars, f"accuracy, {name}", f"{table['title']}, {name}, in percent")
+            for name, bars in titles.items()
+        ]
+    return []
+
+
+def _costs(table: Values, results: Mapping[str, Any]) -> list[Markup]:
+    """Return accuracy over cost, a chart for each task."""
+    charts = []
+    for number, task in enumerate(table["columns"]):
+        points: dict[str, tuple[float, float] | None] = {}
+        for row in table["rows"]:
+            spot = row["spots"][number]
+            costs = [
+                results[k]["values"].get("cost") for c in (spot["cells"] if spot else []) for k in c if k in results
+            ]
+            there = spot and spot["mean"] is not None and costs and None not in costs
+            points[row["name"]] = (sum(costs) / len(costs), spot["mean"]) if there else None
+        if any(points.values()):
+            says = "; ".join(f"{name} {point[1]:.1f}% in {point[0]:.3g} s" for name, point in points.items() if point)
+            chart = scatter(points, "seconds", "test accuracy (%)", f"{task}, accuracy over cost: {says}")
+            charts.append(Markup("<div><h4>{}</h4>{}</div>").format(task, chart))
+    return charts
+
+
+def _cell(key: str, result: Values, prefix: str) -> dict[str, Any]:
+    settings = result["settings"]
+    facts = [
+        ("folder", result["folder"]),
+        ("seed", settings.get("seed", 0)),
+        *cost_facts(result["seconds"], result["bytes"]),
+        *facts_of(result["stage"], result["values"]),
+        ("made with", _versions(result["made_with"])),
+        *[("note", note) for note in result["notes"][:6]],
+    ]
+    depth = f"depth {settings['depth']}" if settings.get("depth") else ""
+    shape = [settings.get("backbone"), depth, settings.get("init"), settings.get("train")]
+    words = [result["stage"], result["task"], *shape, settings.get("columns")]
+    return {
+        "id": f"{prefix}cell-{key}",
+        "title": " ".join(str(word) for word in words if word),
+        "aside": f"seed {settings.get('seed', 0)}, {result['seconds']:.0f} s",
+        "commands": result["commands"],
+        "facts": facts,
+        "charts": charts_of(result["stage"], result["values"]),
+    }
+
+
+def _versions(made_with: Values) -> str:
+    return ", ".join(f"{name} {value}" for name, value in made_with.items())
+
+
+def _name(name: str) -> str:
+    for kind in ("table", "figure"):
+        if name.startswith(kind) and name != kind:
+            return f"{kind.capitalize()} {name.removeprefix(kind).lstrip('-')}"
+    return name
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) else None

@@ -1,0 +1,130 @@
+"""What a reproduction will cost: a short trial of each kind of cell on this machine, multiplied up to its size."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reservoir.errors import InputError
+from reservoir_pipelines.output import say, size_text
+from reservoir_pipelines.reproduction.cell import Cell, options_of
+from reservoir_pipelines.reproduction.reproduce import title
+
+STEPS, ROWS = 8, 32
+"""Steps and rows of a trial."""
+
+FORWARD = 1 / 3
+"""Share of a step's time that its forward pass takes, as a validation does."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds and bytes of a kind of cell, or why it cannot run here."""
+
+    seconds: float = 0.0
+    bytes: float = 0.0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The cost of each cell by key."""
+
+    costs: Mapping[str, Cost]
+
+    @property
+    def text(self) -> str:
+        """The whole for a person."""
+        seconds = sum(cost.seconds for cost in self.costs.values())
+        size = sum(cost.bytes for cost in self.costs.values())
+        away = [cost.reason for cost in self.costs.values() if cost.reason]
+        lines = [f"{len(self.costs)} cells to run: about {time_text(seconds)} on this machine, {size_text(int(size))}"]
+        if away:
+            lines.append(f"{len(away)} of them cannot run here: {'; '.join(dict.fromkeys(away))}")
+        return "\n".join(lines)
+
+
+def time_text(seconds: float) -> str:
+    """Return a stretch of time for a person."""
+    for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> Estimate:
+    """Try one cell of each kind (stage, task and shape) for some steps or rows; the others cost in proportion."""
+    tried: dict[tuple[Any, ...], Cost] = {}
+    costs = {}
+    for cell in cells:
+        shape = cell.settings.get("backbone")
+        kind = (cell.stage, cell.task, "" if isinstance(shape, Cell) else shape, cell.settings.get("depth"))
+        if kind not in tried:
+            say(f"trying {title(cell)}")
+            tried[kind] = _try(cell, places)
+        costs[cell.key] = tried[kind]
+    return Estimate(costs)
+
+
+def _try(cell: Cell, places: Mapping[str, Any]) -> Cost:
+    from reservoir_cache import CacheError
+
+    trials = {"train": _try_train, "fit": _try_fit}
+    if cell.stage not in trials:
+        return Cost()
+    try:
+        with redirect_stderr(io.StringIO()):
+            return trials[cell.stage](cell, dict(places))
+    except (InputError, CacheError, OSError, RuntimeError) as error:
+        return Cost(reason=str(error).partition("\n")[0])
+
+
+def _try_train(cell: Cell, places: dict[str, Any]) -> Cost:
+    from reservoir_pipelines.preparation.prepare import prepare
+    from reservoir_pipelines.training.train import train
+
+    assert cell.task
+    settings = {n: v for n, v in cell.settings.items() if not isinstance(v, Cell)}
+    if len(settings) < len(cell.settings):  # what is made first has the scale's own shape
+        settings["init"] = "random"
+    rows = prepare(cell.task, **_of_task(settings), **_places(places, "cache", "data")).rows
+    steps, every = settings["steps"], settings["eval_every"]
+    short = {"steps": STEPS, "eval_every": STEPS, "limit": ROWS, "resume": False, "from_cache": False}
+    with tempfile.TemporaryDirectory() as folder:
+        done = train(cell.task, **settings | short, **places, run=Path(folder) / "run")
+        size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+    step = done.seconds / done.steps
+    scored = min(rows["valid"], settings.get("limit") or rows["valid"]) * steps / every
+    return Cost(step * steps + FORWARD * step / settings["batch"] * scored, size)
+
+
+def _try_fit(cell: Cell, places: dict[str, Any]) -> Cost:
+    from reservoir_cache import remove
+
+    from reservoir.options import FitOptions
+    from reservoir_pipelines.extraction.extract import extract
+    from reservoir_pipelines.preparation.prepare import prepare
+
+    assert cell.task
+    settings = {n: v for n, v in cell.settings.items() if n not in options_of(FitOptions)}
+    rows = prepare(cell.task, **_of_task(settings), **_places(places, "cache", "data")).rows
+    limit = settings.get("limit") or max(rows.values())
+    done = extract(cell.task, **settings | {"limit": ROWS, "seed": 2**62}, **places)  # an entry of nobody else
+    share = sum(min(limit, count) for count in rows.values()) / sum(done.rows.values())
+    remove(done.entry)
+    return Cost(done.seconds * share, done.bytes * share)
+
+
+def _of_task(settings: Mapping[str, Any]) -> dict[str, Any]:
+    from reservoir.options import TaskOptions
+
+    return {name: settings[name] for name in options_of(TaskOptions) if name in settings}
+
+
+def _places(places: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: places[name] for name in names if name in places}

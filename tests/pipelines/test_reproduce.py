@@ -1,0 +1,190 @@
+"""The runner: no finished cell runs twice, a failing one stops nothing, and every number can be had again."""
+
+import json
+import shlex
+
+import pytest
+from reservoir_pipelines.reproduction import reproduce as module
+from reservoir_pipelines.reproduction.kept import Kept
+from reservoir_pipelines.reproduction.reproduce import reproduce
+
+SMALL = """
+title = "a table of mine"
+columns = ["bit-xor"]
+settings = { backbone = "mini:n_layer=1,n_embd=16,n_head=2", depth = "", init = "random", steps = 3, eval_every = 3 }
+"""
+ROWS = """
+rows = [
+    { name = "FPT", cell = "fpt", published = [100] },
+    { name = "output", cell = "output", published = ["-"] },
+    { name = "ratio", cell = ["fpt", "output"], measure = "trained" },
+]
+"""
+
+
+def recipe(folder, text, name="my"):
+    path = folder / f"{name}.toml"
+    path.write_text(SMALL + text)
+    return str(path)
+
+
+def spots(table):
+    return {row["name"]: row["spots"][0] for row in table["rows"]}
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Return the keys of the cells that are run, in their order."""
+    from reservoir_pipelines.reproduction import stages
+
+    ran, run_cell = [], stages.run_cell
+
+    def counted(cell, *arguments):
+        ran.append(cell.key)
+        return run_cell(cell, *arguments)
+
+    monkeypatch.setattr(stages, "run_cell", counted)
+    return ran
+
+
+def test_shared_cells_run_once_and_finished_ones_never_again(cache, tmp_path, runs):
+    mine = recipe(tmp_path, ROWS)
+    other = recipe(tmp_path, 'rows = [{ name = "FPT too", cell = "fpt" }]', "other")
+    done = reproduce([mine, other])
+    assert (done.ran, done.reused, len(runs)) == (2, 0, 2)
+    table = spots(done.tables[0])
+    assert table["FPT"]["mean"] == spots(done.tables[1])["FPT too"]["mean"]
+    assert table["ratio"]["mean"] > 10
+    assert (table["FPT"]["published"], table["output"]["published"]) == (100, "-")
+    again = reproduce([mine, other])
+    assert (again.ran, again.reused, len(runs), again.tables) == (0, 2, 2, done.tables)
+
+
+def test_seeds_give_a_mean_and_a_standard_error(cache, tmp_path):
+    done = reproduce([recipe(tmp_path, 'rows = [{ name = "output", cell = "output" }]')], seeds=3)
+    kept, spot = Kept(done.folder), spots(done.tables[0])["output"]
+    scores = [100 * kept.result(key)["values"]["test_score"] for (key,) in spot["cells"]]
+    mean = sum(scores) / 3
+    assert spot["mean"] == pytest.approx(mean)
+    assert spot["error"] == pytest.approx((sum((s - mean) ** 2 for s in scores) / 2 / 3) ** 0.5)
+
+
+def test_what_was_killed_goes_on(cache, tmp_path, runs, monkeypatch):
+    keep = Kept.keep
+
+    def killed(self, cell, result):
+        if len(runs) == 2:
+            raise KeyboardInterrupt
+        keep(self, cell, result)
+
+    mine = recipe(tmp_path, ROWS)
+    monkeypatch.setattr(Kept, "keep", killed)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce([mine])
+    monkeypatch.setattr(Kept, "keep", keep)
+    first = runs[0]
+    done = reproduce([mine])
+    assert (done.reused, done.ran) == (1, 1)
+    assert runs.count(first) == 1
+
+
+def test_a_failing_cell_is_marked_and_the_rest_goes_on(cache, tmp_path, call, monkeypatch, runs):
+    monkeypatch.delenv("RESERVOIR_DATA", raising=False)
+    mine = recipe(tmp_path, 'rows = [{ name = "a", cell = "output" }, { name = "b", cell = "output", task = "mnist" }]')
+    code, out, err = call("reproduce", mine)
+    assert code == 0
+    assert "no data folder" in out or "--data" in out
+    assert "Traceback" not in out + err
+    found = Kept(cache / "reproductions" / "smoke").tables()[0]
+    assert spots(found)["a"]["mean"] is not None
+    assert "--data" in spots(found)["b"]["reason"]
+    assert len(runs) == 2
+    call("reproduce", mine)
+    assert len(runs) == 3  # what failed is tried again
+
+
+def test_a_cell_that_another_process_has_is_waited_for(cache, tmp_path, runs):
+    mine = recipe(tmp_path, ROWS)
+    cells, kept, places = module.plan([mine])
+    kept.make()
+    with kept.lock(cells[0], wait=False) as held, kept.lock(cells[0], wait=False) as taken:
+        assert held
+        assert not taken
+    module.run_cells(cells, kept, places)
+    assert runs == [cell.key for cell in cells]
+
+
+def test_two_processes_share_the_cells(cache, tmp_path):
+    done = reproduce([recipe(tmp_path, ROWS)], workers=2)
+    assert (done.ran, dict(done.failed)) == (2, {})
+
+
+def test_an_override_asks_the_same_of_another_model(cache, tmp_path, call):
+    mine = recipe(tmp_path, ROWS).replace("my", "my")
+    text = (
+        (tmp_path / "my.toml").read_text().replace('backbone = "mini:n_layer=1,n_embd=16,n_head=2", depth = "", ', "")
+    )
+    (tmp_path / "my.toml").write_text(text)
+    code, out, _ = call("reproduce", mine, "--override", "backbone=lstm:width=8", "--override", "depth=1", "--json")
+    assert code == 0
+    done = json.loads(out)
+    assert "backbone-lstm" in done["folder"]
+    kept = Kept(cache / "reproductions" / done["folder"].rpartition("/")[2])
+    key = spots(done["tables"][0])["FPT"]["cells"][0][0]
+    assert kept.result(key)["settings"]["backbone"] == "lstm:width=8"
+
+
+def test_a_dry_run_runs_nothing(cache, tmp_path, call, runs):
+    code, out, _ = call("reproduce", recipe(tmp_path, ROWS), "--dry-run")
+    assert (code, runs) == (0, [])
+    assert out.count("to run") == 2
+
+
+def test_the_papers_scale_is_estimated_and_asked_about(cache, tmp_path, call, runs):
+    mine = recipe(tmp_path, 'rows = [{ name = "output", cell = "output" }]')
+    code, _, err = call("reproduce", mine, "--scale", "paper", "--seeds", "2")
+    assert code == 0
+    assert "2 cells to run: about" in err
+    assert len(runs) == 2
+
+
+TEN = """
+task = "bit-xor"
+columns = ["one"]
+rows = [
+    { name = "fpt", cell = "fpt" },
+    { name = "output", cell = "output" },
+    { name = "input", cell = "output+input" },
+    { name = "cached", cell = "output-cached" },
+    { name = "readout", cell = "readout" },
+    { name = "last", cell = "readout-last" },
+    { name = "raw", cell = "raw" },
+    { name = "maps", cell = "attention", measure = "diagonals" },
+    { name = "card", cell = "card", measure = "parameters" },
+    { name = "bit", cell = "bit", settings = { depth = 1 } },
+]
+"""
+
+
+def test_the_command_of_a_cell_gives_its_number(cache, tmp_path, call, monkeypatch):
+    small = SMALL.replace('columns = ["bit-xor"]', "").replace("init =", "limit = 60, batch_tokens = 240, init =")
+    (tmp_path / "ten.toml").write_text(small + TEN)
+    done = reproduce([str(tmp_path / "ten.toml")])
+    assert not done.failed
+    kept = Kept(done.folder)
+    monkeypatch.setenv("RESERVOIR_CACHE", str(tmp_path / "elsewhere"))
+    checked = 0
+    for row, spot in spots(done.tables[0]).items():
+        result = kept.result(spot["cells"][0][0])
+        for line in result["commands"]:
+            code, out, err = call(*shlex.split(line)[1:], "--json")
+            assert code == 0, (line, err)
+        values, found = result["values"], json.loads(out)
+        if result["stage"] == "fit":
+            assert found["best"]["test_score"] == values["test_score"], row
+        elif result["stage"] == "train":
+            assert found["test_score"] == values["test_score"], row
+        elif result["stage"] == "backbone":
+            assert found["whole"] == values["parameters"]
+        checked += 1
+    assert checked == 10
