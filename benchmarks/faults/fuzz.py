@@ -171,7 +171,7 @@ def _tables(folder: Path) -> list[Reader]:
         file.create_dataset("x", data=x, compression="gzip", chunks=True)
         file["y"], file["split"] = y, split.astype(h5py.string_dtype())
     try:
-        from pyarrow import parquet, table
+        from pyarrow import parquet, table  # pyright: ignore[reportMissingImports]
 
         parquet.write_table(table({"label": y, **{name: x[:, n] for n, name in enumerate("abcd")}}), files["parquet"])
     except ImportError:

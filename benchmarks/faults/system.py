@@ -9,13 +9,14 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from reservoir_cache import CacheError, FeatureStore, last_entry, list_entries, reader
 from safetensors.numpy import load_file, save_file
 
 from benchmarks.faults.kills import steps_of
-from benchmarks.faults.rounds import Count, command, different
+from benchmarks.faults.rounds import Count, command, different, ended, forked
 from benchmarks.faults.stages import BACKBONE, Stage
 
 NOBODY = 65534
@@ -160,10 +161,7 @@ def clock(stage: Stage, root: Path, log: Path, rounds: int) -> Count:
 def overflow(stage: Stage, root: Path, log: Path, number: int, seed: int) -> Count:
     """Plant a weight that overflows what is stored: refused with its column and row, or as stored in float32."""
     count, draw, folder = Count("planted weights that overflow"), np.random.default_rng(seed), log.parent / "planted"
-    made = lambda: _save_model(folder)  # noqa: E731
-    from benchmarks.faults.rounds import ended, forked
-
-    if not ended(forked(made, log), log, 0).whole:
+    if not ended(forked(lambda: _save_model(folder), log), log, 0).whole:
         raise RuntimeError(log.read_text())
     whole = load_file(folder / "model.safetensors")
     settings = {"--backbone": folder, "--init": "pretrained"}
@@ -195,9 +193,12 @@ def _save_model(folder: Path) -> None:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    settings = dict(part.split("=") for part in BACKBONE.partition(":")[2].split(","))
+    settings: dict[str, Any] = {"vocab_size": 30}
+    for part in BACKBONE.partition(":")[2].split(","):
+        name, value = part.split("=")
+        settings[name] = int(value)
     torch.manual_seed(0)
-    GPT2LMHeadModel(GPT2Config(vocab_size=30, **{k: int(v) for k, v in settings.items()})).save_pretrained(folder)
+    GPT2LMHeadModel(GPT2Config(**settings)).save_pretrained(folder)
 
 
 def _alike(entries: list) -> bool:

@@ -19,6 +19,9 @@ from reservoir_cache import (
     write_block,
     write_targets,
 )
+from reservoir_pipelines.preparation.prepared import PreparedSplit
+
+from reservoir import InputError
 
 ROWS = {"train": 6}
 
@@ -112,3 +115,10 @@ def test_what_is_extracted_last_is_the_last_also_after_the_clock_is_set_back(cac
     for entry in (first, second, first):
         again = Entry.create(cache, "gpt2-random", entry.spec, layout, {})
         assert last_entry(cache, "toy").path == again.path
+
+
+def test_prepared_data_that_goes_meanwhile_is_told_in_a_line(tmp_path):
+    split = PreparedSplit("train", ((tmp_path / "data" / "train" / "00000.h5", 3),))
+    for use in (lambda: split.groups, lambda: split.y):
+        with pytest.raises(InputError, match=r"^[^\n]* and prepare again$"):
+            use()

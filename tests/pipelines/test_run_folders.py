@@ -95,6 +95,15 @@ def test_a_damaged_best_checkpoint_is_named_before_any_step(go, cache):
     assert again.steps == 8 and again.best_step in (6, 8)
 
 
+def test_a_checkpoint_that_a_kill_left_beside_the_last_one_goes(go, cache):
+    done, checkpoints = go(steps=4), cache / "run" / "checkpoints"
+    kept = sorted(checkpoints.iterdir())
+    shutil.copytree(kept[-1], checkpoints / "step-00000001")
+    (cache / "run" / "run.json").unlink()
+    assert go(steps=4, resume=True).test_loss == done.test_loss
+    assert sorted(checkpoints.iterdir()) == kept
+
+
 def test_the_only_checkpoint_damaged(go, cache):
     go(steps=2)
     (last_checkpoint(cache / "run" / "checkpoints") / "trained.safetensors").write_bytes(b"")

@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from reservoir_cache import CacheError, file_crc32, read_json
 
 from reservoir.errors import InputError
 from reservoir.tasks import SPLITS, Scaling, Split, Task
+
+if TYPE_CHECKING:
+    import h5py
 
 VERSION = 3
 """Version of the files. Part of the folder's name, so another version's files are never misread."""
@@ -50,9 +54,7 @@ class PreparedSplit:
     @cached_property
     def groups(self) -> np.ndarray | None:
         """The number of the group of each row, (rows,) of int64; None where rows are in no groups."""
-        import h5py
-
-        with h5py.File(self.files[0][0], "r", locking=False) as file:
+        with _opened(self.files[0][0]) as file:
             given = "groups" in file
         return self._read("groups", 0, len(self)) if given else None
 
@@ -64,8 +66,6 @@ class PreparedSplit:
             start += rows
 
     def _read(self, array: str, lo: int, hi: int) -> np.ndarray:
-        import h5py
-
         if not 0 <= lo <= hi <= len(self):
             raise IndexError(f"rows {lo} to {hi} of split {self.name!r}, which has {len(self)}")
         parts, start = [], 0
@@ -73,13 +73,8 @@ class PreparedSplit:
             first, last = max(lo - start, 0), min(hi - start, rows)
             # An empty stretch is still read once, for its type and shape.
             if first < last or (lo == hi and not parts):
-                try:
-                    with h5py.File(path, "r", locking=False) as file:
-                        parts.append(file[array][first : max(first, last)])  # pyright: ignore[reportIndexIssue]
-                except (OSError, KeyError) as error:
-                    raise InputError(
-                        f"{path}: prepared data damaged ({error}); remove {path.parents[1]} and prepare again"
-                    ) from None
+                with _opened(path) as file:
+                    parts.append(file[array][first : max(first, last)])  # pyright: ignore[reportIndexIssue]
             start += rows
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -214,6 +209,19 @@ def _open_file(folder: Path, file: Mapping[str, Any], *, verify: bool) -> tuple[
     if not sound or (verify and file_crc32(path) != file["crc32"]):
         raise InputError(f"{path}: missing, or not as it was written; remove {folder} and prepare again")
     return path, file["rows"]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[h5py.File]:
+    """Open a file to read it; what HDF5 says of a damaged or missing one is said as a line."""
+    import h5py
+
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            yield file
+    except (OSError, KeyError) as error:
+        why = " ".join(str(error).split())
+        raise InputError(f"{path}: prepared data damaged ({why}); remove {path.parents[1]} and prepare again") from None
 
 
 def _label_type(y: np.ndarray) -> np.ndarray:

@@ -45,21 +45,30 @@ def facts_of(stage: str, values: Values) -> list[tuple[str, str]]:
 def fit_charts(values: Values) -> list[Markup]:
     """Return a sweep's heat map, its best score over depth and pooling, and the confusion of the chosen readout."""
     sweep = values["sweep"]
-    order = sorted(range(len(sweep["columns"])), key=lambda number: _depth(sweep["columns"][number]))
-    scores = np.array(sweep["scores"], float)[order]
-    columns = [sweep["columns"][number] for number in order]
-    names = [_place(name) for name in columns]
     factor = 100 if values["metric"] == "accuracy" else 1
+    scores = factor * np.array(sweep["scores"], float)
+    names = [_place(name) for name in sweep["columns"]]
+    single = [i for i, (_, pooling) in enumerate(names) if pooling != "joined"] or list(range(len(names)))
+    single.sort(key=lambda i: (names[i][1], _depth(names[i][0])))
     charts = []
     if scores.size > 1:
         says = f"validation {values['metric']} of every column under every penalty"
         penalties = [_power(name) for name in sweep["penalties"]]
-        charts.append(heat_map(factor * scores, columns, penalties, says, "penalty"))
-    layers = list(dict.fromkeys(layer for layer, _ in names))
+        # Where a grid was carried on for a few columns alone there is nothing to compare.
+        most = (~np.isnan(scores[single])).sum(axis=0)
+        kept = sorted(np.flatnonzero(2 * most >= most.max()).tolist(), key=lambda j: _number(penalties[j]))
+        shown = scores[single][:, kept]
+        shown = np.maximum(shown, np.nanmedian(shown) - 2 * (np.nanmax(shown) - np.nanmedian(shown)))
+        columns = [sweep["columns"][i] for i in single]
+        charts.append(heat_map(shown, columns, [penalties[j] for j in kept], says, "penalty"))
+    layers = sorted({names[i][0] for i in single}, key=_depth)
     lines: dict[str, list[tuple[float, float]]] = {}
-    for (layer, pooling), best in zip(names, factor * np.nanmax(scores, axis=1), strict=True):
-        lines.setdefault(pooling, []).append((float(layers.index(layer)), float(best)))
+    for i in single:
+        lines.setdefault(names[i][1], []).append((float(layers.index(names[i][0])), float(np.nanmax(scores[i]))))
     if len(layers) > 1:
+        if len(single) < len(names):
+            top = float(np.nanmax(np.delete(scores, single, axis=0)))
+            lines["best joined"] = [(0.0, top), (len(layers) - 1.0, top)]
         says = (
             f"best validation {values['metric']} over depth, from {layers[0]} to {layers[-1]}, a line for each pooling"
         )
@@ -120,11 +129,23 @@ def _place(column: str) -> tuple[str, str]:
     return (layer, pooling) if pooling and "+" not in column else (layer.partition(" ")[0].partition("+")[0], "joined")
 
 
-def _depth(column: str) -> tuple[bool, int, str]:
-    """Sort key that puts layers in the order in which they are computed, joined columns last."""
-    return "+" in column, {"embed": 0, "final": 2}.get(column.partition("/")[0], 1), column
+def _depth(layer: str) -> tuple[int, str]:
+    """Return the key that puts layers in the order in which they are computed."""
+    return {"embed": 0, "final": 2}.get(layer, 1), layer
+
+
+def _number(penalty: str) -> float:
+    """Return a penalty; parameters of other estimators are no numbers, and stay in their order."""
+    try:
+        return float(penalty)
+    except ValueError:
+        return 0.0
 
 
 def _power(text: str) -> str:
-    """Return a penalty as plain text, of which a fit keeps a power of ten for its picture."""
-    return f"{10 ** float(text[5:-2]):.2g}" if text.startswith("$10^{") else text
+    """Return a penalty as short text, of which a fit keeps a power of ten for its picture; others as they are."""
+    plain = text.replace("$10^{", "1e").rstrip("}$") if text.startswith("$") else text
+    try:
+        return f"{float(plain):.2g}" if "." not in plain.partition("e")[2] else f"{10 ** float(plain[2:]):.2g}"
+    except ValueError:
+        return text

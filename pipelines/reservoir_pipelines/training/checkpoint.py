@@ -40,7 +40,12 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
         sync(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    kept = {final, folder / f"step-{state.best_step:08d}"}
+    forget_others(folder, state)
+
+
+def forget_others(folder: Path, state: State) -> None:
+    """Remove all checkpoints but that of a state and the best; one that was killed may have left others."""
+    kept = {folder / f"step-{step:08d}" for step in (state.step, state.best_step)}
     for old in folder.glob("step-*"):
         if old not in kept:
             shutil.rmtree(old, ignore_errors=True)

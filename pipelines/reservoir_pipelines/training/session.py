@@ -11,7 +11,7 @@ from reservoir.options import StepOptions
 from reservoir.training.processes import Processes
 from reservoir.training.trainer import State, Steps, Trainer
 from reservoir_pipelines.output import training_meter
-from reservoir_pipelines.training.checkpoint import load_optimizer, load_trained, save_checkpoint
+from reservoir_pipelines.training.checkpoint import forget_others, load_optimizer, load_trained, save_checkpoint
 from reservoir_pipelines.training.journal import Journal
 from reservoir_pipelines.training.run import CHECKPOINTS, METRICS, Run
 from reservoir_pipelines.training.tracking import tracking
@@ -47,6 +47,7 @@ def train_in(
     with ExitStack() as held:
         track_step = held.enter_context(tracking(track, run.path, run.config["settings"]["recipe"]))
         run.reopen()
+        forget_others(run.path / CHECKPOINTS, state)
         journal = Journal(run.path / METRICS, state.step)
         held.callback(journal.flush)
         show = held.enter_context(training_meter(last, state.step, shown, each=unit[0], unit=unit[1]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +75,7 @@ class Training:
     trained: int
     frozen_tensors: int
     seconds: float
-    evaluation: Evaluation | None
+    evaluation: Evaluation | None = field(compare=False)
 
     @property
     def path(self) -> Path:

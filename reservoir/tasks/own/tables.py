@@ -40,7 +40,7 @@ def read_csv(path: Path) -> Table:
     for place, name in enumerate(header):
         if name in header[:place]:
             raise InputError(f"{path}: two columns are called {name!r}; give each a name of its own")
-    table = dict(zip(header, zip(*rows[1:], strict=True), strict=True))
+    table: Table = dict(zip(header, zip(*rows[1:], strict=True), strict=True))
     return {name: _with_points(cells) for name, cells in table.items()} if separator == ";" else table
 
 
