@@ -12,6 +12,7 @@ import resource
 import shutil
 import signal
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,13 +96,13 @@ def _batch(one: Reader, copies: list[bytes], count: Count) -> None:
         for number, line in enumerate(lines):
             count.add(line in ("read", "refused"), f"{line} {_keep(one, copies[number]) if len(line) > 8 else ''}")
         if len(lines) < len(copies):
-            count.add(one.isolated, f"died, code {code} {_keep(one, copies[len(lines)])}")
+            count.add(one.isolated, f"died, code {code} {'' if one.isolated else _keep(one, copies[len(lines)])}")
         copies = copies[len(lines) + 1 :]
 
 
 def _keep(one: Reader, copy: bytes) -> Path:
     """Keep a copy that something was lost on."""
-    folder = Path("/tmp/lost-inputs") if os.access("/tmp", os.W_OK) else one.file.parent
+    folder = Path(tempfile.gettempdir()) / "lost-inputs"
     folder.mkdir(exist_ok=True)
     path = folder / f"{one.name.replace(' ', '-').replace('/', '-')}-{len(list(folder.iterdir()))}-{one.file.name}"
     path.write_bytes(copy)
