@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from reservoir_pipelines import workers
+from reservoir_pipelines import workers as processes
 from reservoir_pipelines.preparation.prepare import prepare
 
 
@@ -86,7 +86,7 @@ def main() -> None:
     options.add_argument("--workers", type=int, default=2)
     given = options.parse_args()
     # The measurement is of processes as such, so they are used however little there is to do.
-    workers.PAYS_OFF = 0
+    processes.PAYS_OFF = 0
     prepared("digits", given.data, 0)
     length = {"min_length": 500, "max_length": 2000, "valid_rows": 1, "test_rows": 1, "source": "generated"}
     tasks: dict[str, tuple[Callable[[Path, int], None], dict[str, Any]]] = {
