@@ -70,10 +70,10 @@ def test_the_grid_of_logistic_readouts_goes_on_too():
     assert LogisticEngine(classes=2, alphas=LOGISTIC_ALPHAS, widens=False).run(source).at_edge
 
 
-def test_labels_that_say_nothing_give_chance_and_a_uniform_p_value():
+def test_labels_that_say_nothing_give_chance_and_no_p_value_that_is_too_small():
     accuracies, p_values = [], []
     engine = RidgeEngine(classes=2, alphas=ALPHAS[::3], folds=5)
-    for seed in range(100, 120):
+    for seed in range(100):
         rng = np.random.default_rng(seed)
         y = rng.integers(0, 2, (300, 1))
         raw, *sources = (held(rng.standard_normal((300, width)), y) for width in (20, 20, 60, 300))
@@ -83,9 +83,11 @@ def test_labels_that_say_nothing_give_chance_and_a_uniform_p_value():
         accuracies.append(found.scores["accuracy"])
         p_values.append(compare(found, evaluate(engine.run(raw).readout, raw, ["a", "b"])))
         assert trials[best].result.valid_score > 0.5  # the best of many flatters itself: it is not what is reported
-    assert abs(np.mean(accuracies) - 0.5) < 2 * 0.5 / np.sqrt(20 * 60)
+    assert abs(np.mean(accuracies) - 0.5) < 2 * 0.5 / np.sqrt(100 * 60)
+    # McNemar's exact test is one of counts: its p-values are seldom as small as they may be, and not uniform.
     for level in (0.05, 0.1, 0.25, 0.5):
-        assert abs(np.mean(np.array(p_values) <= level) - level) <= 2.5 * np.sqrt(level * (1 - level) / 20)
+        assert np.mean(np.array(p_values) <= level) <= level + 2 * np.sqrt(level * (1 - level) / 100)
+    assert len(set(p_values)) > 10
 
 
 @pytest.mark.parametrize("width", [30, 400])
