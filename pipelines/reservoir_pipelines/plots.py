@@ -90,7 +90,7 @@ def plot_sweep(
     figure = figure_of(11, 4.6, title)
     lines, heat = figure.subplots(1, 2, width_ratios=(1.15, 1))
     tops = factor * np.nanmax(scores, axis=1)
-    names = _apart(sorted({layer for layer, _ in places.values()}, key=_depth))
+    names = _apart(sorted({layer for layer, _ in places.values()}, key=layer_order))
     for colour, pooling in zip(COLOURS, dict.fromkeys(pooling for _, pooling in places.values()), strict=False):
         found = {layer: tops[i] for i, (layer, kind) in places.items() if kind == pooling}
         values = [found.get(name, np.nan) for name in names]
@@ -103,7 +103,7 @@ def plot_sweep(
     lines.set_xticks(list(ticks), list(ticks.values()), fontsize=8, rotation=90 if len(ticks) > MOST_LEVEL else 0)
     style(lines, "layer", f"validation {unit}, best setting")
     shown = places.get(best[0], places[max(single, key=tops.__getitem__)])[1]
-    rows = sorted((i for i in single if places[i][1] == shown), key=lambda i: _depth(places[i][0]))
+    rows = sorted((i for i in single if places[i][1] == shown), key=lambda i: layer_order(places[i][0]))
     tried = np.flatnonzero(~np.isnan(scores[rows]).all(axis=0)).tolist()
     ring = (tried.index(best[1]), rows.index(best[0])) if best[0] in places else None
     values = factor * scores[rows][:, tried]
@@ -181,9 +181,10 @@ def _apart(layers: Sequence[str]) -> list[str]:
     return groups[0] + [name for group in groups[1:] for name in ("", *group)]
 
 
-def _depth(layer: str) -> tuple[str, int, str]:
-    entry, _, name = layer.rpartition(":")
-    return entry, {"embed": 0, "final": 2}.get(name, 1), name
+def layer_order(column: str) -> tuple[str, int, str]:
+    """Return the key that puts layers or columns in the order in which they are computed, entry by entry."""
+    entry, _, name = column.rpartition(":")
+    return entry, {"embed": 0, "final": 2}.get(name.partition("/")[0], 1), name
 
 
 def _name_ticks(axes: Axes, names: Sequence[str]) -> None:

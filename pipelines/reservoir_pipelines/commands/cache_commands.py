@@ -255,6 +255,8 @@ def _state(each: EntrySummary) -> str:
 
 
 def _summary(each: EntrySummary) -> dict[str, Any]:
+    from reservoir_pipelines.plots import layer_order
+
     entry = each.entry
     return {
         "entry": str(entry.path),
@@ -262,7 +264,7 @@ def _summary(each: EntrySummary) -> dict[str, Any]:
         "task": entry.spec.task["name"],
         "key": entry.key,
         "rows": entry.spec.rows,
-        "columns": sorted(each.columns, key=_depth) or ([f"unreadable: {each.fault}"] if each.fault else []),
+        "columns": sorted(each.columns, key=layer_order) or ([f"unreadable: {each.fault}"] if each.fault else []),
         "bytes": each.bytes,
         "compute": entry.spec.compute,
         "store": entry.spec.store,
@@ -270,8 +272,3 @@ def _summary(each: EntrySummary) -> dict[str, Any]:
         "used": each.used.isoformat(),
         "finished": each.finished,
     }
-
-
-def _depth(column: str) -> tuple[int, str]:
-    """Sort key that puts layers in the order in which they are computed."""
-    return ({"embed": 0, "final": 2}.get(column.partition("/")[0], 1), column)

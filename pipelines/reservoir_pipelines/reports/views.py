@@ -9,6 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from reservoir_pipelines.output import percent, score_text, size_text
+from reservoir_pipelines.plots import layer_order
 from reservoir_pipelines.reports.charts import heat_map, line_chart
 
 MOST_CLASSES = 40
@@ -49,7 +50,7 @@ def fit_charts(values: Values) -> list[Markup]:
     scores = factor * np.array(sweep["scores"], float)
     names = [_place(name) for name in sweep["columns"]]
     single = [i for i, (_, pooling) in enumerate(names) if pooling != "joined"] or list(range(len(names)))
-    single.sort(key=lambda i: (names[i][1], _depth(names[i][0])))
+    single.sort(key=lambda i: (names[i][1], layer_order(names[i][0])))
     charts = []
     if scores.size > 1:
         says = f"validation {values['metric']} of every column under every penalty"
@@ -61,7 +62,7 @@ def fit_charts(values: Values) -> list[Markup]:
         shown = np.maximum(shown, np.nanmedian(shown) - 2 * (np.nanmax(shown) - np.nanmedian(shown)))
         columns = [sweep["columns"][i] for i in single]
         charts.append(heat_map(shown, columns, [penalties[j] for j in kept], says, "penalty"))
-    layers = sorted({names[i][0] for i in single}, key=_depth)
+    layers = sorted({names[i][0] for i in single}, key=layer_order)
     lines: dict[str, list[tuple[float, float]]] = {}
     for i in single:
         lines.setdefault(names[i][1], []).append((float(layers.index(names[i][0])), float(np.nanmax(scores[i]))))
@@ -127,11 +128,6 @@ def cost_facts(seconds: float | None, size: int | None) -> list[tuple[str, str]]
 def _place(column: str) -> tuple[str, str]:
     layer, _, pooling = column.partition("/")
     return (layer, pooling) if pooling and "+" not in column else (layer.partition(" ")[0].partition("+")[0], "joined")
-
-
-def _depth(layer: str) -> tuple[int, str]:
-    """Return the key that puts layers in the order in which they are computed."""
-    return {"embed": 0, "final": 2}.get(layer, 1), layer
 
 
 def _number(penalty: str) -> float:
