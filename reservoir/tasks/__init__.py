@@ -90,7 +90,7 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
         The task's parameters; ``protocol`` goes with every named task. Of your own data the fields of `OwnDataOptions`.
     """
     own = name not in TASKS
-    if own and not (Path(name).suffix or "/" in name or FUNCTION.fullmatch(name)):
+    if own and not (Path(name).suffix or "/" in name or Path(name).is_dir() or FUNCTION.fullmatch(name)):
         tasks = f"the tasks are {', '.join(TASKS)}, or the path of your own data"
         raise InputError(f"no task {name!r}: {tasks}{nearest(name, TASKS)}")
     if not own and parameters.get("protocol") in PROTOCOLS and not hasattr(TASKS[name], "protocol"):
