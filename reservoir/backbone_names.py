@@ -11,7 +11,7 @@ from reservoir.errors import InputError
 NAMES = (
     *("mini", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),
     *("bert-base-uncased", "roberta-base", "distilbert-base-uncased", "allenai/longformer-base-4096"),
-    *("t5-small", "t5-base", "google/vit-base-patch16-224-in21k"),
+    *("t5-small", "t5-base", "google/vit-base-patch16-224-in21k", "facebook/dinov2-base"),
     *("facebook/esm2_t6_8M_UR50D", "facebook/esm2_t12_35M_UR50D", "HuggingFaceTB/SmolLM2-135M"),
     *("lstm", "lstm-12", "lstm-star", "lstm-norm", "esn"),
 )
@@ -24,6 +24,7 @@ SHORT = {
     "longformer": "allenai/longformer-base-4096",
     "t5": "t5-base",
     "vit": "google/vit-base-patch16-224-in21k",
+    "dinov2": "facebook/dinov2-base",
     "esm": "facebook/esm2_t12_35M_UR50D",
 }
 """What the name of a family means: its usual base size."""

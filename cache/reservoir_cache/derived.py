@@ -107,7 +107,7 @@ def forget(folder: Path, files: Iterable[str]) -> None:
 
 
 def fault(path: Path, line: Mapping[str, Any], *, contents: bool = True) -> str | None:
-    """Return what is wrong with a file, compared with its line in a manifest, or None; not what it holds, if so said."""
+    """Return what is wrong with a file, compared with its line in a manifest, or None; ``contents``: read it too."""
     try:
         if not is_regular(path):
             return "missing, or not a regular file"

@@ -38,7 +38,11 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
     damaged = {problem.path.parent.name for problem in problems}
     folder, remedy = entry.path / derived.FOLDER, "it is computed again when needed"
     lines = derived.listed(folder)
-    problems += [Problem(folder / NAME, "damaged", remedy)] if lines is None else _faults(folder, lines, remedy, contents=contents)
+    problems += (
+        [Problem(folder / NAME, "damaged", remedy)]
+        if lines is None
+        else _faults(folder, lines, remedy, contents=contents)
+    )
     return problems + [problem for problem in _unfinished(entry) if problem.path.name not in damaged]
 
 
@@ -126,9 +130,7 @@ def _rebuild(entry: Entry, split: str) -> Manifest:
     return manifest
 
 
-def _faults(
-    folder: Path, lines: Mapping[str, Mapping[str, Any]], remedy: str, *, contents: bool
-) -> list[Problem]:
+def _faults(folder: Path, lines: Mapping[str, Mapping[str, Any]], remedy: str, *, contents: bool) -> list[Problem]:
     """Compare the files of a folder with the lines of its manifest."""
     if not lines and any(folder.glob("*.h5")):
         return [Problem(folder / NAME, "missing, though there are files that it should list", remedy)]

@@ -80,7 +80,7 @@ def test_a_damaged_shard_is_computed_again(small):
     data[len(data) // 2] ^= 1
     victim.write_bytes(data)
     assert small().reused  # nobody has read it yet
-    with pytest.raises(CacheError, match="damaged.*cache repair"):
+    with pytest.raises(CacheError, match=r"damaged.*cache repair"):
         [first[split][column] for split in first for column in first.columns]
     assert [problem.path for problem in repair(first.store.entry)] == [victim]
     repaired = small()

@@ -15,10 +15,12 @@ from reservoir.defaults import choose_reservoir, default_layers, default_pools, 
 from reservoir.features import column_shapes, forward
 from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions
 from reservoir.reservoir import LoadedModel, load_model
+from reservoir.tasks import TASKS
 from reservoir_pipelines.extraction.compute import compute_missing
 from reservoir_pipelines.extraction.plan import check_windows, choose_columns, choose_layout, draw_rows, make_spec
-from reservoir_pipelines.output import meter, say, size_text
+from reservoir_pipelines.output import say, size_text
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
+from reservoir_pipelines.progress import meter
 from reservoir_pipelines.workspace import versions
 
 
@@ -37,7 +39,7 @@ def plan_run(
     settings = choose_reservoir(reservoir, prepared.task, count, published=source.published)
     model = load_model(prepared.task, settings, place.device, keep.compute)
     if model.reader:
-        say(f"{prepared.task.name}: read by the model's own tokenizer, of {model.reader.vocabulary:,} tokens")
+        say(f"{prepared.task.name}: read by {model.reader.said}")
     columns = choose_columns(
         model,
         default_layers(prepared.task, native=bool(model.reader)) if keep.layers is None else keep.layers,
@@ -53,7 +55,7 @@ def plan_run(
         pool=",".join(dict.fromkeys(column.partition("/")[2] for column in columns)),
     )
     call = {
-        "task": str(Path(task).resolve()) if Path(task).is_file() else task,
+        "task": str(Path(task).resolve()) if task not in TASKS and Path(task).exists() else task,
         "settings": settings.to_dict() | source.to_dict() | asked.to_dict(),
     }
     return Run(root, prepared, model, rows, columns, spec, layout, call, splits or list(rows))
@@ -103,8 +105,8 @@ class Run:
         compute = partial(self._forward, batch_rows=entry.layout.batch_rows)
         with meter("extract", count) as bar:
             computed = compute_missing(entry, self.splits, self.columns, compute, bar.advance)
-        if self.model.reader and self.model.reader.cut:
-            say(f"{self.spec.task['name']}: {self.model.reader.note()}")
+        if note := self.model.reader.note() if self.model.reader else "":
+            say(f"{self.spec.task['name']}: {note}")
         return entry, computed
 
     def _forward(

@@ -15,7 +15,7 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.columns import Columns
 from reservoir.tasks.own.encode import clean_lengths, encode_own
-from reservoir.tasks.own.files import check_file, function_file, open_columns
+from reservoir.tasks.own.files import function_file, open_columns, source_files
 from reservoir.tasks.own.kinds import MOST_SYMBOLS, SAMPLE, Reading, read_integers
 from reservoir.tasks.own.labels import Labels, encode_labels, split_rows
 from reservoir.tasks.own.letters import UNKNOWN, alphabet_of, shown
@@ -66,11 +66,10 @@ class OwnData(Source):
         )
 
     def files(self) -> list[Path]:
-        """Return the one file; of a function, its module."""
+        """Return the files of a path; of a function, its module."""
         if FUNCTION.fullmatch(self.origin):
             return [function_file(self.origin)]
-        check_file(Path(self.origin))
-        return [Path(self.origin)]
+        return source_files(Path(self.origin))
 
     def pieces(self) -> list[Piece]:
         """Return stretches of rows."""

@@ -19,13 +19,16 @@ from reservoir.tasks.own.fasta import header_labels, read_fasta
 from reservoir.tasks.own.hdf5 import Hdf5
 from reservoir.tasks.own.letters import codes_of
 from reservoir.tasks.own.npz import Npz
+from reservoir.tasks.own.parquet import read_parquet
 from reservoir.tasks.own.roles import Sorting
-from reservoir.tasks.own.tables import read_csv, read_jsonl, read_parquet
+from reservoir.tasks.own.series import is_bare, read_series, split_files
+from reservoir.tasks.own.tables import read_csv, read_jsonl
 
 ARRAYS = {".npz": Npz, ".h5": Hdf5, ".hdf5": Hdf5}
 TABLES = {".csv": read_csv, ".tsv": read_csv, ".jsonl": read_jsonl, ".parquet": read_parquet}
 FASTA = (".fasta", ".fa", ".faa", ".fna")
-SUFFIXES = (*ARRAYS, *TABLES, *FASTA)
+SERIES = (".ts",)
+SUFFIXES = (*ARRAYS, *TABLES, *FASTA, *SERIES)
 
 
 def open_columns(origin: str, asked: OwnDataOptions, parameters: Mapping[str, Any] | None = None) -> Columns:
@@ -37,7 +40,13 @@ def open_columns(origin: str, asked: OwnDataOptions, parameters: Mapping[str, An
     if ":" in path.name and not path.exists():
         _refuse_columns(origin, asked, "a function yields no columns")
         return read_function(origin)
-    check_file(path)
+    published = split_files(path) if parameters is None else {}
+    if not published:
+        check_file(path)
+    if published or path.suffix in SERIES or (is_bare(path) and not asked.label):
+        if parameters is None:
+            _refuse_columns(origin, asked, "series of an archive have no names of columns")
+        return read_series(published or {"": path}, regression=asked.regression)
     if path.suffix in ARRAYS:
         if parameters is None:
             _refuse_columns(origin, asked, "it holds arrays by the names x, y, lengths, split, groups and ids")
@@ -49,6 +58,14 @@ def open_columns(origin: str, asked: OwnDataOptions, parameters: Mapping[str, An
             _refuse_columns(origin, replace(asked, label=None), "FASTA has headers, in which --label finds the label")
         return _fasta(path, asked, parameters)
     raise InputError(f"{path}: files of type {path.suffix!r} are not read; give one of {', '.join(SUFFIXES)}")
+
+
+def source_files(path: Path) -> list[Path]:
+    """Return the files that are read of a path: the file itself, or both of a published split."""
+    files = list(split_files(path).values())
+    if not files:
+        check_file(path)
+    return files or [path]
 
 
 def check_file(path: Path) -> None:
