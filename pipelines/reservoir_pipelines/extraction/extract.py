@@ -128,7 +128,7 @@ def extract(
     settings = choose_reservoir(reservoir, prepared.task, count, published=source.published)
     model = load_model(prepared.task, settings, place.device, keep.compute)
     if model.reader:
-        say(f"{prepared.task.name}: read by the model's own tokenizer, of {model.reader.vocabulary:,} tokens")
+        say(f"{prepared.task.name}: read by {model.reader.said}")
     columns = choose_columns(
         model,
         default_layers(prepared.task, native=bool(model.reader)) if keep.layers is None else keep.layers,
@@ -149,8 +149,8 @@ def extract(
     }
     run = _Run(root, prepared, model, rows, columns, spec, layout, call, splits or list(rows))
     entry, computed = run.execute()
-    if model.reader and model.reader.cut:
-        say(f"{prepared.task.name}: {model.reader.note()}")
+    if note := model.reader.note() if model.reader else "":
+        say(f"{prepared.task.name}: {note}")
     return Extraction(
         entry=entry.path,
         rows={split: len(index) for split, index in rows.items()},

@@ -19,10 +19,11 @@ from reservoir.tasks.own.fasta import header_labels, read_fasta
 from reservoir.tasks.own.hdf5 import Hdf5
 from reservoir.tasks.own.letters import codes_of
 from reservoir.tasks.own.npz import Npz
+from reservoir.tasks.own.parquet import read_parquet
 from reservoir.tasks.own.roles import Sorting
 from reservoir.tasks.own.series import is_bare, read_series, split_files
 from reservoir.tasks.own.sounds import SUFFIX, Sounds, folder_arrays, named_sounds, sound_files
-from reservoir.tasks.own.tables import read_csv, read_jsonl, read_parquet
+from reservoir.tasks.own.tables import read_csv, read_jsonl
 
 ARRAYS = {".npz": Npz, ".h5": Hdf5, ".hdf5": Hdf5}
 TABLES = {".csv": read_csv, ".tsv": read_csv, ".jsonl": read_jsonl, ".parquet": read_parquet}
