@@ -2,8 +2,8 @@
 
     python benchmarks/startup.py [--repeats 5]
 
-Each command runs in a process of its own; shown are the least of the repeats, as the machine is shared, and which of the
-heavy modules it imported. The bare imports at the end are the floor below which nothing that runs a model gets.
+Each command runs in a process of its own; shown are the least of the repeats, as the machine is shared, and which heavy
+modules it imported. The bare imports at the end are the floor below which nothing that runs a model gets.
 """
 
 from __future__ import annotations
