@@ -39,12 +39,12 @@ class Trial:
         return bool(ends) and self.result.valid_score > max(others)
 
 
-def trial_of(name: str, source: Source, swept: Sweep) -> Trial:
-    """Return the trial of a sweep over penalties."""
+def trial_of(name: str, columns: tuple[str, ...], swept: Sweep) -> Trial:
+    """Return the trial of a sweep over penalties of columns side by side."""
     metric = metric_name(swept.targets.classes)
     found = zip(swept.path.alphas.tolist(), swept.accuracy.tolist(), swept.path.converged, strict=True)
     results = tuple(
-        Result(columns=source.columns, readout=name, alpha=a, valid_score=s, metric=metric, converged=bool(c))
+        Result(columns=columns, readout=name, alpha=a, valid_score=s, metric=metric, converged=bool(c))
         for a, s, c in found
     )
     return Trial(results=results, best=swept.best, readout=swept.readout())
