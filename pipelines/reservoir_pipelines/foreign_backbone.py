@@ -144,7 +144,7 @@ def _gguf(source: Path, folder: Path) -> tuple[list[str], list[str]]:
     from reservoir.backbones import find
 
     family, config = find(str(source.resolve()))
-    model, _ = family.loader.load(str(source.resolve().parent), config, gguf_file=source.name)
+    model: Any = family.loader.load(str(source.resolve().parent), config, gguf_file=source.name)[0]
     model.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(source.resolve().parent, gguf_file=source.name, trust_remote_code=False)
     tokenizer.save_pretrained(folder)

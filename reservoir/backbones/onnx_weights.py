@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from reservoir.errors import InputError
 
 PATCHES = "embeddings.patch_embeddings.projection.weight"
 POSITIONS = "embeddings.position_embeddings"
-HEAD_WIDTH = 64
-"""Channels of an attention head where the graph does not say it: those of all published sizes but the largest."""
+QUERIES = ("query.bias", "q_proj.bias")
 
 Weights = tuple[dict[str, Any], dict[str, np.ndarray], list[str]]
 """A configuration, tensors by name, and the names of those that are no part of the model."""
@@ -41,9 +39,9 @@ def read_onnx(path: Path) -> Weights:
     folded = graph.folded()
     tensors |= {name.removeprefix(start): values for name, values in folded.items() if name.startswith(start)}
     if POSITIONS not in tensors:
-        tensors[POSITIONS] = _positions(path, graph, tensors["embeddings.cls_token"].shape[2])
-    others = [name for name in graph.tensors if not name.startswith((start, "onnx::"))]
-    return _config(graph, tensors), tensors, others
+        tensors[POSITIONS] = _positions(path, graph, tensors[PATCHES].shape[0])
+    others = [name for name in graph.tensors if "." in name and not name.startswith(start)]
+    return _config(path, graph, tensors), tensors, others
 
 
 class _Graph:
@@ -83,13 +81,13 @@ class _Graph:
                     found[f"{bias.removesuffix('bias')}weight"] = self.tensors[product.input[1]].T
         return found
 
-    def heads(self) -> int | None:
-        """Return the attention heads: the last but one size to which the queries are reshaped."""
+    def heads(self, width: int) -> int | None:
+        """Return the attention heads, by the last two sizes to which the queries are reshaped."""
         for node in self._nodes:
             made = self._makes.get(node.input[0]) if node.op_type == "Reshape" else None
-            if made is not None and any(name.endswith("query.bias") for name in made.input):
-                sizes = self._sizes(node.input[1])
-                return sizes[-2] if len(sizes) == 4 else None
+            if made is not None and any(name.endswith(QUERIES) for name in made.input):
+                heads, each = [None, None, *self._sizes(node.input[1])][-2:]
+                return heads if heads != -1 else each and width // each
         return None
 
     def epsilon(self) -> float:
@@ -115,18 +113,21 @@ class _Graph:
 
 
 def _positions(path: Path, graph: _Graph, width: int) -> np.ndarray:
-    """Return the positions of class token and patches, which an exporter has cut in two."""
-    free = [values for name, values in graph.tensors.items() if name.startswith("onnx::") and values.ndim == 3]
+    """Return the positions of class token and patches, which an exporter may have cut in two."""
+    free = [values for name, values in graph.tensors.items() if "." not in name and values.ndim == 3]
     first = [values for values in free if values.shape == (1, 1, width)]
     rest = [values for values in free if values.shape[1] > 1 and values.shape[::2] == (1, width)]
-    if len(first) != 1 or len(rest) != 1:
+    if len(first) > 1 or len(rest) != 1:
         raise InputError(f"{path}: no tensor is named ...{POSITIONS}, and none has its shape alone; it is not imported")
-    return np.concatenate([first[0], rest[0]], axis=1)
+    return np.concatenate([*first, *rest], axis=1)
 
 
-def _config(graph: _Graph, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
+def _config(path: Path, graph: _Graph, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
     """Return the configuration that the shapes and the graph tell."""
     width, channels, patch = tensors[PATCHES].shape[:3]
+    heads = graph.heads(width)
+    if not heads:
+        raise InputError(f"{path}: its graph does not tell the number of attention heads; it is not imported")
     numbers = [int(found[1]) for name in tensors if (found := re.match(r"(?:encoder\.)?layers?\.(\d+)\.", name))]
     shared = {
         "hidden_size": width,
@@ -134,19 +135,15 @@ def _config(graph: _Graph, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
         "patch_size": patch,
         "image_size": math.isqrt(tensors[POSITIONS].shape[1] - 1) * patch,
         "num_hidden_layers": max(numbers, default=-1) + 1,
-        "num_attention_heads": graph.heads() or max(1, width // HEAD_WIDTH),
+        "num_attention_heads": heads,
         "layer_norm_eps": graph.epsilon(),
-        "qkv_bias": any(name.endswith(("query.bias", "q_proj.bias")) for name in tensors),
+        "qkv_bias": any(name.endswith(QUERIES) for name in tensors),
     }
-    inner = _inner(tensors)
+    ends = (".fc1.weight", ".intermediate.dense.weight")
+    inner = next((len(values) for name, values in tensors.items() if name.endswith(ends)), 0)
     if not any("layer_scale1" in name for name in tensors):
         return {"model_type": "vit", "architectures": ["ViTModel"], "intermediate_size": inner} | shared
     gated = any(".weights_in." in name or ".gate_proj." in name for name in tensors)
     ratio = {"use_swiglu_ffn": True} if gated else {"mlp_ratio": inner // width}
     more = {"use_mask_token": "embeddings.mask_token" in tensors}
     return {"model_type": "dinov2", "architectures": ["Dinov2Model"]} | shared | ratio | more
-
-
-def _inner(tensors: dict[str, np.ndarray]) -> int:
-    ends: Sequence[str] = (".fc1.weight", ".intermediate.dense.weight")
-    return next((len(values) for name, values in tensors.items() if name.endswith(tuple(ends))), 0)
