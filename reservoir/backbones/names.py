@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from reservoir.backbones import bert, dinov2, esm, esn, gpt2, llama, lstm, t5, vit
+from reservoir.backbones import bert, dinov2, esm, esn, gpt2, llama, lstm, t5, vit, wav2vec2
 from reservoir.backbones.family import Family
 from reservoir.backbones.hub import offline
 from reservoir.errors import InputError
@@ -22,6 +22,7 @@ FAMILIES: dict[str, Family] = {
         *bert.FAMILIES,
         t5.T5,
         vit.VIT,
+        *wav2vec2.FAMILIES,
         dinov2.DINOV2,
         esm.ESM,
         *llama.FAMILIES,
@@ -33,7 +34,7 @@ FAMILIES: dict[str, Family] = {
 
 KNOWN: dict[str, Callable[[], Any]] = {
     name: config
-    for module in (gpt2, bert, t5, vit, dinov2, esm, llama, lstm, esn)
+    for module in (gpt2, bert, t5, vit, dinov2, esm, llama, lstm, esn, wav2vec2)
     for name, config in module.KNOWN.items()
 }
 """Configurations that need nothing looked up. The names of transformers are the hub's."""
@@ -75,6 +76,8 @@ SHORT = {
     "distilbert": "distilbert-base-uncased",
     "longformer": "allenai/longformer-base-4096",
     "t5": "t5-base",
+    "wav2vec2": "facebook/wav2vec2-base",
+    "hubert": "facebook/hubert-base-ls960",
     "vit": "google/vit-base-patch16-224-in21k",
     "dinov2": "facebook/dinov2-base",
     "esm": "facebook/esm2_t12_35M_UR50D",

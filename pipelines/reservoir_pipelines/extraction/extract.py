@@ -22,7 +22,7 @@ from reservoir_cache import (
     write_targets,
 )
 
-from reservoir.defaults import choose_reservoir, default_layers, default_pools, default_store
+from reservoir.defaults import as_model_hears, choose_reservoir, default_layers, default_pools, default_store
 from reservoir.features import column_shapes, forward
 from reservoir.option_fields import as_group
 from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions
@@ -121,6 +121,7 @@ def extract(
     started = time.monotonic()
     Reservoir.choose(reservoir, published=source.published)  # refuses what cannot be meant before any data is read
     root = cache_root(place.cache)
+    source = as_model_hears(task, source, reservoir)
     prepared = prepare(task, as_group(source, TaskOptions), cache=root)
     for note in prepared.notes():
         say(note)
