@@ -76,7 +76,7 @@ def _shape(config: Any) -> Shape:
 
 
 def _draw(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
-    """Draw a weight; of the positions' convolution directions as fairseq does, of lengths as these would have on average."""
+    """Draw a weight; of the positions' convolution as fairseq does, each length as its directions have on average."""
     if "pos_conv_embed" not in name or name.endswith("bias"):
         return draw_normal(name, shape, config, generator)
     inputs = config.hidden_size // config.num_conv_pos_embedding_groups
@@ -100,6 +100,7 @@ def _family(name: str) -> Family:
             "feedforward": (".feed_forward.", ".adapter_layer."),
         },
         draw=_draw,
+        scheme="normal, deviation initializer_range, of positions 2 over the root of kernel times width",
         final_norm="final",
         unused=("door", "masked_spec_embed", "adapter"),
         door="door",
