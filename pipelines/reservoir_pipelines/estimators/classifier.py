@@ -23,9 +23,9 @@ class ReservoirClassifier(ClassifierMixin, ReservoirEstimator):
     penalty that classify most held-out samples rightly are kept.
 
     The frozen pass depends on nothing but a row itself. Its results are cached under the SHA-256 of the row, in this
-    process and on disk, so that in `GridSearchCV` or `cross_val_score` each distinct row passes once, not once for each
-    fold and candidate; the parameters of the reservoir, `layers`, `pool` and `compute` make other features, all else
-    does not. With `n_jobs` a row may pass once in each process. Values go in as they are given: scale X, or tune
+    process and on disk, so that in ``GridSearchCV`` or ``cross_val_score`` each distinct row passes once, not once for
+    each fold and candidate; the parameters of the reservoir, `layers`, `pool` and `compute` make other features, all
+    else does not. With ``n_jobs`` a row may pass once in each process. Values go in as they are given: scale X, or tune
     `gain`.
 
     {parameters}
@@ -54,7 +54,7 @@ class ReservoirClassifier(ClassifierMixin, ReservoirEstimator):
         Length of the sequences, in values of a channel.
     n_channels_in_ : int
         Values at each place; 1 for X of two dimensions.
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+    feature_names_in_ : ndarray of shape (``n_features_in_``,)
         Names of the places, where they were given as strings.
 
     Examples
