@@ -53,8 +53,8 @@ class ReservoirOptions(ModelOptions):
 
     input: str | None = option(
         None,
-        "native: the model's own tokenizer and embeddings; or drawn: gaussian for symbols, of vectors orthogonal or "
-        "kernels, each of one dilation.",
+        "native: the model's own tokenizer or processor and embeddings; or drawn: gaussian for symbols, of vectors "
+        "orthogonal or kernels, each of one dilation.",
         one_of("native", "gaussian", "orthogonal", "kernels"),
         shown="native where the model reads such data; " + OWN.format("kernels", "drawn"),
     )

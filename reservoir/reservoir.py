@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from reservoir.fpt import FPT
-    from reservoir.inputs import TextReader
+    from reservoir.inputs import Reader
 
 DEFAULT_BACKBONE = "mini"
 """The backbone meant where none is named; its weights come with this package."""
@@ -130,7 +130,7 @@ class LoadedModel:
     digest: str
     device: torch.device
     compute: str
-    reader: TextReader | None = None
+    reader: Reader | None = None
     door: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -178,7 +178,7 @@ def _tables(folder: Path) -> list[Reader]:
     except ImportError:
         del files["parquet"]
     return [
-        Reader(f".{name}", path, lambda path=path: _all_rows(str(path)), isolated=name == "h5")
+        Reader(f".{name}", path, lambda path=path: _all_rows(str(path)), isolated=name in ("h5", "parquet"))
         for name, path in files.items()
     ]
 

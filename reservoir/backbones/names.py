@@ -10,19 +10,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from reservoir.backbones import bert, esm, esn, gpt2, llama, lstm, t5, vit
+from reservoir.backbones import bert, dinov2, esm, esn, gpt2, llama, lstm, t5, vit
 from reservoir.backbones.family import Family
 from reservoir.backbones.hub import offline
 from reservoir.errors import InputError
 
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for family in (gpt2.GPT2, *bert.FAMILIES, t5.T5, vit.VIT, esm.ESM, *llama.FAMILIES, lstm.LSTM, esn.ESN)
+    for family in (
+        gpt2.GPT2,
+        *bert.FAMILIES,
+        t5.T5,
+        vit.VIT,
+        dinov2.DINOV2,
+        esm.ESM,
+        *llama.FAMILIES,
+        lstm.LSTM,
+        esn.ESN,
+    )
 }
 """Every family by the ``model_type`` of its configurations."""
 
 KNOWN: dict[str, Callable[[], Any]] = {
-    name: config for module in (gpt2, bert, t5, vit, esm, llama, lstm, esn) for name, config in module.KNOWN.items()
+    name: config
+    for module in (gpt2, bert, t5, vit, dinov2, esm, llama, lstm, esn)
+    for name, config in module.KNOWN.items()
 }
 """Configurations that need nothing looked up. The names of transformers are the hub's."""
 
@@ -64,6 +76,7 @@ SHORT = {
     "longformer": "allenai/longformer-base-4096",
     "t5": "t5-base",
     "vit": "google/vit-base-patch16-224-in21k",
+    "dinov2": "facebook/dinov2-base",
     "esm": "facebook/esm2_t12_35M_UR50D",
 }
 """What the name of a family means: its usual base size."""

@@ -112,6 +112,20 @@ def test_parquet(tmp_path):
         task_named(str(path)).task  # noqa: B018
 
 
+@pytest.mark.parametrize("bomb", ["one long row", "one long word"])
+def test_a_small_parquet_that_unpacks_to_gigabytes_is_refused(tmp_path, bomb):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    zeros = pyarrow.array(np.zeros(20_000_000, np.int64))
+    word = pyarrow.DictionaryArray.from_arrays(pyarrow.array(np.zeros(1000, np.int32)), pyarrow.array(["A" * 2**20]))
+    x = word if bomb == "one long word" else pyarrow.ListArray.from_arrays(pyarrow.array([0, len(zeros)]), zeros)
+    path = tmp_path / "mine.parquet"
+    parquet.write_table(pyarrow.table({"x": x, "y": [f"c{n % 2}" for n in range(len(x))]}), path, compression="zstd")
+    assert path.stat().st_size < 10_000
+    with pytest.raises(InputError, match="are stored"):
+        task_named(str(path)).task  # noqa: B018
+
+
 FUNCTION = """
 import numpy as np
 

@@ -13,7 +13,7 @@ from reservoir.errors import InputError
 from reservoir.option_fields import as_group
 from reservoir.options import RowOptions, TaskOptions
 from reservoir.reservoir import full_name
-from reservoir.tasks import own_name
+from reservoir.tasks import TASKS, own_name
 
 
 def find_entry(root: Path, name: str, **flags: Any) -> Entry:
@@ -31,7 +31,7 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
         raise InputError(f"{name!r} fits {len(named)} entries; give more digits of the key (reservoir cache list)")
     if named:
         return named[0]
-    own = Path(name).is_file()
+    own = name not in TASKS and Path(name).exists()
     task = own_name(name) if own or ":" in name else name
     wanted = {flag: value for flag, value in flags.items() if value is not None}
     if "init" in wanted and Path(wanted["init"]).is_dir():
@@ -68,7 +68,7 @@ def _refuse(root: Path, name: str, task: str, wanted: dict[str, Any], entries: l
         raise InputError(f"nothing extracted for {name!r} with {said}; run reservoir extract {name} with these first")
     if of_path:
         raise InputError(f"{name}: the file has changed since it was extracted; run reservoir extract {name} again")
-    if same and Path(name).is_file():
+    if same and Path(name).exists():
         other = same[0].made_with.get("call", {}).get("task")
         raise InputError(
             f"nothing extracted for {name!r}: what is cached under this name is of {other}; run reservoir extract "

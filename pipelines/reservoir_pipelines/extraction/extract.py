@@ -27,6 +27,7 @@ from reservoir.features import column_shapes, forward
 from reservoir.option_fields import as_group
 from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
+from reservoir.tasks import TASKS
 from reservoir_pipelines.extraction.compute import compute_missing
 from reservoir_pipelines.extraction.plan import check_windows, choose_columns, choose_layout, draw_rows, make_spec
 from reservoir_pipelines.output import meter, say, size_text
@@ -127,7 +128,7 @@ def extract(
     settings = choose_reservoir(reservoir, prepared.task, count, published=source.published)
     model = load_model(prepared.task, settings, place.device, keep.compute)
     if model.reader:
-        say(f"{prepared.task.name}: read by the model's own tokenizer, of {model.reader.vocabulary:,} tokens")
+        say(f"{prepared.task.name}: read by {model.reader.said}")
     columns = choose_columns(
         model,
         default_layers(prepared.task, native=bool(model.reader)) if keep.layers is None else keep.layers,
@@ -143,13 +144,13 @@ def extract(
         pool=",".join(dict.fromkeys(column.partition("/")[2] for column in columns)),
     )
     call = {
-        "task": str(Path(task).resolve()) if Path(task).is_file() else task,
+        "task": str(Path(task).resolve()) if task not in TASKS and Path(task).exists() else task,
         "settings": settings.to_dict() | source.to_dict() | asked.to_dict(),
     }
     run = _Run(root, prepared, model, rows, columns, spec, layout, call, splits or list(rows))
     entry, computed = run.execute()
-    if model.reader and model.reader.cut:
-        say(f"{prepared.task.name}: {model.reader.note()}")
+    if note := model.reader.note() if model.reader else "":
+        say(f"{prepared.task.name}: {note}")
     return Extraction(
         entry=entry.path,
         rows={split: len(index) for split, index in rows.items()},

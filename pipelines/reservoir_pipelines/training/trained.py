@@ -100,7 +100,7 @@ def load_part(task: Task, part: Part, device: str, where: Path, compute: str | N
     _check_digest(model, part.digest, f"readout {where}")
     if dict(model.door) != part.door:
         raise InputError(
-            f"readout {where}: the tokenizer or the embeddings of {model.settings.backbone!r} have changed; "
+            f"readout {where}: the {' or the '.join(model.door)} of {model.settings.backbone!r} have changed; "
             "bring them back, or fit again"
         )
     return model

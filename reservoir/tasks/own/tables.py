@@ -1,4 +1,4 @@
-"""Tables as columns of cells: ``.csv``, ``.tsv``, ``.jsonl`` and ``.parquet``."""
+"""Tables as columns of cells: ``.csv``, ``.tsv`` and ``.jsonl``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError
-from reservoir.tasks.own.columns import check_expansion
 
 MOST_LINE = 2**26
 """Characters of a line; what has more is another kind of file."""
@@ -37,9 +36,7 @@ def read_csv(path: Path) -> Table:
         if len(row) != len(header):
             raise InputError(f"{path}, line {line}: {len(row)} cells under {len(header)} column names")
     header = [name or f"Unnamed: {place}" for place, name in enumerate(header)]
-    for place, name in enumerate(header):
-        if name in header[:place]:
-            raise InputError(f"{path}: two columns are called {name!r}; give each a name of its own")
+    check_names(path, header)
     table: Table = dict(zip(header, zip(*rows[1:], strict=True), strict=True))
     return {name: _with_points(cells) for name, cells in table.items()} if separator == ";" else table
 
@@ -63,22 +60,6 @@ def read_jsonl(path: Path) -> Table:
     return {name: [record.get(name) for record in records] for name in names}
 
 
-def read_parquet(path: Path) -> Table:
-    """Return the columns of a Parquet file; cells may be lists, or lists of lists."""
-    try:
-        import pyarrow  # pyright: ignore[reportMissingImports]
-        import pyarrow.parquet  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise InputError(f"{path}: Parquet needs a package: pip install pyarrow; or give .csv or .npz") from None
-    try:
-        about = pyarrow.parquet.read_metadata(path)
-        check_expansion(path, "all columns", 8 * about.num_rows * about.num_columns, path.stat().st_size)
-        table = pyarrow.parquet.read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{path}: no readable Parquet file ({str(error).splitlines()[0]})") from None
-    return {name: table.column(name).to_pylist() for name in table.column_names}
-
-
 def lines_of(path: Path) -> Iterator[str]:
     """Yield the lines of a text, none of which is long enough to be a danger."""
     number = 0
@@ -92,6 +73,13 @@ def lines_of(path: Path) -> Iterator[str]:
                 yield line
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: no readable table, as it is not UTF-8 ({error}); write it as UTF-8") from None
+
+
+def check_names(path: Path, names: Sequence[str]) -> None:
+    """Refuse two columns of one name."""
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise InputError(f"{path}: two columns are called {name!r}; give each a name of its own")
 
 
 def _separator(path: Path) -> str:

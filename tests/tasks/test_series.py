@@ -1,0 +1,116 @@
+"""Files of the UCR and UEA archives, written by hand: series, labels, the publisher's split, and what is refused."""
+
+import numpy as np
+import pytest
+
+from reservoir.errors import InputError
+from reservoir.tasks import Vectors, read_new, task_named
+
+HEAD = "# made by hand\n@problemName Hand\n@timeStamps false\n"
+CLASSES = HEAD + "@univariate false\n@dimensions 2\n@classLabel true up down\n@data\n"
+UP, DOWN = "1,2,3:1,1,1:up\n", "3,2,1,0:0,0,0,0:down\n"
+
+
+def rows_of(source):
+    parts = source.read(source.pieces()[0])
+    return {name: (split.x, split.lengths, split.y[:, 0, 0]) for name, split in parts.items()}
+
+
+def written(folder, train, test="", name="Hand", suffix=".ts"):
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}_TRAIN{suffix}").write_text(train)
+    if test:
+        (folder / f"{name}_TEST{suffix}").write_text(test)
+    return folder
+
+
+@pytest.mark.parametrize("named", ["", "Hand_TRAIN.ts", "Hand_TEST.ts"])
+def test_a_folder_or_either_file_is_split_as_published(tmp_path, named):
+    folder = written(tmp_path / "Hand", CLASSES + (UP + DOWN) * 12, CLASSES + "% a note\n\n" + DOWN + UP + UP)
+    source = task_named(str(folder / named))
+    rows = rows_of(source)
+    assert {name: len(x) for name, (x, _, _) in rows.items()} == {"train": 22, "valid": 2, "test": 3}
+    x, lengths, y = rows["test"]
+    assert source.task.form == Vectors(2) and source.task.labels == ("down", "up") and y.tolist() == [0, 1, 1]
+    assert lengths.tolist() == [4, 3, 3] and x[1, :3].tolist() == [[1, 1], [2, 1], [3, 1]]
+    assert source.notes() == [f"{source.task.name}: split as published: Hand_TRAIN.ts and Hand_TEST.ts"]
+    assert len(source.files()) == 2
+
+
+def test_a_file_alone_is_divided_and_read_again(tmp_path):
+    folder = written(tmp_path / "Hand", CLASSES + (UP + DOWN) * 10)
+    source = task_named(str(folder / "Hand_TRAIN.ts"))
+    assert {name: len(x) for name, (x, _, _) in rows_of(source).items()} == {"train": 12, "valid": 4, "test": 4}
+    bare = tmp_path / "new.ts"
+    bare.write_text(CLASSES.replace("true up down", "false") + "1,2:0,0\n")
+    x, lengths, _, y = read_new(bare, source.task)
+    assert x.shape == (1, 2, 2) and lengths.tolist() == [2] and y is None
+    x, _, _, y = read_new(folder / "Hand_TRAIN.ts", source.task)
+    assert x.shape == (20, 4, 2) and y[:2].tolist() == ["up", "down"]
+
+
+def test_targets_and_missing_values(tmp_path):
+    head = HEAD + "@missing true\n@targetlabel true\n@data\n"
+    rows = "".join(f"{n},?,{n + 2}:{n}.5\n" for n in range(20))
+    path = written(tmp_path, head + rows) / "Hand_TRAIN.ts"
+    source = task_named(str(path), missing="interpolate")
+    x, _, y = rows_of(source)["train"]
+    assert source.task.classes == 0 and np.allclose(x[:, 1, 0], x[:, 0, 0] + 1) and np.allclose(y, x[:, 0, 0] + 0.5)
+    with pytest.raises(InputError, match=r"x is nan in row 0, token 1.*--missing interpolate"):
+        rows_of(task_named(str(path)))
+
+
+def test_ucr_tables_have_the_label_first_and_no_names(tmp_path):
+    rows = "".join(f"{label}\t{n}\t{n + 0.5}\t{'NaN' if n % 2 else n + 1}\n" for n in range(10) for label in (-1, 1))
+    folder = written(tmp_path / "Ucr", rows, rows, "Ucr", ".tsv")
+    (folder / "README.md").write_text("words\n")
+    source = task_named(str(folder))
+    x, lengths, y = rows_of(source)["test"]
+    assert source.task.labels == ("-1", "1") and y.tolist() == [0, 1] * 10 and lengths.tolist() == [3, 3, 2, 2] * 5
+    assert x[:3, 0, 0].tolist() == [0, 0, 1]
+    x, _, _, y = read_new(folder / "Ucr_TEST.tsv", source.task)
+    assert x.shape == (20, 3, 1) and y[:2].tolist() == ["-1", "1"]
+    assert task_named(str(folder), regression=True).task.classes == 0
+
+
+def test_a_table_with_names_is_still_one(tmp_path):
+    rows = "".join(f"{'ab'[n % 2]}\t{n}\t{n + 1}.5\n" for n in range(20))
+    path = written(tmp_path, "label\tu\tv\n" + rows, suffix=".tsv", test="label\tu\tv\n" + rows) / "Hand_TRAIN.tsv"
+    assert task_named(str(path)).task.parameters["columns"] == ["u", "v"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (CLASSES.replace("Stamps false", "Stamps true") + UP, "time stamps, which are not read"),
+        (HEAD + "1,2,3:up\n", "line 4: no @data line before"),
+        (HEAD, "no @data line"),
+        (CLASSES, "no series behind @data"),
+        (CLASSES + UP + "1,2:1,2,3:up\n", "line 9: channels of \\[2, 3\\] values"),
+        (CLASSES + UP + "1,2,3:up\n", "line 9: 1 channels, before 2"),
+        (CLASSES + UP + "1,zwei,3:1,2,3:up\n", "line 9: 'zwei' is no number"),
+        (CLASSES.replace("class", "target") + UP, "the target 'up' is no number"),
+        (CLASSES + "1,2\0,3:1,1,1:up\n", "line 8: a NUL"),
+        (CLASSES + UP + ":::\n", "no sequence of numbers|channels"),
+    ],
+)
+def test_what_is_no_series_is_refused_in_a_line(tmp_path, text, said):
+    path = tmp_path / "odd.ts"
+    path.write_text(text)
+    with pytest.raises(InputError, match=said) as refused:
+        task_named(str(path)).task  # noqa: B018
+    assert "\n" not in str(refused.value)
+
+
+def test_folders_that_hold_no_or_several_data_sets(tmp_path):
+    with pytest.raises(InputError, match="give the path of your data"):
+        task_named(str(tmp_path)).files()
+    for name in ("One", "Two"):
+        written(tmp_path / "both", CLASSES + UP, CLASSES + UP, name)
+    with pytest.raises(InputError, match="data sets One, Two; name a file of one"):
+        task_named(str(tmp_path / "both")).files()
+    written(tmp_path / "Two", CLASSES + UP, CLASSES + UP, "Two")
+    written(tmp_path / "Two", CLASSES + UP, CLASSES + UP, "Two_eq")
+    assert [file.name for file in task_named(str(tmp_path / "Two")).files()] == ["Two_TRAIN.ts", "Two_TEST.ts"]
+    with pytest.raises(InputError, match="--label y names a column"):
+        task_named(str(tmp_path / "Two"), label="y").task  # noqa: B018
