@@ -65,8 +65,9 @@ def cross_sweep(
         rests = [leave_one_out(parts[n * folds : (n + 1) * folds]) for n in range(repeats)]
         paths = [[ridge_path(rest, alphas, whole.std) for rest in deal] for deal in rests]
         deals = [_Scored(_Deal(train, n), [Scorer(one, targets) for one in paths[n]]) for n in range(repeats)]
-    accuracy, error = np.mean([_rate(deal, targets, folds) for deal in deals], axis=0)
-    found = Sweep.of(path, accuracy, targets, whole, error if one_standard_error else None)
+    together = Tally(targets)
+    error = np.mean([_count(deal, together, folds) for deal in deals], axis=0)
+    found = Sweep.of(path, together, whole, error if one_standard_error else None)
     chosen = [(scores[found.best], y) for _, scores, y in deals[0]]
     scores, labels = (np.concatenate(part) for part in zip(*chosen, strict=True))
     return replace(found, temperature=targets.fit_temperature(scores, labels))
@@ -105,14 +106,14 @@ def _held_out(
     return [(k, scores[:, fold == k], y[fold == k]) for k in range(folds)]
 
 
-def _rate(deal: HeldOut, targets: Targets, folds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the held-out accuracy (A,) of every penalty over all samples, and its standard error over folds."""
-    together, apart = Tally(targets), [Tally(targets) for _ in range(folds)]
+def _count(deal: HeldOut, together: Tally, folds: int) -> np.ndarray:
+    """Count the held-out scores of all samples, and return the standard error of the accuracy (A,) over folds."""
+    apart = [Tally(together.targets) for _ in range(folds)]
     for k, scores, y in deal:
         together.update(scores, y)
         apart[k].update(scores, y)
     spread = np.std([tally.accuracy() for tally in apart], axis=0, ddof=1)
-    return together.accuracy(), spread / np.sqrt(folds)
+    return spread / np.sqrt(folds)
 
 
 def _by_fold(train: Iterable[FoldBlock]) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
