@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from reservoir_pipelines.estimators.classifier import ReservoirClassifier
     from reservoir_pipelines.estimators.regressor import ReservoirRegressor
+    from reservoir_pipelines.estimators.transformer import ReservoirTransformer
     from reservoir_pipelines.explanation import Explanation, explain
     from reservoir_pipelines.extraction.extract import Extraction, extract
     from reservoir_pipelines.fitting.fit import fit
@@ -43,6 +44,7 @@ __all__ = [
     "Reproduction",
     "ReservoirClassifier",
     "ReservoirRegressor",
+    "ReservoirTransformer",
     "Result",
     "Training",
     "Tuning",
@@ -62,6 +64,7 @@ __all__ = [
 _HOME = {
     "ReservoirClassifier": "estimators.classifier",
     "ReservoirRegressor": "estimators.regressor",
+    "ReservoirTransformer": "estimators.transformer",
     **dict.fromkeys(("Explanation", "explain"), "explanation"),
     **dict.fromkeys(("Extraction", "extract"), "extraction.extract"),
     "Comparison": "pretraining.compared",

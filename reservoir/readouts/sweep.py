@@ -27,27 +27,29 @@ class Tally:
 
     def __init__(self, targets: Targets) -> None:
         self.targets = targets
-        self.samples = 0
+        self.samples = 0.0
         self._hits: np.ndarray | None = None  # (A,) right labels, or (A, outputs) squared residuals
         self._far: np.ndarray | float = 0.0  # (A,) squared distances of scores from the coding
         self._origin = np.zeros(targets.outputs)
         self._sum = np.zeros(targets.outputs)
         self._squares = np.zeros(targets.outputs)
 
-    def update(self, scores: np.ndarray, y: np.ndarray) -> Tally:
-        """Count a block: scores (A, m, T) of each readout against labels (m, outputs)."""
+    def update(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Tally:
+        """Count a block: scores (A, m, T) of each readout against labels (m, outputs), weighted (m,) or once each."""
+        counted = np.ones(len(y)) if weights is None else weights
         if self.targets.classes:
-            hits = (self.targets.predict(scores) == y).sum(axis=(1, 2))
-            self._far = self._far + np.square(scores - self.targets.encode(y)).sum(axis=(1, 2), dtype=np.float64)
+            hits = (self.targets.predict(scores) == y).sum(axis=2) @ counted
+            apart = np.square(scores - self.targets.encode(y)).sum(axis=2, dtype=np.float64)
+            self._far = self._far + apart @ counted
         else:
             values = y.astype(np.float64)
             if not self.samples:
                 self._origin = values[0]  # sums of squares about a value of the data's own size lose no digits
-            hits = np.square(scores - values).sum(axis=1)
-            self._sum += (values - self._origin).sum(axis=0)
-            self._squares += np.square(values - self._origin).sum(axis=0)
+            hits = counted @ np.square(scores - values)
+            self._sum += counted @ (values - self._origin)
+            self._squares += counted @ np.square(values - self._origin)
         self._hits = hits if self._hits is None else self._hits + hits
-        self.samples += len(y)
+        self.samples += float(counted.sum())
         return self
 
     def accuracy(self) -> np.ndarray:

@@ -216,7 +216,7 @@ def _greedy(pool: Pool, trials: Sequence[Trial], engine: RidgeEngine, most: int)
     targets = make_targets(joined, engine.classes, engine.balanced)
     train, valid = (Again(joined.blocks, (split,)) for split in ("train", "valid"))
     steps = forward_selection(train, valid, places, targets, engine.alphas, limit=most)
-    return [trial_of("ridge", pool.source("+".join(step.columns)), step.sweep) for step in steps[1:]]
+    return [trial_of("ridge", pool.source("+".join(step.columns)).columns, step.sweep) for step in steps[1:]]
 
 
 def _finish(best: Trial, source: Source, engine: Engine, task: Task, kept: float) -> tuple[Result, Readout, Evaluation]:

@@ -39,13 +39,13 @@ class Trial:
         return bool(ends) and self.result.valid_score > max(others)
 
 
-def trial_of(name: str, source: Source, swept: Sweep) -> Trial:
-    """Return the trial of a sweep over penalties."""
+def trial_of(name: str, columns: tuple[str, ...], swept: Sweep) -> Trial:
+    """Return the trial of a sweep over penalties of columns side by side."""
     metric = metric_name(swept.targets.classes)
     fields = ("alpha", "valid_score", "valid_loss", "converged")
     values = (swept.path.alphas, swept.accuracy, swept.loss, swept.path.converged)
     results = tuple(
-        Result(columns=source.columns, readout=name, metric=metric, **dict(zip(fields, found, strict=True)))
+        Result(columns=columns, readout=name, metric=metric, **dict(zip(fields, found, strict=True)))
         for found in zip(*(value.tolist() for value in values), strict=True)
     )
     return Trial(results=results, best=swept.best, readout=swept.readout())
