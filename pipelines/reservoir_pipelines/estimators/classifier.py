@@ -23,8 +23,8 @@ class ReservoirClassifier(ClassifierMixin, ReservoirPredictor):
     `extract` and `fit` choose it for a file that holds them.
 
     The results of the frozen pass are cached under the SHA-256 of the row, in this process and on disk, so that each
-    distinct row passes once, whatever comes after it: penalties, class weights, `cv`. Values are standardised by the
-    samples that are fitted, so in `cross_val_score` a row passes once for each fold; with ``standardise=False``, for
+    distinct row passes once, whatever comes after it: penalties, class weights, ``cv``. Values are standardised by the
+    samples that are fitted, so in ``cross_val_score`` a row passes once for each fold; with ``standardise=False``, for
     values that have a scale of their own, once in all. With ``n_jobs`` a row may pass once in each process.
 
     {parameters}
