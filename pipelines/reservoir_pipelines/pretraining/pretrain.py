@@ -78,7 +78,7 @@ def pretrain(
                 "remove the folder to begin again"
             )
         steps = LanguageSteps(model.to(device), source, recipe, getattr(torch, compute), compiled=options.compiled)
-        shown, unit = f"{{0:.3f}} bits per {source.unit}", (recipe.batch_tokens, "tokens/s")
+        shown, unit = f"{{0:.3f}} bits per {source.unit}", (recipe.batch_tokens, "tokens")
         try:
             state = train_in(run, model, steps, recipe, shown=shown, unit=unit)
         except DivergedError as error:
