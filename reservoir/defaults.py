@@ -8,16 +8,15 @@ way: each value or pixel one token, ``last`` and ``mean``.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reservoir.inputs.text import has_tokenizer
-from reservoir.options import ReservoirOptions, TaskOptions
+from reservoir.options import ReservoirOptions, RowOptions
 from reservoir.pooling import WIDEST_TOKENS
 from reservoir.reservoir import MOST_SYMBOLS, Reservoir, full_name
 from reservoir.tasks import TASKS
 from reservoir.tasks.own.letters import are_words
-from reservoir.tasks.own.sounds import has_sounds, holds_samples
+from reservoir.tasks.own.sounds import holds_samples
 from reservoir.tasks.task import Task, Tokens, Vectors
 
 if TYPE_CHECKING:
@@ -103,10 +102,9 @@ def is_native(task: Task, settings: Reservoir) -> bool:
     return fits and has_tokenizer(settings.backbone)
 
 
-def as_model_hears(task: str, source: TaskOptions, options: ReservoirOptions) -> TaskOptions:
-    """Return the options of data with sounds as samples, where the backbone that is named reads such."""
-    named = options.backbone and options.input in {None, "native"} and options.init in {None, "pretrained"}
-    if not named or source.waveform or task in TASKS or not has_sounds(Path(task)):
+def as_model_hears(source: RowOptions, options: ReservoirOptions) -> RowOptions:
+    """Return the options of sounds, as samples where the backbone that is named reads such."""
+    if source.waveform or options.input not in {None, "native"} or options.init not in {None, "pretrained"}:
         return source
     from reservoir.backbones import find
 

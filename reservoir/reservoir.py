@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from reservoir.backbone_names import SHORT
 from reservoir.errors import InputError
 from reservoir.options import ModelOptions, ReservoirOptions
 from reservoir.tasks.task import Task, Tokens, Vectors
@@ -106,8 +107,6 @@ class Reservoir(ReservoirOptions):
 
 def full_name(backbone: str) -> str:
     """Return a folder or a GGUF file by its full path, any other name as it is; a folder called mini is ``./mini``."""
-    from reservoir.backbones.names import SHORT
-
     path = Path(backbone)
     if backbone in SHORT and not path.is_dir():
         return SHORT[backbone]
