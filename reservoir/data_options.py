@@ -37,6 +37,8 @@ class OwnDataOptions(Options):
         one_of("refuse", "interpolate", "mask"),
     )
     standardise: bool = option(True, "Floats: mean 0, deviation 1 per channel.")
+    rate: int | None = option(None, "Samples per second that sounds are brought to.", at_least(1000), shown="16000")
+    waveform: bool = option(False, "Sounds are their samples, not frames of a spectrum; so of models that read them.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,7 +19,7 @@ from reservoir.tasks.own.letters import are_words
 from reservoir.tasks.task import Task, Tokens, Vectors
 
 if TYPE_CHECKING:
-    from reservoir.inputs import TextReader
+    from reservoir.inputs import Reader
 
 TAPS = 9  # of each window, as in MiniRocket
 LETTERS = 5  # of each window of symbols: a motif
@@ -107,11 +107,12 @@ def default_layers(task: Task, *, native: bool = False) -> str:
     return "embed,block01,block02" if task.name not in TASKS and isinstance(task.form, Tokens) else "all"
 
 
-def default_pools(task: Task, width: int, reader: TextReader | None = None) -> str:
-    """Return the poolings that are kept of a task in a backbone of this width, or one that has a ``reader`` of texts.
+def default_pools(task: Task, width: int, reader: Reader | None = None) -> str:
+    """Return the poolings that are kept of a task in a backbone of this width, or one that has a ``reader`` of its own.
 
-    Of texts the class token, or else the last one, and the mean; of own sequences what the channels take, and eight
-    stretches, and of symbols, where they fit, all tokens side by side; of named tasks the last token and the mean.
+    Of what such reads the class token, or else the last one, and the mean; of own sequences what the channels take,
+    and eight stretches, and of symbols, where they fit, all tokens side by side; of named tasks the last token and the
+    mean.
     """
     if reader:
         return "cls,mean" if reader.has_cls else "last,mean"

@@ -9,11 +9,8 @@ import torch
 
 from reservoir.pooling import parse_column, pooled_shape
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks.own.letters import texts_of, to_symbols
+from reservoir.tasks.own.letters import to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
-
-TEXT_TOKENS = 64
-"""Tokens of a text, about: a batch of texts has as many rows as fit into those of ``batch_rows`` such."""
 
 
 def column_shapes(task: Task, width: int, columns: Sequence[str]) -> dict[str, tuple[int, int]]:
@@ -36,7 +33,8 @@ def forward(
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
     x, lengths = to_tokens(model, scaling, x, lengths)
     out = {column: torch.zeros((len(x), *shapes[column]), device=model.device) for column in columns}
-    most_tokens = batch_rows * (TEXT_TOKENS if model.reader else model.fpt.task.max_tokens)
+    # A batch of texts has as many rows as fit into the tokens of ``batch_rows`` usual ones.
+    most_tokens = batch_rows * (model.reader.row_tokens if model.reader else model.fpt.task.max_tokens)
     for batch in batches(lengths, batch_rows, most_tokens):
         longest = int(lengths[batch].max())
         pooled = model.fpt.features(
@@ -73,7 +71,7 @@ def to_tokens(
     """Return stored sequences as what the input layer takes, (rows, tokens, ...), and their lengths in tokens."""
     task = model.fpt.task
     if model.reader:
-        return model.reader(texts_of(x, lengths))
+        return model.reader(x, lengths)
     if task.alphabet:
         x = to_symbols(f"task {task.name!r}", x, lengths, task.alphabet)
     if isinstance(task.form, Tokens):

@@ -53,8 +53,8 @@ class ReservoirOptions(ModelOptions):
 
     input: str | None = option(
         None,
-        "native: the model's own tokenizer and embeddings; or drawn: gaussian for symbols, of vectors orthogonal or "
-        "kernels, each of one dilation.",
+        "native: the model's own tokenizer or processor and embeddings; or drawn: gaussian for symbols, of vectors "
+        "orthogonal or kernels, each of one dilation.",
         one_of("native", "gaussian", "orthogonal", "kernels"),
         shown="native where the model reads such data; " + OWN.format("kernels", "drawn"),
     )
@@ -282,6 +282,15 @@ class ReproduceOptions(OutOptions):
     seeds: int | None = option(None, "So many seeds from 0.", at_least(1), shown="smoke 1, paper 3")
     override: Mapping[str, Any] | None = option(
         None, "In place of the scale's value, such as backbone=bert-base-uncased."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions(Options):
+    """Which weights are brought into the form of a backbone."""
+
+    foreign: Path | None = option(
+        None, "Write an ONNX, GGUF or pytorch_model.bin file as --out FOLDER for --backbone.", flag="import"
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from reservoir.backbone_names import SHORT
 from reservoir.errors import InputError
 from reservoir.options import ModelOptions, ReservoirOptions
 from reservoir.tasks.task import Task, Tokens, Vectors
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from reservoir.fpt import FPT
-    from reservoir.inputs import TextReader
+    from reservoir.inputs import Reader
 
 DEFAULT_BACKBONE = "mini"
 """The backbone meant where none is named; its weights come with this package."""
@@ -106,8 +107,6 @@ class Reservoir(ReservoirOptions):
 
 def full_name(backbone: str) -> str:
     """Return a folder or a GGUF file by its full path, any other name as it is; a folder called mini is ``./mini``."""
-    from reservoir.backbones.names import SHORT
-
     path = Path(backbone)
     if backbone in SHORT and not path.is_dir():
         return SHORT[backbone]
@@ -130,7 +129,7 @@ class LoadedModel:
     digest: str
     device: torch.device
     compute: str
-    reader: TextReader | None = None
+    reader: Reader | None = None
     door: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from reservoir_pipelines.estimators.classifier import ReservoirClassifier
     from reservoir_pipelines.estimators.regressor import ReservoirRegressor
+    from reservoir_pipelines.estimators.transformer import ReservoirTransformer
     from reservoir_pipelines.explanation import Explanation, explain
     from reservoir_pipelines.extraction.extract import Extraction, extract
     from reservoir_pipelines.fitting.fit import fit
     from reservoir_pipelines.fitting.results import Fit, Result
+    from reservoir_pipelines.foreign_backbone import Imported, import_backbone
     from reservoir_pipelines.prediction import Prediction, predict
     from reservoir_pipelines.preparation.prepare import prepare
     from reservoir_pipelines.preparation.prepared import Prepared
@@ -36,6 +38,7 @@ __all__ = [
     "Explanation",
     "Extraction",
     "Fit",
+    "Imported",
     "Prediction",
     "Prepared",
     "Pretraining",
@@ -43,6 +46,7 @@ __all__ = [
     "Reproduction",
     "ReservoirClassifier",
     "ReservoirRegressor",
+    "ReservoirTransformer",
     "Result",
     "Training",
     "Tuning",
@@ -50,6 +54,7 @@ __all__ = [
     "explain",
     "extract",
     "fit",
+    "import_backbone",
     "predict",
     "prepare",
     "pretrain",
@@ -62,12 +67,14 @@ __all__ = [
 _HOME = {
     "ReservoirClassifier": "estimators.classifier",
     "ReservoirRegressor": "estimators.regressor",
+    "ReservoirTransformer": "estimators.transformer",
     **dict.fromkeys(("Explanation", "explain"), "explanation"),
     **dict.fromkeys(("Extraction", "extract"), "extraction.extract"),
     "Comparison": "pretraining.compared",
     "compare_pretraining": "pretraining.comparison",
     "fit": "fitting.fit",
     **dict.fromkeys(("Fit", "Result"), "fitting.results"),
+    **dict.fromkeys(("Imported", "import_backbone"), "foreign_backbone"),
     "Prepared": "preparation.prepared",
     "prepare": "preparation.prepare",
     "Pretraining": "pretraining.outcome",

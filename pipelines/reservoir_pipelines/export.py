@@ -92,7 +92,8 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
             branches.append(RawInput(bundle.task))
             continue
         if part.reservoir.input == "native":
-            raise InputError(f"readout {where}: it reads texts by a tokenizer, which cannot be exported or explained")
+            reader = next(iter(part.door))
+            raise InputError(f"readout {where}: it reads by a {reader}, which cannot be exported or explained")
         model = load_part(bundle.task, part, "cpu", where, compute)
         if model.compute != part.compute:
             say(f"the readout was fitted in {part.compute}; the float32 model differs from predict by its rounding")

@@ -6,6 +6,7 @@ gpt2 : mini, whose weights come with this package; small, medium, large and xl; 
 bert : BERT, RoBERTa, XLM-RoBERTa, DistilBERT, MiniLM, and Longformer for up to 4,096 tokens.
 t5 : the encoder of T5, without its decoder.
 vit : the Vision Transformer over any sequence of vectors.
+dinov2 : the same of DINOv2, with a scale on each branch.
 esm : ESM-2 and ESM-1b, models of protein letters.
 llama : Llama, SmolLM, Mistral, Qwen, Gemma.
 lstm : the paper's LSTM of 3 or 12 layers as released, its LSTM*, and ``lstm-norm`` with the cell of Ba et al. 2016.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -107,6 +108,12 @@ class Backbone(nn.Module):
             if isinstance(module, (nn.Linear, Conv1D)) and not any(p.requires_grad for p in module.parameters()):
                 module.to(dtype)
 
+    def set_positions(self, path: str, positions: Tensor) -> None:
+        """Set the parameter of the vectors (tokens, width) that are added to the tokens; no more tokens fit."""
+        _replace(self.model, path, nn.Parameter(positions.clone(), requires_grad=False))
+        self.max_tokens = len(positions)
+        self.shape = replace(self.shape, max_tokens=len(positions))
+
     @property
     def blocks(self) -> nn.ModuleList:
         """The blocks, first to last."""
@@ -186,7 +193,7 @@ def block_name(number: int) -> str:
     return f"block{number:02d}"
 
 
-def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
+def _replace(model: nn.Module, path: str, module: nn.Module | nn.Parameter) -> None:
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, module)
 

@@ -99,7 +99,7 @@ def offline(source: str) -> bool:
 def draw_normal(
     name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator, divisor: float = 1.0
 ) -> np.ndarray | None:
-    """Draw a weight, normal with deviation ``config.initializer_range / divisor``; norms and biases stay constant."""
-    if name.endswith("bias") or "norm" in name.lower() or "ln_" in name:
+    """Draw a weight, normal with deviation ``config.initializer_range / divisor``; norms, biases and scales stay."""
+    if name.endswith("bias") or "norm" in name.lower() or "ln_" in name or "layer_scale" in name:
         return None
     return generator.standard_normal(shape, dtype=np.float32) * (config.initializer_range / divisor)

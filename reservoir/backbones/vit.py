@@ -22,8 +22,9 @@ POSITIONS = 1024
 class SequenceEmbeddings(nn.Module):
     """What stands in the place of a ViT's patch embeddings: the vectors themselves, with positions added."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, pictures: nn.Module, width: int) -> None:
         super().__init__()
+        self.pictures = pictures  # the model's own, which no vector passes
         self.position_embeddings = nn.Parameter(torch.zeros(POSITIONS, width))
         # The model asks its patch embedding for the type of pixels that it takes.
         self.patch_embeddings = SimpleNamespace(projection=SimpleNamespace(weight=self.position_embeddings))
@@ -33,10 +34,15 @@ class SequenceEmbeddings(nn.Module):
         return embeds + self.position_embeddings[: embeds.shape[1]]
 
 
-def _over_sequences(model: nn.Module, config: Any) -> nn.Module:
-    """Put `SequenceEmbeddings` into a model."""
-    model.embeddings = SequenceEmbeddings(config.hidden_size)
+def over_sequences(model: Any, config: Any) -> nn.Module:
+    """Put `SequenceEmbeddings` in the place of a model's own, and these inside them."""
+    model.embeddings = SequenceEmbeddings(model.embeddings, config.hidden_size)
     return model
+
+
+def shape(config: Any) -> Shape:
+    """Return the size of a model over sequences."""
+    return Shape(config.num_hidden_layers, config.hidden_size, POSITIONS, causal=False)
 
 
 def _config() -> Any:
@@ -48,15 +54,16 @@ def _config() -> Any:
 KNOWN = {"google/vit-base-patch16-224-in21k": _config}
 
 
-def _run(model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor:
+def run(model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the last hidden states."""
     return model(pixel_values=embeds, attention_mask=mask).last_hidden_state
 
 
 VIT = Family(
     name="vit",
-    loader=HubLoader(options={"add_pooling_layer": False}, adapt=_over_sequences),
-    shape=lambda config: Shape(config.num_hidden_layers, config.hidden_size, POSITIONS, causal=False),
-    run=_run,
+    loader=HubLoader(options={"add_pooling_layer": False}, adapt=over_sequences),
+    shape=shape,
+    run=run,
     blocks="layers",
     groups={
         "positions": ("position_embeddings",),
@@ -66,6 +73,9 @@ VIT = Family(
     },
     draw=draw_normal,
     final_norm="layernorm",
+    unused=("embeddings.pictures",),
+    door="embeddings.pictures",
+    reads="pixels",
     heads=("classifier.", "pooler."),
     own=("embeddings.",),
     attention="attention",

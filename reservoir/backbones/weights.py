@@ -210,7 +210,7 @@ def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn
 
 
 def _check_loaded(name: str, family: Family, model: nn.Module, info: dict[str, Any], *, native: bool) -> None:
-    may_miss = tuple(path for path in (*family.unused, *family.own) if not (native and path == family.door))
+    may_miss = tuple(path for path in family.unused if path != family.door) if native else family.unused + family.own
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     wrong = {
         "misses": [key for key in info["missing_keys"] if not key.startswith(may_miss)],

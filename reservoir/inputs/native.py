@@ -1,22 +1,28 @@
-"""A pretrained model with its own way in, for the texts of a task."""
+"""A pretrained model with its own way in, for the texts or the pictures of a task."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from reservoir.backbones import Backbone, find, load_native
 from reservoir.errors import InputError
+from reservoir.inputs.pixels import PixelReader, open_pixels
 from reservoir.inputs.text import TextReader, read_tokenizer
-from reservoir.tasks.task import Task, Tokens
+from reservoir.tasks import pictures, shows_pictures
+from reservoir.tasks.task import Task
+
+Reader = TextReader | PixelReader
+"""What makes stored rows of a task into what a model reads."""
 
 
 class NativeInput(nn.Module):
-    """The token embeddings of a pretrained model, in the place of a drawn input layer."""
+    """What embeds a pretrained model's own tokens, in the place of a drawn input layer."""
 
     def __init__(self, door: nn.Module) -> None:
         super().__init__()
@@ -24,17 +30,17 @@ class NativeInput(nn.Module):
         self.dropout = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, tokens) integers to (batch, tokens, width)."""
+        """Map (batch, tokens) integers, or patches (batch, tokens - 1, values), to (batch, tokens, width)."""
         return self.dropout(self.map(x))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Native:
-    """A model with its way in, the task as the model sees it, and the digests that name tokenizer and embeddings."""
+    """A model with its way in, the task as the model sees it, and the digests that name reader and embeddings."""
 
     backbone: Backbone
     inputs: NativeInput
-    reader: TextReader
+    reader: Reader
     task: Task
     door: Mapping[str, str]
 
@@ -50,20 +56,30 @@ def open_native(task: Task, name: str, init: str, depth: int | None) -> Native:
     if init != "pretrained":
         raise InputError(f"--input native: the embeddings are the pretrained ones, and --init {init} draws the rest")
     family, _ = find(name)
-    if not task.alphabet:
+    pixels = family.reads == "pixels"
+    if not (shows_pictures(task) if pixels else task.alphabet):
         raise InputError(f"--input native: {family.name} reads {family.reads or 'vectors'}, and task {task.name!r} not")
     backbone, door = load_native(name, depth)
-    reader = read_tokenizer(name, backbone.max_tokens)
-    rows = getattr(door, "num_embeddings", reader.vocabulary)
-    if reader.vocabulary > rows:
-        raise InputError(f"backbone {name!r}: its tokenizer has {reader.vocabulary:,} tokens, the model {rows:,}")
+    if pixels:
+        reader, door = open_pixels(name, backbone, door, partial(pictures, task))
+    else:
+        reader = read_tokenizer(name, backbone.max_tokens)
+        _check_rows(name, reader, door)
     return Native(
         backbone=backbone,
         inputs=NativeInput(door),
         reader=reader,
-        task=replace(task, form=Tokens(reader.vocabulary), max_tokens=reader.max_tokens),
-        door={"tokenizer": reader.digest, "embeddings": _content_digest(door)},
+        task=replace(task, form=reader.form, max_tokens=reader.max_tokens),
+        door={reader.kind: reader.digest, "embeddings": _content_digest(door)},
     )
+
+
+def _check_rows(name: str, reader: TextReader, door: nn.Module) -> None:
+    """Refuse a tokenizer with more tokens than a model has embeddings."""
+    tokens = reader.form.vocabulary
+    rows = getattr(door, "num_embeddings", tokens)
+    if tokens > rows:
+        raise InputError(f"backbone {name!r}: its tokenizer has {tokens:,} tokens, the model {rows:,}")
 
 
 def _content_digest(module: nn.Module) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,11 @@ import numpy as np
 from reservoir.backbones.hub import offline
 from reservoir.backbones.names import SHIPPED, first_line, gguf, quiet
 from reservoir.errors import InputError
+from reservoir.tasks.own.letters import texts_of
+from reservoir.tasks.task import Tokens
+
+TEXT_TOKENS = 64
+"""Tokens of a text, about."""
 
 MOST_TOKENS = 2048
 """Where neither the model nor its tokenizer says how long a text may be."""
@@ -24,19 +28,27 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiec
 class TextReader:
     """From texts to token numbers; what is too long for the model is cut, and counted."""
 
+    kind, row_tokens = "tokenizer", TEXT_TOKENS
+
     def __init__(self, tokenizer: Any, positions: int | None) -> None:
         self._tokenizer = tokenizer
         stated = tokenizer.model_max_length if tokenizer.model_max_length < 2**31 else None
         self.max_tokens = min(positions or stated or MOST_TOKENS, stated or positions or MOST_TOKENS)
-        self.vocabulary = len(tokenizer)
+        self.form = Tokens(len(tokenizer))
         special = tokenizer("")["input_ids"]
         self.has_cls = bool(special) and special[0] == tokenizer.cls_token_id
         self.digest = _digest(tokenizer, self.max_tokens)
         self.read = self.cut = 0
 
-    def __call__(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return token numbers (rows, longest), padded on the right, and the tokens of each text."""
-        found = self._tokenizer(list(texts), return_attention_mask=False)["input_ids"]
+    @property
+    def said(self) -> str:
+        """What reads the data, in words."""
+        return f"the model's own tokenizer, of {self.form.vocabulary:,} tokens"
+
+    def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return token numbers (rows, longest) of stored texts, padded on the right, and the tokens of each."""
+        texts = texts_of(x, lengths)
+        found = self._tokenizer(texts, return_attention_mask=False)["input_ids"]
         long = [row for row, numbers in enumerate(found) if len(numbers) > self.max_tokens]
         for row in long:
             found[row] = self._tokenizer(texts[row], truncation=True, max_length=self.max_tokens)["input_ids"]
@@ -50,7 +62,9 @@ class TextReader:
         return x, lengths
 
     def note(self) -> str:
-        """Return how many of the texts that were read were cut."""
+        """Return how many of the texts that were read were cut, if any were."""
+        if not self.cut:
+            return ""
         return f"{self.cut:,} of {self.read:,} texts have more than {self.max_tokens:,} tokens, and are cut there"
 
 

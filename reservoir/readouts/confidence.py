@@ -29,14 +29,22 @@ def accuracy_interval(shares: np.ndarray, z: float = 1.96) -> tuple[float, float
 
 
 def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
-    """Return the exact two-sided p-value of two readouts being right equally often, from bools (rows,) of one label.
+    """Return the two-sided mid-p-value of two readouts being right equally often, from bools (rows,) of one label.
 
-    Of the rows on which one alone is right, each would be for either with probability 1/2. Reference: McNemar (1947),
-    Note on the sampling error of the difference between correlated proportions.
+    Of the rows on which one alone is right, each would be for either with probability 1/2. Of differences as large as
+    the one seen half are counted, of larger ones all: without a difference p is 1/2 on average, as if uniform, where
+    McNemar's exact p is larger and finds too little. Where no row differs it is 1. References: McNemar (1947), Note on
+    the sampling error of the difference between correlated proportions; Fagerland, Lydersen and Laake (2013), The
+    McNemar test for binary matched-pairs data.
     """
     right, other = np.asarray(right, bool), np.asarray(other, bool)
     wins, losses = int((right & ~other).sum()), int((other & ~right).sum())
-    return min(1.0, 2 * float(bdtr(min(wins, losses), wins + losses, 0.5)))
+    rows, fewer = wins + losses, min(wins, losses)
+    if not rows:
+        return 1.0
+    as_large = math.comb(rows, fewer) / 2**rows * (1 if wins == losses else 2)
+    larger = 2 * float(bdtr(fewer - 1, rows, 0.5)) if fewer else 0.0
+    return min(1.0, larger + as_large / 2)
 
 
 def paired_bootstrap(scores: np.ndarray, others: np.ndarray, draws: int = 9999, seed: int = 0) -> float:

@@ -11,12 +11,12 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.model_selection import BaseCrossValidator, check_cv
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from reservoir.readouts.kfold import cross_sweep
 from reservoir.readouts.ridge import DEFAULT_ALPHAS
 from reservoir.readouts.sweep import Sweep
-from reservoir.readouts.targets import Targets
+from reservoir.readouts.targets import Targets, balanced_weights
 
 # scikit-learn's own defaults for these parameters are strings and integers, from which type checkers infer too little.
 _validate: Callable[..., Any] = validate_data
@@ -31,11 +31,14 @@ class _RidgeSweep(BaseEstimator):
     coef_: np.ndarray
     intercept_: np.ndarray
 
-    def _sweep(self, x: np.ndarray, y: np.ndarray, labels: np.ndarray, targets: Targets) -> Sweep:
+    def _sweep(
+        self, x: np.ndarray, y: np.ndarray, labels: np.ndarray, targets: Targets, weights: np.ndarray | None
+    ) -> Sweep:
         """Fit (n, w) features to (n, outputs) labels and keep what scikit-learn's ridge models keep."""
-        fold = _folds(self.cv, x, labels, classifier=targets.classes > 0)
+        fold = fold_numbers(self.cv, x, labels, classifier=targets.classes > 0)
         alphas = DEFAULT_ALPHAS if self.alphas is None else np.asarray(self.alphas, np.float64)
-        found = cross_sweep([(x, y, fold)], targets, alphas, folds=fold.max() + 1)
+        block = (x, y, fold) if weights is None else present(x, y, fold, weights)
+        found = cross_sweep([block], targets, alphas, folds=int(block[2].max()) + 1)
         readout = found.readout()
         self.coef_, self.intercept_ = readout.coef.T, readout.intercept
         self.alphas_, self.cv_scores_ = found.path.alphas, found.accuracy
@@ -90,7 +93,7 @@ class RidgeSweepClassifier(ClassifierMixin, _RidgeSweep):
         Divisor of the scores in `predict_proba`, fitted to the held-out scores.
     n_features_in_ : int
         Number of features.
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+    feature_names_in_ : ndarray of shape (``n_features_in_``,)
         Names of the features, where they were given as strings.
 
     Notes
@@ -123,19 +126,16 @@ class RidgeSweepClassifier(ClassifierMixin, _RidgeSweep):
         self.cv = cv
         self.class_weight = class_weight
 
-    def fit(self, X: npt.ArrayLike, y: npt.ArrayLike) -> Self:
-        """Fit every penalty to features X (n_samples, n_features) and labels y (n_samples,), and choose one."""
+    def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, sample_weight: npt.ArrayLike | None = None) -> Self:
+        """Fit every penalty to features X (n_samples, n_features) and labels y (n_samples,), and choose one.
+
+        A sample of weight 2 counts as two, one of weight 0 as none.
+        """
         checked, labels = _validate(self, X, y, dtype=[np.float64, np.float32])
-        check_classification_targets(labels)
-        self.classes_, codes = np.unique(labels, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ValueError(f"y has 1 class, {self.classes_[0]!r}; a classifier needs at least two classes")
-        weights = None
-        if self.class_weight is not None:
-            weights = tuple(compute_class_weight(self.class_weight, classes=self.classes_, y=labels).tolist())
-        targets = Targets(1, len(self.classes_), weights)
+        weights = sample_weights(sample_weight, checked)
+        self.classes_, codes, targets = code_labels(labels, self.class_weight, weights)
         self._targets = targets
-        self.temperature_ = self._sweep(checked, codes[:, None], codes, targets).temperature
+        self.temperature_ = self._sweep(checked, codes[:, None], codes, targets, weights).temperature
         return self
 
     def decision_function(self, X: npt.ArrayLike) -> np.ndarray:
@@ -187,7 +187,7 @@ class RidgeSweepRegressor(RegressorMixin, _RidgeSweep):
         That of the chosen penalty.
     n_features_in_ : int
         Number of features.
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+    feature_names_in_ : ndarray of shape (``n_features_in_``,)
         Names of the features, where they were given as strings.
 
     Examples
@@ -203,11 +203,14 @@ class RidgeSweepRegressor(RegressorMixin, _RidgeSweep):
         self.alphas = alphas
         self.cv = cv
 
-    def fit(self, X: npt.ArrayLike, y: npt.ArrayLike) -> Self:
-        """Fit every penalty to X (n_samples, n_features) and y, (n_samples,) or (n_samples, n_targets); choose one."""
+    def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, sample_weight: npt.ArrayLike | None = None) -> Self:
+        """Fit every penalty to X (n_samples, n_features) and y, (n_samples,) or (n_samples, n_targets); choose one.
+
+        A sample of weight 2 counts as two, one of weight 0 as none.
+        """
         checked, values = _validate(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
         columns = np.asarray(values, np.float64).reshape(len(values), -1)
-        self._sweep(checked, columns, columns, Targets(columns.shape[1], 0))
+        self._sweep(checked, columns, columns, Targets(columns.shape[1], 0), sample_weights(sample_weight, checked))
         if values.ndim == 1:
             self.coef_, self.intercept_ = self.coef_[0], self.intercept_[0]
         return self
@@ -223,10 +226,51 @@ class RidgeSweepRegressor(RegressorMixin, _RidgeSweep):
         return tags
 
 
-def _folds(cv: int | BaseCrossValidator, x: np.ndarray, labels: np.ndarray, *, classifier: bool) -> np.ndarray:
+def code_labels(
+    labels: np.ndarray, class_weight: Mapping[Any, float] | str | None, weights: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, Targets]:
+    """Return the classes that have samples of weight, the class number of each sample, and how they are coded.
+
+    A sample without weight, which alone is of its class, gets any number.
+    """
+    check_classification_targets(labels)
+    counted = labels if weights is None else labels[weights > 0]
+    classes = np.unique(counted)
+    if len(classes) < 2:
+        raise ValueError(f"y has 1 class, {classes[0]!r}; a classifier needs at least two classes")
+    codes = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
+    by_class = None
+    if isinstance(class_weight, str) and class_weight == "balanced":
+        by_class = balanced_weights(np.bincount(codes, weights))
+    elif class_weight is not None:
+        by_class = tuple(compute_class_weight(class_weight, classes=classes, y=counted).tolist())
+    return classes, codes, Targets(1, len(classes), by_class)
+
+
+def sample_weights(given: npt.ArrayLike | None, x: np.ndarray) -> np.ndarray | None:
+    """Return the weights (n,) of samples; None where all count once. A weight that is not finite, or below 0, fails."""
+    if given is None:
+        return None
+    weights = np.asarray(_check_sample_weight(given, x, dtype=np.float64, ensure_non_negative=True))
+    if not weights.any():
+        raise ValueError("sample_weight is 0 for every sample; give at least one a weight")
+    return weights
+
+
+def present(x: np.ndarray, y: np.ndarray, fold: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return the samples that have a weight, with the folds (n,) or (n, deals) that are left numbered anew."""
+    kept = weights > 0
+    deals = fold[kept].reshape(int(kept.sum()), -1).T
+    numbered = np.stack([np.unique(deal, return_inverse=True)[1] for deal in deals], axis=1)
+    return x[kept], y[kept], numbered.reshape(-1, *fold.shape[1:]), weights[kept]
+
+
+def fold_numbers(
+    cv: Any, x: np.ndarray, labels: np.ndarray, groups: np.ndarray | None = None, *, classifier: bool
+) -> np.ndarray:
     """Return the fold of each sample, (n,); `ValueError` where they do not hold every sample exactly once."""
     fold, times = np.zeros(len(x), np.int64), np.zeros(len(x), np.int64)
-    for k, (_, held) in enumerate(_check_cv(cv, labels, classifier=classifier).split(x, labels)):
+    for k, (_, held) in enumerate(_check_cv(cv, labels, classifier=classifier).split(x, labels, groups)):
         fold[held] = k
         times[held] += 1
     if (times != 1).any():

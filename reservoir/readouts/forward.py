@@ -77,6 +77,6 @@ def _try(
         for part, scorer, tally in zip(parts, scorers, tallies, strict=True):
             tally.update(scorer(x[:, part]), y)
     return [
-        Step(columns=names, sweep=Sweep.of(path, tally.accuracy(), targets))
+        Step(columns=names, sweep=Sweep.of(path, tally))
         for names, path, tally in zip(candidates, paths, tallies, strict=True)
     ]

@@ -54,11 +54,7 @@ def kernel_matrix(x: np.ndarray) -> np.ndarray:
 def held_out(
     kernel: np.ndarray, y: np.ndarray, targets: Targets, deals: np.ndarray, alphas: np.ndarray = JUDGING_ALPHAS
 ) -> HeldOut:
-    """Judge every penalty by samples y (n, outputs) with folds (deals, n), and return the best.
-
-    Of penalties that are equally accurate the one of least loss is best: with few rows many are, and the largest, which
-    `best_penalty` takes, is often far too large.
-    """
+    """Judge every penalty by samples y (n, outputs) with folds (deals, n): the most accurate, then of least loss."""
     found: list[tuple[float, float, np.ndarray]] = []
     for alpha, scores in _scores(kernel, targets.encode(y), deals, alphas):
         tally = Tally(targets)

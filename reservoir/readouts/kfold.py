@@ -12,6 +12,7 @@ import functools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -24,11 +25,11 @@ from reservoir.readouts.ridge import DEFAULT_ALPHAS, ridge_path
 from reservoir.readouts.sweep import Sweep, Tally
 from reservoir.readouts.targets import Targets
 
-FoldBlock = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Features (m, w), labels (m, outputs) and fold numbers, (m,) or (m, repeats), of some samples."""
+FoldBlock = tuple[np.ndarray, ...]
+"""Features (m, w), labels (m, outputs), fold numbers, (m,) or (m, repeats), and perhaps weights (m,), of samples."""
 
-HeldOut = Iterable[tuple[int, np.ndarray, np.ndarray]]
-"""Fold, scores (A, m, t) of every penalty by the other folds, and labels (m, outputs) of some samples."""
+HeldOut = Iterable[tuple[Any, ...]]
+"""Fold, scores (A, m, t) of every penalty by the other folds, labels (m, outputs) and perhaps weights of samples."""
 
 
 def cross_sweep(
@@ -47,17 +48,17 @@ def cross_sweep(
     the path that is returned is fitted on all of them. The temperature comes from held-out scores of the first deal.
     ``train`` is iterated several times. Moments of each fold, deal after deal, from an earlier `fold_moments` save some
     of them. By the rule of one standard error, that of the mean over folds, the largest penalty is chosen that is no
-    worse than the best by more.
+    worse than the best by more. A sample of weight 2 counts as two, in fitting and in accuracy.
     """
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds; give at least 2")
     few = None if moments else head(train)[0]
     deals: Sequence[HeldOut]
     if few is not None:
-        x, y, fold = few
-        kernel, coded, whole = Kernel.of(x, targets.weights(y)), targets.encode(y), None
+        x, y, fold, *weights = few
+        kernel, coded, whole = Kernel.of(x, targets.weights(y, *weights)), targets.encode(y), None
         path = kernel.path(coded, alphas)
-        deals = [_held_out(kernel, coded, y, deal, alphas, folds) for deal in fold.reshape(len(y), -1).T]
+        deals = [_held_out(kernel, coded, deal, alphas, folds, y, *weights) for deal in fold.reshape(len(y), -1).T]
     else:
         parts = moments or [part for n in range(repeats) for part in fold_moments(_Deal(train, n), targets, folds)]
         whole = functools.reduce(operator.add, parts[:folds])
@@ -65,11 +66,11 @@ def cross_sweep(
         rests = [leave_one_out(parts[n * folds : (n + 1) * folds]) for n in range(repeats)]
         paths = [[ridge_path(rest, alphas, whole.std) for rest in deal] for deal in rests]
         deals = [_Scored(_Deal(train, n), [Scorer(one, targets) for one in paths[n]]) for n in range(repeats)]
-    accuracy, error = np.mean([_rate(deal, targets, folds) for deal in deals], axis=0)
-    found = Sweep.of(path, accuracy, targets, whole, error if one_standard_error else None)
-    chosen = [(scores[found.best], y) for _, scores, y in deals[0]]
-    scores, labels = (np.concatenate(part) for part in zip(*chosen, strict=True))
-    return replace(found, temperature=targets.fit_temperature(scores, labels))
+    together = Tally(targets)
+    error = np.mean([_count(deal, together, folds) for deal in deals], axis=0)
+    found = Sweep.of(path, together, whole, error if one_standard_error else None)
+    chosen = [(scores[found.best], *rest) for _, scores, *rest in deals[0]]
+    return replace(found, temperature=targets.fit_temperature(*map(np.concatenate, zip(*chosen, strict=True))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +81,8 @@ class _Deal:
     number: int
 
     def __iter__(self) -> Iterator[FoldBlock]:
-        for x, y, fold in self.train:
-            yield x, y, fold if fold.ndim == 1 else fold[:, self.number]
+        for x, y, fold, *weights in self.train:
+            yield x, y, fold if fold.ndim == 1 else fold[:, self.number], *weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,35 +92,35 @@ class _Scored:
     deal: _Deal
     scorers: Sequence[Scorer]
 
-    def __iter__(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        for k, x, y in _by_fold(self.deal):
-            yield k, self.scorers[k](x), y
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        for k, x, *rest in _by_fold(self.deal):
+            yield k, self.scorers[k](x), *rest
 
 
 def _held_out(
-    kernel: Kernel, coded: np.ndarray, y: np.ndarray, fold: np.ndarray, alphas: np.ndarray, folds: int
+    kernel: Kernel, coded: np.ndarray, fold: np.ndarray, alphas: np.ndarray, folds: int, *rest: np.ndarray
 ) -> HeldOut:
-    """Return what each fold of a deal scores by the others, from products of samples."""
+    """Return what each fold of a deal scores by the others, from products of samples, and the rest of its samples."""
     _check_folds(np.bincount(fold, minlength=folds))
     scores = kernel.held_out(coded, fold, alphas)
-    return [(k, scores[:, fold == k], y[fold == k]) for k in range(folds)]
+    return [(k, scores[:, fold == k], *(part[fold == k] for part in rest)) for k in range(folds)]
 
 
-def _rate(deal: HeldOut, targets: Targets, folds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the held-out accuracy (A,) of every penalty over all samples, and its standard error over folds."""
-    together, apart = Tally(targets), [Tally(targets) for _ in range(folds)]
-    for k, scores, y in deal:
-        together.update(scores, y)
-        apart[k].update(scores, y)
+def _count(deal: HeldOut, together: Tally, folds: int) -> np.ndarray:
+    """Count the held-out scores of all samples, and return the standard error of the accuracy (A,) over folds."""
+    apart = [Tally(together.targets) for _ in range(folds)]
+    for k, scores, *rest in deal:
+        together.update(scores, *rest)
+        apart[k].update(scores, *rest)
     spread = np.std([tally.accuracy() for tally in apart], axis=0, ddof=1)
-    return together.accuracy(), spread / np.sqrt(folds)
+    return spread / np.sqrt(folds)
 
 
-def _by_fold(train: Iterable[FoldBlock]) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield the samples of each block by their fold: its number, features and labels."""
-    for x, y, fold in train:
+def _by_fold(train: Iterable[FoldBlock]) -> Iterator[tuple[Any, ...]]:
+    """Yield the samples of each block by their fold: its number, features, labels and perhaps weights."""
+    for x, y, fold, *weights in train:
         for k in np.unique(fold).tolist():
-            yield k, x[fold == k], y[fold == k]
+            yield k, *(part[fold == k] for part in (x, y, *weights))
 
 
 def fold_moments(train: Iterable[FoldBlock], targets: Targets, folds: int) -> list[Moments]:
@@ -130,10 +131,10 @@ def fold_moments(train: Iterable[FoldBlock], targets: Targets, folds: int) -> li
 def partial_moments(train: Iterable[FoldBlock], targets: Targets) -> dict[int, Moments]:
     """Return the moments of every fold that occurs in some blocks: `add_folds` sums those of all parts of the data."""
     accumulators: dict[int, Accumulator] = {}
-    for k, x, y in _by_fold(train):
+    for k, x, y, *weights in _by_fold(train):
         if k not in accumulators:
             accumulators[k] = Accumulator(x.shape[1], targets.columns)
-        accumulators[k].update(x, targets.encode(y), targets.weights(y))
+        accumulators[k].update(x, targets.encode(y), targets.weights(y, *weights))
     return {k: accumulator.moments() for k, accumulator in accumulators.items()}
 
 

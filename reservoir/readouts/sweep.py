@@ -21,30 +21,35 @@ class Tally:
 
         R^2 = 1 - sum (y - s)^2 / sum (y - mean y)^2
 
-    (a constant output counts 1 where it is met exactly and 0 elsewhere, as in ``sklearn.metrics.r2_score``).
+    (a constant output counts 1 where it is met exactly and 0 elsewhere, as in ``sklearn.metrics.r2_score``). The loss
+    tells equally accurate readouts apart: how far, squared, scores of classes are from the coding of the labels.
     """
 
     def __init__(self, targets: Targets) -> None:
         self.targets = targets
-        self.samples = 0
+        self.samples = 0.0
         self._hits: np.ndarray | None = None  # (A,) right labels, or (A, outputs) squared residuals
+        self._far: np.ndarray | float = 0.0  # (A,) squared distances of scores from the coding
         self._origin = np.zeros(targets.outputs)
         self._sum = np.zeros(targets.outputs)
         self._squares = np.zeros(targets.outputs)
 
-    def update(self, scores: np.ndarray, y: np.ndarray) -> Tally:
-        """Count a block: scores (A, m, T) of each readout against labels (m, outputs)."""
+    def update(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Tally:
+        """Count a block: scores (A, m, T) of each readout against labels (m, outputs), weighted (m,) or once each."""
+        counted = np.ones(len(y)) if weights is None else weights
         if self.targets.classes:
-            hits = (self.targets.predict(scores) == y).sum(axis=(1, 2))
+            hits = (self.targets.predict(scores) == y).sum(axis=2) @ counted
+            apart = np.square(scores - self.targets.encode(y)).sum(axis=2, dtype=np.float64)
+            self._far = self._far + apart @ counted
         else:
             values = y.astype(np.float64)
             if not self.samples:
                 self._origin = values[0]  # sums of squares about a value of the data's own size lose no digits
-            hits = np.square(scores - values).sum(axis=1)
-            self._sum += (values - self._origin).sum(axis=0)
-            self._squares += np.square(values - self._origin).sum(axis=0)
+            hits = counted @ np.square(scores - values)
+            self._sum += counted @ (values - self._origin)
+            self._squares += counted @ np.square(values - self._origin)
         self._hits = hits if self._hits is None else self._hits + hits
-        self.samples += len(y)
+        self.samples += float(counted.sum())
         return self
 
     def accuracy(self) -> np.ndarray:
@@ -58,13 +63,20 @@ class Tally:
         ratio = self._hits / np.where(constant, 1.0, total)
         return np.where(constant, np.where(self._hits > 0, 0.0, 1.0), 1.0 - ratio).mean(axis=-1)
 
+    def loss(self) -> np.ndarray:
+        """Return the loss of each readout, (A,), mean over all samples so far; of real targets 1 - R^2."""
+        return self._far / (self.samples * self.targets.outputs) if self.targets.classes else 1 - self.accuracy()
 
-def best_penalty(alphas: np.ndarray, accuracies: np.ndarray, errors: np.ndarray | None = None) -> int:
-    """Return the index of the highest accuracy; of equal ones, that of the larger penalty.
 
-    With standard errors (A,), of the largest penalty that is within one error of the highest accuracy.
+def best_penalty(
+    alphas: np.ndarray, accuracies: np.ndarray, losses: np.ndarray, errors: np.ndarray | None = None
+) -> int:
+    """Return the index of the highest accuracy; of equal ones of the least loss, and then of the larger penalty.
+
+    Of few rows many penalties meet as many, and the largest of these is often far too large. With standard errors (A,),
+    of the largest penalty that is within one error of the highest accuracy.
     """
-    best = int(np.lexsort((alphas, accuracies))[-1])
+    best = int(np.lexsort((alphas, -losses, accuracies))[-1])
     if errors is None:
         return best
     near = accuracies >= accuracies[best] - errors[best]
@@ -76,13 +88,14 @@ class Sweep:
     """What a sweep over penalties found.
 
     ``path`` holds the model of every penalty, fitted on all training samples; ``accuracy`` (A,) that on held-out ones
-    (R^2 for regression); ``best`` the index of the chosen one. ``moments`` are those of the training samples,
-    None where the solution came from the samples themselves; ``temperature`` is that of the chosen readout's
-    probabilities, where held-out scores were at hand to fit it.
+    (R^2 for regression), ``loss`` (A,) their `Tally.loss`; ``best`` the index of the chosen one. ``moments`` are those
+    of the training samples, None where the solution came from the samples themselves; ``temperature`` is that of the
+    chosen readout's probabilities, where held-out scores were at hand to fit it.
     """
 
     path: LinearPath
     accuracy: np.ndarray
+    loss: np.ndarray
     best: int
     targets: Targets
     moments: Moments | None = None
@@ -92,15 +105,15 @@ class Sweep:
     def of(
         cls,
         path: LinearPath,
-        accuracy: np.ndarray,
-        targets: Targets,
+        tally: Tally,
         training: Training | None = None,
         errors: np.ndarray | None = None,
     ) -> Sweep:
-        """Return the sweep that chooses among a path's models by accuracies (A,), or by one standard error (A,)."""
-        best = best_penalty(path.alphas, accuracy, errors)
+        """Return the sweep that chooses among a path's models by what was counted, or by one standard error (A,)."""
+        accuracy, loss = tally.accuracy(), tally.loss()
+        best = best_penalty(path.alphas, accuracy, loss, errors)
         moments = training if isinstance(training, Moments) else None
-        return cls(path=path, accuracy=accuracy, best=best, targets=targets, moments=moments)
+        return cls(path=path, accuracy=accuracy, loss=loss, best=best, targets=tally.targets, moments=moments)
 
     @property
     def alpha(self) -> float:
@@ -127,12 +140,12 @@ def sweep(
     """
     training = gather(train, targets) if moments is None else moments
     path = solve(training, alphas)
-    return Sweep.of(path, score(path, valid, targets), targets, training)
+    return Sweep.of(path, score(path, valid, targets), training)
 
 
-def score(path: LinearPath, blocks: Iterable[Block], targets: Targets) -> np.ndarray:
-    """Return the accuracy of every penalty, (A,), over blocks of features (m, w) and labels (m, outputs)."""
+def score(path: LinearPath, blocks: Iterable[Block], targets: Targets) -> Tally:
+    """Return the tally of every penalty over blocks of features (m, w) and labels (m, outputs)."""
     scorer, tally = Scorer(path, targets), Tally(targets)
     for x, y in blocks:
         tally.update(scorer(x), y)
-    return tally.accuracy()
+    return tally

@@ -63,9 +63,12 @@ class Targets:
         hot = y == 1 if self.classes == 2 else (y[..., None] == np.arange(self.classes)).reshape(len(y), self.columns)
         return np.where(hot, np.float32(1), np.float32(-1))
 
-    def weights(self, y: np.ndarray) -> np.ndarray | None:
-        """Return the weight of each sample, (n,), from labels (n, 1); None where all count once."""
-        return None if self.class_weights is None else np.array(self.class_weights)[y[:, 0].astype(np.int64)]
+    def weights(self, y: np.ndarray, given: np.ndarray | None = None) -> np.ndarray | None:
+        """Return the weight of each sample, (n,), from labels (n, 1) and what is given; None where all count once."""
+        if self.class_weights is None:
+            return given
+        by_class = np.array(self.class_weights)[y[:, 0].astype(np.int64)]
+        return by_class if given is None else by_class * given
 
     def predict(self, scores: np.ndarray) -> np.ndarray:
         """Return the labels (..., n, outputs) that scores (..., n, T) stand for; those of regression are the scores."""
@@ -87,23 +90,25 @@ class Targets:
         """Return softmax(logits / temperature), (n, outputs, classes), from scores (n, T)."""
         return softmax(self.logits(scores) / temperature, axis=-1)
 
-    def fit_temperature(self, scores: np.ndarray, y: np.ndarray) -> float:
+    def fit_temperature(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> float:
         """Return the temperature whose softmax gives held-out labels the least cross-entropy, with a grain of doubt.
 
         After n rows that were all right the next is wrong with chance 1 / (n + 2), by Laplace's rule of succession. So
         much of each label's weight goes to the other classes: without it, rows that are all right would ask for a
         temperature of 0, and the first error would be made with certainty.
 
-        ``scores`` (n, T) are of rows that the readout was not fitted on, ``y`` (n, outputs) their labels. References:
+        ``scores`` (n, T) are of rows that the readout was not fitted on, ``y`` (n, outputs) their labels, ``weights``
+        (n,) how often each counts. References:
         Guo et al. (2017), On calibration of modern neural networks, section 4.2; Platt (1999), Probabilistic outputs
         for support vector machines, section 2.2, for labels that are not quite 0 and 1.
         """
         if not self.classes:
             return 1.0
         logits = self.logits(np.asarray(scores, np.float64))
-        doubt = 1 / (len(y) + 2)
+        counted = np.ones(len(y)) if weights is None else weights
+        doubt = 1 / (counted.sum() + 2)
         hot = y[..., None].astype(np.int64) == np.arange(self.classes)
-        wanted = np.where(hot, 1 - doubt, doubt / (self.classes - 1))
+        wanted = np.where(hot, 1 - doubt, doubt / (self.classes - 1)) * counted[:, None, None]
 
         def loss(log_temperature: float) -> float:
             return -float((wanted * log_softmax(logits * np.exp(-log_temperature), axis=-1)).sum())

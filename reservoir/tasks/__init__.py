@@ -9,9 +9,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,6 +34,9 @@ from reservoir.tasks.proteins import Homology
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors, check_split
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 __all__ = [
     "SPLITS",
     "TASKS",
@@ -47,9 +50,11 @@ __all__ = [
     "check_split",
     "encode",
     "own_name",
+    "pictures",
     "read_integers",
     "read_labels",
     "read_new",
+    "shows_pictures",
     "task_named",
 ]
 
@@ -65,6 +70,8 @@ TASKS: dict[str, Callable[..., Source]] = {
     "homology": Homology,
 }
 """The named tasks: constructors that take ``data`` (the folder of the files) and the task's parameters."""
+
+IMAGES = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar10-lra")
 
 PROTOCOLS = ("ours", "paper")
 """How a task is done: right, or as the authors' code did it."""
@@ -117,3 +124,16 @@ def encode(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tupl
     if lengths is not None:
         clean_lengths(task.name, lengths, *stored.shape[:2])
     return stored, found
+
+
+def shows_pictures(task: Task) -> bool:
+    """Return whether the sequences of a task are pictures."""
+    return task.name in IMAGES
+
+
+def pictures(task: Task, x: np.ndarray) -> Iterator[Image]:
+    """Yield stored sequences of a task that `shows_pictures` as RGB images."""
+    from PIL import Image
+
+    for image in TASKS[task.name](**task.parameters).pictures(x):
+        yield Image.fromarray(image.squeeze(-1) if image.shape[2:] == (1,) else image).convert("RGB")

@@ -62,6 +62,10 @@ class Source:
         """Return new raw inputs, or inputs that are sequences already, as stored sequences and their lengths."""
         raise NotImplementedError
 
+    def pictures(self, x: np.ndarray) -> np.ndarray:
+        """Return stored sequences as images (rows, height, width[, 3]) of bytes, where they are such."""
+        raise NotImplementedError
+
     def notes(self) -> list[str]:
         """Return what a person should know of how the data was read, a line each."""
         return []

@@ -10,7 +10,7 @@ import joblib
 import numpy as np
 import pytest
 from reservoir_cache import CacheError, Entry, list_entries, remove, repair, verify
-from reservoir_pipelines import ReservoirClassifier, ReservoirRegressor
+from reservoir_pipelines import ReservoirClassifier, ReservoirRegressor, ReservoirTransformer
 from reservoir_pipelines.estimators import rowcache
 from sklearn.base import clone
 from sklearn.datasets import load_digits
@@ -23,7 +23,6 @@ from reservoir import InputError
 from reservoir.features import forward
 from reservoir.readouts import RidgeSweepClassifier, RidgeSweepRegressor
 from reservoir.tasks import task_named
-from reservoir.tasks.task import Vectors
 from reservoir.tasks.windows import Windows
 
 
@@ -49,12 +48,14 @@ def forget():
 
 @pytest.fixture
 def classifier(tiny_gpt2):
-    """Return the constructor with a small backbone in place of GPT-2 small."""
-    return lambda **settings: ReservoirClassifier(**({"backbone": str(tiny_gpt2), "layers": "block01"} | settings))
+    """Return the constructor with a small backbone, one column, and values as they are."""
+    plain = {"backbone": str(tiny_gpt2), "layers": "block01", "pool": "mean", "patch": 1, "standardise": False}
+    return lambda **settings: ReservoirClassifier(**(plain | settings))
 
 
 def digits():
-    return load_digits(return_X_y=True)
+    x, y = load_digits(return_X_y=True)
+    return x[:600], y[:600]
 
 
 def trace():
@@ -74,6 +75,13 @@ def waves(rows=60, values=20, channels=2, seed=0):
     return x, np.where(x[:, :, 0].mean(axis=1) > 0, "up", "down")
 
 
+def loud(rows=60):
+    """Return rows whose label the raw input does not show to a linear model, and what makes a reservoir show it."""
+    x, _ = waves(rows, channels=1)
+    level = np.abs(x).mean(axis=(1, 2))
+    return x, level > np.median(level), {"layers": "embed", "pool": "std"}
+
+
 # ---- scikit-learn's contract
 
 
@@ -82,8 +90,11 @@ def test_classifier_passes_every_check_of_scikit_learn(classifier):
 
 
 def test_regressor_passes_every_check_of_scikit_learn(tiny_gpt2):
-    # `all` keeps every value at its place: one check asks that a linear function of the values is found.
-    check_estimator(ReservoirRegressor(backbone=str(tiny_gpt2), layers="embed", pool="mean,all"), on_skip=None)
+    check_estimator(ReservoirRegressor(backbone=str(tiny_gpt2), layers="embed", pool="mean", cv=2), on_skip=None)
+
+
+def test_transformer_passes_every_check_of_scikit_learn(tiny_gpt2):
+    check_estimator(ReservoirTransformer(backbone=str(tiny_gpt2), layers="embed", pool="mean,max"), on_skip=None)
 
 
 # ---- one pass per row
@@ -101,7 +112,7 @@ def test_grid_search_passes_each_row_once(classifier, passes, load, settings, le
     x, y = load()
     distinct = len(np.unique(x.astype(np.float32), axis=0))
     grid = {"alphas": [[1.0], [100.0], None], "class_weight": [None, "balanced"]}
-    search = GridSearchCV(classifier(layers="embed,block02", **settings), grid, cv=3)
+    search = GridSearchCV(classifier(layers="embed,block02", cv=5, **settings), grid, cv=3)
     search.fit(*sorted_out(x, y))
     assert search.best_score_ > least
     assert sum(passes) == distinct
@@ -157,8 +168,8 @@ def test_equal_rows_pass_once_in_any_type_and_order(classifier, passes):
 
 
 def test_a_few_rows_stay_in_memory_and_a_batch_goes_to_disk(classifier, passes, cache):
-    x, y = waves()
-    model = classifier().fit(x[:40], y[:40])
+    x, y, settings = loud()
+    model = classifier(**settings).fit(x[:40], y[:40])
     assert len(list_entries(cache)) == 1
     model.predict(x[40:45])
     model.predict(x[40:45])
@@ -192,7 +203,7 @@ def test_memory_is_bounded_and_forgetting_costs_a_pass_at_most(classifier, passe
 
 def by_hand(model, x, columns):
     """Return features of float sequences, straight through the frozen model, in other batches."""
-    frozen = rowcache.shared_model(Vectors(x.shape[2]), x.shape[1], model._settings, compute=model._compute)
+    frozen = rowcache.shared_model(model._task, model._settings, compute=model._compute)
     found = forward(frozen, None, x.astype(np.float32), np.full(len(x), x.shape[1]), columns, 5)
     return {name: values.reshape(len(x), -1) for name, values in found.items()}
 
@@ -206,11 +217,15 @@ def test_it_is_the_best_ridge_sweep_over_the_columns(classifier, compute):
     sweeps = {name: RidgeSweepClassifier(cv=4, class_weight="balanced").fit(features[name], y) for name in features}
     assert model.columns_ == [f"{layer}/{pool}" for layer in ("embed", "block01", "block02", "block03", "final")
                               for pool in ("mean", "last")]  # fmt: skip
-    np.testing.assert_allclose(model.cv_scores_, [sweeps[name].cv_scores_ for name in model.columns_], atol=0.03)
-    assert model.best_score_ == model.cv_scores_.max() == model.readout_.best_score_
-    sweep = sweeps[model.column_]
-    assert sweep.alpha_ == pytest.approx(model.alpha_)
-    after = by_hand(model, new, [model.column_])[model.column_]
+    tried = model.cv_results_
+    assert model.best_score_ == tried["score"].max()
+    for name, by_it in sweeps.items():
+        mine = np.isin(tried["alpha"][tried["column"] == name], by_it.alphas_)
+        np.testing.assert_allclose(tried["score"][tried["column"] == name][mine], by_it.cv_scores_, atol=0.03)
+    sweep = RidgeSweepClassifier([model.alpha_], cv=4, class_weight="balanced")
+    features = by_hand(model, x, model.column_.split("+"))
+    sweep.fit(np.concatenate([features[name] for name in model.column_.split("+")], axis=1), y)
+    after = np.concatenate(list(by_hand(model, new, model.column_.split("+")).values()), axis=1)
     close = 1e-4 if compute == "float32" else 0.05
     np.testing.assert_allclose(model.decision_function(new), sweep.decision_function(after), atol=close)
     np.testing.assert_allclose(model.predict_proba(new), sweep.predict_proba(after), atol=close)
@@ -259,11 +274,12 @@ def test_line_4_integers_are_read_as_from_a_file_and_said_so(classifier, tmp_pat
 def test_regressor_is_the_best_ridge_sweep(tiny_gpt2):
     x, _ = waves(rows=80)
     y = np.stack([x[:, :, 0].mean(axis=1), x[:, :, 1].mean(axis=1)], axis=1)
-    model = ReservoirRegressor(backbone=str(tiny_gpt2), layers="embed", compute="float32").fit(x, y)
-    sweep = RidgeSweepRegressor().fit(by_hand(model, x, ["embed/mean"])["embed/mean"], y)
-    np.testing.assert_allclose(
-        model.predict(x), sweep.predict(by_hand(model, x, ["embed/mean"])["embed/mean"]), atol=1e-4
-    )
+    plain = {"layers": "embed", "pool": "mean", "patch": 1, "standardise": False, "compute": "float32"}
+    model = ReservoirRegressor(backbone=str(tiny_gpt2), cv=5, **plain).fit(x, y)
+    features = by_hand(model, x, ["embed/mean"])["embed/mean"]
+    sweep = RidgeSweepRegressor([model.alpha_]).fit(features, y)
+    assert model.column_ == "embed/mean"
+    np.testing.assert_allclose(model.predict(x), sweep.predict(features), atol=1e-4)
     assert model.score(x, y) > 0.99
 
 
@@ -328,8 +344,8 @@ def test_other_weights_under_the_same_name_are_refused(tiny_gpt2, tmp_path):
 
     folder = tmp_path / "model"
     shutil.copytree(tiny_gpt2, folder)
-    x, y = waves()
-    model = ReservoirClassifier(backbone=str(folder), layers="embed").fit(x, y)
+    x, y, settings = loud()
+    model = ReservoirClassifier(backbone=str(folder), patch=1, **settings).fit(x, y)
     weights = load_file(folder / "model.safetensors")
     save_file({k: v * 2 for k, v in weights.items()}, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(InputError, match="no longer those"):

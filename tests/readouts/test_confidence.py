@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest, bootstrap
+from scipy.stats import binom, binomtest, bootstrap
 
 from reservoir.readouts import accuracy_interval, mcnemar, paired_bootstrap
 
@@ -47,11 +47,24 @@ def test_rows_that_are_all_alike_say_no_more_than_their_number():
 
 
 @given(both=st.integers(0, 9), wins=st.integers(0, 40), losses=st.integers(0, 40))
-def test_mcnemar_is_the_binomial_test_of_the_rows_that_differ(both, wins, losses):
+def test_mcnemar_counts_half_of_what_is_as_likely_as_the_rows_that_differ(both, wins, losses):
     a = np.r_[np.ones(both), np.ones(wins), np.zeros(losses)]
     b = np.r_[np.ones(both), np.zeros(wins), np.ones(losses)]
-    expected = binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
-    assert mcnemar(a, b) == pytest.approx(expected)
+    rows = wins + losses
+    exact = binomtest(wins, rows).pvalue if rows else 1.0
+    as_large = binom.pmf([*{wins, losses}], rows, 0.5).sum() if rows else 0.0
+    assert mcnemar(a, b) == pytest.approx(exact - as_large / 2)
+
+
+def test_mcnemars_p_is_uniform_over_all_labels_but_for_steps():
+    """Every way to label twelve rows, on ten of which two readouts differ: no draw, so no luck."""
+    one, other = np.zeros(12, int), np.r_[np.ones(10, int), 0, 0]
+    found = np.array([mcnemar(one == labels, other == labels) for labels in np.ndindex(*(2,) * 12)])
+    assert found.mean() == pytest.approx(0.5)
+    for level in np.linspace(0, 1, 51):  # p jumps by the chance of one difference, and stays within half of it
+        below, upto = (found < level).mean(), (found <= level).mean()
+        step = 2 * max(binom.pmf(k, 10, 0.5) for k in range(11))
+        assert below - step / 2 <= level <= upto + step / 2
 
 
 def test_p_values_are_uniform_where_there_is_no_difference():
@@ -64,9 +77,8 @@ def test_p_values_are_uniform_where_there_is_no_difference():
         scores = rng.standard_normal((2, 60)) ** 3 + rng.standard_normal(60)
         drawn.append(paired_bootstrap(*scores, draws=199, seed=seed))
     for level in (0.05, 0.1, 0.25, 0.5):
-        assert abs(np.mean(np.array(drawn) <= level) - level) < 0.04
-        share = np.mean(np.array(exact) <= level)
-        assert level - 0.1 < share <= level + 0.02  # exact tests of counts are never too bold
+        for found in (exact, drawn):
+            assert abs(np.mean(np.array(found) <= level) - level) < 0.04
 
 
 def test_a_difference_is_found():

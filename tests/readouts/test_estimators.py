@@ -16,7 +16,7 @@ from sklearn.model_selection import (
     cross_val_score,
 )
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import LabelBinarizer, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from reservoir.readouts import RidgeSweepClassifier, RidgeSweepRegressor, estimators
@@ -37,9 +37,13 @@ def test_classifier_chooses_as_a_grid_search(load, classes):
     folds = StratifiedKFold(4, shuffle=True, random_state=0)
     ours = RidgeSweepClassifier(ALPHAS, cv=folds).fit(x, y)
     z = StandardScaler().fit_transform(x)
+    coded, losses = LabelBinarizer(neg_label=-1).fit_transform(y), []
     for alpha, score in zip(ours.alphas_, ours.cv_scores_, strict=True):
         np.testing.assert_allclose(score, np.mean(cross_val_predict(RidgeClassifier(alpha), z, y, cv=folds) == y))
-    assert ours.alpha_ == max(ALPHAS[ours.cv_scores_ == ours.cv_scores_.max()])
+        scores = cross_val_predict(RidgeClassifier(alpha), z, y, cv=folds, method="decision_function")
+        losses.append(np.square(scores.reshape(coded.shape) - coded).sum())
+    best = ours.cv_scores_ == ours.cv_scores_.max()
+    assert ours.alpha_ == ALPHAS[best][np.argmin(np.array(losses)[best])]
     theirs = make_pipeline(StandardScaler(), RidgeClassifier(alpha=ours.alpha_)).fit(x, y)
     np.testing.assert_allclose(ours.decision_function(x), theirs.decision_function(x), rtol=1e-6, atol=1e-8)
     np.testing.assert_array_equal(ours.predict(x), theirs.predict(x))

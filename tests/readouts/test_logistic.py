@@ -104,7 +104,7 @@ def test_the_sweep_scores_every_penalty_and_chooses():
     found = logistic_sweep(train, valid, Targets(1, 3))
     again = logistic_sweep(train, valid, Targets(1, 3), moments=found.moments)
     np.testing.assert_array_equal(found.accuracy, again.accuracy)
-    np.testing.assert_array_equal(found.accuracy, score(found.path, valid, Targets(1, 3)))
+    np.testing.assert_array_equal(found.accuracy, score(found.path, valid, Targets(1, 3)).accuracy())
     model = make_pipeline(StandardScaler(), LogisticRegression(C=1 / found.alpha, tol=1e-6, max_iter=2000))
     expected = model.fit(x[:600], y[:600, 0]).score(x[600:], y[600:, 0])
     assert abs(found.accuracy[found.best] - expected) <= 0.005

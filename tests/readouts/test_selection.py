@@ -73,7 +73,8 @@ def test_repeated_deals_are_averaged(classes, rows, width, stored):
     found = cross_sweep(together, targets, ALPHAS, folds=4, repeats=3, moments=moments)
     np.testing.assert_allclose(found.accuracy, np.mean([one.accuracy for one in single], axis=0), rtol=1e-9)
     np.testing.assert_allclose(found.path.coef, single[0].path.coef, rtol=1e-9, atol=1e-12)
-    assert found.best == best_penalty(ALPHAS, found.accuracy)
+    np.testing.assert_allclose(found.loss, np.mean([one.loss for one in single], axis=0), rtol=1e-9)
+    assert found.best == best_penalty(ALPHAS, found.accuracy, found.loss)
     if found.best == single[0].best:
         assert found.temperature == pytest.approx(single[0].temperature)
 

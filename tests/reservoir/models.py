@@ -18,6 +18,8 @@ _LLAMA |= {"intermediate_size": 24, "vocab_size": 20, "max_position_embeddings":
 _LLAMA |= {"head_dim": 8, "pad_token_id": None, "bos_token_id": 1, "eos_token_id": 1}
 _T5 = {"num_layers": 3, "d_model": WIDTH, "num_heads": 2, "d_kv": 8, "d_ff": 24, "vocab_size": 20}
 _VIT = {"num_hidden_layers": 3, "hidden_size": WIDTH, "num_attention_heads": 2, "intermediate_size": 24}
+_DINOV2 = {"num_hidden_layers": 3, "hidden_size": WIDTH, "num_attention_heads": 2, "mlp_ratio": 2}
+_DINOV2 |= {"image_size": 12, "patch_size": 4, "initializer_range": 0.3, "layerscale_value": 0.7}
 _GPT2 = {"n_layer": 3, "n_embd": WIDTH, "n_head": 2, "n_positions": 32, "vocab_size": 20}
 
 _ESM = _BERT | {"position_embedding_type": "rotary", "token_dropout": True, "pad_token_id": 1, "mask_token_id": 19}
@@ -32,6 +34,7 @@ MODELS = {
     "t5": ("T5ForConditionalGeneration", _T5 | {"feed_forward_proj": "gated-gelu"}),
     "longformer": ("LongformerForMaskedLM", _BERT | {"pad_token_id": 1, "attention_window": [4, 4, 4]}),
     "vit": ("ViTForImageClassification", _VIT | {"image_size": 8, "patch_size": 4, "initializer_range": 0.3}),
+    "dinov2": ("Dinov2ForImageClassification", _DINOV2),
     "esm": ("EsmForMaskedLM", _ESM),
     "llama": ("LlamaForCausalLM", _LLAMA),
     "smollm3": ("SmolLM3ForCausalLM", _LLAMA | {"layer_types": None}),
@@ -50,6 +53,7 @@ RECURRENT = {
     "esn": {"model_type": "esn", "units": WIDTH, "rc_connectivity": 0.5, "lr": 0.4, "sr": 1.1, "input_scaling": 2.0},
 }
 KINDS = (*MODELS, *RECURRENT)
+PIXELS = ("vit", "dinov2")
 WORDS = ["the", "cat", "sat", "a", "dog", "and", "cow", "on", "mat"]
 
 
@@ -112,6 +116,16 @@ def save_with_tokenizer(kind: str, folder: Path) -> Path:
     return folder
 
 
+def save_with_processor(kind: str, folder: Path, **settings: object) -> Path:
+    """Write a tiny vision model, and a processor of its kind with these settings."""
+    import transformers
+
+    save(kind, folder)
+    made = {"vit": "ViTImageProcessorPil", "dinov2": "BitImageProcessorPil"}[kind]
+    getattr(transformers, made)(**settings).save_pretrained(folder)
+    return folder
+
+
 def _stir(model: nn.Module, generator: torch.Generator) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
@@ -128,7 +142,7 @@ def hand_run(kind: str, folder: Path, embeds: torch.Tensor, positions: torch.Ten
 
     ``positions`` are those that a ViT checkpoint does not have.
     """
-    if kind == "vit":
+    if kind in PIXELS:
         states = _vit(folder, embeds + positions[: len(embeds)])
     elif kind == "esn":
         states = _esn(folder, embeds)
@@ -152,11 +166,11 @@ def _transformer(kind: str, folder: Path, embeds: torch.Tensor) -> list[torch.Te
 
 
 def _vit(folder: Path, hidden: torch.Tensor) -> list[torch.Tensor]:
-    from transformers import ViTModel
+    from transformers import AutoModel
 
-    model = ViTModel.from_pretrained(folder, add_pooling_layer=False).eval()
+    model = AutoModel.from_pretrained(folder).eval()
     states = [hidden[None]]
-    for layer in model.layers:
+    for layer in getattr(model, "layers", None) or model.encoder.layer:
         states.append(layer(states[-1], None))
     return [state[0] for state in (*states, model.layernorm(states[-1]))]
 

@@ -5,7 +5,7 @@ import torch
 
 from reservoir.backbones import attention_maps, load_backbone
 from reservoir.errors import InputError
-from tests.reservoir.models import MODELS, WIDTH, save
+from tests.reservoir.models import MODELS, PIXELS, WIDTH, save
 
 LENGTHS = torch.tensor([7, 4])
 EMBEDS = torch.randn(2, 7, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -18,7 +18,7 @@ def test_maps_equal_transformers_of_each_sequence_alone(kind, tmp_path):
     folder = save(kind, tmp_path / kind)
     backbone = load_backbone(str(folder), "pretrained")
     maps = attention_maps(backbone, EMBEDS, LENGTHS, layer=2)
-    if kind == "vit":  # transformers' own takes images alone: its layers are walked with what enters them here
+    if kind in PIXELS:  # transformers' own takes images alone: its layers are walked with what enters them here
         theirs, name = backbone.model, "pixel_values"
         theirs.set_attn_implementation("eager")
     else:

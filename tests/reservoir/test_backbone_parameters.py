@@ -8,7 +8,7 @@ from reservoir.backbones import Backbone, load_backbone
 from reservoir.backbones.names import find
 from reservoir.backbones.parameters import deviations, group_counts, paper_counts, trained_counts, whole_count
 from reservoir.tasks.task import Task, Tokens, Vectors
-from tests.reservoir.models import KINDS, save
+from tests.reservoir.models import KINDS, PIXELS, save
 
 CIFAR10 = Task(name="cifar10", form=Vectors(48), max_tokens=64, classes=10)
 # Lu et al. 2021, Table 8 and its appendix: depth, width, and the parameters that they train on cifar10, in thousands.
@@ -55,7 +55,7 @@ def test_groups_add_up_and_a_cut_model_has_less(kind, tmp_path):
     folder = save(kind, tmp_path / kind)
     backbone = load_backbone(str(folder), "random")
     assert sum(group_counts(backbone).values()) == sum(p.numel() for p in backbone.parameters())
-    assert whole_count(backbone) >= sum(group_counts(backbone).values()) - (kind == "vit") * 1024 * backbone.width
+    assert whole_count(backbone) >= sum(group_counts(backbone).values()) - (kind in PIXELS) * 1024 * backbone.width
     if kind != "esn":
         cut = load_backbone(str(folder), "random", depth=2)
         lost = sum(p.numel() for p in backbone.parameters()) - sum(p.numel() for p in cut.parameters())

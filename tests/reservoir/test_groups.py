@@ -38,6 +38,7 @@ BLOCK = {
     "esn": ("blocks.{}.", []),
     "lstm-fused": ("blocks.{}.", []),
 }
+BLOCK["dinov2"] = ("encoder.layer.{}.", [f"{part}.{end}" for part in ("norm1", "norm2") for end in ("weight", "bias")])
 for same in ("roberta", "xlm-roberta", "longformer"):
     BLOCK[same] = BLOCK["bert"]
 _ESM_NORMS = [f"{part}LayerNorm.{end}" for part in ("attention.", "") for end in ("weight", "bias")]
@@ -63,6 +64,7 @@ OUTSIDE = {
     "vit": ["embeddings.position_embeddings", "layernorm.weight", "layernorm.bias"],
     "lstm-star": ["positions"],
 }
+OUTSIDE["dinov2"] = OUTSIDE["vit"]
 for same in ("llama", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"):
     OUTSIDE[same] = ["norm.weight"]
 

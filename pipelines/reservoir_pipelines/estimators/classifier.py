@@ -7,26 +7,25 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import ClassifierMixin
-from sklearn.utils.multiclass import check_classification_targets
 
-from reservoir.readouts import RidgeSweepClassifier
+from reservoir.readouts.estimators import code_labels, sample_weights
 from reservoir_pipelines.estimators.parameters import with_parameters
-from reservoir_pipelines.estimators.reservoir_estimator import ReservoirEstimator
+from reservoir_pipelines.estimators.predictor import ReservoirPredictor
 
 
 @with_parameters("vocabulary", "alphas", "cv", "class_weight")
-class ReservoirClassifier(ClassifierMixin, ReservoirEstimator):
-    """Classifier of raw sequences: a frozen sequence model, and a ridge readout of its best layer.
+class ReservoirClassifier(ClassifierMixin, ReservoirPredictor):
+    """Classifier of raw sequences: a frozen sequence model, and a ridge readout of its best columns.
 
     Sequences go through a fixed input layer and a frozen backbone; the hidden states of each layer, pooled over the
-    tokens, are a column. To every column the ridge readouts of `RidgeSweepClassifier` are fitted, and the column and
-    penalty that classify most held-out samples rightly are kept.
+    tokens, are a column. Ridge readouts of every penalty are fitted to columns, alone, side by side, and beside the raw
+    input, and what classifies most held-out samples rightly is kept. What is not said is chosen by the data, as
+    `extract` and `fit` choose it for a file that holds them.
 
-    The frozen pass depends on nothing but a row itself. Its results are cached under the SHA-256 of the row, in this
-    process and on disk, so that in `GridSearchCV` or `cross_val_score` each distinct row passes once, not once for each
-    fold and candidate; the parameters of the reservoir, `layers`, `pool` and `compute` make other features, all else
-    does not. With `n_jobs` a row may pass once in each process. Values go in as they are given: scale X, or tune
-    `gain`.
+    The results of the frozen pass are cached under the SHA-256 of the row, in this process and on disk, so that each
+    distinct row passes once, whatever comes after it: penalties, class weights, ``cv``. Values are standardised by the
+    samples that are fitted, so in ``cross_val_score`` a row passes once for each fold; with ``standardise=False``, for
+    values that have a scale of their own, once in all. With ``n_jobs`` a row may pass once in each process.
 
     {parameters}
 
@@ -36,25 +35,23 @@ class ReservoirClassifier(ClassifierMixin, ReservoirEstimator):
         The labels.
     vocabulary_ : int or None
         Number of symbols that X holds; None for values.
-    readout_ : RidgeSweepClassifier
-        The readout of the chosen column, fitted to all samples.
+    readout_ : LinearReadout
+        The chosen readout, fitted to all samples.
     column_ : str
-        The chosen column, such as ``block06/mean``.
+        The column that it reads, such as ``block06/mean``, or several joined by a plus; ``raw`` is the input itself.
     columns_ : list of str
-        Columns tried.
+        Columns of the reservoir.
     alpha_ : float
         The chosen penalty.
-    alphas_ : ndarray of shape (n_alphas,)
-        Penalties tried.
-    cv_scores_ : ndarray of shape (n_columns, n_alphas)
-        Accuracy (R² of a regressor) of each column and penalty on held-out samples.
     best_score_ : float
-        That of the chosen ones.
+        Accuracy (R² of a regressor) of the chosen readout on held-out samples.
+    cv_results_ : dict of ndarray
+        ``column``, ``alpha`` and ``score`` of all that was tried.
     n_features_in_ : int
-        Length of the sequences, in values of a channel.
+        Length of the longest sequence, in values of a channel.
     n_channels_in_ : int
         Values at each place; 1 for X of two dimensions.
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+    feature_names_in_ : ndarray of shape (``n_features_in_``,)
         Names of the places, where they were given as strings.
 
     Examples
@@ -62,44 +59,52 @@ class ReservoirClassifier(ClassifierMixin, ReservoirEstimator):
     >>> from sklearn.datasets import load_digits
     >>> from reservoir_pipelines import ReservoirClassifier
     >>> X, y = load_digits(return_X_y=True)
-    >>> model = ReservoirClassifier(patch=8, gain=0.1, pool="mean,segments8")     # 8 rows of 8 pixels
-    >>> model.fit(X[:1000], y[:1000]).score(X[1000:], y[1000:])        # doctest: +SKIP
+    >>> model = ReservoirClassifier().fit(X[:1000], y[:1000])          # doctest: +SKIP
+    >>> model.score(X[1000:], y[1000:])                                # doctest: +SKIP
     """
 
-    def fit(self, X: npt.ArrayLike, y: npt.ArrayLike) -> Self:
+    def fit(
+        self,
+        X: npt.ArrayLike,
+        y: npt.ArrayLike,
+        sample_weight: npt.ArrayLike | None = None,
+        groups: npt.ArrayLike | None = None,
+    ) -> Self:
         """Fit every penalty to every column and choose one.
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_values) or (n_samples, n_values, n_channels)
-            Sequences.
+        X : array-like of shape (n_samples, n_values) or (n_samples, n_values, n_channels), or list of arrays
+            Sequences; of unequal length as a list of arrays (n_values,) or (n_values, n_channels).
         y : array-like of shape (n_samples,)
             Labels.
+        sample_weight : array-like of shape (n_samples,), default=None
+            A sample of weight 2 counts as two, one of weight 0 as none.
+        groups : array-like of shape (n_samples,), default=None
+            Samples of a group are held out together.
 
         Returns
         -------
         self : object
             The fitted estimator.
         """
-        checked, labels = self._checked(X, y)
-        check_classification_targets(labels)
-        x = self._sequences(checked, reset=True)
-        settings = {"class_weight": vars(self)["class_weight"]}
-        self._choose(x, labels, lambda cv: RidgeSweepClassifier(self.alphas, cv=cv, **settings), classifier=True)
-        self.classes_ = self.readout_.classes_
+        (checked, labels), lengths = self._checked(X, y, reset=True)
+        weights = sample_weights(sample_weight, checked)
+        self.classes_, codes, targets = code_labels(labels, vars(self)["class_weight"], weights)
+        self._choose(self._learn(checked, lengths, weights), codes[:, None], targets, weights, groups)
         return self
 
     def decision_function(self, X: npt.ArrayLike) -> np.ndarray:
         """Return the scores of sequences: (n_samples,) for two classes, else (n_samples, n_classes)."""
-        x = self._read(X)
-        return self.readout_.decision_function(x)
+        scores = self._scores(X)
+        return scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict(self, X: npt.ArrayLike) -> np.ndarray:
         """Return the labels (n_samples,) of sequences."""
         x = self._read(X)
-        return self.readout_.predict(x)
+        return self.classes_[self.readout_.predict(x)[:, 0]]
 
     def predict_proba(self, X: npt.ArrayLike) -> np.ndarray:
         """Return the probability of each class, (n_samples, n_classes)."""
         x = self._read(X)
-        return self.readout_.predict_proba(x)
+        return self.readout_.probabilities(x)[:, 0]

@@ -7,7 +7,14 @@ from dataclasses import Field, fields
 from typing import Any, TypeVar
 
 from reservoir.option_fields import Options
-from reservoir.options import CacheOptions, ComputeOptions, DeviceOptions, FeatureOptions, ReservoirOptions
+from reservoir.options import (
+    CacheOptions,
+    ComputeOptions,
+    DeviceOptions,
+    FeatureOptions,
+    OwnDataOptions,
+    ReservoirOptions,
+)
 
 K = TypeVar("K", bound=type)
 G = TypeVar("G", bound=Options)
@@ -15,6 +22,7 @@ G = TypeVar("G", bound=Options)
 _OPTIONS: tuple[Field[Any], ...] = (
     *fields(ReservoirOptions),
     *(item for item in fields(FeatureOptions) if item.name in ("layers", "pool")),
+    *(item for item in fields(OwnDataOptions) if item.name == "standardise"),
     *fields(CacheOptions),
     *fields(DeviceOptions),
     *fields(ComputeOptions),
@@ -24,18 +32,20 @@ _OWN: dict[str, tuple[Any, str]] = {
         None,
         "X holds symbols, whole numbers below this one; None: integers as in files, all else values.",
     ),
-    "alphas": (None, "Positive penalties; None for 25 values from 1e-2 to 1e6 in equal ratios."),
-    "cv": (5, "Folds, or a cross-validator, by which column and penalty are chosen; each sample is held out once."),
+    "alphas": (None, "Positive penalties; None for 25 values from 1e-2 to 1e6 in equal ratios, carried on at an end."),
+    "cv": (
+        None,
+        "Folds, or a cross-validator, by which column and penalty are chosen; each sample is held out once. None: five "
+        "folds, dealt five times of less than 200 samples, three times of less than 600.",
+    ),
     "class_weight": (None, "``balanced`` or weights by class, as in scikit-learn."),
 }
 _HEAD = ["    Parameters", "    ----------"]
-_DEFAULTS = {"layers": "all", "pool": "mean"}
-"""Where an estimator differs from `extract`: each column is fitted K times."""
 
 
 def with_parameters(*own: str) -> Any:
     """Give a class the constructor that scikit-learn reads, of all options and some own ones, and their description."""
-    table = {item.name: (_DEFAULTS.get(item.name, item.default), _described(item)) for item in _OPTIONS}
+    table = {item.name: (item.default, _described(item)) for item in _OPTIONS}
     table |= {name: _OWN[name] for name in own}
 
     def decorate(kind: K) -> K:

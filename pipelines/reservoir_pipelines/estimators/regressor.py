@@ -8,45 +8,59 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.base import RegressorMixin
 
-from reservoir.readouts import RidgeSweepRegressor
+from reservoir.readouts import Targets
+from reservoir.readouts.estimators import sample_weights
 from reservoir_pipelines.estimators.parameters import with_parameters
-from reservoir_pipelines.estimators.reservoir_estimator import ReservoirEstimator
+from reservoir_pipelines.estimators.predictor import ReservoirPredictor
 
 
 @with_parameters("vocabulary", "alphas", "cv")
-class ReservoirRegressor(RegressorMixin, ReservoirEstimator):
-    """Regressor of raw sequences: a frozen sequence model, and a ridge readout of its best layer.
+class ReservoirRegressor(RegressorMixin, ReservoirPredictor):
+    """Regressor of raw sequences: a frozen sequence model, and a ridge readout of its best columns.
 
-    As `ReservoirClassifier`, with the same attributes but ``classes_``, and the readouts of `RidgeSweepRegressor`,
-    chosen by the R² of held-out samples.
+    As `ReservoirClassifier`, with the same attributes but ``classes_``; what is kept has the highest R² of held-out
+    samples, averaged over targets.
 
     {parameters}
     """
 
-    def fit(self, X: npt.ArrayLike, y: npt.ArrayLike) -> Self:
+    def fit(
+        self,
+        X: npt.ArrayLike,
+        y: npt.ArrayLike,
+        sample_weight: npt.ArrayLike | None = None,
+        groups: npt.ArrayLike | None = None,
+    ) -> Self:
         """Fit every penalty to every column and choose one.
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_values) or (n_samples, n_values, n_channels)
-            Sequences.
+        X : array-like of shape (n_samples, n_values) or (n_samples, n_values, n_channels), or list of arrays
+            Sequences; of unequal length as a list of arrays (n_values,) or (n_values, n_channels).
         y : array-like of shape (n_samples,) or (n_samples, n_targets)
             Targets.
+        sample_weight : array-like of shape (n_samples,), default=None
+            A sample of weight 2 counts as two, one of weight 0 as none.
+        groups : array-like of shape (n_samples,), default=None
+            Samples of a group are held out together.
 
         Returns
         -------
         self : object
             The fitted estimator.
         """
-        checked, values = self._checked(X, y, multi_output=True, y_numeric=True)
-        x = self._sequences(checked, reset=True)
-        self._choose(x, values, lambda cv: RidgeSweepRegressor(self.alphas, cv=cv), classifier=False)
+        (checked, values), lengths = self._checked(X, y, reset=True, multi_output=True, y_numeric=True)
+        weights = sample_weights(sample_weight, checked)
+        targets = np.asarray(values, np.float64).reshape(len(values), -1)
+        self._single = values.ndim == 1
+        rows = self._learn(checked, lengths, weights)
+        self._choose(rows, targets, Targets(targets.shape[1], 0), weights, groups)
         return self
 
     def predict(self, X: npt.ArrayLike) -> np.ndarray:
         """Return the predictions, (n_samples,) or (n_samples, n_targets), of sequences."""
-        x = self._read(X)
-        return self.readout_.predict(x)
+        scores = self._scores(X)
+        return scores[:, 0] if self._single else scores
 
     def __sklearn_tags__(self) -> Any:
         """Declare that several targets are fitted at once."""

@@ -96,16 +96,17 @@ class RowCache:
         self._place: dict[bytes, tuple[Block, int]] = {}
         self._known: set[Path] = set()
 
-    def find(self, model: LoadedModel, x: np.ndarray) -> FoundRows:
+    def find(self, model: LoadedModel, x: np.ndarray, lengths: np.ndarray) -> FoundRows:
         """Return the features of rows (rows, tokens, ...); of those not seen before, each distinct one passes once."""
-        digests = [hashlib.sha256(row.tobytes()).digest() for row in np.ascontiguousarray(x)]
+        digests = [hashlib.sha256(row[:end].tobytes()).digest() for row, end in zip(x, lengths, strict=True)]
         with _one_at_a_time:
             self._forget()
             if any(digest not in self._place for digest in digests):
                 self._scan()
             new = {digest: row for row, digest in enumerate(digests) if digest not in self._place}
             if new:
-                self._compute(model, x[list(new.values())], list(new))
+                numbers = list(new.values())
+                self._compute(model, x[numbers], lengths[numbers], list(new))
             places = [self._place[digest] for digest in digests]
         blocks = list(dict.fromkeys(block for block, _ in places))
         number = {block: i for i, block in enumerate(blocks)}
@@ -143,22 +144,21 @@ class RowCache:
         for row, digest in enumerate(digests):
             self._place.setdefault(digest, (block, row))
 
-    def _compute(self, model: LoadedModel, x: np.ndarray, digests: list[bytes]) -> None:
+    def _compute(self, model: LoadedModel, x: np.ndarray, lengths: np.ndarray, digests: list[bytes]) -> None:
         layout = choose_layout(model, self.columns, None)
         if len(x) < FEW:
-            values = self._forward(model, x, self.columns, layout)
+            values = forward(model, None, x, lengths, self.columns, layout.batch_rows)
             self._add(Block(None, {name: column.reshape(len(x), -1) for name, column in values.items()}), digests)
             return
-        entry = self._entry(model, digests, layout)
-        compute_missing(
-            entry,
-            [ROWS],
-            self.columns,
-            lambda _, low, high, columns: self._forward(model, x[low:high], columns, entry.layout),
-        )
+        entry = self._entry(model, lengths, digests, layout)
+
+        def block(_: str, low: int, high: int, columns: Sequence[str]) -> dict[str, np.ndarray]:
+            return forward(model, None, x[low:high], lengths[low:high], columns, entry.layout.batch_rows)
+
+        compute_missing(entry, [ROWS], self.columns, block)
         self._take(entry)
 
-    def _entry(self, model: LoadedModel, digests: list[bytes], layout: Layout) -> Entry:
+    def _entry(self, model: LoadedModel, lengths: np.ndarray, digests: list[bytes], layout: Layout) -> Entry:
         """Create the entry of a batch of rows, with their digests as labels."""
         rows = {ROWS: len(digests)}
         data = {"digest": hashlib.sha256(b"".join(digests)).hexdigest(), "rows": rows}
@@ -168,13 +168,8 @@ class RowCache:
         check_space(self.root, required_bytes(spec, layout, rows, shapes))
         entry = Entry.create(self.root, self._name, spec, layout, {"reservoir": model.settings.to_dict()})
         labels = np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), 1, -1)
-        lengths = np.full(len(digests), task.max_tokens, np.int32)
         write_targets(entry, ROWS, {"y": labels, "lengths": lengths, "index": np.arange(len(digests))})
         return entry
-
-    @staticmethod
-    def _forward(model: LoadedModel, x: np.ndarray, columns: Sequence[str], layout: Layout) -> dict[str, np.ndarray]:
-        return forward(model, None, x, np.full(len(x), x.shape[1]), columns, layout.batch_rows)
 
 
 def row_spec(model: LoadedModel) -> Spec:
@@ -197,14 +192,12 @@ def _shared(root: Path, title: str, spec: str, columns: tuple[str, ...]) -> RowC
     return RowCache(root, title, Spec(**json.loads(spec)), columns)
 
 
-def shared_model(
-    form: Vectors | Tokens, tokens: int, settings: Reservoir, device: str = "auto", compute: str = "auto"
-) -> LoadedModel:
-    """Return the frozen map for rows of so many tokens, loaded once as long as this process works with it."""
+def shared_model(task: Task, settings: Reservoir, device: str = "auto", compute: str = "auto") -> LoadedModel:
+    """Return the frozen map for such rows, loaded once as long as this process works with it."""
     folder = Path(settings.backbone)
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     stamps = tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
-    return _loaded(form, tokens, settings, device, compute, stamps)
+    return _loaded(task.form, task.max_tokens, settings, device, compute, stamps)
 
 
 @lru_cache(maxsize=2)

@@ -11,7 +11,7 @@ import numpy as np
 from reservoir_cache import Layout, Spec
 
 from reservoir import InputError
-from reservoir.features import TEXT_TOKENS, column_shapes
+from reservoir.features import column_shapes
 from reservoir.pooling import check_poolings
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Tokens
@@ -121,7 +121,7 @@ def choose_layout(model: LoadedModel, columns: Sequence[str], batch_rows: int | 
     kind = "cuda" if model.device.type == "cuda" else "cpu"
     task = model.fpt.task
     shapes = column_shapes(task, model.fpt.backbone.width, columns).values()
-    tokens = TEXT_TOKENS if model.reader else task.max_tokens
+    tokens = model.reader.row_tokens if model.reader else task.max_tokens
     row_bytes = 4 * sum(tokens * width for tokens, width in shapes)
     block_rows = max(1, min(BLOCK_ROWS[kind], BLOCK_BYTES // row_bytes))
     return Layout(

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 CARD = "readout.json"
+DOOR = ("tokenizer", "processor", "embeddings")
+"""What an entry names a native way in by."""
+
 WEIGHTS, ESTIMATOR = "safetensors", "skops"
 """What the names of the two files of weights end in."""
 
@@ -43,7 +46,7 @@ WEIGHTS, ESTIMATOR = "safetensors", "skops"
 class Part:
     """A frozen map, by its settings and the SHA-256 of its weights, and the columns that are read of it, in order.
 
-    ``door`` are the digests of a tokenizer and embeddings, of a native way in. ``run`` is the folder of the run whose
+    ``door`` are the digests of a native way in. ``run`` is the folder of the run whose
     trained weights take the place of frozen ones; none by default. Without a reservoir the input itself is read.
     """
 
@@ -85,7 +88,7 @@ class Bundle:
                 digest=made.spec.backbone["digest"],
                 compute=made.spec.compute,
                 columns=(column if colon else name,),
-                door={name: made.spec.input[name] for name in ("tokenizer", "embeddings") if name in made.spec.input},
+                door={name: made.spec.input[name] for name in DOOR if name in made.spec.input},
             )
             if parts and replace(parts[-1], columns=()) == replace(part, columns=()):
                 part = replace(part, columns=parts.pop().columns + part.columns)  # one forward pass serves both

@@ -37,6 +37,6 @@ def learning_curve(source: Source, engine: RidgeEngine, sizes: Sequence[int]) ->
     points = []
     for size, moments in zip(sizes, itertools.accumulate(stretches, operator.add), strict=True):
         path = ridge_path(moments, engine.alphas)
-        swept = Sweep.of(path, score(path, source.blocks("valid"), targets), targets)
+        swept = Sweep.of(path, score(path, source.blocks("valid"), targets))
         points.append((size, float(swept.accuracy[swept.best]), score_split(swept.readout(), source, "test")))
     return tuple(points)

@@ -72,7 +72,7 @@ class RidgeEngine:
                 found = cross_sweep(dealt, targets, alphas, moments=moments, **deals)
             else:
                 found = sweep(train, valid, targets, alphas, moments=moments[0] if moments else None)
-            return trial_of("ridge", source, found)
+            return trial_of("ridge", source.columns, found)
 
         return widened_trial(swept, self.alphas, self.widens)
 
@@ -104,9 +104,14 @@ class LogisticEngine:
         moments = kept[0] if kept else None
 
         def swept(alphas: np.ndarray) -> Trial:
-            return trial_of("logistic", source, logistic_sweep(train, valid, targets, alphas, moments=moments))
+            return trial_of("logistic", source.columns, logistic_sweep(train, valid, targets, alphas, moments=moments))
 
         return widened_trial(swept, self.alphas, self.widens)
+
+
+def repeats_of(rows: int) -> int:
+    """Return how often so many training rows are dealt to the folds."""
+    return next(number for most, number in DEALS if rows < most)
 
 
 def few_rows(valid: int, classes: int) -> bool:
@@ -153,8 +158,7 @@ def _folds(options: FitOptions, rows: Mapping[str, int], units: int) -> tuple[in
             return 0, 1
         if rows["valid"] >= ENOUGH_VALID and not options.one_standard_error:
             return 0, 1
-        repeats = next(number for most, number in DEALS if rows["train"] < most)
-        return min(AUTO_FOLDS, units), repeats
+        return min(AUTO_FOLDS, units), repeats_of(rows["train"])
     if select == "valid":
         return 0, 1
     number = select.removeprefix("cv")

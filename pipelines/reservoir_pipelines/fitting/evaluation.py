@@ -144,7 +144,7 @@ def evaluate_values(y: np.ndarray, predicted: np.ndarray) -> Evaluation:
 
 
 def compare(one: Evaluation, other: Evaluation) -> float:
-    """Return the p-value of two readouts doing equally well on the same rows: McNemar's, or a paired bootstrap's."""
+    """Return the p-value of two readouts doing equally well on the same rows: McNemar's mid-p or a bootstrap's."""
     if one.classes and set(np.unique([one.merits, other.merits])) <= {0.0, 1.0}:
         return mcnemar(one.merits == 1, other.merits == 1)
     return paired_bootstrap(one.merits, other.merits)

@@ -28,9 +28,10 @@ from reservoir_pipelines.fitting.results import Fit, Result, score_matrix, write
 from reservoir_pipelines.fitting.sources import Again, ColumnSource, JoinedSource, Source, groups_of
 from reservoir_pipelines.fitting.summary import write_summary
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
-from reservoir_pipelines.output import meter, say
+from reservoir_pipelines.output import say
 from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep
 from reservoir_pipelines.preparation.prepared import scaling_from_json
+from reservoir_pipelines.progress import meter
 from reservoir_pipelines.stage import stage
 
 # Greedy selection holds the moments of all candidates side by side, of order the square of their joint width.
@@ -216,7 +217,7 @@ def _greedy(pool: Pool, trials: Sequence[Trial], engine: RidgeEngine, most: int)
     targets = make_targets(joined, engine.classes, engine.balanced)
     train, valid = (Again(joined.blocks, (split,)) for split in ("train", "valid"))
     steps = forward_selection(train, valid, places, targets, engine.alphas, limit=most)
-    return [trial_of("ridge", pool.source("+".join(step.columns)), step.sweep) for step in steps[1:]]
+    return [trial_of("ridge", pool.source("+".join(step.columns)).columns, step.sweep) for step in steps[1:]]
 
 
 def _finish(best: Trial, source: Source, engine: Engine, task: Task, kept: float) -> tuple[Result, Readout, Evaluation]:

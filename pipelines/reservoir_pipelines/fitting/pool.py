@@ -126,7 +126,7 @@ def choose_columns(pool: Pool, columns: str | Sequence[str], folds: int = 0) -> 
         alone = [c for c in cached if not c.endswith("/all")] or cached
         if left := [column for column in cached if column not in alone]:
             say(f"--columns {columns} leaves out what is read as all tokens, {', '.join(left)}: name one to try it")
-        wanted = alone if most else _unasked(pool, cached) or alone + _joined(pool, alone, folds)
+        wanted = alone if most else _unasked(pool, cached) or [*alone, *_joined(pool, alone, folds)]
     for column in wanted:
         for part in column.split("+"):
             if part not in (*cached, RAW):
@@ -138,30 +138,40 @@ def choose_columns(pool: Pool, columns: str | Sequence[str], folds: int = 0) -> 
 
 
 def _unasked(pool: Pool, cached: Sequence[str]) -> list[str]:
-    """Return what is known to suit the task's kind of data, where it is cached and rows are few enough for it."""
-    native = pool.entry.spec.input["kind"] == "native"
-    if len(pool.stores) > 1 or native or pool.store["train"].rows > SERIES_ROWS:
+    """Return what is known to suit the task's kind of data, where one entry of a reservoir's own way in holds it."""
+    if len(pool.stores) > 1 or pool.entry.spec.input["kind"] == "native":
         return []
-    columns = default_columns(Task.from_dict(pool.entry.spec.task))
-    known = {*cached, *([RAW] if pool.raw() else [])}
-    return [column for column in columns if known.issuperset(column.split("+"))]
+    raw = [RAW] if pool.raw() else []
+    return known_columns(Task.from_dict(pool.entry.spec.task), [*cached, *raw], pool.store["train"].rows)
 
 
 def _joined(pool: Pool, columns: Sequence[str], folds: int) -> list[str]:
-    """Return the columns of each layer side by side, and of few rows in folds all of them, without and with the input.
-
-    All together do best on most small data, and hang least on which layer a few rows favour.
-    """
     sources = {column: pool.column(column) for column in columns}
     widths = {c: s.width() for c, s in sources.items() if isinstance(s, ColumnSource) and s.tokens() == 1}
+    return joined_columns(widths, pool.store["train"].rows if folds else None, raw=bool(pool.raw()))
+
+
+def known_columns(task: Task, available: Sequence[str], rows: int) -> list[str]:
+    """Return what is known to suit the task's kind of data, where it is available and rows are few enough for it."""
+    known = set(available)
+    found = [c for c in default_columns(task) if rows <= SERIES_ROWS and known.issuperset(c.split("+"))]
+    return [] if found == [RAW] else found
+
+
+def joined_columns(widths: Mapping[str, int], rows: int | None, *, raw: bool) -> list[str]:
+    """Return the columns of each layer side by side, and of few rows in folds all of them, without and with the input.
+
+    All together do best on most small data, and hang least on which layer a few rows favour. Without folds ``rows``,
+    those of training, are None.
+    """
     layers: dict[str, list[str]] = {}
     for column in widths:
         layers.setdefault(column.partition("/")[0], []).append(column)
     found = ["+".join(of) for of in layers.values() if len(of) > 1 and sum(widths[c] for c in of) <= JOINED]
-    few = folds and pool.store["train"].rows <= SERIES_ROWS and sum(widths.values()) <= WHOLE
+    few = rows is not None and rows <= SERIES_ROWS and sum(widths.values()) <= WHOLE
     if few and len(layers) > 1:
         whole = "+".join(widths)
-        found += [whole, *([f"{whole}+{RAW}"] if pool.raw() else [])]
+        found += [whole, *([f"{whole}+{RAW}"] if raw else [])]
     return found
 
 

@@ -30,6 +30,8 @@ class Result:
         Its penalty; None for other estimators.
     valid_score : float
         What it was chosen by, on the validation split or over the folds of cross-validation.
+    valid_loss : float, default 0
+        How far ridge scores are there, squared, from the coding of the labels.
     metric : {"accuracy", "R²"}, default "accuracy"
         What the scores are: the share of right labels, or R² of real targets.
     converged : bool
@@ -44,15 +46,16 @@ class Result:
     readout: str
     alpha: float | None
     valid_score: float
+    valid_loss: float = 0.0
     metric: str = "accuracy"
     converged: bool = True
     test_score: float | None = None
     test_interval: tuple[float, float] | None = None
 
     @property
-    def merit(self) -> tuple[float, float]:
-        """The rank by validation: of equal ones the larger penalty is preferred."""
-        return self.valid_score, self.alpha or 0.0
+    def merit(self) -> tuple[float, float, float]:
+        """The rank by validation: of equal ones the smaller loss is preferred, and then the larger penalty."""
+        return self.valid_score, -self.valid_loss, self.alpha or 0.0
 
     @property
     def name(self) -> str:
@@ -108,7 +111,8 @@ class Fit:
     raw : Result, optional
         The same sweep on the input itself; None where the prepared data is gone.
     p_value : float, optional
-        Of the best readout and the raw input doing equally well on the test rows.
+        Of the best readout and the raw input doing equally well on the test rows: McNemar's mid-p, of real targets a
+        paired bootstrap's.
     table : tuple of Result
         Every tried readout of the reservoir.
     curve : tuple of (int, float, float)

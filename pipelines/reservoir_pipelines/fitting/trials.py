@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Every setting of one readout on one source, and the model of the best (of equal ones the largest penalty)."""
+    """Every setting of one readout on one source, and the model of the best (of equal ones that of least loss)."""
 
     results: tuple[Result, ...]
     best: int
@@ -39,13 +39,14 @@ class Trial:
         return bool(ends) and self.result.valid_score > max(others)
 
 
-def trial_of(name: str, source: Source, swept: Sweep) -> Trial:
-    """Return the trial of a sweep over penalties."""
+def trial_of(name: str, columns: tuple[str, ...], swept: Sweep) -> Trial:
+    """Return the trial of a sweep over penalties of columns side by side."""
     metric = metric_name(swept.targets.classes)
-    found = zip(swept.path.alphas.tolist(), swept.accuracy.tolist(), swept.path.converged, strict=True)
+    fields = ("alpha", "valid_score", "valid_loss", "converged")
+    values = (swept.path.alphas, swept.accuracy, swept.loss, swept.path.converged)
     results = tuple(
-        Result(columns=source.columns, readout=name, alpha=a, valid_score=s, metric=metric, converged=bool(c))
-        for a, s, c in found
+        Result(columns=columns, readout=name, metric=metric, **dict(zip(fields, found, strict=True)))
+        for found in zip(*(value.tolist() for value in values), strict=True)
     )
     return Trial(results=results, best=swept.best, readout=swept.readout())
 

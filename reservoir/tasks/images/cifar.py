@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -94,6 +95,10 @@ class Cifar10(Source):
         images = x.ndim == 4 and x.shape[1:] == (32, 32, 3) and x.dtype == np.uint8
         x = self._tokens(x) if images else check_sequences(self.task, x)
         return x, full_lengths(x)
+
+    def pictures(self, x: np.ndarray) -> np.ndarray:
+        """Return images (rows, 32, 32, 3) of bytes, or (rows, 32, 32, 1) of grey."""
+        return joined(x, SIDE, SIDE // math.isqrt(x.shape[1])).astype(np.uint8)
 
     def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
         """Return one view of stored sequences (rows, tokens, dim) with these row numbers."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.images.idx import read_idx
-from reservoir.tasks.images.patches import image_split, patches
+from reservoir.tasks.images.patches import image_split, joined, patches
 from reservoir.tasks.rows import SHARES, held_out, stratified
 from reservoir.tasks.source import Piece, Source, check_sequences, find_file, full_lengths
 from reservoir.tasks.task import Scaling, Split, Task, Vectors
@@ -49,6 +49,10 @@ class Digits(Source):
         """Return images (rows, 8, 8) of values 0 to 16, or sequences (rows, 16, 4), as sequences."""
         x = patches(x, 2) if x.ndim == 3 and x.shape[1:] == (8, 8) else check_sequences(self.task, x)
         return x, full_lengths(x)
+
+    def pictures(self, x: np.ndarray) -> np.ndarray:
+        """Return images (rows, 8, 8) of values 0 to 255."""
+        return np.rint(joined(x, 8, 2)[..., 0] * (255 / 16)).astype(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,10 @@ class Mnist(Source):
         images = x.ndim == 3 and x.shape[1:] == (28, 28)
         x = patches(np.pad(x, ((0, 0), (2, 2), (2, 2))), 4) if images else check_sequences(self.task, x)
         return x, full_lengths(x)
+
+    def pictures(self, x: np.ndarray) -> np.ndarray:
+        """Return images (rows, 28, 28) of bytes, as published."""
+        return joined(x, 32, 4)[:, 2:30, 2:30, 0].astype(np.uint8)
 
     def _pair(self, part: str) -> tuple[Path, Path]:
         return self._find(f"{part}-images-idx3-ubyte"), self._find(f"{part}-labels-idx1-ubyte")

@@ -19,6 +19,7 @@ from reservoir.tasks.own.files import function_file, open_columns, source_files
 from reservoir.tasks.own.kinds import MOST_SYMBOLS, SAMPLE, Reading, read_integers
 from reservoir.tasks.own.labels import Labels, encode_labels, split_rows
 from reservoir.tasks.own.letters import UNKNOWN, alphabet_of, shown
+from reservoir.tasks.own.sounds import Sounds, names_sounds
 from reservoir.tasks.own.values import as_values, clean_symbols, standardisation
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
@@ -69,7 +70,8 @@ class OwnData(Source):
         """Return the files of a path; of a function, its module."""
         if FUNCTION.fullmatch(self.origin):
             return [function_file(self.origin)]
-        return source_files(Path(self.origin))
+        files = source_files(Path(self.origin))
+        return [*files, *self._columns.files] if names_sounds(files[0]) and isinstance(self._columns, Sounds) else files
 
     def pieces(self) -> list[Piece]:
         """Return stretches of rows."""
@@ -95,7 +97,7 @@ class OwnData(Source):
         """Return the standardisation by the training split, or None for symbols."""
         if self._symbols:
             return None
-        if not self.asked.standardise:
+        if not self.asked.standardise or self.asked.waveform:
             return Scaling.uniform(1.0, self._channels)
         found = standardisation(self._training_values())
         if self.asked.missing == "mask":  # what says where a value is missing stays 0 and 1

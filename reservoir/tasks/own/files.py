@@ -22,13 +22,14 @@ from reservoir.tasks.own.npz import Npz
 from reservoir.tasks.own.parquet import read_parquet
 from reservoir.tasks.own.roles import Sorting
 from reservoir.tasks.own.series import is_bare, read_series, split_files
+from reservoir.tasks.own.sounds import SUFFIX, Sounds, folder_arrays, named_sounds, sound_files
 from reservoir.tasks.own.tables import read_csv, read_jsonl
 
 ARRAYS = {".npz": Npz, ".h5": Hdf5, ".hdf5": Hdf5}
 TABLES = {".csv": read_csv, ".tsv": read_csv, ".jsonl": read_jsonl, ".parquet": read_parquet}
 FASTA = (".fasta", ".fa", ".faa", ".fna")
 SERIES = (".ts",)
-SUFFIXES = (*ARRAYS, *TABLES, *FASTA, *SERIES)
+SUFFIXES = (*ARRAYS, *TABLES, *FASTA, *SERIES, SUFFIX)
 
 
 def open_columns(origin: str, asked: OwnDataOptions, parameters: Mapping[str, Any] | None = None) -> Columns:
@@ -41,6 +42,12 @@ def open_columns(origin: str, asked: OwnDataOptions, parameters: Mapping[str, An
         _refuse_columns(origin, asked, "a function yields no columns")
         return read_function(origin)
     published = split_files(path) if parameters is None else {}
+    sounds = sound_files(path) if not published else []
+    if sounds:
+        if parameters is None:
+            _refuse_columns(origin, asked, "sounds have the folder that they are in as their label")
+        arrays = folder_arrays(path, sounds, labelled=parameters is None)
+        return Sounds(sounds, arrays, asked.rate, waveform=asked.waveform)
     if not published:
         check_file(path)
     if published or path.suffix in SERIES or (is_bare(path) and not asked.label):
@@ -52,7 +59,8 @@ def open_columns(origin: str, asked: OwnDataOptions, parameters: Mapping[str, An
             _refuse_columns(origin, asked, "it holds arrays by the names x, y, lengths, split, groups and ids")
         return _with_letters(origin, ARRAYS[path.suffix](path))
     if path.suffix in TABLES:
-        return Sorting(path, TABLES[path.suffix](path), asked, parameters).arrays_of_table()
+        columns = Sorting(path, TABLES[path.suffix](path), asked, parameters).arrays_of_table()
+        return _with_sounds(path, columns, asked) or columns
     if path.suffix in FASTA:
         if parameters is None:
             _refuse_columns(origin, replace(asked, label=None), "FASTA has headers, in which --label finds the label")
@@ -61,8 +69,8 @@ def open_columns(origin: str, asked: OwnDataOptions, parameters: Mapping[str, An
 
 
 def source_files(path: Path) -> list[Path]:
-    """Return the files that are read of a path: the file itself, or both of a published split."""
-    files = list(split_files(path).values())
+    """Return the files that are read of a path: the file itself, both of a published split, or a folder's sounds."""
+    files = list(split_files(path).values()) or sound_files(path)
     if not files:
         check_file(path)
     return files or [path]
@@ -90,6 +98,18 @@ def _fasta(path: Path, asked: OwnDataOptions, parameters: Mapping[str, Any] | No
     columns.notes += [note] if note else []
     columns.found.clear()
     return columns
+
+
+def _with_sounds(path: Path, columns: Columns, asked: OwnDataOptions) -> Columns | None:
+    """Return the sounds that a table names, beside its other columns; None of a table of other things."""
+    files = named_sounds(path, columns)
+    if not files:
+        return None
+    rows = len(files)
+    arrays = {name: columns.read(name, 0, rows) for name in columns.shapes if name not in {"x", "lengths"}}
+    sounds = Sounds(files, arrays, asked.rate, waveform=asked.waveform)
+    sounds.notes, sounds.found = [*columns.notes, *sounds.notes], columns.found
+    return sounds
 
 
 def _with_letters(origin: str, columns: Columns) -> Columns:

@@ -1,0 +1,95 @@
+"""The choice of columns and penalty, as `fit` chooses: what the classifier and the regressor share."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.model_selection import BaseCrossValidator
+from sklearn.utils.validation import column_or_1d
+
+from reservoir.features import column_shapes
+from reservoir.readouts import LinearReadout, Targets, cross_sweep, deal_folds, parse_alphas
+from reservoir.readouts.estimators import fold_numbers, present
+from reservoir_pipelines.estimators.reservoir_estimator import ReservoirEstimator
+from reservoir_pipelines.estimators.sequences import Rows
+from reservoir_pipelines.fitting.engines import AUTO_FOLDS, RIDGE_ALPHAS, repeats_of
+from reservoir_pipelines.fitting.pool import joined_columns, known_columns
+from reservoir_pipelines.fitting.raw import RAW
+from reservoir_pipelines.fitting.trials import Trial, trial_of, widened_trial
+
+
+class ReservoirPredictor(ReservoirEstimator):
+    """What `ReservoirClassifier` and `ReservoirRegressor` share; their parameters are described there."""
+
+    readout_: LinearReadout
+    column_: str
+    alphas: npt.ArrayLike | None
+    cv: int | BaseCrossValidator | None
+
+    def _choose(
+        self,
+        rows: Rows,
+        y: np.ndarray,
+        targets: Targets,
+        weights: np.ndarray | None,
+        groups: npt.ArrayLike | None,
+    ) -> None:
+        """Fit every column and penalty to labels (n, outputs) and keep the best: of equal ones the largest penalty."""
+        features, folds = self._features(rows), self._deals(rows.x, y, groups, classifier=targets.classes > 0)
+        trials = []
+        for name in self._candidates(len(rows.x)):
+            block = features(name), y, folds
+            trials.append(self._trial(name, block if weights is None else present(*block, weights), targets))
+        best = max(trials, key=lambda trial: trial.result.merit)
+        assert isinstance(best.readout, LinearReadout)
+        self.column_, self.alpha_, self.best_score_ = best.result.name, best.result.alpha, best.result.valid_score
+        self.readout_ = best.readout
+        found = [result for trial in trials for result in trial.results]
+        self.cv_results_ = {
+            "column": np.array([result.name for result in found], object),
+            "alpha": np.array([result.alpha for result in found]),
+            "score": np.array([result.valid_score for result in found]),
+        }
+
+    def _candidates(self, rows: int) -> list[str]:
+        """Return the columns to try, as `fit` tries those of an entry, and the raw input."""
+        shapes = column_shapes(self._task, self._model().fpt.backbone.width, self.columns_)
+        widths = {column: tokens * width for column, (tokens, width) in shapes.items()}
+        known = known_columns(self._task, [*self.columns_, RAW], rows)
+        tried = known or [*self.columns_, *joined_columns(widths, rows, raw=True)]
+        return list(dict.fromkeys([*tried, RAW]))
+
+    def _deals(self, x: np.ndarray, y: np.ndarray, groups: npt.ArrayLike | None, *, classifier: bool) -> np.ndarray:
+        """Return the fold of each sample in each deal, (n, deals)."""
+        group = None if groups is None else column_or_1d(groups)
+        labels = y[:, 0] if classifier else None
+        if self.cv is not None and (group is None or not isinstance(self.cv, int)):
+            return fold_numbers(self.cv, x, y if labels is None else labels, group, classifier=classifier)[:, None]
+        units = len(x) if group is None else len(np.unique(group))
+        if units < 2:
+            what = "n_samples = 1" if group is None else "groups holds 1 group"
+            raise ValueError(f"{what}; give at least two, to choose by those that are held out")
+        folds, deals = (min(AUTO_FOLDS, units), repeats_of(len(x))) if self.cv is None else (self.cv, 1)
+        dealt = [deal_folds(len(x), int(folds), labels=labels, groups=group, repeat=n) for n in range(deals)]
+        return np.stack(dealt, axis=1)
+
+    def _trial(self, name: str, block: tuple[np.ndarray, ...], targets: Targets) -> Trial:
+        """Sweep one column, or several side by side; an end of the penalties that does best carries them on."""
+        deals: dict[str, Any] = {"folds": int(block[2].max()) + 1, "repeats": block[2].shape[1]}
+        swept = partial(cross_sweep, [block], targets, **deals)
+        given = parse_alphas(RIDGE_ALPHAS) if self.alphas is None else np.asarray(self.alphas, np.float64)
+        columns = tuple(name.split("+"))
+        return widened_trial(lambda alphas: trial_of("ridge", columns, swept(alphas)), given, self.alphas is None)
+
+    def _scores(self, x: npt.ArrayLike) -> np.ndarray:
+        """Return the scores (n, targets) of new sequences."""
+        read = self._read(x)
+        return self.readout_.scores(read)
+
+    def _read(self, x: npt.ArrayLike) -> np.ndarray:
+        """Return what the readout sees of new sequences, (n, width)."""
+        rows = self._rows(x)
+        return self._features(rows)(self.column_)

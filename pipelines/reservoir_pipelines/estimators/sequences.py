@@ -1,0 +1,115 @@
+"""Sequences as scikit-learn's users give them, an array or a list of arrays of unequal length, as padded rows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from reservoir.tasks import read_integers
+from reservoir.tasks.task import Scaling, Task, Tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Sequences as a frozen map takes them, zeros behind each one's end.
+
+    ``x`` is (rows, values, channels) of float32 or (rows, tokens) of int64, ``lengths`` (rows,) of int32.
+    """
+
+    x: np.ndarray
+    lengths: np.ndarray
+
+    @property
+    def real(self) -> np.ndarray:
+        """Which places belong to a sequence, (rows, values)."""
+        return np.arange(self.x.shape[1]) < self.lengths[:, None]
+
+    def scaled(self, scaling: Scaling) -> Rows:
+        """Return values on another scale."""
+        return Rows(np.where(self.real[:, :, None], scaling(self.x), np.float32(0)), self.lengths)
+
+
+def is_list(x: Any) -> bool:
+    """Whether X is a list of sequences, each an array of its own, or of unequal length."""
+    if isinstance(x, np.ndarray):
+        return x.dtype == object and x.ndim == 1 and bool(len(x)) and isinstance(x[0], np.ndarray | list | tuple)
+    if not isinstance(x, list | tuple) or not len(x) or not all(hasattr(item, "__len__") for item in x):
+        return False
+    return isinstance(x[0], np.ndarray) or len({len(item) for item in x}) > 1
+
+
+def padded(x: Sequence[Any], longest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return sequences as one array, zeros behind each one's end, and their lengths; none may exceed ``longest``."""
+    items = [np.asarray(item) for item in x]
+    for row, item in enumerate(items):
+        if not item.size or item.ndim > 2 or item.shape[1:] != items[0].shape[1:] or item.dtype.kind not in "biuf":
+            raise ValueError(
+                f"X[{row}] has the shape {item.shape} and type {item.dtype}; give (values,) or (values, channels) of "
+                "numbers, all with the same channels"
+            )
+    lengths = np.array([len(item) for item in items], np.int32)
+    most = int(lengths.max()) if longest is None else longest
+    if (lengths > most).any():
+        row = int(np.argmax(lengths > most))
+        raise ValueError(f"X[{row}] has {lengths[row]} values; the longest that this was fitted on has {most}")
+    out = np.zeros((len(items), most, *items[0].shape[1:]), np.result_type(*items))
+    for row, item in enumerate(items):
+        out[row, : len(item)] = item
+    return out, lengths
+
+
+def read_vocabulary(x: np.ndarray, lengths: np.ndarray) -> int | None:
+    """Return how many symbols X holds, None for values; of integers by the rule of files, which is told."""
+    if x.ndim != 2 or x.dtype.kind not in "ui":
+        return None
+    reading = read_integers(x, lengths)
+    vocabulary = int(x.max()) + 1 if reading.names else None
+    what, other = (f"{vocabulary:,} symbols", "give floats") if vocabulary else ("values", "give a vocabulary")
+    warnings.warn(f"X read as {what} ({reading.why}; else {other})", stacklevel=5)
+    return vocabulary
+
+
+def as_rows(x: np.ndarray, lengths: np.ndarray, vocabulary: int | None) -> Rows:
+    """Return checked X as rows; a ValueError says which shape is wanted, or names the first symbol that is none."""
+    if x.ndim > 3 or (vocabulary is not None and x.ndim > 2):
+        want = "(rows, values) or (rows, values, channels)" if vocabulary is None else "(rows, tokens)"
+        raise ValueError(f"X has the shape {x.shape}; give {want}")
+    if vocabulary is not None:
+        return Rows(_symbols(x, vocabulary), lengths)
+    with np.errstate(over="ignore"):
+        values = np.array(x, np.float32).reshape(*x.shape[:2], -1)
+    if not np.isfinite(values).all():
+        raise ValueError("X holds values beyond the range of float32; scale it")
+    return Rows(values, lengths)
+
+
+def scaling_of(rows: Rows, task: Task, weights: np.ndarray | None, *, standardise: bool) -> Scaling | None:
+    """Return the scale of each channel, by all values of rows, weighted (n,) if not all once; None for symbols.
+
+    As of files (`reservoir.tasks.own`), a channel that does not vary is only shifted.
+    """
+    if isinstance(task.form, Tokens):
+        return None
+    if not standardise:
+        return Scaling.uniform(1.0, task.form.dim)
+    tokens = rows.x[rows.real].astype(np.float64)
+    counted = np.repeat(np.ones(len(rows.x)) if weights is None else weights, rows.lengths)
+    mean = np.average(tokens, axis=0, weights=counted)
+    deviation = np.sqrt(np.average(np.square(tokens - mean), axis=0, weights=counted))
+    still = deviation <= 1e-12 * np.maximum(np.abs(mean), 1e-300)
+    return Scaling(offset=mean.astype(np.float32), scale=(1 / np.where(still, 1, deviation)).astype(np.float32))
+
+
+def _symbols(x: np.ndarray, vocabulary: int) -> np.ndarray:
+    """Return symbols as int64; a ValueError names the first value that is none."""
+    wrong = (x < 0) | (x >= vocabulary) | (x != np.floor(x))
+    if wrong.any():
+        row, token = np.argwhere(wrong)[0]
+        raise ValueError(
+            f"X[{row}, {token}] is {x[row, token]}, no symbol from 0 to {vocabulary - 1}; give a larger vocabulary"
+        )
+    return np.array(x, np.int64)

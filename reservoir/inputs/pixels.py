@@ -1,0 +1,127 @@
+"""Pictures as a vision model reads them: prepared by its own processor, cut into patches behind a class token."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from reservoir.backbones import Backbone
+from reservoir.backbones.hub import offline
+from reservoir.backbones.names import first_line, quiet
+from reservoir.errors import InputError
+from reservoir.tasks.images.patches import patches
+from reservoir.tasks.task import Vectors
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Pictures = Callable[[np.ndarray], Iterable["Image"]]
+"""From stored sequences of a task to RGB images."""
+
+BLANKS = ((97, 61), (50, 120))
+"""Sizes of two pictures that tell whether a processor gives all pictures one size."""
+
+
+class PatchInput(nn.Module):
+    """The class token of a vision model, and its convolution over patches that lie flat, channels fastest."""
+
+    def __init__(self, embeddings: Any) -> None:
+        super().__init__()
+        self.cls_token, self.projection = embeddings.cls_token, embeddings.patch_embeddings.projection
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, patches, values) to (batch, 1 + patches, width)."""
+        embedded = linear(x, self.projection.weight.permute(0, 2, 3, 1).flatten(1), self.projection.bias)
+        return torch.cat([self.cls_token.expand(len(x), -1, -1), embedded], dim=1)
+
+
+class PixelReader:
+    """From stored pictures to the patches that a model reads."""
+
+    kind, has_cls = "processor", True
+
+    def __init__(self, processor: Any, config: Any, pictures: Pictures) -> None:
+        from PIL import Image
+
+        self._processor, self._pictures = processor, pictures
+        sizes = {self._pixels([Image.new("RGB", size)]).shape[1:3] for size in BLANKS}
+        if len(sizes) > 1:
+            raise InputError(
+                "its processor gives pictures of several sizes; set a size with height and width, or a crop, in its "
+                "preprocessor_config.json"
+            )
+        self._patch = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
+        self.height, self.width = (side // self._patch * self._patch for side in sizes.pop())
+        self.max_tokens = self.row_tokens = 1 + self.height * self.width // self._patch**2
+        self.form = Vectors(self._patch**2 * config.num_channels)
+        self.digest = _digest(processor)
+
+    @property
+    def said(self) -> str:
+        """What reads the data, in words."""
+        made = f"{self.width}x{self.height} pixels, a class token and {self.max_tokens - 1:,} patches"
+        return f"the model's own processor, as {made}"
+
+    def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return patches (rows, patches, values), and the tokens of each picture, the class token among them."""
+        found = self._pixels(list(self._pictures(x)))[:, : self.height, : self.width]
+        return patches(found, self._patch), np.full(len(found), self.max_tokens, np.int32)
+
+    def note(self) -> str:
+        """Return nothing: no picture is cut."""
+        return ""
+
+    def _pixels(self, images: list[Image]) -> np.ndarray:
+        """Return what the processor makes of pictures, (rows, height, width, channels) of float32."""
+        found = self._processor(images, return_tensors="np")["pixel_values"]
+        return np.asarray(found, np.float32).transpose(0, 2, 3, 1)
+
+
+def open_pixels(name: str, backbone: Backbone, door: Any, pictures: Pictures) -> tuple[PixelReader, nn.Module]:
+    """Return the reader of a vision model and what embeds its patches; its own positions go into the backbone."""
+    check_pillow()
+    try:
+        reader = PixelReader(_read_processor(name), backbone.config, pictures)
+    except Exception as error:  # transformers and a broken configuration raise all kinds
+        raise InputError(
+            f"backbone {name!r}: its preprocessor_config.json is not usable ({first_line(error)}); mend it, or take "
+            "--input orthogonal"
+        ) from error
+    with torch.no_grad():
+        tokens = torch.zeros(1, reader.max_tokens, backbone.width)
+        positions = door.interpolate_pos_encoding(tokens, reader.height, reader.width)[0]
+    backbone.set_positions("embeddings.position_embeddings", positions)
+    return reader, PatchInput(door)
+
+
+def check_pillow() -> None:
+    """Refuse pictures where the package that reads them is not there."""
+    try:
+        import PIL  # noqa: F401
+    except ImportError:
+        raise InputError("pictures need a package: pip install pillow") from None
+
+
+def _read_processor(name: str) -> Any:
+    from transformers import AutoImageProcessor
+
+    quiet()
+    if Path(name).is_dir() and not (Path(name) / "preprocessor_config.json").is_file():
+        raise InputError("there is none")
+    return AutoImageProcessor.from_pretrained(
+        name, backend="pil", trust_remote_code=False, local_files_only=offline(name)
+    )
+
+
+def _digest(processor: Any) -> str:
+    """Return the SHA-256 of all that decides which values a picture becomes."""
+    settings = {name: value for name, value in processor.to_dict().items() if not name.startswith("_")}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,148 @@
+"""The estimators beside the command line on the same rows, weights beside repeated rows, and features as a matrix."""
+
+import numpy as np
+import pytest
+from reservoir_pipelines import ReservoirClassifier, ReservoirRegressor, ReservoirTransformer, extract, fit, predict
+from sklearn.compose import ColumnTransformer
+from sklearn.linear_model import RidgeClassifier
+from sklearn.model_selection import GroupKFold, cross_val_score
+from sklearn.pipeline import make_pipeline
+
+TRAIN, FITTED = 50, 70
+
+
+def series(rows=90, values=40):
+    """Return series of one mean and deviation each, of which any rows give the same scale, and their classes."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, rows)
+    phase = rng.uniform(0, 6, (rows, 1))
+    x = np.sin(np.arange(values) / (1 + y[:, None]) + phase) + rng.normal(0, 0.6, (rows, values))
+    return 5 + 3 * (x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True), np.array(["a", "b", "c"])[y]
+
+
+def letters(rows=90):
+    x = np.random.default_rng(1).integers(0, 4, (rows, 14))
+    return x, np.where((x[:, 1:] == x[:, :-1]).sum(axis=1) > 3, "many", "few")
+
+
+def ragged(rows=90):
+    x, y = series(rows)
+    ends = np.random.default_rng(2).integers(20, 41, rows)
+    return [row[:end] for row, end in zip(x, ends, strict=True)], y, ends
+
+
+@pytest.fixture
+def by_command(tmp_path, cache, tiny_gpt2):
+    """Return what extract and fit find for arrays in a file, and the probabilities (or values) of its test rows."""
+
+    def run(standardise=True, **arrays):
+        rows = len(arrays["y"])
+        names = np.repeat(["train", "valid", "test"], [TRAIN, FITTED - TRAIN, rows - FITTED])
+        np.savez(tmp_path / "d.npz", split=names, **arrays)
+        options = {"backbone": str(tiny_gpt2), "compute": "float32", "standardise": standardise}
+        found = fit(extract(str(tmp_path / "d.npz"), **options))
+        said = list(predict(found.saved, tmp_path / "d.npz"))[FITTED:]
+        return found, np.array([one.probabilities or one.label for one in said])
+
+    return run
+
+
+def same(model, found, said, expected):
+    assert (model.column_, model.best_score_) == (found.best.name, pytest.approx(found.best.valid_score))
+    assert model.alpha_ == pytest.approx(found.best.alpha)
+    np.testing.assert_allclose(said, expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", [series, letters])
+def test_line_2_a_classifier_to_which_nothing_is_said_is_extract_and_fit(kind, by_command, tiny_gpt2, recwarn):
+    x, y = kind()
+    found, expected = by_command(x=x, y=y)
+    model = ReservoirClassifier(backbone=str(tiny_gpt2), compute="float32").fit(x[:FITTED], y[:FITTED])
+    assert "+" in model.column_
+    same(model, found, model.predict_proba(x[FITTED:]), expected)
+
+
+def test_line_2_a_regressor_to_which_nothing_is_said_is_extract_and_fit(by_command, tiny_gpt2):
+    x, y = series()
+    y = np.abs(np.diff(x)).mean(axis=1) + np.unique(y, return_inverse=True)[1]
+    found, expected = by_command(x=x, y=y)
+    model = ReservoirRegressor(backbone=str(tiny_gpt2), compute="float32").fit(x[:FITTED], y[:FITTED])
+    same(model, found, model.predict(x[FITTED:]), expected)
+
+
+def test_line_2_sequences_of_unequal_length_are_a_list_of_arrays(by_command, tiny_gpt2):
+    x, y, ends = ragged()
+    padded = np.stack([np.pad(row, (0, 40 - len(row)), constant_values=99) for row in x])
+    options = {"compute": "float32", "backbone": str(tiny_gpt2)}
+    model = ReservoirClassifier(standardise=False, **options).fit(x[:FITTED], y[:FITTED])
+    found, expected = by_command(x=padded, y=y, lengths=ends, standardise=False)
+    same(model, found, model.predict_proba(x[FITTED:]), expected)
+    scaled = ReservoirClassifier(**options).fit(x[:FITTED], y[:FITTED])
+    values = np.concatenate(x[:FITTED])
+    by_hand = [(row - values.mean()) / values.std() for row in x]
+    model.fit(by_hand[:FITTED], y[:FITTED])
+    np.testing.assert_allclose(model.predict_proba(by_hand[FITTED:]), scaled.predict_proba(x[FITTED:]), atol=1e-3)
+    assert scaled.score(x[FITTED:], y[FITTED:]) > 0.5
+    with pytest.raises(ValueError, match=r"X\[1\] has 41 values; the longest that this was fitted on has 40"):
+        model.predict([x[0], np.zeros(41)])
+    with pytest.raises(ValueError, match=r"X\[1\] has the shape \(0,\)"):
+        model.predict([x[0], np.zeros(0)])
+
+
+def test_lists_go_through_cross_validation_and_objects_are_lists(tiny_gpt2):
+    x, y, _ = ragged(40)
+    model = ReservoirClassifier(backbone=str(tiny_gpt2), pool="std", cv=3)
+    assert cross_val_score(model, x, y, cv=2).shape == (2,)
+    one, other = model.fit(x, y).predict_proba(x), model.fit(np.array(x, object), y).predict_proba(np.array(x, object))
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("kind", [ReservoirClassifier, ReservoirRegressor])
+def test_line_2_a_sample_of_weight_2_is_one_that_is_given_twice(kind, tiny_gpt2):
+    x, y = series(40)
+    if kind is ReservoirRegressor:
+        y = np.abs(np.diff(x)).mean(axis=1)
+    times = np.random.default_rng(3).integers(0, 3, 40)
+    number = np.repeat(np.arange(40), times)
+    thirds = [(np.flatnonzero(np.arange(40) % 3 != k), np.flatnonzero(np.arange(40) % 3 == k)) for k in range(3)]
+    again = [tuple(np.flatnonzero(np.isin(number, part)) for part in fold) for fold in thirds]
+    settings = {"backbone": str(tiny_gpt2), "pool": "std,max"}
+    weighted = kind(cv=thirds, **settings).fit(x, y, sample_weight=times)
+    repeated = kind(cv=again, **settings).fit(x[number], y[number])
+    np.testing.assert_allclose(weighted.cv_results_["score"], repeated.cv_results_["score"], atol=1e-6)
+    said = "predict_proba" if kind is ReservoirClassifier else "predict"
+    np.testing.assert_allclose(getattr(weighted, said)(x), getattr(repeated, said)(x), rtol=1e-5)
+
+
+def test_groups_are_held_out_together(tiny_gpt2):
+    x, y = series(60)
+    subject = np.arange(60) // 6
+    model = ReservoirClassifier(backbone=str(tiny_gpt2), pool="std")
+    by_subject = model.fit(x, y, groups=subject)
+    folds = by_subject._deals(x, np.unique(y, return_inverse=True)[1][:, None], subject, classifier=True)
+    assert folds.shape == (60, 5)
+    assert all(len(np.unique(folds[subject == s, deal])) == 1 for s in range(10) for deal in range(5))
+    model.set_params(cv=GroupKFold(3)).fit(x, y, groups=subject)
+    with pytest.raises(ValueError, match="groups holds 1 group"):
+        model.set_params(cv=None).fit(x, y, groups=np.zeros(60))
+
+
+def test_line_2_the_transformer_gives_what_extract_keeps(tmp_path, cache, tiny_gpt2):
+    x, y = series()
+    np.savez(tmp_path / "d.npz", x=x, y=y, split=np.repeat(["train", "valid", "test"], [50, 20, 20]))
+    kept = extract(str(tmp_path / "d.npz"), backbone=str(tiny_gpt2), compute="float32")
+    model = ReservoirTransformer(backbone=str(tiny_gpt2), compute="float32").fit(x[:50])
+    assert tuple(model.columns_) == kept.columns
+    expected = np.concatenate([kept["test"][column].reshape(20, -1) for column in kept.columns], axis=1)
+    found = model.transform(x[70:])
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    names = model.get_feature_names_out()
+    assert (len(names), names[0], names[-1]) == (found.shape[1], "embed/quantiles9/0", "block01/segments8/127")
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(x, columns=[f"t{i}" for i in range(40)]).assign(age=1.5)
+    plain = ReservoirTransformer(backbone=str(tiny_gpt2), compute="float32")
+    both = ColumnTransformer([("series", plain, slice(0, 40)), ("rest", "passthrough", ["age"])])
+    table = both.set_output(transform="pandas").fit(frame[:50]).transform(frame[70:])
+    assert list(table.columns[[0, -1]]) == ["series__embed/quantiles9/0", "rest__age"]
+    np.testing.assert_allclose(table.to_numpy()[:, :-1], found, atol=1e-4)
+    assert make_pipeline(plain, RidgeClassifier()).fit(x[:70], y[:70]).score(x[70:], y[70:]) > 0.5

@@ -1,0 +1,186 @@
+"""Sounds from wav files: samples beside scipy's, frames of a spectrum, folders and tables, and headers that lie."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+from scipy.io import wavfile
+
+from reservoir.errors import InputError
+from reservoir.tasks import Vectors, read_new, task_named
+from reservoir.tasks.own.wav import BANDS, frame_count, mel_frames, read_header, read_samples
+
+RATE = 16_000
+TONE = np.sin(2 * np.pi * 1000 * np.arange(RATE // 4) / RATE)
+SCIPYS = Path(scipy.io.__file__).parent / "tests" / "data"
+
+
+def write(path, samples=TONE, rate=RATE, kind=np.int16):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = np.issubdtype(kind, np.integer)
+    top = np.iinfo(kind).max if whole else 1
+    wavfile.write(path, rate, (samples * top).astype(kind))
+    return path
+
+
+def samples_of(path, rate=RATE):
+    return read_samples(read_header(path), rate)
+
+
+@pytest.mark.parametrize("kind", [np.int16, np.int32, np.float32, np.float64])
+def test_samples_are_scipys(tmp_path, kind):
+    path = write(tmp_path / "a.wav", np.stack([TONE, TONE / 3], axis=1), kind=kind)
+    read = wavfile.read(path)[1].astype(np.float64)
+    expected = read.mean(axis=1) / (2.0 ** (8 * np.dtype(kind).itemsize - 1) if np.issubdtype(kind, np.integer) else 1)
+    assert np.allclose(samples_of(path), expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("bits", [8, 24])
+def test_samples_of_8_and_24_bits(tmp_path, bits):
+    whole = np.array([-(2 ** (bits - 1)), -5, 0, 7, 2 ** (bits - 1) - 1])
+    raw = (
+        (whole + 128).astype("u1").tobytes()
+        if bits == 8
+        else b"".join(int(n).to_bytes(3, "little", signed=True) for n in whole)
+    )
+    path = tmp_path / "a.wav"
+    path.write_bytes(header(len(raw), bits=bits, rate=RATE) + raw)
+    assert np.allclose(samples_of(path), whole / 2 ** (bits - 1), atol=1e-7)
+
+
+@pytest.mark.parametrize("path", sorted(SCIPYS.glob("*.wav")), ids=lambda path: path.stem)
+@pytest.mark.filterwarnings("ignore")
+def test_scipys_own_files_are_read_alike_or_refused(path):
+    try:
+        found = read_header(path)
+    except InputError as error:
+        assert "\n" not in str(error)
+        return
+    rate, samples = wavfile.read(path)
+    shaped = samples.reshape(len(samples), -1).astype(np.float64)
+    if samples.dtype.kind in "iu":
+        shaped = (shaped - (128 if samples.dtype == np.uint8 else 0)) / 2.0 ** (8 * samples.dtype.itemsize - 1)
+    assert np.allclose(read_samples(found, rate), shaped.mean(axis=1), atol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [8_000, 11_025, 44_100, 48_000])
+def test_another_rate_keeps_the_tone_and_the_time(tmp_path, rate):
+    tone = 0.5 * np.sin(2 * np.pi * 1000 * np.arange(rate // 4) / rate)
+    path = write(tmp_path / "a.wav", tone, rate, np.float32)
+    found = samples_of(path)
+    assert len(found) == read_header(path).count(RATE) and abs(len(found) - len(TONE)) <= 1
+    middle = slice(400, 3600)
+    assert np.abs(found[middle] - 0.5 * TONE[: len(found)][middle]).max() < 0.01
+
+
+def test_a_tone_is_in_its_band_and_each_frame_is_its_own():
+    frames = mel_frames(TONE.astype(np.float32), RATE)
+    assert frames.shape == (frame_count(len(TONE), RATE), BANDS) == (23, 40)
+    edges = np.expm1(np.linspace(np.log1p(20 / 700), np.log1p(8000 / 700), BANDS + 2)) * 700
+    assert np.abs(edges[1 + int(frames[0].argmax())] - 1000) < 60
+    assert np.array_equal(mel_frames(TONE[: 160 * 5 + 400].astype(np.float32), RATE), frames[:6])
+    assert mel_frames(TONE[:10], RATE).shape == (1, 40) and np.isfinite(mel_frames(np.zeros(999), RATE)).all()
+
+
+def make_folder(folder, splits=("",)):
+    for split in splits:
+        for n in range(10):
+            write(folder / split / "high" / f"{n}.wav", TONE[: 1000 + 160 * n])
+            write(folder / split / "low" / f"{n}.WAV", np.sin(np.arange(2000) / 50))
+    return folder
+
+
+def test_a_folder_has_a_class_per_folder(tmp_path):
+    source = task_named(str(make_folder(tmp_path / "calls")))
+    assert source.task.labels == ("high", "low") and source.task.form == Vectors(BANDS)
+    assert len(source.files()) == 20 and "16,000 Hz" in source.notes()[0]
+    parts = [source.read(piece) for piece in source.pieces()]
+    train = parts[0]["train"]
+    assert len(train) == 12 and source.task.max_tokens == frame_count(2440, RATE) >= train.lengths.max()
+    x, lengths, ids, y = read_new(tmp_path / "calls", source.task)
+    assert ids[0] == "high/0.wav" and y[0] == "high" and x.shape == (20, 13, 40) and lengths[0] == 4
+    x, _, ids, y = read_new(tmp_path / "calls" / "high" / "3.wav", source.task)
+    assert (
+        ids == ["3.wav"]
+        and y is None
+        and np.array_equal(x[0], mel_frames(samples_of(tmp_path / "calls/high/3.wav"), RATE))
+    )
+
+
+def test_folders_of_splits_are_obeyed(tmp_path):
+    source = task_named(str(make_folder(tmp_path / "calls", ("train", "test"))))
+    parts = source.read(source.pieces()[0])
+    assert {name: len(rows) for name, rows in parts.items()} == {"train": 18, "valid": 2, "test": 20}
+
+
+def test_a_table_of_paths_with_samples_as_they_are(tmp_path):
+    make_folder(tmp_path / "calls")
+    rows = [f"calls/{kind}/{n}.{end},{n},{kind}" for kind, end in (("high", "wav"), ("low", "WAV")) for n in range(10)]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(["file,speaker,label", *rows]) + "\n")
+    source = task_named(str(table), group="speaker", waveform=True, rate=8000)
+    x = np.concatenate([part.x for piece in source.pieces() for part in source.read(piece).values()])
+    assert source.task.form == Vectors(1) and x.shape == (20, 1220, 1) and source.task.labels == ("high", "low")
+    assert len(source.files()) == 21 and source.scaling()(x[:1]).tolist() == x[:1].tolist()
+    x, lengths, _, y = read_new(table, source.task)
+    assert (
+        lengths[9] == 1220
+        and y[9] == "high"
+        and np.array_equal(x[9, :, 0], samples_of(tmp_path / "calls/high/9.wav", 8000))
+    )
+    table.write_text("file,label\ncalls/high/0.wav,a\ncalls/none.wav,b\n" * 1)
+    with pytest.raises(InputError, match=r"none\.wav: not readable"):
+        task_named(str(table)).task  # noqa: B018
+
+
+def header(claimed, kind=1, channels=1, rate=RATE, bits=16, align=None):
+    align = channels * bits // 8 if align is None else align
+    form = struct.pack("<HHIIHH", kind, channels, rate, rate * align, align, bits)
+    return (
+        b"RIFF"
+        + struct.pack("<I", 36 + claimed)
+        + b"WAVEfmt "
+        + struct.pack("<I", 16)
+        + form
+        + b"data"
+        + struct.pack("<I", claimed)
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (header(2**32 - 40) + b"\0" * 100, "claims 4294967256 bytes of samples, the file has 100"),
+        (header(100, channels=0) + b"\0" * 100, "0 channels"),
+        (header(100, align=7) + b"\0" * 100, "7 bytes"),
+        (header(100, rate=0) + b"\0" * 100, "0 Hz"),
+        (header(100, rate=10**6) + b"\0" * 100, "1000000 Hz"),
+        (header(100, kind=85) + b"\0" * 100, "format 85 of 16 bits"),
+        (header(100, bits=20) + b"\0" * 100, "format 1 of 20 bits"),
+        (header(0), "no samples"),
+        (header(1) + b"\0", "no samples"),
+        (header(100)[:30], "ends inside its header"),
+        (b"", "no WAV file"),
+        (b"\0" * 5000, "no WAV file"),
+        (b"RIFF" + b"\xff" * 4 + b"WAVE" + b"junk" + struct.pack("<I", 2**32 - 2), "ends inside its header"),
+        (header(8, kind=3, bits=32) + struct.pack("<ff", 0.5, float("nan")), "sample 1 is not finite"),
+    ],
+)
+def test_a_wav_that_lies_is_one_line(tmp_path, content, said):
+    path = tmp_path / "calls" / "bad" / "a.wav"
+    write(tmp_path / "calls" / "good" / "b.wav", TONE[:1000])
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=said) as refused:
+        source = task_named(str(tmp_path / "calls"))
+        source.read(source.pieces()[0])
+    assert "\n" not in str(refused.value) and "a.wav" in str(refused.value)
+
+
+def test_sounds_outside_of_a_folder_of_their_class_are_named(tmp_path):
+    make_folder(tmp_path / "calls")
+    write(tmp_path / "calls" / "stray.wav")
+    with pytest.raises(InputError, match=r"stray\.wav is in no folder of a class"):
+        task_named(str(tmp_path / "calls")).task  # noqa: B018
