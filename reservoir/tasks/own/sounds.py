@@ -75,7 +75,9 @@ def holds_samples(task: Task) -> bool:
 
 def folder_arrays(folder: Path, files: Sequence[Path], *, labelled: bool) -> dict[str, np.ndarray]:
     """Return labels by the folders of files, splits by those above, where they are called so, and names."""
-    inside = [file.relative_to(folder).parts if folder != file else (file.name,) for file in files]
+    inside: list[tuple[str, ...]] = [
+        file.relative_to(folder).parts if folder != file else (file.name,) for file in files
+    ]
     arrays = {"ids": np.array(["/".join(parts) for parts in inside])}
     split = all(len(parts) == 3 and parts[0] in SPLITS for parts in inside)
     if split:
