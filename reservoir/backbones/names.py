@@ -33,7 +33,7 @@ FAMILIES: dict[str, Family] = {
 
 KNOWN: dict[str, Callable[[], Any]] = {
     name: config
-    for module in (gpt2, bert, t5, vit, dinov2, esm, llama, lstm, esn, wav2vec2)
+    for module in (gpt2, bert, t5, vit, dinov2, esm, llama, wav2vec2, lstm, esn)
     for name, config in module.KNOWN.items()
 }
 """Configurations that need nothing looked up. The names of transformers are the hub's."""
