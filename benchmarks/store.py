@@ -25,12 +25,14 @@ from reservoir_cache import (
     ShardWriter,
     Spec,
     list_entries,
+    publish_json,
+    read_json,
     summarize,
     verify,
     write_targets,
 )
-from reservoir_cache.manifest import Column, Manifest, Shard, page_of_block, shard_name
 
+PAGE_BLOCKS = 128  # see FORMAT.md
 FREE = 20  # blocks that are left out, to be written
 
 
@@ -53,14 +55,23 @@ def make(root: Path, rows: int, names: list[str], *, simulated: bool) -> Entry:
     if not simulated:
         return entry
     folder, count = entry.path / "train", entry.block_count("train") - FREE
-    shards = [Shard(shard_name(b, 0), b, 8, f"{b:08x}", dict.fromkeys(names, f"{b:08x}")) for b in range(count)]
-    for shard in shards:
-        (folder / shard.file).write_bytes(bytes(8))
-    for page in range(entry.page_count("train")):
-        known = entry.page("train", page)
-        listed = tuple(shard for shard in shards if page_of_block(shard.block) == page)
-        shapes = dict.fromkeys(names, Column(1, 1))
-        Manifest(known.format, known.key, "train", rows, shapes, listed, known.targets).write(folder, page)
+    lines = [
+        {
+            "file": f"{b:05d}-0.h5",
+            "block": b,
+            "bytes": 8,
+            "crc32": f"{b:08x}",
+            "columns": dict.fromkeys(names, f"{b:08x}"),
+        }
+        for b in range(count)
+    ]
+    for line in lines:
+        (folder / line["file"]).write_bytes(bytes(8))
+    first = read_json(folder / "manifest.json") | {"columns": {name: {"tokens": 1, "width": 1} for name in names}}
+    for page in range(-(-count // PAGE_BLOCKS)):
+        listed = lines[page * PAGE_BLOCKS : (page + 1) * PAGE_BLOCKS]
+        more = {"targets": None} if page else {}
+        publish_json(folder / (f"manifest-{page}.json" if page else "manifest.json"), first | more | {"shards": listed})
     return entry
 
 
