@@ -277,9 +277,13 @@ class AttentionOptions(RunOptions, OutOptions):
 class ReproduceOptions(OutOptions):
     """Which part of a table is reproduced, and at what size."""
 
-    scale: str = option("smoke", "smoke: in minutes on two cores; paper: for a GPU.", one_of("smoke", "paper"))
+    scale: str = option(
+        "smoke",
+        "smoke: minutes on two cores; hour: an hour or two of one; paper: for a GPU.",
+        one_of("smoke", "hour", "paper"),
+    )
     only: str | Sequence[str] | None = option(None, "Tasks, rows or columns, comma-separated; all of them if left out.")
-    seeds: int | None = option(None, "So many seeds from 0.", at_least(1), shown="smoke 1, paper 3")
+    seeds: int | None = option(None, "So many seeds from 0.", at_least(1), shown="of paper 3, else 1")
     override: Mapping[str, Any] | None = option(
         None, "In place of the scale's value, such as backbone=bert-base-uncased."
     )
