@@ -2,7 +2,8 @@
 
 A recipe has ``title``, ``rows`` and ``columns``; both may name a ``task``, a ``cell`` (of ``cells.toml``), ``settings``
 and a ``measure``, and where a row and a column meet, the row's are taken first. Settings that hold at one scale alone
-stand under its name, ``smoke`` (and of ``hour``, where that has none), ``hour`` or ``paper``; the paper's numbers under ``published``, in the order of the columns.
+stand under its name, ``smoke`` (and of ``hour``, where that has none), ``hour`` or ``paper``; the paper's numbers
+under ``published``, in the order of the columns.
 """
 
 from __future__ import annotations
