@@ -88,6 +88,8 @@ class Options:
     def __post_init__(self) -> None:
         for item in fields(self):
             value, check = getattr(self, item.name), item.metadata.get("check")
+            if str(item.type).startswith("Path") and isinstance(value, str):
+                object.__setattr__(self, item.name, Path(value))
             if check and value is not None and (fault := check(value)):
                 raise InputError(f"{flag_of(item)} {value}: {fault}")
 

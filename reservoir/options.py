@@ -300,6 +300,15 @@ class ReproduceOptions(OutOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImportOptions(Options):
+    """Which weights are brought into the form of a backbone."""
+
+    foreign: Path | None = option(
+        None, "Write an ONNX, GGUF or pytorch_model.bin file as --out FOLDER for --backbone.", flag="import"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExplainOptions(OutOptions):
     """Which sequences are explained."""
 

@@ -19,11 +19,12 @@ from reservoir_cache.shard import ShardHeader, inspect_shard
 from reservoir_cache.spec import FORMAT
 
 
-def verify(entry: Entry) -> list[Problem]:
+def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
     """Read every file of an entry and return all that keeps it from being whole, split by split.
 
     Damage names the file; what an extract has not finished yet names the folder of the split. Finished is an entry
-    whose splits all have their labels and, in every block, every column that any block has.
+    whose splits all have their labels and, in every block, every column that any block has. Without ``contents`` files
+    are looked at, not read: they must be there with their sizes.
     """
     problems, remedy = [], repair_command(entry.key)
     for split in entry.splits:
@@ -33,11 +34,15 @@ def verify(entry: Entry) -> list[Problem]:
         except CacheError as error:
             problems.append(Problem.of(folder / NAME, error, remedy))
         else:
-            problems += _faults(folder, lines, remedy)
+            problems += _faults(folder, lines, remedy, contents=contents)
     damaged = {problem.path.parent.name for problem in problems}
     folder, remedy = entry.path / derived.FOLDER, "it is computed again when needed"
     lines = derived.listed(folder)
-    problems += [Problem(folder / NAME, "damaged", remedy)] if lines is None else _faults(folder, lines, remedy)
+    problems += (
+        [Problem(folder / NAME, "damaged", remedy)]
+        if lines is None
+        else _faults(folder, lines, remedy, contents=contents)
+    )
     return problems + [problem for problem in _unfinished(entry) if problem.path.name not in damaged]
 
 
@@ -125,11 +130,11 @@ def _rebuild(entry: Entry, split: str) -> Manifest:
     return manifest
 
 
-def _faults(folder: Path, lines: Mapping[str, Mapping[str, Any]], remedy: str) -> list[Problem]:
+def _faults(folder: Path, lines: Mapping[str, Mapping[str, Any]], remedy: str, *, contents: bool) -> list[Problem]:
     """Compare the files of a folder with the lines of its manifest."""
     if not lines and any(folder.glob("*.h5")):
         return [Problem(folder / NAME, "missing, though there are files that it should list", remedy)]
-    faults = {folder / file: fault(folder / file, line) for file, line in lines.items()}
+    faults = {folder / file: fault(folder / file, line, contents=contents) for file, line in lines.items()}
     return [Problem(path, what, remedy) for path, what in faults.items() if what]
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from reservoir_pipelines.extraction.extract import Extraction, extract
     from reservoir_pipelines.fitting.fit import fit
     from reservoir_pipelines.fitting.results import Fit, Result
+    from reservoir_pipelines.foreign_backbone import Imported, import_backbone
     from reservoir_pipelines.prediction import Prediction, predict
     from reservoir_pipelines.preparation.prepare import prepare
     from reservoir_pipelines.preparation.prepared import Prepared
@@ -37,6 +38,7 @@ __all__ = [
     "Explanation",
     "Extraction",
     "Fit",
+    "Imported",
     "Prediction",
     "Prepared",
     "Pretraining",
@@ -52,6 +54,7 @@ __all__ = [
     "explain",
     "extract",
     "fit",
+    "import_backbone",
     "predict",
     "prepare",
     "pretrain",
@@ -71,6 +74,7 @@ _HOME = {
     "compare_pretraining": "pretraining.comparison",
     "fit": "fitting.fit",
     **dict.fromkeys(("Fit", "Result"), "fitting.results"),
+    **dict.fromkeys(("Imported", "import_backbone"), "foreign_backbone"),
     "Prepared": "preparation.prepared",
     "prepare": "preparation.prepare",
     "Pretraining": "pretraining.outcome",

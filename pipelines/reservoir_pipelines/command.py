@@ -14,6 +14,7 @@ import typer
 
 from reservoir.errors import InputError
 from reservoir.option_fields import Options, flag_of
+from reservoir_pipelines.early import check_names
 
 HELP = {"help_option_names": ["-h", "--help"]}
 """What every group of commands answers with its help."""
@@ -39,6 +40,7 @@ def command(app: typer.Typer, *groups: Group, name: str | None = None) -> Callab
             given = {item.name: value for item in items if (value := values.pop(item.name)) is not None}
             for pair in pairs.keys() & given.keys():
                 given[pair] = parse_parameters(given[pair], pairs[pair])
+            check_names({**values, **given})
             function(**values, given=given, json=json)
 
         own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]

@@ -17,38 +17,51 @@ PAYS_OFF = 5.0
 
 
 def map_pieces(
-    work: Callable[..., Any], arguments: Iterable[tuple], *, workers: int = 0, scheduler: str | None = None
+    work: Callable[..., Any],
+    arguments: Iterable[tuple],
+    *,
+    workers: int = 0,
+    scheduler: str | None = None,
+    done: Callable[[int], None] = lambda pieces: None,
 ) -> list[Any]:
     """Return ``work(*a)`` for each tuple of arguments, in their order.
 
     ``work`` is a function of a module, as it is sent to other processes by name, and must give the same whenever it is
     called again: a worker that dies has its pieces done once more. With 0 or 1 workers the work is done here, one piece
     after the other, and also where the time of the first piece says that processes would not pay off. The address of a
-    ``scheduler`` (``tcp://host:port``) goes before ``workers``.
+    ``scheduler`` (``tcp://host:port``) goes before ``workers``. ``done`` is told how many more pieces have ended.
     """
     tasks = list(arguments)
     if scheduler is not None:
-        return _on_cluster(work, tasks, scheduler)
+        return _on_cluster(work, tasks, scheduler, done)
     if workers < 0:
         raise InputError(f"workers is {workers}; give 0 or the number of processes")
     if workers > 1 and len(tasks) > 1:
-        return _in_processes(work, tasks, workers)
-    return [work(*task) for task in tasks]
+        return _in_processes(work, tasks, workers, done)
+    return [_counted(work, task, done) for task in tasks]
 
 
-def _in_processes(work: Callable[..., Any], tasks: list[tuple], workers: int) -> list[Any]:
+def _counted(work: Callable[..., Any], task: tuple, done: Callable[[int], None]) -> Any:
+    result = work(*task)
+    done(1)
+    return result
+
+
+def _in_processes(work: Callable[..., Any], tasks: list[tuple], workers: int, done: Callable[[int], None]) -> list[Any]:
     import dask
+    from dask.callbacks import Callback
     from dask.delayed import delayed
 
     started = time.perf_counter()
-    first = work(*tasks[0])
+    first = _counted(work, tasks[0], done)
     rest = tasks[1:]
     if (time.perf_counter() - started) * len(rest) < PAYS_OFF:
-        return [first, *(work(*task) for task in rest)]
+        return [first, *(_counted(work, task, done) for task in rest)]
     graph = [delayed(work, pure=False)(*task) for task in rest]
     settings = {"scheduler": "processes", "num_workers": workers, "initializer": end_with_parent}
     try:
-        return [first, *dask.compute(*graph, **settings)]  # pyright: ignore
+        with Callback(posttask=lambda *_: done(1)):
+            return [first, *dask.compute(*graph, **settings)]  # pyright: ignore
     except BrokenProcessPool:
         # A worker was killed, by the system for want of memory, say; one process needs the least of it.
         return [first, *(work(*task) for task in rest)]
@@ -66,9 +79,9 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _on_cluster(work: Callable[..., Any], tasks: list[tuple], address: str) -> list[Any]:
+def _on_cluster(work: Callable[..., Any], tasks: list[tuple], address: str, done: Callable[[int], None]) -> list[Any]:
     try:
-        from distributed import Client
+        from distributed import Client, as_completed
     except ImportError:
         raise InputError("a scheduler needs a package: pip install distributed; or give --workers N") from None
     try:
@@ -77,4 +90,6 @@ def _on_cluster(work: Callable[..., Any], tasks: list[tuple], address: str) -> l
         raise InputError(f"no dask scheduler answers at {address} ({error}); start one, or give --workers N") from None
     with client:
         futures = [client.submit(work, *task, pure=False) for task in tasks]
+        for _ in as_completed(futures, loop=client.loop):
+            done(1)
         return client.gather(futures)  # pyright: ignore[reportReturnType]

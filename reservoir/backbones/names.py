@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from reservoir.backbones import bert, dinov2, esm, esn, gpt2, llama, lstm, t5, vit
+from reservoir.backbone_names import check_backbone_name, did_you_mean
+from reservoir.backbones import bert, dinov2, esm, esn, gpt2, llama, lstm, t5, vit, wav2vec2
 from reservoir.backbones.family import Family
 from reservoir.backbones.hub import offline
 from reservoir.errors import InputError
@@ -22,6 +21,7 @@ FAMILIES: dict[str, Family] = {
         *bert.FAMILIES,
         t5.T5,
         vit.VIT,
+        *wav2vec2.FAMILIES,
         dinov2.DINOV2,
         esm.ESM,
         *llama.FAMILIES,
@@ -33,7 +33,7 @@ FAMILIES: dict[str, Family] = {
 
 KNOWN: dict[str, Callable[[], Any]] = {
     name: config
-    for module in (gpt2, bert, t5, vit, dinov2, esm, llama, lstm, esn)
+    for module in (gpt2, bert, t5, vit, dinov2, esm, llama, wav2vec2, lstm, esn)
     for name, config in module.KNOWN.items()
 }
 """Configurations that need nothing looked up. The names of transformers are the hub's."""
@@ -67,22 +67,6 @@ def find(name: str) -> tuple[Family, Any]:
         _check_kernels(name, config)
         _check_activation(name, config)
     return family, config
-
-
-SHORT = {
-    "bert": "bert-base-uncased",
-    "roberta": "roberta-base",
-    "distilbert": "distilbert-base-uncased",
-    "longformer": "allenai/longformer-base-4096",
-    "t5": "t5-base",
-    "vit": "google/vit-base-patch16-224-in21k",
-    "dinov2": "facebook/dinov2-base",
-    "esm": "facebook/esm2_t12_35M_UR50D",
-}
-"""What the name of a family means: its usual base size."""
-
-OLD_NAMES = re.compile(r"(distil|xlm-)?(bert|roberta|gpt2|t5)\b.*")
-"""Names on the hub that have no owner before a slash: the first models of these families."""
 
 
 def default_init(name: str) -> str:
@@ -206,10 +190,7 @@ def _from_transformers(name: str) -> Any:
     from transformers import AutoConfig
 
     quiet()
-    near = difflib.get_close_matches(name, [*KNOWN, *SHORT], n=2)
-    meant = f"did you mean {' or '.join(near)}? " if near else ""
-    if "/" not in name and not Path(name).exists() and not OLD_NAMES.fullmatch(name):
-        raise InputError(f"backbone {name!r}: no known name, and no such folder; {meant}Known: {', '.join(KNOWN)}")
+    check_backbone_name(name)
     source = str(Path(name).parent) if gguf(name) else name
     try:
         return AutoConfig.from_pretrained(
@@ -219,7 +200,7 @@ def _from_transformers(name: str) -> Any:
         there = Path(source).is_dir()
         reason = "its configuration is not readable" if there else "no such folder, and not found on the hub"
         raise InputError(
-            f"backbone {name!r}: {reason} ({first_line(error)}); {meant}Known: {', '.join(KNOWN)}"
+            f"backbone {name!r}: {reason} ({first_line(error)}); {did_you_mean(name)}Known: {', '.join(KNOWN)}"
         ) from error
 
 

@@ -84,7 +84,7 @@ def test_the_numbers_are_those_of_the_stages(done, root):
 def test_what_is_made_is_reused(done, root, text, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(LanguageSteps, "take", never)
     monkeypatch.setattr(FPTSteps, "take", never)
-    monkeypatch.setattr("reservoir_pipelines.extraction.extract.forward", never)
+    monkeypatch.setattr("reservoir_pipelines.extraction.run.forward", never)
     options = [f"--{name.replace('_', '-')}={value}" for name, value in {**SMALL, "cache": root}.items()]
     command = ["compare-pretraining", "digits", *options]
     assert run([*command, "--corpora", "text,bit-memory,zipf,random", "--text-file", str(text), "--json"]) == 0

@@ -1,9 +1,13 @@
 """extract: equal to the model it runs, the same bytes however it was stopped, and nothing computed twice."""
 
+import io
+from functools import partial
+
+import h5py
 import numpy as np
 import pytest
 import torch
-from reservoir_cache import CacheError
+from reservoir_cache import CacheError, repair
 from reservoir_pipelines import extract
 from reservoir_pipelines.extraction.plan import draw_rows
 from reservoir_pipelines.preparation.prepare import prepare
@@ -75,10 +79,36 @@ def test_a_damaged_shard_is_computed_again(small):
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
     victim.write_bytes(data)
+    assert small().reused  # nobody has read it yet
+    with pytest.raises(CacheError, match=r"damaged.*cache repair"):
+        [first[split][column] for split in first for column in first.columns]
+    assert [problem.path for problem in repair(first.store.entry)] == [victim]
     repaired = small()
     assert not repaired.reused
     assert 0 < repaired.computed_rows <= 256
     assert sorted(files_of(repaired.entry).values()) == sorted(whole.values())
+
+
+@pytest.mark.parametrize("harm", ["missing", "short"])
+def test_a_shard_that_is_not_there_whole_is_computed_again_without_being_asked(small, harm):
+    first = small()
+    whole = files_of(first.entry)
+    victim = next(p for p in sorted(first.entry.rglob("*.h5")) if p.name != "targets.h5")
+    victim.unlink() if harm == "missing" else victim.write_bytes(victim.read_bytes()[:-1])
+    assert 0 < small().computed_rows <= 256
+    assert files_of(first.entry) == whole
+
+
+def test_a_finished_entry_is_found_without_reading_a_byte_of_its_features(small, monkeypatch):
+    first = small()
+    opened = []
+    real, real_open = h5py.File, io.open
+    monkeypatch.setattr(h5py, "File", lambda name, *a, **k: opened.append(str(name)) or real(name, *a, **k))
+    monkeypatch.setattr(io, "open", lambda name, *a, **k: opened.append(str(name)) or real_open(name, *a, **k))
+    for again in (small, partial(small, batch_rows=7)):  # the call as it was, and one that has to find out what it is
+        assert again().reused
+        assert str(first.entry / "train" / "manifest.json") in opened
+        assert [name for name in opened if str(first.entry) in name and name.endswith(".h5")] == []
 
 
 def test_each_setting_that_changes_numbers_has_an_entry_of_its_own(small):

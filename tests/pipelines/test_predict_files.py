@@ -129,5 +129,7 @@ def test_line_9_predictions_are_written_with_ids_and_named_chances(fitted, tmp_p
     [("found.txt", "written as .csv, .jsonl, .parquet"), ("gone/found.csv", "no file can be written")],
 )
 def test_line_9_where_nothing_can_be_written_is_said_first(tmp_path, capsys, out, message):
-    assert run(["predict", str(tmp_path), str(tmp_path / "gone.npz"), "--out", str(tmp_path / out)]) == 2
+    file = tmp_path / "no-data.npz"
+    file.touch()
+    assert run(["predict", str(tmp_path), str(file), "--out", str(tmp_path / out)]) == 2
     assert message in capsys.readouterr().err

@@ -50,15 +50,17 @@ def fit(
 
     Options of the reservoir and the data (--backbone ... --limit) choose among a task's entries: the last with these.
     """
-    from reservoir_pipelines.commands import report_fit
     from reservoir_pipelines.extraction.entries import find_entry
-    from reservoir_pipelines.fitting.fit import fit as stage
-    from reservoir_pipelines.fitting.seeds import fit_seeds
     from reservoir_pipelines.workspace import cache_root
 
     root = cache_root(given.pop("cache", None))
     choosing = {name: given.pop(name) for name in CHOOSING & given.keys()}
-    found = [find_entry(root, entry, **choosing) for entry in entries]
+    found = [find_entry(root, entry, **choosing) for entry in entries]  # before torch is imported
+
+    from reservoir_pipelines.commands import report_fit
+    from reservoir_pipelines.fitting.fit import fit as stage
+    from reservoir_pipelines.fitting.seeds import fit_seeds
+
     if seeds:
         report_fit.show_seeds(fit_seeds(found, seeds, named=entries[0], **given), json=json)
     else:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from reservoir.errors import InputError
 from reservoir.options import (
     AttentionOptions,
     CacheOptions,
+    ImportOptions,
     ModelOptions,
     OutOptions,
     PlaceOptions,
@@ -16,26 +19,32 @@ from reservoir.options import (
     TaskOptions,
 )
 from reservoir_pipelines.command import command
-from reservoir_pipelines.output import print_json, print_table
+from reservoir_pipelines.output import print_json, print_table, say
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     model, source = (ModelOptions, "init", "seed", "depth"), (TaskOptions, "data", "protocol")
-    command(app, model, source, OutOptions, CacheOptions)(backbone)
+    command(app, model, source, ImportOptions, OutOptions, CacheOptions)(backbone)
     command(app, ReservoirOptions, AttentionOptions, TaskOptions, PlaceOptions)(attention)
 
 
 def backbone(
-    name: Annotated[str, typer.Argument(help="mini, gpt2, bert-base-uncased, esn:units=500, a folder, a hub name ...")],
+    name: Annotated[
+        str | None, typer.Argument(help="mini, gpt2, bert-base-uncased, esn:units=500, a folder, a hub name ...")
+    ] = None,
     task: Annotated[str | None, typer.Option(help="Count what is trained on this task.")] = None,
     *,
     given: dict[str, Any],
     json: bool,
 ) -> None:
-    """Describe a backbone: family, parameters, weights."""
+    """Describe a backbone: family, parameters, weights; or with --import make one of a file."""
     from reservoir_pipelines.card import card
 
+    foreign = given.pop("foreign", None)
+    if foreign or name is None:
+        _import(name, foreign, given, json)
+        return
     done = card(name, task=task, **given)
     if json:
         print_json(done.to_dict())
@@ -54,6 +63,24 @@ def backbone(
     print_table(("group", "#parameters"), [(group, f"{count:,}") for group, count in done.groups.items() if count])
     if done.trained:
         _print_trained(done.task, done.trained, done.paper, done.whole)
+
+
+def _import(name: str | None, foreign: Path | None, given: dict[str, Any], json: bool) -> None:
+    from reservoir_pipelines.foreign_backbone import import_backbone
+
+    if foreign is None:
+        raise InputError("name a backbone, such as mini or gpt2, or say --import FILE --out FOLDER")
+    if name or given.keys() != {"out"}:
+        raise InputError("--import FILE goes with --out FOLDER alone; describe the folder afterwards")
+    done = import_backbone(foreign, given["out"])
+    if json:
+        print_json(done.to_dict())
+        return
+    left = f"{len(done.left_out)} tensors, such as {done.left_out[0]}" if done.left_out else "nothing"
+    rows = [("family", done.family), ("tensors", f"{done.tensors:,}"), ("left out", left), ("folder", done.folder)]
+    print_table(("imported", ""), rows)
+    for note in done.notes:
+        say(note)
 
 
 def _print_trained(task: str | None, trained: dict[str, int], paper: dict[str, int] | None, whole: int) -> None:

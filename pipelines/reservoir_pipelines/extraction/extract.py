@@ -4,37 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from reservoir_cache import (
-    Entry,
-    FeatureStore,
-    Layout,
-    Spec,
-    check_space,
-    entry_bytes,
-    repair,
-    required_bytes,
-    write_targets,
-)
+from reservoir_cache import FeatureStore, entry_bytes
 
-from reservoir.defaults import choose_reservoir, default_layers, default_pools, default_store
-from reservoir.features import column_shapes, forward
 from reservoir.option_fields import as_group
-from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions
-from reservoir.reservoir import LoadedModel, Reservoir, load_model
+from reservoir.options import DeviceOptions, FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions
 from reservoir.tasks import TASKS
-from reservoir_pipelines.extraction.compute import compute_missing
-from reservoir_pipelines.extraction.plan import check_windows, choose_columns, choose_layout, draw_rows, make_spec
-from reservoir_pipelines.output import meter, say, size_text
-from reservoir_pipelines.preparation.prepare import Prepared, prepare
-from reservoir_pipelines.preparation.prepared import scaling_to_json
+from reservoir.tasks.own.sounds import has_sounds
+from reservoir_pipelines.extraction.receipts import recall, remember, request_of
+from reservoir_pipelines.output import say
+from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.stage import stage
-from reservoir_pipelines.workspace import cache_root, versions
+from reservoir_pipelines.workspace import cache_root
 
 if TYPE_CHECKING:
     from reservoir_cache import SplitFeatures
@@ -119,119 +103,32 @@ def extract(
         ``extraction["train"]["block06/mean"]`` is an array (rows, width).
     """
     started = time.monotonic()
-    Reservoir.choose(reservoir, published=source.published)  # refuses what cannot be meant before any data is read
     root = cache_root(place.cache)
+    if reservoir.backbone and task not in TASKS and has_sounds(Path(task)):
+        from reservoir.defaults import as_model_hears  # which imports torch
+
+        source = as_model_hears(source, reservoir)
     prepared = prepare(task, as_group(source, TaskOptions), cache=root)
     for note in prepared.notes():
         say(note)
-    count = sum(prepared.rows.values())
-    settings = choose_reservoir(reservoir, prepared.task, count, published=source.published)
-    model = load_model(prepared.task, settings, place.device, keep.compute)
-    if model.reader:
-        say(f"{prepared.task.name}: read by {model.reader.said}")
-    columns = choose_columns(
-        model,
-        default_layers(prepared.task, native=bool(model.reader)) if keep.layers is None else keep.layers,
-        default_pools(prepared.task, model.fpt.backbone.width, model.reader) if keep.pool is None else keep.pool,
-    )
-    rows = draw_rows(prepared, source.limit)
-    check_windows(prepared, rows, model.windows)
-    spec = make_spec(prepared, rows, model, keep.store or default_store(prepared.task, native=bool(model.reader)))
-    layout = choose_layout(model, columns, keep.batch_rows)
-    asked = replace(
-        keep,
-        layers=",".join(dict.fromkeys(column.partition("/")[0] for column in columns)),
-        pool=",".join(dict.fromkeys(column.partition("/")[2] for column in columns)),
-    )
-    call = {
-        "task": str(Path(task).resolve()) if task not in TASKS and Path(task).exists() else task,
-        "settings": settings.to_dict() | source.to_dict() | asked.to_dict(),
-    }
-    run = _Run(root, prepared, model, rows, columns, spec, layout, call, splits or list(rows))
-    entry, computed = run.execute()
-    if note := model.reader.note() if model.reader else "":
-        say(f"{prepared.task.name}: {note}")
+    request = request_of(prepared, (reservoir, source, keep, as_group(place, DeviceOptions)), splits)
+    if found := recall(root, request):
+        entry, columns, computed = *found, 0
+        name = f"{prepared.task.name} x {entry.path.name.rpartition('-')[0]}"
+        say(f"{name}: everything is cached already in {entry.path}; no forward pass")
+    else:
+        from reservoir_pipelines.extraction.run import plan_run  # which imports torch
+
+        run = plan_run(task, prepared, root, reservoir, source, keep, place, splits)
+        entry, computed = run.execute()
+        columns = run.columns
+        remember(root, request, entry, columns, run.splits)
     return Extraction(
         entry=entry.path,
-        rows={split: len(index) for split, index in rows.items()},
+        rows={split: entry.spec.rows[split] for split in prepared.rows},
         columns=columns,
         bytes=entry_bytes(entry),
         seconds=time.monotonic() - started,
         reused=computed == 0,
         computed_rows=computed,
     )
-
-
-@dataclass
-class _Run:
-    """One call of `extract` after its input has been read."""
-
-    root: Path
-    prepared: Prepared
-    model: LoadedModel
-    rows: dict[str, np.ndarray]
-    columns: tuple[str, ...]
-    spec: Spec
-    layout: Layout
-    call: dict[str, Any]
-    splits: Sequence[str]
-
-    def execute(self) -> tuple[Entry, int]:
-        """Compute what is missing; return the entry and the number of rows computed."""
-        name = f"{self.spec.task['name']} x {self.model.settings.title}"
-        shapes = column_shapes(self.model.fpt.task, self.model.fpt.backbone.width, self.columns)
-        space = required_bytes(self.spec, self.layout, self.spec.rows, shapes)
-        exists = (self.root / "features" / self.spec.task["name"] / self._folder()).is_dir()
-        if not exists:
-            rows = sum(self.spec.rows.values())
-            say(f"{name}: {rows:,} rows, {len(self.columns)} columns, {size_text(space)} on disk")
-            check_space(self.root, space)
-        entry = Entry.create(self.root, self.model.settings.title, self.spec, self.layout, self._made_with())
-        repair(entry)
-        for split, index in self.rows.items():
-            whole = self.prepared.split(split)
-            targets = {"y": whole.y[index], "lengths": whole.lengths[index], "index": index.astype(np.int64)}
-            groups = {} if whole.groups is None else {"groups": whole.groups[index]}
-            write_targets(entry, split, targets | groups)
-        todo = {split: entry.missing(split, self.columns) for split in self.splits}
-        ranges = [entry.blocks(split)[block] for split, blocks in todo.items() for block in blocks]
-        count = sum(high - low for low, high in ranges)
-        if exists and ranges:
-            lacking = max(len(columns) for blocks in todo.values() for columns in blocks.values())
-            part = space * count * lacking // (sum(self.spec.rows.values()) * len(self.columns))
-            say(f"{name}: {count:,} rows still to compute, at most {size_text(part)} more on disk")
-            check_space(self.root, part)
-        if not ranges:
-            say(f"{name}: everything is cached already in {entry.path}; no forward pass")
-        compute = partial(self._forward, batch_rows=entry.layout.batch_rows)
-        with meter("extract", count) as bar:
-            return entry, compute_missing(entry, self.splits, self.columns, compute, bar.advance)
-
-    def _forward(
-        self, split: str, low: int, high: int, columns: Sequence[str], batch_rows: int
-    ) -> dict[str, np.ndarray]:
-        index = self.rows[split][low:high]
-        part = self.prepared.split(split).read(int(index[0]), int(index[-1]) + 1)
-        x, lengths = part.x[index - index[0]], part.lengths[index - index[0]]
-        return forward(self.model, self.prepared.scaling, x, lengths, columns, batch_rows)
-
-    def _folder(self) -> str:
-        return f"{self.model.settings.title}-{self.spec.key[:16]}"
-
-    def _made_with(self) -> dict[str, Any]:
-        import torch
-
-        from reservoir.backbones import describe_weights
-
-        on_cpu = self.model.device.type == "cpu"
-        return {
-            "call": self.call,
-            "reservoir": self.model.settings.to_dict(),
-            "prepared": str(self.prepared.path),
-            "kept": {split: self.prepared.kept(split) for split in self.rows},
-            "scaling": scaling_to_json(self.prepared.scaling),
-            "weights": describe_weights(self.model.fpt.backbone, self.model.settings.init),
-            "device": str(self.model.device),
-            "instructions": torch.backends.cpu.get_cpu_capability() if on_cpu else torch.cuda.get_device_name(),
-            "versions": versions("torch", "transformers", "h5py", "numpy"),
-        }

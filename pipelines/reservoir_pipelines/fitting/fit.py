@@ -28,9 +28,10 @@ from reservoir_pipelines.fitting.results import Fit, Result, score_matrix, write
 from reservoir_pipelines.fitting.sources import Again, ColumnSource, JoinedSource, Source, groups_of
 from reservoir_pipelines.fitting.summary import write_summary
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
-from reservoir_pipelines.output import meter, say
+from reservoir_pipelines.output import say
 from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep
 from reservoir_pipelines.preparation.prepared import scaling_from_json
+from reservoir_pipelines.progress import meter
 from reservoir_pipelines.stage import stage
 
 # Greedy selection holds the moments of all candidates side by side, of order the square of their joint width.

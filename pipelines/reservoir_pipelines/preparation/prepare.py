@@ -28,6 +28,7 @@ from reservoir_pipelines.preparation.prepared import (
     scaling_to_json,
     split_order,
 )
+from reservoir_pipelines.progress import meter
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workers import map_pieces
 from reservoir_pipelines.workspace import cache_root, data_folder
@@ -91,8 +92,11 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
     folder = final.parent.resolve() / f".{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex}"
     folder.mkdir()
     try:
-        tasks = ((source, piece, number, folder) for number, piece in enumerate(source.pieces()))
-        written = map_pieces(write_piece, tasks, workers=cluster.workers, scheduler=cluster.scheduler)
+        tasks = [(source, piece, number, folder) for number, piece in enumerate(source.pieces())]
+        with meter("prepare", len(tasks), "pieces") as bar:
+            written = map_pieces(
+                write_piece, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=bar.advance
+            )
         _write_index(source, origin, folder, written)
         fault_point("gathered")
         try:

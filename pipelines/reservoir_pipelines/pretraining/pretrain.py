@@ -39,7 +39,7 @@ def pretrain(
     ----------
     corpus : str
         Path of a text file, gzipped or not, or of a folder of them; the name of a stream: see
-        `reservoir.pretraining.corpora.STREAMS`; or ``bit-memory``, the task itself: everything is trained on it.
+        ``reservoir.pretraining.corpora.STREAMS``; or ``bit-memory``, the task itself: everything is trained on it.
     out : Path
         Folder of the model; transformers loads it, and so does ``--backbone``.
     **options
@@ -78,7 +78,7 @@ def pretrain(
                 "remove the folder to begin again"
             )
         steps = LanguageSteps(model.to(device), source, recipe, getattr(torch, compute), compiled=options.compiled)
-        shown, unit = f"{{0:.3f}} bits per {source.unit}", (recipe.batch_tokens, "tokens/s")
+        shown, unit = f"{{0:.3f}} bits per {source.unit}", (recipe.batch_tokens, "tokens")
         try:
             state = train_in(run, model, steps, recipe, shown=shown, unit=unit)
         except DivergedError as error:

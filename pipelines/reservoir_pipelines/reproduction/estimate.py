@@ -12,6 +12,7 @@ from typing import Any
 
 from reservoir.errors import InputError
 from reservoir_pipelines.output import say, size_text
+from reservoir_pipelines.progress import time_text
 from reservoir_pipelines.reproduction.cell import Cell, options_of
 from reservoir_pipelines.reproduction.reproduce import title
 
@@ -47,14 +48,6 @@ class Estimate:
         if away:
             lines.append(f"{len(away)} of them cannot run here: {'; '.join(dict.fromkeys(away))}")
         return "\n".join(lines)
-
-
-def time_text(seconds: float) -> str:
-    """Return a stretch of time for a person."""
-    for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} seconds"
 
 
 def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> Estimate:

@@ -73,6 +73,17 @@ def load_trained(checkpoint: Path, model: nn.Module) -> None:
             parameter.copy_(tensors[name])
 
 
+def trained_output(checkpoint: Path) -> nn.Linear | None:
+    """Return a checkpoint's output layer, without the model below it; None where it was not trained."""
+    tensors = _read(checkpoint, TRAINED)
+    if "output.weight" not in tensors:
+        return None
+    outputs, width = tensors["output.weight"].shape
+    output = nn.Linear(width, outputs)
+    output.load_state_dict({name: tensors[f"output.{name}"] for name in ("weight", "bias")})
+    return output
+
+
 def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Give an Adam the moments that it had at a checkpoint."""
     tensors = _read(checkpoint, OPTIMIZER)

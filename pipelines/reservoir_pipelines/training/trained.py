@@ -19,7 +19,7 @@ from reservoir.training.groups import default_groups, unfreeze
 from reservoir.training.target_scale import TargetScale
 from reservoir_pipelines.fitting.bundle import Bundle, Part
 from reservoir_pipelines.preparation.prepared import scaling_from_json
-from reservoir_pipelines.training.checkpoint import load_trained
+from reservoir_pipelines.training.checkpoint import load_trained, trained_output
 from reservoir_pipelines.training.run import CONFIG, Run, is_run
 
 
@@ -67,7 +67,7 @@ def open_readout(path: Path) -> Bundle:
         columns=("final/last",),
         run=str(folder),
     )
-    trained = load_run(folder, "cpu").fpt.output
+    trained = trained_output(Run(folder).best) or load_run(folder, "cpu").fpt.output
     scale = config["settings"].get("targets")
     return Bundle(
         task=task,

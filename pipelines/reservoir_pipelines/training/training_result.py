@@ -25,7 +25,7 @@ class Training:
     Parameters
     ----------
     run : str
-        Folder of the run, for `predict` and `attention`.
+        Folder of the run, for `predict` and ``reservoir attention``.
     steps : int
         Steps done.
     best_step : int or None

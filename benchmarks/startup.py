@@ -1,0 +1,69 @@
+"""Seconds until a command answers: mistakes, help, cached features, and predictions of five rows.
+
+    python benchmarks/startup.py [--repeats 5]
+
+Each command runs in a process of its own; shown are the least of the repeats, as the machine is shared, and which heavy
+modules it imported. The bare imports at the end are the floor below which nothing that runs a model gets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+COMMAND = """
+import sys
+from reservoir_pipelines.cli import run
+run(sys.argv[1:])
+print(*[name for name in ("torch", "transformers") if name in sys.modules], file=sys.stderr)
+"""
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    repeats = parser.parse_args().repeats
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["RESERVOIR_CACHE"] = folder
+        five = Path(folder) / "five.npz"
+        np.savez(five, x=np.random.default_rng(0).integers(0, 17, (5, 8, 8)).astype(np.float32))
+        subprocess.run([sys.executable, "-c", COMMAND, "extract", "digits"], check=True, capture_output=True)
+        subprocess.run([sys.executable, "-c", COMMAND, "fit", "digits"], check=True, capture_output=True)
+        readout = next(Path(folder).glob("readouts/digits/*"))
+        for arguments in (
+            ["--help"],
+            ["--version"],
+            ["extract", "digits", "--depht", "3"],
+            ["extract", "mnnist"],
+            ["extract", "digits", "--backbone", "gtp2"],
+            ["extract", "missing.csv"],
+            ["extract", "digits"],
+            ["predict", str(readout), str(five)],
+        ):
+            shown = " ".join(Path(word).name for word in arguments)
+            show(f"reservoir {shown}", [sys.executable, "-c", COMMAND, *arguments], repeats)
+        for code in ("import torch", "from transformers import GPT2Model"):
+            show(code, [sys.executable, "-c", code], repeats)
+
+
+def show(title: str, command: list[str], repeats: int) -> None:
+    """Time a command."""
+    seconds, told = [], ""
+    for _ in range(repeats):
+        started = time.perf_counter()
+        told = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+        seconds.append(time.perf_counter() - started)
+    imported = told.splitlines()[-1] if told.splitlines() else ""
+    print(f"{title:60} {min(seconds):6.2f} s  {imported}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

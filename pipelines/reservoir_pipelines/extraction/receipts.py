@@ -1,0 +1,92 @@
+"""Which calls of extract were found finished: asked again, they need neither the model nor torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from reservoir_cache import CacheError, Entry
+
+from reservoir import backbone_names
+from reservoir.option_fields import Options
+from reservoir_pipelines.checked import read_checked, write_checked
+from reservoir_pipelines.preparation.prepared import Prepared
+
+PACKAGE = Path(backbone_names.__file__).parent
+"""The code that decides what a call means and computes it; its weights lie there too."""
+
+
+def request_of(prepared: Prepared, asked: Iterable[Options], splits: Sequence[str] | None) -> str | None:
+    """Return the SHA-256 of all that decides what a call of extract is about; None where the hub has a say in it."""
+    said = [asdict(group) for group in asked]
+    whole = {name: value for values in said for name, value in values.items()}
+    folders = [Path(name) for name in (whole["backbone"], whole["init"]) if name and Path(name).exists()]
+    name = whole["backbone"] or "mini"
+    drawn = str(whole["init"]).startswith("random") and name.partition(":")[0] in backbone_names.NAMES
+    if not (folders or drawn or name == "mini"):
+        return None
+    here = {
+        "host": socket.gethostname(),
+        "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "code": _code(),
+        "weights": [_stamps(folder) for folder in folders],
+        "versions": [_version(name) for name in ("torch", "transformers")],
+    }
+    text = json.dumps([prepared.digest, said, splits, here], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def recall(root: Path, request: str | None) -> tuple[Entry, tuple[str, ...]] | None:
+    """Return the entry and the columns that this request led to, if they are all still there, and make it the last."""
+    try:
+        kept = read_checked(_file(root, request or ""))
+        entry = Entry.open(root / kept["entry"])
+        splits, columns = kept["splits"], tuple(kept["columns"])
+        lacks = any(entry.manifest(s).targets is None for s in entry.splits) or any(
+            entry.missing(split, columns) for split in splits
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, CacheError):
+        return None  # none was kept, or it is damaged: then it is found out anew
+    if lacks or entry.key != kept["key"]:
+        return None
+    name = entry.path.name.rpartition("-")[0]
+    return Entry.create(root, name, entry.spec, entry.layout, entry.made_with), columns
+
+
+def remember(root: Path, request: str | None, entry: Entry, columns: Sequence[str], splits: Sequence[str]) -> None:
+    """Keep what a request has led to."""
+    if request is None:
+        return
+    _file(root, request).parent.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {"entry": str(entry.path.relative_to(root)), "key": entry.key}
+    write_checked(_file(root, request), found | {"columns": list(columns), "splits": list(splits)})
+
+
+def _file(root: Path, request: str) -> Path:
+    return root / "receipts" / f"{request[:32]}.json"
+
+
+@cache
+def _code() -> list[tuple[str, int, int]]:
+    return _stamps(PACKAGE)
+
+
+def _stamps(place: Path) -> list[tuple[str, int, int]]:
+    """Return name, size and time of a file, or of what lies below a folder."""
+    files = sorted(path for path in place.rglob("*") if path.suffix != ".pyc") if place.is_dir() else [place]
+    return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.is_file()]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

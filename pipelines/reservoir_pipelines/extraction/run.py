@@ -1,0 +1,139 @@
+"""One call of extract whose outcome is not known yet: its model, what it will compute, and computing it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from reservoir_cache import Entry, Layout, Spec, check_space, repair, required_bytes, verify, write_targets
+
+from reservoir.defaults import choose_reservoir, default_layers, default_pools, default_store
+from reservoir.features import column_shapes, forward
+from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions
+from reservoir.reservoir import LoadedModel, load_model
+from reservoir.tasks import TASKS
+from reservoir_pipelines.extraction.compute import compute_missing
+from reservoir_pipelines.extraction.plan import check_windows, choose_columns, choose_layout, draw_rows, make_spec
+from reservoir_pipelines.output import say, size_text
+from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
+from reservoir_pipelines.progress import meter
+from reservoir_pipelines.workspace import versions
+
+
+def plan_run(
+    task: str,
+    prepared: Prepared,
+    root: Path,
+    reservoir: ReservoirOptions,
+    source: RowOptions,
+    keep: FeatureOptions,
+    place: PlaceOptions,
+    splits: Sequence[str] | None,
+) -> Run:
+    """Load the model, and choose what will be computed."""
+    count = sum(prepared.rows.values())
+    settings = choose_reservoir(reservoir, prepared.task, count, published=source.published)
+    model = load_model(prepared.task, settings, place.device, keep.compute)
+    if model.reader:
+        say(f"{prepared.task.name}: read by {model.reader.said}")
+    columns = choose_columns(
+        model,
+        default_layers(prepared.task, native=bool(model.reader)) if keep.layers is None else keep.layers,
+        default_pools(prepared.task, model.fpt.backbone.width, model.reader) if keep.pool is None else keep.pool,
+    )
+    rows = draw_rows(prepared, source.limit)
+    check_windows(prepared, rows, model.windows)
+    spec = make_spec(prepared, rows, model, keep.store or default_store(prepared.task, native=bool(model.reader)))
+    layout = choose_layout(model, columns, keep.batch_rows)
+    asked = replace(
+        keep,
+        layers=",".join(dict.fromkeys(column.partition("/")[0] for column in columns)),
+        pool=",".join(dict.fromkeys(column.partition("/")[2] for column in columns)),
+    )
+    call = {
+        "task": str(Path(task).resolve()) if task not in TASKS and Path(task).exists() else task,
+        "settings": settings.to_dict() | source.to_dict() | asked.to_dict(),
+    }
+    return Run(root, prepared, model, rows, columns, spec, layout, call, splits or list(rows))
+
+
+@dataclass
+class Run:
+    """One call of extract after its input has been read."""
+
+    root: Path
+    prepared: Prepared
+    model: LoadedModel
+    rows: dict[str, np.ndarray]
+    columns: tuple[str, ...]
+    spec: Spec
+    layout: Layout
+    call: dict[str, Any]
+    splits: Sequence[str]
+
+    def execute(self) -> tuple[Entry, int]:
+        """Compute what is missing; return the entry and the number of rows computed."""
+        name = f"{self.spec.task['name']} x {self.model.settings.title}"
+        shapes = column_shapes(self.model.fpt.task, self.model.fpt.backbone.width, self.columns)
+        space = required_bytes(self.spec, self.layout, self.spec.rows, shapes)
+        exists = (self.root / "features" / self.spec.task["name"] / self._folder()).is_dir()
+        if not exists:
+            rows = sum(self.spec.rows.values())
+            say(f"{name}: {rows:,} rows, {len(self.columns)} columns, {size_text(space)} on disk")
+            check_space(self.root, space)
+        entry = Entry.create(self.root, self.model.settings.title, self.spec, self.layout, self._made_with())
+        repair(entry, verify(entry, contents=False))
+        for split, index in self.rows.items():
+            whole = self.prepared.split(split)
+            targets = {"y": whole.y[index], "lengths": whole.lengths[index], "index": index.astype(np.int64)}
+            groups = {} if whole.groups is None else {"groups": whole.groups[index]}
+            write_targets(entry, split, targets | groups)
+        todo = {split: entry.missing(split, self.columns) for split in self.splits}
+        ranges = [entry.blocks(split)[block] for split, blocks in todo.items() for block in blocks]
+        count = sum(high - low for low, high in ranges)
+        if exists and ranges:
+            lacking = max(len(columns) for blocks in todo.values() for columns in blocks.values())
+            part = space * count * lacking // (sum(self.spec.rows.values()) * len(self.columns))
+            say(f"{name}: {count:,} rows still to compute, at most {size_text(part)} more on disk")
+            check_space(self.root, part)
+        if not ranges:
+            say(f"{name}: everything is cached already in {entry.path}; no forward pass")
+        compute = partial(self._forward, batch_rows=entry.layout.batch_rows)
+        with meter("extract", count) as bar:
+            computed = compute_missing(entry, self.splits, self.columns, compute, bar.advance)
+        if note := self.model.reader.note() if self.model.reader else "":
+            say(f"{self.spec.task['name']}: {note}")
+        return entry, computed
+
+    def _forward(
+        self, split: str, low: int, high: int, columns: Sequence[str], batch_rows: int
+    ) -> dict[str, np.ndarray]:
+        index = self.rows[split][low:high]
+        part = self.prepared.split(split).read(int(index[0]), int(index[-1]) + 1)
+        x, lengths = part.x[index - index[0]], part.lengths[index - index[0]]
+        return forward(self.model, self.prepared.scaling, x, lengths, columns, batch_rows)
+
+    def _folder(self) -> str:
+        return f"{self.model.settings.title}-{self.spec.key[:16]}"
+
+    def _made_with(self) -> dict[str, Any]:
+        import torch
+
+        from reservoir.backbones import describe_weights
+
+        on_cpu = self.model.device.type == "cpu"
+        return {
+            "call": self.call,
+            "reservoir": self.model.settings.to_dict(),
+            "prepared": str(self.prepared.path),
+            "kept": {split: self.prepared.kept(split) for split in self.rows},
+            "scaling": scaling_to_json(self.prepared.scaling),
+            "weights": describe_weights(self.model.fpt.backbone, self.model.settings.init),
+            "device": str(self.model.device),
+            "instructions": torch.backends.cpu.get_cpu_capability() if on_cpu else torch.cuda.get_device_name(),
+            "versions": versions("torch", "transformers", "h5py", "numpy"),
+        }

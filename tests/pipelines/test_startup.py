@@ -1,0 +1,78 @@
+"""What a command imports: nothing heavy for a mistake, and neither a model nor torch for what is cached."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from reservoir.backbone_names import NAMES
+from reservoir.backbones import KNOWN
+
+HEAVY = ("torch", "transformers", "sklearn", "scipy", "matplotlib", "pandas")
+
+CODE = """
+import sys
+from reservoir_pipelines.cli import run
+code = run(sys.argv[1:])
+print([name for name in {heavy} if name in sys.modules], file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def ask(*arguments, **env):
+    """Run a command in a process of its own; return its exit code, stdout, and stderr without what it imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", CODE.format(heavy=HEAVY), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **env},
+    )
+    *told, imported = done.stderr.splitlines()
+    assert imported == "[]", (arguments, imported)
+    return done.returncode, done.stdout, "\n".join(told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["extract", "digits", "--depht", "3"], "--depht"),
+        (["extract", "digits", "--seed", "one"], "--seed"),
+        (["extract", "mnnist"], "did you mean 'mnist'"),
+        (["train", "digits", "--backbone", "gtp2"], "did you mean gpt2"),
+        (["prepare", "missing.csv"], "missing.csv: no such file"),
+        (["fit", "missing.csv"], "nothing extracted for 'missing.csv'"),
+        (["predict", "no-readout", "missing.npz"], "no-readout: no such file or folder"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_heavy_is_imported(tmp_path, arguments, words):
+    code, out, told = ask(*arguments, RESERVOIR_CACHE=str(tmp_path))
+    assert (code, out) == (2, "")
+    assert words in told
+    assert told.count("\n") == 0
+
+
+def test_version_and_help_import_nothing_heavy():
+    assert ask("--version")[0] == ask("extract", "--help")[0] == 0
+
+
+def test_a_finished_extraction_is_found_without_torch_and_a_changed_model_is_not(cache, tiny_gpt2):
+    from reservoir_pipelines import extract
+
+    options = ["--backbone", tiny_gpt2, "--limit", 20, "--layers", "final", "--json"]
+    first = extract("digits", backbone=str(tiny_gpt2), limit=20, layers="final")
+    code, out, told = ask("extract", "digits", *options)
+    found = json.loads(out)
+    assert (code, found["entry"], found["columns"]) == (0, str(first.entry), list(first.columns))
+    assert found["reused"]
+    assert "no forward pass" in told
+
+    later = tiny_gpt2 / "config.json"
+    os.utime(later, ns=(later.stat().st_atime_ns, later.stat().st_mtime_ns + 1))
+    with pytest.raises(AssertionError, match="torch"):
+        ask("extract", "digits", *options)  # it might be another model: it has to be looked at
+
+
+def test_the_names_known_before_torch_are_those_of_the_families():
+    assert list(NAMES) == list(KNOWN)
