@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 DEVELOPS := .venv/.develops
 export RESERVOIR_CACHE ?= $(CURDIR)/demo
 
-.PHONY: demo test faults results results-check lint clean
+.PHONY: demo test docs faults results results-check lint clean
 
 demo: $(INSTALLED)  ## the main job on embedded defaults: digits through mini, the GPT-2 that comes with the package
 	$(BIN)/reservoir extract digits
@@ -13,6 +13,9 @@ demo: $(INSTALLED)  ## the main job on embedded defaults: digits through mini, t
 
 test: $(DEVELOPS)  ## every test, two at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+docs: $(DEVELOPS)  ## the site, in docs/build/html; needs no network, and fails on a broken link or reference
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m sphinx -b html -W --keep-going docs docs/build/html
 
 faults: $(DEVELOPS)  ## the long campaign: kills, flipped bits, bad disks, fuzzed inputs, long work; hours on two busy cores
 	$(BIN)/python -m benchmarks.faults --out benchmarks/FAULTS.md
@@ -39,4 +42,4 @@ $(DEVELOPS): $(INSTALLED)
 	touch $@
 
 clean:  ## everything that make has made
-	rm -rf .venv demo
+	rm -rf .venv demo docs/build docs/examples docs/made docs/project

@@ -45,9 +45,13 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def mnist_files(tmp_path):
-    """Return a folder with four small idx files in the form of MNIST's, gzipped and not."""
+    """Return a folder with four small idx files in the form of MNIST's."""
+    return write_mnist(tmp_path / "mnist-files")
+
+
+def write_mnist(folder):
+    """Write four small idx files in the form of MNIST's, gzipped and not."""
     draw = np.random.default_rng(0)
-    folder = tmp_path / "mnist-files"
     folder.mkdir()
     for part, count in (("train", 60), ("t10k", 20)):
         images = draw.integers(0, 256, (count, 28, 28), np.uint8)

@@ -128,6 +128,7 @@ def test_a_stage_is_called_with_fields_or_groups_of_options():
     named = whole("mnist", backbone="gpt2", device="cpu")
     assert named == whole("mnist", ReservoirOptions(backbone="gpt2"), PlaceOptions(device="cpu"))
     assert whole("mnist", ReservoirOptions(backbone="gpt2"), seed=3)[1] == ReservoirOptions(backbone="gpt2", seed=3)
+    assert whole("mnist", cache="here") == whole("mnist", PlaceOptions(cache=Path("here")))
     with pytest.raises(TypeError, match="bakbone"):
         whole("mnist", bakbone="gpt2")
     with pytest.raises(InputError, match="--seed -1"):

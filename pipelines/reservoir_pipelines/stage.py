@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
 from reservoir import options
@@ -20,7 +21,8 @@ def stage(function: Callable[..., R]) -> Callable[..., R]:
     Of ``extract(task, reservoir: ReservoirOptions, ...)`` the calls ``extract("mnist", backbone="gpt2")`` and
     ``extract("mnist", ReservoirOptions(backbone="gpt2"))`` are the same; what is named goes before what a group says.
     """
-    parameters = inspect.signature(function).parameters
+    signature = inspect.signature(function)
+    parameters = signature.parameters
     kinds = {name: getattr(options, str(p.annotation), None) for name, p in parameters.items()}
     groups = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Options)}
     owner = {item.name: name for name, kind in groups.items() for item in fields(kind)}
@@ -35,7 +37,11 @@ def stage(function: Callable[..., R]) -> Callable[..., R]:
         for name, kind in groups.items():
             base = next((value for value in made if isinstance(value, kind)), None)
             settings[name] = replace(base, **given[name]) if base else kind(**given[name])
-        return function(*plain, **settings)
+        bound = signature.bind(*plain, **settings)
+        for name, value in bound.arguments.items():
+            if parameters[name].annotation == "Path" and isinstance(value, str):
+                bound.arguments[name] = Path(value)
+        return function(*bound.args, **bound.kwargs)
 
     own = [p for name, p in parameters.items() if name not in groups]
     keywords = [

@@ -93,7 +93,7 @@ class RidgeSweepClassifier(ClassifierMixin, _RidgeSweep):
         Divisor of the scores in `predict_proba`, fitted to the held-out scores.
     n_features_in_ : int
         Number of features.
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+    feature_names_in_ : ndarray of shape (``n_features_in_``,)
         Names of the features, where they were given as strings.
 
     Notes
@@ -187,7 +187,7 @@ class RidgeSweepRegressor(RegressorMixin, _RidgeSweep):
         That of the chosen penalty.
     n_features_in_ : int
         Number of features.
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+    feature_names_in_ : ndarray of shape (``n_features_in_``,)
         Names of the features, where they were given as strings.
 
     Examples

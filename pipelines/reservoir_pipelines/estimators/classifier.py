@@ -23,9 +23,9 @@ class ReservoirClassifier(ClassifierMixin, ReservoirPredictor):
     `extract` and `fit` choose it for a file that holds them.
 
     The results of the frozen pass are cached under the SHA-256 of the row, in this process and on disk, so that each
-    distinct row passes once, whatever comes after it: penalties, class weights, `cv`. Values are standardised by the
-    samples that are fitted, so in `cross_val_score` a row passes once for each fold; with ``standardise=False``, for
-    values that have a scale of their own, once in all. With `n_jobs` a row may pass once in each process.
+    distinct row passes once, whatever comes after it: penalties, class weights, ``cv``. Values are standardised by the
+    samples that are fitted, so in ``cross_val_score`` a row passes once for each fold; with ``standardise=False``, for
+    values that have a scale of their own, once in all. With ``n_jobs`` a row may pass once in each process.
 
     {parameters}
 
@@ -51,7 +51,7 @@ class ReservoirClassifier(ClassifierMixin, ReservoirPredictor):
         Length of the longest sequence, in values of a channel.
     n_channels_in_ : int
         Values at each place; 1 for X of two dimensions.
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+    feature_names_in_ : ndarray of shape (``n_features_in_``,)
         Names of the places, where they were given as strings.
 
     Examples

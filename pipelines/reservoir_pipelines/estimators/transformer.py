@@ -34,7 +34,7 @@ class ReservoirTransformer(TransformerMixin, ReservoirEstimator):
         Length of the longest sequence, in values of a channel.
     n_channels_in_ : int
         Values at each place; 1 for X of two dimensions.
-    feature_names_in_ : ndarray of shape (n_features_in_,)
+    feature_names_in_ : ndarray of shape (``n_features_in_``,)
         Names of the places, where they were given as strings.
 
     Examples

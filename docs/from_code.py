@@ -1,0 +1,108 @@
+"""What the site takes from the code: the command line, the options, and the short names of docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+MADE = Path(__file__).parent / "made"
+"""Folder of the pages that are made anew at each build."""
+
+
+def connect(app: Any) -> None:
+    """Have Sphinx call what is below."""
+    MADE.mkdir(exist_ok=True)
+    (MADE / "commands.md").write_text(command_line())
+    (MADE / "options.rst").write_text(options())
+    app.connect("missing-reference", _short_name)
+    app.connect("autodoc-process-signature", _signature)
+
+
+def command_line() -> str:
+    """Return the commands with their arguments and flags as Markdown."""
+    import typer
+    from reservoir_pipelines.cli import app
+
+    return "\n".join(_command(name, found) for name, found in _commands("reservoir", typer.main.get_command(app)))
+
+
+def options() -> str:
+    """Return every group of options with its fields as reStructuredText, each field a target to link to."""
+    from reservoir import options as groups
+
+    kinds = [
+        kind
+        for kind in vars(groups).values()
+        if isinstance(kind, type) and issubclass(kind, groups.Options) and kind is not groups.Options
+    ]
+    return "\n".join(_group(kind) for kind in kinds)
+
+
+def _commands(path: str, found: Any) -> list[tuple[str, Any]]:
+    if not hasattr(found, "commands"):
+        return [(path, found)]
+    return [pair for name, member in found.commands.items() for pair in _commands(f"{path} {name}", member)]
+
+
+def _command(name: str, found: Any) -> str:
+    arguments = [p for p in found.params if p.param_type_name == "argument"]
+    flags = [p for p in found.params if p.param_type_name == "option"]
+    metavars = [p.metavar or p.name.upper() for p in arguments]
+    usage = " ".join([name, *(m if p.required else f"[{m}]" for m, p in zip(metavars, arguments, strict=True))])
+    lines = [f"## {name}", "", found.help or "", "", f"    {usage} [FLAGS]", ""]
+    rows = [f"| `{m}` | {_cell(p.help)} |" for m, p in zip(metavars, arguments, strict=True)]
+    rows += [f"| `{', '.join(p.opts + p.secondary_opts)}` | {_cell(p.help)} |" for p in flags]
+    return "\n".join([*lines, "| flag | what it does |", "|---|---|", *rows, ""])
+
+
+def _cell(text: str | None) -> str:
+    return re.sub(r"([|*_<>])", r"\\\1", text or "")
+
+
+def _group(kind: type) -> str:
+    from reservoir.option_fields import flag_of
+
+    own = vars(kind).get("__annotations__", {})
+    bases = [base.__name__ for base in kind.__bases__ if base.__name__ != "Options"]
+    with_them = f" With those of {', '.join(f':py:obj:`{base}`' for base in bases)}." if bases else ""
+    lines = [f".. py:class:: reservoir.options.{kind.__name__}", "", f"   {kind.__doc__}{with_them}", ""]
+    for item in (item for item in fields(kind) if item.name in own):
+        default = item.metadata["shown"] or repr(item.default)
+        said = f"{_plain(item.metadata['help'].rstrip('.'))}. Default: {_plain(default)}."
+        lines += [f"   .. py:attribute:: {item.name}", ""]
+        lines += [f"      ``{item.type}``. {said} On the command line ``{flag_of(item)}``.", ""]
+    return "\n".join(lines)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"([*`|\\_])", r"\\\1", text)
+
+
+def _short_name(app: Any, env: Any, node: Any, inner: Any) -> Any:
+    """Resolve a name without its module, such as `extract` or `layers`, where only one object has it."""
+    from sphinx.util.nodes import make_refnode
+
+    wanted = node.get("reftarget", "")
+    objects = {n: found for n, found in env.get_domain("py").objects.items() if not found.aliased}
+    found = [name for name in objects if name.rpartition(".")[2] == wanted] or (
+        [name for name in objects if name.endswith(f".{wanted}")]
+    )
+    if len(found) != 1:
+        return None
+    place = objects[found[0]]
+    return make_refnode(app.builder, node["refdoc"], place.docname, place.node_id, inner, found[0])
+
+
+def _signature(app: Any, what: str, name: str, thing: Any, settings: Any, signature: str, returns: str) -> Any:
+    """Show the options of a stage as one, as its docstring does: it says which groups they are of."""
+    if what == "function" and hasattr(thing, "__wrapped__"):
+        from reservoir import options as groups
+
+        parameters = inspect.signature(thing.__wrapped__).parameters.values()
+        own = [p.replace(annotation=p.empty) for p in parameters if not hasattr(groups, str(p.annotation))]
+        rest = inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)
+        return str(inspect.Signature([*own, rest])), ""
+    return None

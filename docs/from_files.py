@@ -1,0 +1,53 @@
+"""What the site takes from files elsewhere in the repository: whole pages, and links to them and to other files."""
+
+from __future__ import annotations
+
+import re
+from os.path import relpath
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+PAGES = {
+    "SECURITY.md": "security",
+    "ARCHITECTURE.md": "architecture",
+    "CONTRIBUTING.md": "contributing",
+    "CHANGELOG.md": "changelog",
+    "cache/FORMAT.md": "cache-format",
+    "reservoir/backbones/mini/README.md": "mini",
+    "benchmarks/RESULTS.md": "results",
+    "benchmarks/REPRODUCTION.md": "reproduction",
+}
+"""Files that are pages of the site too, below ``project/``."""
+FOLDER = DOCS / "project"
+_LINK = re.compile(r"(?<=\]\()([^)#\s]+)(?=[)#])")
+
+
+def connect(app: Any) -> None:
+    """Write the pages, and have the links of all others led to them."""
+    FOLDER.mkdir(exist_ok=True)
+    for file, page in PAGES.items():
+        text = (ROOT / file).read_text()
+        (FOLDER / f"{page}.md").write_text(linked(text, (ROOT / file).parent, FOLDER))
+    app.connect("source-read", _read)
+
+
+def linked(text: str, come_from: Path, go_to: Path) -> str:
+    """Return Markdown of one folder with its links as another folder has them: to a page, where the file is one."""
+
+    def lead(found: re.Match[str]) -> str:
+        target = found[1]
+        file = (come_from / target).resolve()
+        if ":" in target or not file.exists():
+            return target  # a wrong one is for Sphinx to tell
+        page = PAGES.get(str(file.relative_to(ROOT)))
+        return relpath(FOLDER / f"{page}.md" if page else file, go_to)
+
+    return _LINK.sub(lead, text)
+
+
+def _read(app: Any, page: str, source: list[str]) -> None:
+    file = Path(app.env.doc2path(page))
+    if file.suffix == ".md" and FOLDER not in file.parents:
+        source[0] = linked(source[0], file.parent, file.parent)

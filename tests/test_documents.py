@@ -1,0 +1,121 @@
+"""Every command and program in the README and in `docs` runs as it stands there.
+
+Blocks marked ``sh`` and ``python`` run in order, in an empty folder of the page. Capitals stand for files that the test
+has. Commands in blocks marked ``console``, which need a network, a GPU or a cluster, are checked for their flags
+alone.
+"""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import write_mnist
+from tests.reservoir.models import save_with_tokenizer
+
+ROOT = Path(__file__).resolve().parents[1]
+MADE = {"build", "made", "project", "examples"}
+HAND_WRITTEN = [p for p in sorted((ROOT / "docs").rglob("*.md")) if p.relative_to(ROOT / "docs").parts[0] not in MADE]
+PAGES = [ROOT / "README.md", *HAND_WRITTEN]
+WITH_BLOCKS = [page for page in PAGES if re.search(r"^```(sh|python|console)$", page.read_text(), re.M)]
+
+
+def blocks(page):
+    return re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(), flags=re.M | re.S)
+
+
+def commands(text):
+    lines = (line.partition(" #")[0].strip() for line in text.replace("\\\n", " ").splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def named(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Return what the capitals of the documents stand for."""
+    folder = tmp_path_factory.mktemp("places")
+    words = np.random.default_rng(0).choice(["one", "frozen", "map", "of", "any", "sequence"], 6000)
+    (folder / "text.txt").write_text(" ".join(words))
+    mnist = write_mnist(folder / "mnist")
+    return {
+        "DIR": str(mnist),
+        "TEXT": str(folder / "text.txt"),
+        "MODEL": str(save_with_tokenizer("bert", folder / "m")),
+    }
+
+
+@pytest.fixture(scope="module")
+def one_cache(tmp_path_factory):
+    """Return a root that the pages share: what one has extracted, the next finds."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.mark.parametrize("page", WITH_BLOCKS, ids=named)
+def test_every_command_and_program_runs(page, places, one_cache, tmp_path, monkeypatch, capsys):
+    from reservoir_pipelines.cli import run
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RESERVOIR_CACHE", str(one_cache))
+    names = {"__name__": "document"}
+    for language, text in blocks(page):
+        if language == "python":
+            exec(compile(text, named(page), "exec"), names)
+        for command in commands(text) if language == "sh" else ():
+            if command.startswith("reservoir "):
+                arguments = [places.get(a, a) for a in shlex.split(command)[1:]]
+                assert run(arguments) == 0, (command, capsys.readouterr().err)
+        for command in commands(text) if language == "console" else ():
+            know_its_flags(command)
+
+
+def know_its_flags(command):
+    """Fail where a command of ours, on its own or after a launcher, has a flag that does not exist."""
+    import typer
+    from reservoir_pipelines.cli import app
+
+    ours = re.search(r"(?:^reservoir|-m reservoir_pipelines| reservoir) (?=[a-z])(.*)", command)
+    if ours:
+        found, arguments = typer.main.get_command(app), shlex.split(ours[1])
+        while arguments and hasattr(found, "commands"):
+            assert arguments[0] in found.commands, command
+            found, arguments = found.commands[arguments[0]], arguments[1:]
+        known = {flag for p in found.params for flag in (*p.opts, *p.secondary_opts)}
+        assert {a.partition("=")[0] for a in arguments if a.startswith("--")} <= known, command
+
+
+def test_the_make_targets_of_the_readme_exist_and_run_the_main_job():
+    makes = [c for language, text in blocks(ROOT / "README.md") for c in commands(text) if c.startswith("make ")]
+    assert makes == ["make demo", "make test"]
+    for command in makes:
+        done = subprocess.run([*shlex.split(command), "--dry-run"], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        if command == "make demo":
+            assert "reservoir extract digits" in done.stdout
+            assert "reservoir fit digits" in done.stdout
+            assert "reservoir report" in done.stdout
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) < 200
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_files_it_links_to_are_there(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" not in target and not target.startswith("#"):
+            inner = {"project", "examples", "made"} & set(Path(target).parts)  # made when the site is
+            assert inner or (page.parent / target.partition("#")[0]).is_file(), target
+
+
+def test_the_reference_has_every_public_name():
+    import reservoir_pipelines
+
+    text = (ROOT / "docs" / "reference" / "python.md").read_text()
+    for name in reservoir_pipelines.__all__:
+        assert re.search(rf"auto\w+:: reservoir_pipelines\.{name}\n", text), name
