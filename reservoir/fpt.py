@@ -26,8 +26,8 @@ OUTPUT_INITS = ("orthogonal", "linear")
 class InputLayer(nn.Module):
     """The fixed map from tokens to the backbone's width (Lu et al. 2021, appendix).
 
-    Vectors go through orthogonal columns of norm ``gain``, or through `kernels` where their shape is given; symbols
-    through Gaussian embeddings of deviation ``gain / 1.41``.
+    Vectors go through orthogonal columns of norm ``gain`` (an echo state network's ``input_scaling``), or through
+    `kernels` where their shape is given; symbols through Gaussian embeddings of deviation ``gain / 1.41``.
     """
 
     def __init__(
@@ -82,29 +82,25 @@ def kernels(width: int, seed: int, shape: KernelShape) -> np.ndarray:
 class FPT(nn.Module):
     """Input layer, backbone and output, over right-padded sequences.
 
-    The seed and the gain (an echo state network's ``input_scaling``) are of the input layer; ``kernel_shape`` is of the
-    windows that random `kernels` read, in place of orthogonal columns. With ``output_init="orthogonal"`` the output
-    starts with rows of norm 1.41 and no bias, with ``"linear"`` uniform up to ``width ** -0.5`` as torch's `Linear` and
-    so the authors' (rows of norm 0.58); extraction does not use it. ``inputs`` is a backbone's
-    own way in, in the place of a drawn input layer.
+    ``inputs`` is the layer from tokens to the backbone's width: an `InputLayer` of ``seed`` where none is given. With
+    ``output_init="orthogonal"`` the output starts with rows of norm 1.41 and no bias, with ``"linear"`` uniform up to
+    ``width ** -0.5`` as torch's `Linear` and so the authors' (rows of norm 0.58); extraction does not use it.
     """
 
     def __init__(
         self,
         task: Task,
         backbone: Backbone,
+        inputs: InputLayer | NativeInput | None = None,
         seed: int = 0,
-        gain: float = DEFAULT_GAIN,
         output_init: str = "orthogonal",
-        kernel_shape: KernelShape | None = None,
-        inputs: NativeInput | None = None,
     ) -> None:
         super().__init__()
         backbone.check_length(task.max_tokens, f"task {task.name!r}: ")
         if output_init not in OUTPUT_INITS:
             raise InputError(f"output init {output_init!r}: choose among {', '.join(OUTPUT_INITS)}")
         self.task = task
-        self.inputs = inputs or InputLayer(task.form, backbone.width, seed, gain, kernel_shape)
+        self.inputs = inputs or InputLayer(task.form, backbone.width, seed)
         self.backbone = backbone
         self.output = nn.Linear(backbone.width, task.outputs * max(task.classes, 1))
         if output_init == "linear":

@@ -138,7 +138,7 @@ def load_model(
 ) -> LoadedModel:
     """Build the model of a resolved reservoir for a task, in evaluation mode on its device."""
     from reservoir.backbones import load_backbone, weights_digest
-    from reservoir.fpt import FPT
+    from reservoir.fpt import FPT, InputLayer
     from reservoir.inputs import open_native
 
     place = choose_device(device)
@@ -146,17 +146,18 @@ def load_model(
     if settings.input == "gaussian" and isinstance(task.form, Vectors):
         raise InputError(f"--input gaussian: task {task.name!r} holds values, not symbols; take orthogonal or kernels")
     windows, seen, shape = settings.windows(task), settings.windowed(task), None
-    inputs, reader, door = None, None, {}
+    reader, door = None, {}
     if settings.input == "native":
         native = open_native(seen, settings.backbone, settings.init, settings.depth)
         seen, backbone, inputs = native.task, native.backbone, native.inputs
         reader, door = native.reader, native.door
     else:
         backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
-    if settings.input == "kernels" and isinstance(seen.form, Vectors):
-        taps = len(windows.dilations) * windows.patch * windows.forms
-        shape = (len(windows.dilations), windows.patch, windows.forms, seen.form.dim // taps)
-    fpt = FPT(seen, backbone, settings.seed, settings.gain, output_init, shape, inputs).eval()
+        if settings.input == "kernels" and isinstance(seen.form, Vectors):
+            taps = len(windows.dilations) * windows.patch * windows.forms
+            shape = (len(windows.dilations), windows.patch, windows.forms, seen.form.dim // taps)
+        inputs = InputLayer(seen.form, backbone.width, settings.seed, settings.gain, shape)
+    fpt = FPT(seen, backbone, inputs, settings.seed, output_init).eval()
     digest = weights_digest(backbone)
     import torch
 

@@ -65,7 +65,11 @@ class Tally:
 
     def loss(self) -> np.ndarray:
         """Return the loss of each readout, (A,), mean over all samples so far; of real targets 1 - R^2."""
-        return self._far / (self.samples * self.targets.outputs) if self.targets.classes else 1 - self.accuracy()
+        return (
+            np.asarray(self._far) / (self.samples * self.targets.outputs)
+            if self.targets.classes
+            else 1 - self.accuracy()
+        )
 
 
 def best_penalty(

@@ -127,7 +127,7 @@ def test_the_output_starts_as_said():
     task = Task(name="t", form=Vectors(5), max_tokens=12, classes=10)
     backbone = load_backbone("gpt2:n_layer=1,n_embd=256,n_head=2,n_positions=20")
     orthogonal, linear, again, other = (
-        FPT(task, backbone, seed, output_init=init).output
+        FPT(task, backbone, seed=seed, output_init=init).output
         for seed, init in ((0, "orthogonal"), (0, "linear"), (0, "linear"), (1, "linear"))
     )
     torch.testing.assert_close(orthogonal.weight @ orthogonal.weight.T, 1.41**2 * torch.eye(10), atol=1e-5, rtol=1e-5)

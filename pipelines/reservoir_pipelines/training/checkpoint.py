@@ -78,7 +78,8 @@ def trained_output(checkpoint: Path) -> nn.Linear | None:
     tensors = _read(checkpoint, TRAINED)
     if "output.weight" not in tensors:
         return None
-    output = nn.Linear(*reversed(tensors["output.weight"].shape))
+    outputs, width = tensors["output.weight"].shape
+    output = nn.Linear(width, outputs)
     output.load_state_dict({name: tensors[f"output.{name}"] for name in ("weight", "bias")})
     return output
 

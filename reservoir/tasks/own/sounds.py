@@ -13,6 +13,7 @@ from reservoir.tasks.own.columns import Columns, check_padding
 from reservoir.tasks.own.letters import texts_of
 from reservoir.tasks.own.tables import lines_of
 from reservoir.tasks.own.wav import BANDS, RATE, frame_count, mel_frames, read_header, read_samples
+from reservoir.tasks.task import Task, Vectors
 
 SUFFIX = ".wav"
 TABLES = (".csv", ".tsv", ".jsonl")
@@ -62,9 +63,21 @@ def sound_files(path: Path) -> list[Path]:
     return sorted(file for file in named if file.is_file())
 
 
+def has_sounds(path: Path) -> bool:
+    """Return whether a path is a sound, or a folder or a table of such."""
+    return bool(sound_files(path)) or (path.is_file() and names_sounds(path))
+
+
+def holds_samples(task: Task) -> bool:
+    """Return whether the sequences of a task are sounds as their samples."""
+    return bool(task.parameters.get("waveform")) and task.form == Vectors(1)
+
+
 def folder_arrays(folder: Path, files: Sequence[Path], *, labelled: bool) -> dict[str, np.ndarray]:
     """Return labels by the folders of files, splits by those above, where they are called so, and names."""
-    inside = [file.relative_to(folder).parts if folder != file else (file.name,) for file in files]
+    inside: list[tuple[str, ...]] = [
+        file.relative_to(folder).parts if folder != file else (file.name,) for file in files
+    ]
     arrays = {"ids": np.array(["/".join(parts) for parts in inside])}
     split = all(len(parts) == 3 and parts[0] in SPLITS for parts in inside)
     if split:
