@@ -37,9 +37,8 @@ class RawSource:
         """Yield the samples of some rows at a time."""
         part, whole = self.store[split], self.prepared.split(split)
         for start in range(0, part.rows, RAW_ROWS):
-            index = part.index[start : start + RAW_ROWS]
-            read = whole.read(int(index[0]), int(index[-1]) + 1)
-            x = self.encode(read.x[index - index[0]], read.lengths[index - index[0]])
+            read = whole.take(part.index[start : start + RAW_ROWS])
+            x = self.encode(read.x, read.lengths)
             yield samples(x[:, None], part.labels[start : start + RAW_ROWS])
 
     def labels(self, split: str) -> np.ndarray:
