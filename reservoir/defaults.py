@@ -39,6 +39,7 @@ def is_series(task: Task) -> bool:
     """Whether these are one's own float sequences, each with a label of its own."""
     return (
         task.name not in TASKS
+        and not task.pictures
         and isinstance(task.form, Vectors)
         and task.readout_tokens == 1
         and task.max_tokens >= TAPS
@@ -88,12 +89,14 @@ def choose_reservoir(options: ReservoirOptions, task: Task, rows: int, *, publis
 
 
 def is_native(task: Task, settings: Reservoir) -> bool:
-    """Return whether a model is given what it was pretrained on: words, or of a model of letters any letters."""
-    if settings.init != "pretrained" or not task.alphabet or not settings.windows(task).plain:
+    """Return whether a model is given what it was pretrained on: words, pictures, or any letters if it reads such."""
+    if settings.init != "pretrained" or not (task.alphabet or task.pictures) or not settings.windows(task).plain:
         return False
     from reservoir.backbones import find
 
     family, _ = find(settings.backbone)
+    if task.pictures:
+        return family.reads == "pixels"
     fits = family.reads == "letters" or (family.reads == "text" and are_words(task.alphabet))
     return fits and has_tokenizer(settings.backbone)
 
