@@ -13,6 +13,7 @@ NAMES = (
     *("bert-base-uncased", "roberta-base", "distilbert-base-uncased", "allenai/longformer-base-4096"),
     *("t5-small", "t5-base", "google/vit-base-patch16-224-in21k", "facebook/dinov2-base"),
     *("facebook/esm2_t6_8M_UR50D", "facebook/esm2_t12_35M_UR50D", "HuggingFaceTB/SmolLM2-135M"),
+    *("facebook/wav2vec2-base", "facebook/hubert-base-ls960", "facebook/hubert-large-ll60k"),
     *("lstm", "lstm-12", "lstm-star", "lstm-norm", "esn"),
 )
 """Those whose configurations need nothing looked up: the keys of `reservoir.backbones.KNOWN`."""
@@ -25,6 +26,8 @@ SHORT = {
     "t5": "t5-base",
     "vit": "google/vit-base-patch16-224-in21k",
     "dinov2": "facebook/dinov2-base",
+    "wav2vec2": "facebook/wav2vec2-base",
+    "hubert": "facebook/hubert-base-ls960",
     "esm": "facebook/esm2_t12_35M_UR50D",
 }
 """What the name of a family means: its usual base size."""

@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from reservoir.inputs.text import has_tokenizer
-from reservoir.options import ReservoirOptions
+from reservoir.options import ReservoirOptions, RowOptions
 from reservoir.pooling import WIDEST_TOKENS
-from reservoir.reservoir import MOST_SYMBOLS, Reservoir
+from reservoir.reservoir import MOST_SYMBOLS, Reservoir, full_name
 from reservoir.tasks import TASKS
 from reservoir.tasks.own.letters import are_words
+from reservoir.tasks.own.sounds import holds_samples
 from reservoir.tasks.task import Task, Tokens, Vectors
 
 if TYPE_CHECKING:
@@ -89,16 +90,27 @@ def choose_reservoir(options: ReservoirOptions, task: Task, rows: int, *, publis
 
 
 def is_native(task: Task, settings: Reservoir) -> bool:
-    """Return whether a model is given what it was pretrained on: words, pictures, or any letters if it reads such."""
-    if settings.init != "pretrained" or not (task.alphabet or task.pictures) or not settings.windows(task).plain:
+    """Return whether a model is given what it was pretrained on: words, pictures, sounds, or letters."""
+    other = "pixels" if task.pictures else "sounds" if holds_samples(task) else ""
+    if settings.init != "pretrained" or not (task.alphabet or other) or not settings.windows(task).plain:
         return False
     from reservoir.backbones import find
 
     family, _ = find(settings.backbone)
-    if task.pictures:
-        return family.reads == "pixels"
+    if other:
+        return family.reads == other
     fits = family.reads == "letters" or (family.reads == "text" and are_words(task.alphabet))
     return fits and has_tokenizer(settings.backbone)
+
+
+def as_model_hears(source: RowOptions, options: ReservoirOptions) -> RowOptions:
+    """Return the options of sounds, as samples where the backbone that is named reads such."""
+    if source.waveform or options.input not in {None, "native"} or options.init not in {None, "pretrained"}:
+        return source
+    from reservoir.backbones import find
+
+    family, _ = find(full_name(str(options.backbone)))
+    return replace(source, waveform=True) if family.reads == "sounds" else source
 
 
 def default_layers(task: Task, *, native: bool = False) -> str:
@@ -113,10 +125,12 @@ def default_layers(task: Task, *, native: bool = False) -> str:
 def default_pools(task: Task, width: int, reader: Reader | None = None) -> str:
     """Return the poolings that are kept of a task in a backbone of this width, or one that has a ``reader`` of its own.
 
-    Of what such reads the class token, or else the last one, and the mean; of own sequences what the channels take,
-    and eight stretches, and of symbols, where they fit, all tokens side by side; of named tasks the last token and the
-    mean.
+    Of sounds mean and deviation, of what else such reads the class token, or else the last one, and the mean; of own
+    sequences what the channels take, and eight stretches, and of symbols, where they fit, all tokens side by side; of
+    named tasks the last token and the mean.
     """
+    if holds_samples(task) and reader:
+        return "mean,std"
     if reader:
         return "cls,mean" if reader.has_cls else "last,mean"
     if is_series(task):

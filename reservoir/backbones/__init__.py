@@ -7,6 +7,7 @@ bert : BERT, RoBERTa, XLM-RoBERTa, DistilBERT, MiniLM, and Longformer for up to 
 t5 : the encoder of T5, without its decoder.
 vit : the Vision Transformer over any sequence of vectors.
 dinov2 : the same of DINOv2, with a scale on each branch.
+wav2vec2 : wav2vec 2.0 and HuBERT, models of sounds.
 esm : ESM-2 and ESM-1b, models of protein letters.
 llama : Llama, SmolLM, Mistral, Qwen, Gemma.
 lstm : the paper's LSTM of 3 or 12 layers as released, its LSTM*, and ``lstm-norm`` with the cell of Ba et al. 2016.

@@ -49,7 +49,7 @@ class Family:
     # They are dropped from memory and do not count in the weights' digest.
     unused: tuple[str, ...] = ()
     door: str = ""  # path of the module that is the model's own way in, if it has one
-    reads: str = ""  # what passes it: text, letters one by one, or pixels
+    reads: str = ""  # what passes it: text, letters one by one, pixels, or sounds
     heads: tuple[str, ...] = ()  # prefixes of checkpoint entries of a task head, which may be left unread
     own: tuple[str, ...] = ()  # prefixes of parameters that no checkpoint has, drawn for every init
     attention: str = ""  # path inside a block of the module whose last output is its attention map, if there is one

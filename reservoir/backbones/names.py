@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.backbone_names import check_backbone_name, did_you_mean
-from reservoir.backbones import bert, dinov2, esm, esn, gpt2, llama, lstm, t5, vit
+from reservoir.backbones import bert, dinov2, esm, esn, gpt2, llama, lstm, t5, vit, wav2vec2
 from reservoir.backbones.family import Family
 from reservoir.backbones.hub import offline
 from reservoir.errors import InputError
@@ -21,6 +21,7 @@ FAMILIES: dict[str, Family] = {
         *bert.FAMILIES,
         t5.T5,
         vit.VIT,
+        *wav2vec2.FAMILIES,
         dinov2.DINOV2,
         esm.ESM,
         *llama.FAMILIES,
@@ -32,7 +33,7 @@ FAMILIES: dict[str, Family] = {
 
 KNOWN: dict[str, Callable[[], Any]] = {
     name: config
-    for module in (gpt2, bert, t5, vit, dinov2, esm, llama, lstm, esn)
+    for module in (gpt2, bert, t5, vit, dinov2, esm, llama, wav2vec2, lstm, esn)
     for name, config in module.KNOWN.items()
 }
 """Configurations that need nothing looked up. The names of transformers are the hub's."""

@@ -1,4 +1,4 @@
-"""A pretrained model with its own way in, for the texts or the pictures of a task."""
+"""A pretrained model with its own way in, for the texts, the pictures or the sounds of a task."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from reservoir.backbones import Backbone, find, load_native
 from reservoir.errors import InputError
 from reservoir.inputs.pixels import PixelReader, open_pixels
+from reservoir.inputs.sounds import SoundReader, open_sounds
 from reservoir.inputs.text import TextReader, read_tokenizer
 from reservoir.tasks import pictures, shows_pictures
+from reservoir.tasks.own.sounds import holds_samples
 from reservoir.tasks.task import Task
 
-Reader = TextReader | PixelReader
+Reader = TextReader | PixelReader | SoundReader
 """What makes stored rows of a task into what a model reads."""
 
 
@@ -56,11 +58,13 @@ def open_native(task: Task, name: str, init: str, depth: int | None) -> Native:
     if init != "pretrained":
         raise InputError(f"--input native: the embeddings are the pretrained ones, and --init {init} draws the rest")
     family, _ = find(name)
-    pixels = family.reads == "pixels"
-    if not (shows_pictures(task) if pixels else task.alphabet):
+    reads = {"pixels": shows_pictures, "sounds": holds_samples}.get(family.reads, lambda task: bool(task.alphabet))
+    if not reads(task):
         raise InputError(f"--input native: {family.name} reads {family.reads or 'vectors'}, and task {task.name!r} not")
     backbone, door = load_native(name, depth)
-    if pixels:
+    if family.reads == "sounds":
+        reader = open_sounds(task, name, backbone, door)
+    elif family.reads == "pixels":
         reader, door = open_pixels(name, backbone, door, partial(pictures, task))
     else:
         reader = read_tokenizer(name, backbone.max_tokens)

@@ -20,6 +20,10 @@ _T5 = {"num_layers": 3, "d_model": WIDTH, "num_heads": 2, "d_kv": 8, "d_ff": 24,
 _VIT = {"num_hidden_layers": 3, "hidden_size": WIDTH, "num_attention_heads": 2, "intermediate_size": 24}
 _DINOV2 = {"num_hidden_layers": 3, "hidden_size": WIDTH, "num_attention_heads": 2, "mlp_ratio": 2}
 _DINOV2 |= {"image_size": 12, "patch_size": 4, "initializer_range": 0.3, "layerscale_value": 0.7}
+_WAV = {"num_hidden_layers": 3, "hidden_size": WIDTH, "num_attention_heads": 2, "intermediate_size": 24}
+_WAV |= {"conv_dim": [8, 8], "conv_kernel": [10, 3], "conv_stride": [5, 2], "num_conv_pos_embeddings": 6}
+_WAV |= {"num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 2, "vocab_size": 20}
+_LARGE = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
 _GPT2 = {"n_layer": 3, "n_embd": WIDTH, "n_head": 2, "n_positions": 32, "vocab_size": 20}
 
 _ESM = _BERT | {"position_embedding_type": "rotary", "token_dropout": True, "pad_token_id": 1, "mask_token_id": 19}
@@ -35,6 +39,8 @@ MODELS = {
     "longformer": ("LongformerForMaskedLM", _BERT | {"pad_token_id": 1, "attention_window": [4, 4, 4]}),
     "vit": ("ViTForImageClassification", _VIT | {"image_size": 8, "patch_size": 4, "initializer_range": 0.3}),
     "dinov2": ("Dinov2ForImageClassification", _DINOV2),
+    "wav2vec2": ("Wav2Vec2ForCTC", _WAV),
+    "hubert": ("HubertForCTC", _WAV | _LARGE),
     "esm": ("EsmForMaskedLM", _ESM),
     "llama": ("LlamaForCausalLM", _LLAMA),
     "smollm3": ("SmolLM3ForCausalLM", _LLAMA | {"layer_types": None}),
@@ -54,6 +60,7 @@ RECURRENT = {
 }
 KINDS = (*MODELS, *RECURRENT)
 PIXELS = ("vit", "dinov2")
+SOUNDS = ("wav2vec2", "hubert")
 WORDS = ["the", "cat", "sat", "a", "dog", "and", "cow", "on", "mat"]
 
 
@@ -126,6 +133,15 @@ def save_with_processor(kind: str, folder: Path, **settings: object) -> Path:
     return folder
 
 
+def save_with_extractor(kind: str, folder: Path, **settings: object) -> Path:
+    """Write a tiny audio model, and a feature extractor with these settings."""
+    from transformers import Wav2Vec2FeatureExtractor
+
+    save(kind, folder)
+    Wav2Vec2FeatureExtractor(**settings).save_pretrained(folder)
+    return folder
+
+
 def _stir(model: nn.Module, generator: torch.Generator) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
@@ -144,6 +160,8 @@ def hand_run(kind: str, folder: Path, embeds: torch.Tensor, positions: torch.Ten
     """
     if kind in PIXELS:
         states = _vit(folder, embeds + positions[: len(embeds)])
+    elif kind in SOUNDS:
+        states = _encoder(folder, embeds)
     elif kind == "esn":
         states = _esn(folder, embeds)
     elif kind in RECURRENT:
@@ -173,6 +191,18 @@ def _vit(folder: Path, hidden: torch.Tensor) -> list[torch.Tensor]:
     for layer in getattr(model, "layers", None) or model.encoder.layer:
         states.append(layer(states[-1], None))
     return [state[0] for state in (*states, model.layernorm(states[-1]))]
+
+
+def _encoder(folder: Path, hidden: torch.Tensor) -> list[torch.Tensor]:
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(folder).eval()
+    encoder, before = model.encoder, not model.config.do_stable_layer_norm
+    hidden = hidden[None] + encoder.pos_conv_embed(hidden[None])
+    states = [encoder.layer_norm(hidden) if before else hidden]
+    for layer in encoder.layers:
+        states.append(layer(states[-1]))
+    return [state[0] for state in (*states, states[-1] if before else encoder.layer_norm(states[-1]))]
 
 
 def _lstm(folder: Path, x: torch.Tensor) -> list[torch.Tensor]:

@@ -1,11 +1,14 @@
 """Attention maps equal those that transformers gives, of real tokens alone."""
 
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from reservoir.backbones import attention_maps, load_backbone
 from reservoir.errors import InputError
-from tests.reservoir.models import MODELS, PIXELS, WIDTH, save
+from tests.reservoir.models import MODELS, PIXELS, SOUNDS, WIDTH, save
 
 LENGTHS = torch.tensor([7, 4])
 EMBEDS = torch.randn(2, 7, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -18,7 +21,10 @@ def test_maps_equal_transformers_of_each_sequence_alone(kind, tmp_path):
     folder = save(kind, tmp_path / kind)
     backbone = load_backbone(str(folder), "pretrained")
     maps = attention_maps(backbone, EMBEDS, LENGTHS, layer=2)
-    if kind in PIXELS:  # transformers' own takes images alone: its layers are walked with what enters them here
+    if kind in SOUNDS:  # transformers' own takes samples alone
+        theirs, name = partial(_of_encoder, backbone.model.encoder), "hidden_states"
+        backbone.model.set_attn_implementation("eager")
+    elif kind in PIXELS:  # transformers' own takes images alone: its layers are walked with what enters them here
         theirs, name = backbone.model, "pixel_values"
         theirs.set_attn_implementation("eager")
     else:
@@ -30,6 +36,15 @@ def test_maps_equal_transformers_of_each_sequence_alone(kind, tmp_path):
     for row, n in enumerate(LENGTHS.tolist()):
         torch.testing.assert_close(maps[row, :, :n].sum(-1), torch.ones(maps.shape[1], n))
         assert not maps[row, :, n:].any() and not maps[row, :, :, n:].any()
+
+
+def _of_encoder(encoder, hidden_states, output_attentions):
+    maps = []
+    handles = [each.attention.register_forward_hook(lambda _m, _i, out: maps.append(out[1])) for each in encoder.layers]
+    encoder(hidden_states.clone())
+    for handle in handles:
+        handle.remove()
+    return SimpleNamespace(attentions=maps)
 
 
 def test_the_model_is_as_fast_and_as_deep_as_before(tmp_path):

@@ -38,6 +38,8 @@ BLOCK = {
     "esn": ("blocks.{}.", []),
     "lstm-fused": ("blocks.{}.", []),
 }
+_SOUND_NORMS = [f"{part}layer_norm.{end}" for part in ("", "final_") for end in ("weight", "bias")]
+BLOCK["wav2vec2"] = BLOCK["hubert"] = ("encoder.layers.{}.", _SOUND_NORMS)
 BLOCK["dinov2"] = ("encoder.layer.{}.", [f"{part}.{end}" for part in ("norm1", "norm2") for end in ("weight", "bias")])
 for same in ("roberta", "xlm-roberta", "longformer"):
     BLOCK[same] = BLOCK["bert"]
@@ -64,6 +66,10 @@ OUTSIDE = {
     "vit": ["embeddings.position_embeddings", "layernorm.weight", "layernorm.bias"],
     "lstm-star": ["positions"],
 }
+_CONVOLUTION = ("bias", "parametrizations.weight.original0", "parametrizations.weight.original1")
+_POSITIONS = [f"encoder.pos_conv_embed.conv.{name}" for name in _CONVOLUTION]
+OUTSIDE["wav2vec2"] = [*_POSITIONS, "encoder.layer_norm.weight", "encoder.layer_norm.bias"]
+OUTSIDE["hubert"] = [*_POSITIONS, "final.weight", "final.bias"]
 OUTSIDE["dinov2"] = OUTSIDE["vit"]
 for same in ("llama", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"):
     OUTSIDE[same] = ["norm.weight"]

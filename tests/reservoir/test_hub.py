@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from reservoir.backbone_names import SHORT
 from reservoir.backbones import names
 from reservoir.errors import InputError
 from reservoir.reservoir import full_name
@@ -110,5 +111,5 @@ def test_an_unknown_name_is_told_without_a_network(name, said, monkeypatch):
 
 
 def test_the_name_of_a_family_means_its_base_size():
-    assert {name: full_name(name) for name in names.SHORT} == names.SHORT
-    assert all(known in names.KNOWN for known in names.SHORT.values())
+    assert {name: full_name(name) for name in SHORT} == SHORT
+    assert all(known in names.KNOWN for known in SHORT.values())

@@ -14,7 +14,7 @@ from reservoir.options import ReservoirOptions
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks.own.letters import codes_of
 from reservoir.tasks.task import Task, Tokens
-from tests.reservoir.models import MODELS, PIXELS, layer_names, save_with_tokenizer
+from tests.reservoir.models import MODELS, PIXELS, SOUNDS, layer_names, save_with_tokenizer
 
 TEXTS = [
     "the cat sat",
@@ -26,7 +26,7 @@ TEXTS = [
 ]
 LETTERS = ["LAGVS", "PK", "LLLLLLERTIDPKKKKK", "A", "LAXG"]
 TASK = Task(name="texts.csv", form=Tokens(99), max_tokens=60, classes=2, alphabet=" abc")
-KINDS = [kind for kind in MODELS if kind not in PIXELS]
+KINDS = [kind for kind in MODELS if kind not in (*PIXELS, *SOUNDS)]
 
 
 def load(folder: Path) -> LoadedModel:

@@ -12,6 +12,8 @@ from reservoir_cache import FeatureStore, entry_bytes
 
 from reservoir.option_fields import as_group
 from reservoir.options import DeviceOptions, FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions
+from reservoir.tasks import TASKS
+from reservoir.tasks.own.sounds import has_sounds
 from reservoir_pipelines.extraction.receipts import recall, remember, request_of
 from reservoir_pipelines.output import say
 from reservoir_pipelines.preparation.prepare import prepare
@@ -102,6 +104,10 @@ def extract(
     """
     started = time.monotonic()
     root = cache_root(place.cache)
+    if reservoir.backbone and task not in TASKS and has_sounds(Path(task)):
+        from reservoir.defaults import as_model_hears  # which imports torch
+
+        source = as_model_hears(source, reservoir)
     prepared = prepare(task, as_group(source, TaskOptions), cache=root)
     for note in prepared.notes():
         say(note)

@@ -13,6 +13,7 @@ from reservoir.tasks.own.columns import Columns, check_padding
 from reservoir.tasks.own.letters import texts_of
 from reservoir.tasks.own.tables import lines_of
 from reservoir.tasks.own.wav import BANDS, RATE, frame_count, mel_frames, read_header, read_samples
+from reservoir.tasks.task import Task, Vectors
 
 SUFFIX = ".wav"
 TABLES = (".csv", ".tsv", ".jsonl")
@@ -60,6 +61,16 @@ def sound_files(path: Path) -> list[Path]:
     found = path.rglob("*") if path.is_dir() else [path]
     named = (file for file in found if file.suffix.lower() == SUFFIX and not file.name.startswith("."))
     return sorted(file for file in named if file.is_file())
+
+
+def has_sounds(path: Path) -> bool:
+    """Return whether a path is a sound, or a folder or a table of such."""
+    return bool(sound_files(path)) or (path.is_file() and names_sounds(path))
+
+
+def holds_samples(task: Task) -> bool:
+    """Return whether the sequences of a task are sounds as their samples."""
+    return bool(task.parameters.get("waveform")) and task.form == Vectors(1)
 
 
 def folder_arrays(folder: Path, files: Sequence[Path], *, labelled: bool) -> dict[str, np.ndarray]:

@@ -1,0 +1,100 @@
+"""Sounds as an audio model reads them: scaled by its own preprocessor, then through its own convolutions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from reservoir.backbones import Backbone
+from reservoir.backbones.hub import offline
+from reservoir.backbones.names import first_line, quiet
+from reservoir.errors import InputError
+from reservoir.tasks.own.wav import RATE
+from reservoir.tasks.task import Task, Vectors
+
+PREPROCESSOR = "preprocessor_config.json"
+
+
+class SoundReader:
+    """From stored samples to what the convolutions of a model make of them, each sound by itself.
+
+    A base model's first convolution is scaled over the whole sound: padding would change every token, so there is none.
+    """
+
+    kind, has_cls = "processor", False
+
+    def __init__(self, extractor: Any, config: Any, door: Any, most_samples: int) -> None:
+        self._extractor, self._door = extractor, door
+        self._steps = list(zip(config.conv_kernel, config.conv_stride, strict=True))
+        self.form = Vectors(config.conv_dim[-1])
+        self._least = 1
+        for kernel, stride in reversed(self._steps):
+            self._least = (self._least - 1) * stride + kernel
+        self.max_tokens = self.row_tokens = self._tokens(most_samples)
+        self.rate = int(extractor.sampling_rate)
+        said = {name: value for name, value in extractor.to_dict().items() if not name.startswith("_")}
+        self.digest = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+
+    @property
+    def said(self) -> str:
+        """What reads the data, in words."""
+        return f"the model's own convolutions, as up to {self.max_tokens:,} tokens"
+
+    @torch.inference_mode()
+    def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return vectors (rows, tokens, channels) of stored samples (rows, samples, 1), and the tokens of each row."""
+        device = next(self._door.parameters()).device
+        tokens = np.array([self._tokens(int(n)) for n in lengths], np.int32)
+        found = np.zeros((len(x), tokens.max(), self.form.dim), np.float32)
+        for row, (samples, length, count) in enumerate(zip(x[:, :, 0], lengths, tokens, strict=True)):
+            scaled = self._extractor(samples[:length], sampling_rate=self.rate, return_tensors="np")["input_values"]
+            # A sound shorter than what one token spans ends in silence.
+            padded = np.pad(scaled, ((0, 0), (0, max(0, self._least - length)))).astype(np.float32)
+            vectors = self._door.convolutions(torch.from_numpy(padded).to(device))
+            found[row, :count] = vectors[0].T.float().cpu().numpy()
+        return found, tokens
+
+    def note(self) -> str:
+        """Return nothing: no sound is cut."""
+        return ""
+
+    def _tokens(self, samples: int) -> int:
+        """Return the tokens of so many samples, at least one."""
+        samples = max(samples, self._least)
+        for kernel, stride in self._steps:
+            samples = (samples - kernel) // stride + 1
+        return samples
+
+
+def open_sounds(task: Task, name: str, backbone: Backbone, door: Any) -> SoundReader:
+    """Return the reader of an audio model for the sounds of a task; refuse those of another rate than the model's."""
+    reader = SoundReader(_read_extractor(name), backbone.config, door, task.max_tokens)
+    rate = task.parameters.get("rate", RATE)
+    if reader.rate != rate:
+        raise InputError(
+            f"backbone {name!r}: it hears {reader.rate} samples per second, not {rate}; say --rate {reader.rate}"
+        )
+    return reader
+
+
+def _read_extractor(name: str) -> Any:
+    from transformers import Wav2Vec2FeatureExtractor
+
+    quiet()
+    try:
+        if Path(name).is_dir() and not (Path(name) / PREPROCESSOR).is_file():
+            raise InputError("there is none")
+        found = Wav2Vec2FeatureExtractor.from_pretrained(name, local_files_only=offline(name))
+        if found.feature_size != 1:
+            raise InputError(f"it gives {found.feature_size} values per sample")
+        return found
+    except Exception as error:  # transformers and a broken configuration raise all kinds
+        raise InputError(
+            f"backbone {name!r}: its {PREPROCESSOR} is not usable ({first_line(error)}); mend it, or take "
+            "--input kernels"
+        ) from error

@@ -1,0 +1,111 @@
+"""An audio model's own way in, beside transformers' feature extractor and model run by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from reservoir import InputError
+from reservoir.features import forward
+from reservoir.options import ReservoirOptions
+from reservoir.reservoir import LoadedModel, Reservoir, load_model
+from reservoir.tasks.task import Task, Vectors
+from tests.reservoir.models import MODELS, WIDTH, save_with_extractor
+
+TASK = Task(name="calls", form=Vectors(1), max_tokens=400, classes=2, parameters={"waveform": True})
+LENGTHS = np.array([400, 33, 6, 250, 251])
+
+
+@pytest.fixture(scope="module", params=["wav2vec2-group", "wav2vec2-layer", "hubert-group", "hubert-layer"])
+def folder(request, tmp_path_factory):
+    """Return a model of either family with either norm; those with a norm of each layer are scaled before."""
+    kind, norm = request.param.split("-")
+    name, settings = MODELS[kind]
+    large = norm == "layer"
+    changed = {"feat_extract_norm": norm, "do_stable_layer_norm": large, "conv_bias": large}
+    before, MODELS[kind] = MODELS[kind], (name, settings | changed)
+    try:
+        return save_with_extractor(kind, tmp_path_factory.mktemp("sounds") / request.param, do_normalize=large)
+    finally:
+        MODELS[kind] = before
+
+
+def load(folder: Path, task: Task = TASK) -> LoadedModel:
+    return load_model(task, Reservoir.choose(ReservoirOptions(backbone=str(folder), input="native")), "cpu", "float32")
+
+
+def sounds() -> np.ndarray:
+    x = np.random.default_rng(0).normal(0.1, 0.4, (5, 400, 1)).astype(np.float32)
+    x[np.arange(400) >= LENGTHS[:, None]] = 9  # what stands behind a sound must not matter
+    return x
+
+
+def columns(model: LoadedModel) -> list[str]:
+    return [f"{layer}/{pool}" for layer in model.fpt.backbone.layers for pool in ("mean", "std", "last", "first")]
+
+
+@torch.no_grad()
+def by_hand(folder: Path, samples: np.ndarray) -> dict[str, np.ndarray]:
+    """Return what a script with transformers alone has of one sound: all layers, pooled."""
+    from transformers import AutoModel, Wav2Vec2FeatureExtractor
+
+    extractor = Wav2Vec2FeatureExtractor.from_pretrained(folder)
+    model = AutoModel.from_pretrained(folder).eval()
+    last: list[torch.Tensor] = []
+    model.encoder.layers[-1].register_forward_hook(lambda _m, _i, o: last.append(o))
+    out = model(**extractor(samples, sampling_rate=16000, return_tensors="pt"), output_hidden_states=True)
+    states = [*out.hidden_states[:3], last[0], out.last_hidden_state]
+    layers = ["embed", "block01", "block02", "block03", "final"]
+    pools = {"mean": lambda h: h.mean(0), "last": lambda h: h[-1], "first": lambda h: h[0]}
+    pools["std"] = lambda h: h.std(0, correction=0)
+    return {
+        f"{layer}/{pool}": of(h[0]).numpy()
+        for layer, h in zip(layers, states, strict=True)
+        for pool, of in pools.items()
+    }
+
+
+def test_features_are_those_of_a_script_with_transformers_and_not_of_the_batch(folder):
+    model, x = load(folder), sounds()
+    found = forward(model, None, x, LENGTHS, columns(model), 32)
+    for row, n in enumerate(LENGTHS):
+        if n >= 20:  # a shorter one has no token there
+            expected = by_hand(folder, x[row, :n, 0])
+            for column, values in expected.items():
+                np.testing.assert_allclose(found[column][row, 0], values, atol=1e-5, rtol=1e-5, err_msg=column)
+    single = forward(model, None, x, LENGTHS, columns(model), 1)
+    for column in single:
+        np.testing.assert_allclose(single[column], found[column], atol=1e-5, rtol=1e-5)
+    assert np.isfinite(found["final/mean"][2]).all()
+
+
+def test_what_names_the_way_in_is_its_content(folder, tmp_path):
+    model = load(folder)
+    assert model.fpt.task.form == Vectors(8) and model.fpt.backbone.width == WIDTH
+    assert sorted(model.door) == ["embeddings", "processor"] and model.reader.said.endswith("up to 39 tokens")
+    before = dict(model.door)
+    with torch.no_grad():
+        model.fpt.inputs.map.convolutions.conv_layers[0].conv.weight.add_(1)
+    assert dict(load(folder).door) == before
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "said"),
+    [
+        (Task(name="t", form=Vectors(1), max_tokens=9, classes=2), {}, "reads sounds, and task 't' not"),
+        (TASK, {"sampling_rate": 8000}, "hears 8000 samples per second, not 16000; say --rate 8000"),
+        (TASK, {"feature_size": 80}, "gives 80 values per sample"),
+    ],
+)
+def test_what_it_does_not_hear_is_refused(tmp_path, task, settings, said):
+    folder = save_with_extractor("wav2vec2", tmp_path / "model", **settings)
+    with pytest.raises(InputError, match=said):
+        load(folder, task)
+
+
+def test_a_model_without_a_preprocessor_is_refused(tmp_path):
+    folder = save_with_extractor("wav2vec2", tmp_path / "model")
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(InputError, match=r"preprocessor_config\.json is not usable"):
+        load(folder)
