@@ -68,6 +68,19 @@ def span(value: str) -> str | None:
     return None if DURATION.fullmatch(value) else "give a time such as 90s, 10m or 1h"
 
 
+def number_lists(*names: str) -> Check:
+    """Check that each of some names is given numbers, one or several."""
+
+    def check(value: Mapping[str, Any]) -> str | None:
+        if unknown := value.keys() - set(names):
+            return f"{min(unknown)} is none of {', '.join(names)}"
+        lists = (each if isinstance(each, list | tuple) else [each] for each in value.values())
+        fits = value and all(each and all(type(number) in (int, float) for number in each) for each in lists)
+        return None if fits else "give numbers, such as learning_rate=1e-4,1e-3"
+
+    return check
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """A group of options, checked when it is made."""

@@ -210,6 +210,10 @@ class RunOptions(Options):
     run: Path | None = option(None, "Folder of a run of train.", shown="in the cache")
 
 
+RECIPE = ("batch", "accumulate", "learning_rate", "clip", "dropout")
+"""The options of a training that change its result, besides what is trained and on which rows."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(StepOptions, PrecisionOptions, RunOptions):
     """What is trained end to end, and how."""
@@ -229,6 +233,12 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions):
     recompute: bool = option(False, "Compute each block again in the backward pass: less memory.")
     on_divergence: str = option("stop", "stop, or report the best checkpoint before.", one_of("stop", "report"))
     bound: float = option(1e4, "A loss above it counts as diverged.", positive)
+    sweep: Mapping[str, Any] | None = option(
+        None,
+        "Values of learning_rate, dropout, clip, batch or accumulate to train with, such as learning_rate=1e-4,1e-3; "
+        "repeat for a grid. Validation chooses; test is scored once.",
+        of.number_lists(*RECIPE),
+    )
     track: str | None = option(None, "tensorboard, wandb or mlflow, besides metrics.jsonl.")
 
 
@@ -277,9 +287,13 @@ class AttentionOptions(RunOptions, OutOptions):
 class ReproduceOptions(OutOptions):
     """Which part of a table is reproduced, and at what size."""
 
-    scale: str = option("smoke", "smoke: in minutes on two cores; paper: for a GPU.", one_of("smoke", "paper"))
+    scale: str = option(
+        "smoke",
+        "smoke: minutes on two cores; hour: an hour or two of one; paper: for a GPU.",
+        one_of("smoke", "hour", "paper"),
+    )
     only: str | Sequence[str] | None = option(None, "Tasks, rows or columns, comma-separated; all of them if left out.")
-    seeds: int | None = option(None, "So many seeds from 0.", at_least(1), shown="smoke 1, paper 3")
+    seeds: int | None = option(None, "So many seeds from 0.", at_least(1), shown="of paper 3, else 1")
     override: Mapping[str, Any] | None = option(
         None, "In place of the scale's value, such as backbone=bert-base-uncased."
     )

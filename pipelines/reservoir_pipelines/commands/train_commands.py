@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from reservoir.options import PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
+from reservoir.options import RECIPE, PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
 from reservoir_pipelines.command import command
 from reservoir_pipelines.commands.report_fit import evaluation_lines
 from reservoir_pipelines.output import percent, print_json, print_table, say, score_text
@@ -82,5 +82,12 @@ def _show(done: Any) -> None:
         ("run", done.run),
     ]
     print_table(("trained", ""), rows)
+    if done.swept:
+        swept = [key for key in done.swept[0] if key in RECIPE]
+        lines = [
+            (*(f"{run[key]:g}" for key in swept), score_text(run["valid_score"], done.metric), run["run"])
+            for run in done.swept
+        ]
+        print_table((*(f"#{key}" for key in swept), f"#valid{name}", "run"), lines)
     if done.evaluation:
         print_table(("on test", ""), evaluation_lines(done.evaluation))

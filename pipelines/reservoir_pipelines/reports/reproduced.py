@@ -15,6 +15,7 @@ from reservoir_pipelines.reproduction.table import number_text, spot_text
 
 SCALES = {
     "smoke": "Smoke scale: small shapes, few rows, few steps. It shows the whole path, not the paper's results.",
+    "hour": "Hour scale: all of a small backbone, thousands of rows, hundreds of steps: less than the paper's.",
     "paper": "The paper's sizes.",
 }
 Values = Mapping[str, Any]

@@ -84,6 +84,10 @@ def _flags(settings: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(value, bool):
             yield flag if value else f"--no-{flag[2:]}"
         elif isinstance(value, Mapping):
-            yield from (text for key, inner in sorted(value.items()) for text in (flag, f"{key}={inner}"))
+            yield from (text for key, inner in sorted(value.items()) for text in (flag, f"{key}={_text(inner)}"))
         elif value is not None:
-            yield from (flag, ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
+            yield from (flag, _text(value))
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,8 +1,9 @@
-"""Recipes: a table or a figure as data, read from TOML and turned into cells at one of two scales.
+"""Recipes: a table or a figure as data, read from TOML and turned into cells at one of three scales.
 
 A recipe has ``title``, ``rows`` and ``columns``; both may name a ``task``, a ``cell`` (of ``cells.toml``), ``settings``
 and a ``measure``, and where a row and a column meet, the row's are taken first. Settings that hold at one scale alone
-stand under its name, ``smoke`` or ``paper``; the paper's numbers under ``published``, in the order of the columns.
+stand under its name, ``smoke`` (and of ``hour``, where that has none), ``hour`` or ``paper``; the paper's numbers
+under ``published``, in the order of the columns.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from reservoir.errors import InputError
 from reservoir_pipelines.reproduction.cell import ALL_OPTIONS, OPTIONS, Cell
 from reservoir_pipelines.reproduction.measures import MEASURES
 
-SCALES = ("smoke", "paper")
+SCALES = ("smoke", "hour", "paper")
 CELL = "cell:"
 KEYS = {
     "recipe": {"title", "note", "measure", "columns", "rows", "settings", "cell", "drawn", "claims", "task", *SCALES},
@@ -87,7 +88,7 @@ def load_recipe(
     ----------
     name : str
         Such as ``table9``, or the path of a file with the same keys.
-    scale : {"smoke", "paper"}
+    scale : {"smoke", "hour", "paper"}
         Which sizes.
     seeds : int, optional
         So many seeds from 0; the scale's number by default.
@@ -231,7 +232,8 @@ class _Maker:
         return Cell(stage, task, {key: value for key, value in settings.items() if value != ""})
 
     def _said(self, entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        for key in ("settings", self.scale):
+        small = "smoke" if self.scale == "hour" and "hour" not in entry else self.scale
+        for key in ("settings", small):
             yield entry.get(key, {})
 
     def _check_settings(self, settings: Mapping[str, Any], where: str, stage: str | None = None) -> None:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group
-from reservoir.options import PlaceOptions, ReservoirOptions, RowOptions, TaskOptions, TrainOptions
+from reservoir.options import RECIPE, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions, TrainOptions
 from reservoir.readouts import metric_name
 from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks import Task, task_named
@@ -40,13 +40,12 @@ from reservoir_pipelines.training.checkpoint import load_trained
 from reservoir_pipelines.training.data import choose_kind, hidden_states, sequences
 from reservoir_pipelines.training.run import CONFUSION, CURVE, Run, make_config
 from reservoir_pipelines.training.session import train_in
+from reservoir_pipelines.training.sweep import sweep
 from reservoir_pipelines.training.trained import load_trainable
 from reservoir_pipelines.training.training_result import Training, plot_training
 from reservoir_pipelines.workspace import cache_root, data_folder
 
 STEPS = 5000
-RECIPE = ("batch", "accumulate", "learning_rate", "clip", "dropout")
-"""The options that change the result, besides what is trained and on which rows."""
 
 
 @stage
@@ -66,8 +65,23 @@ def train(
         Fields of `ReservoirOptions`, `RowOptions`, `TrainOptions` and `PlaceOptions`. The seed also chooses the order
         of the rows and what is dropped; ``steps`` are 5000, those of an earlier part of the run included, and ``train``
         is what a Frozen Pretrained Transformer trains and the backbone has; without ``run`` the folder lies below the
-        cache and is named by all that changes a number.
+        cache and is named by all that changes a number. Of a ``sweep`` every run is kept, and one that was stopped goes
+        on; what does best on the validation split is returned.
     """
+    one = partial(_train_one, task, reservoir, source, place)
+    return sweep(one, options) if options.sweep else one(options)
+
+
+def _train_one(
+    task: str,
+    reservoir: ReservoirOptions,
+    source: RowOptions,
+    place: PlaceOptions,
+    options: TrainOptions,
+    *,
+    test: bool = True,
+) -> Training:
+    """Train with one value of each option; score the test split if asked."""
     groups = None if options.train is None else parse_groups(options.train)
     settings = Reservoir.choose(reservoir, published=source.published)
     generator = task_named(task, data=data_folder(source.data), **source.given)
@@ -96,7 +110,7 @@ def train(
             if ranks.first:
                 held.enter_context(run.lock())
                 run.begin(config)
-        if found := _ended(run, options, ranks):
+        if found := _ended(run, options, ranks, test=test):
             return found
         set_dropout(model.fpt, options.dropout, below=source.published)
         before = frozen_digest(model.fpt)
@@ -110,7 +124,7 @@ def train(
             raise RuntimeError("a frozen tensor has changed; this is a defect of reservoir")
         floor, kept = max(baseline(rows.valid.y, classes), prepared.task.floor or 0.0), prepared.kept("test")
         evaluate = partial(_evaluate, y=rows.test.y, task=prepared.task, targets=targets, kept=kept)
-        done = _result(run, model, groups, steps, floor, kept, evaluate, state, diverged, ranks)
+        done = _result(run, model, groups, steps, floor, kept, evaluate if test else None, state, diverged, ranks)
         if ranks.first:
             title = f"{prepared.task.name}, {settings.title}: {', '.join(groups)} trained"
             plot_training(run.path / CURVE, run.history, done.best_step, title, metric=done.metric)
@@ -154,11 +168,13 @@ def _config(
     )
 
 
-def _ended(run: Run, options: TrainOptions, ranks: Processes) -> Training | None:
+def _ended(run: Run, options: TrainOptions, ranks: Processes, *, test: bool) -> Training | None:
     """Return what the run came to, if there is nothing to add to it; refuse to go on unasked."""
     state, last = run.state, options.steps or 0
     if found := run.result:
         result = Training.from_dict(found)
+        if test and result.best_step is not None and result.test_score is None and state.step == last:
+            return None  # a run of a sweep, of which the test rows were not looked at
         if state.step and state.step >= last:
             if state.step > last and ranks.first:
                 say(f"{run.path}: this run has {state.step:,} steps already; here is their result")
@@ -239,15 +255,15 @@ def _result(
     steps: FPTSteps,
     floor: float,
     kept: float,
-    evaluate: Callable[[Score], Evaluation],
+    evaluate: Callable[[Score], Evaluation] | None,
     state: State,
     diverged: int | None,
     ranks: Processes,
 ) -> Training:
-    """Return what the run came to: its best weights are scored on the test rows."""
+    """Return what the run came to: its best weights are scored on the test rows, if these are to be looked at."""
     fpt, test = model.fpt, None
     ranks.wait()  # the checkpoints and the journal are there
-    if state.step:
+    if state.step and evaluate:
         load_trained(run.best, fpt)
         fpt.eval()
         test = steps.score("test")
@@ -270,7 +286,7 @@ def _result(
         trained=count(trained),
         frozen_tensors=len(fpt.state_dict()) - len(trained),
         seconds=round(state.seconds, 3),
-        evaluation=evaluate(test) if test else None,
+        evaluation=evaluate(test) if test and evaluate else None,
     )
 
 

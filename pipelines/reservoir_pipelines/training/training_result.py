@@ -57,6 +57,8 @@ class Training:
         Time of the steps, without validations.
     evaluation : Evaluation or None
         How these weights do on the test split, in the data's own unit.
+    swept : tuple of dict
+        Of each run of a sweep its values, ``valid_score``, ``valid_loss``, ``seconds`` and ``run``, the best first.
     """
 
     run: str
@@ -76,6 +78,7 @@ class Training:
     frozen_tensors: int
     seconds: float
     evaluation: Evaluation | None = field(compare=False)
+    swept: tuple[dict[str, Any], ...] = ()
 
     @property
     def path(self) -> Path:
@@ -95,14 +98,15 @@ class Training:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
         evaluation = self.evaluation.to_dict() if self.evaluation else None
-        return vars(self) | {"groups": list(self.groups), "evaluation": evaluation}
+        return vars(self) | {"groups": list(self.groups), "evaluation": evaluation, "swept": list(self.swept)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Training:
         """Build a result from what `to_dict` returned."""
         found = values["evaluation"]
         evaluation = Evaluation.from_dict(found) if found else None
-        return cls(**{**values, "groups": tuple(values["groups"]), "evaluation": evaluation})
+        lists = {"groups": tuple(values["groups"]), "swept": tuple(values["swept"])}
+        return cls(**{**values, **lists, "evaluation": evaluation})
 
 
 def plot_training(
