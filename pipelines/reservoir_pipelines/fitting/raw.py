@@ -39,9 +39,8 @@ class RawSource:
         part, whole = self.store[split], self.prepared.split(split)
         step = PICTURE_ROWS if self.prepared.task.pictures else RAW_ROWS
         for start in range(0, part.rows, step):
-            index = part.index[start : start + step]
-            read = whole.read(int(index[0]), int(index[-1]) + 1)
-            x = self.encode(read.x[index - index[0]], read.lengths[index - index[0]])
+            read = whole.take(part.index[start : start + step])
+            x = self.encode(read.x, read.lengths)
             yield samples(x[:, None], part.labels[start : start + step])
 
     def labels(self, split: str) -> np.ndarray:
