@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from reservoir.raw_input import raw_features
-from reservoir.readouts import samples
-from reservoir_pipelines.fitting.sources import groups_of
+from reservoir.readouts import beside_raw, samples
+from reservoir_pipelines.fitting.sources import JoinedSource, Source, groups_of
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
@@ -54,3 +54,11 @@ class RawSource:
     def encode(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the raw features (rows, width) of stored sequences."""
         return raw_features(self.prepared.task, self.prepared.scaling, x, lengths)
+
+
+def emphasis_of(source: Source) -> np.ndarray | None:
+    """Return how much each feature counts, (w,), where columns are read beside the raw input; else None."""
+    if not isinstance(source, JoinedSource) or not any(isinstance(part, RawSource) for part in source.parts):
+        return None
+    sides = [np.full(next(part.blocks("train"))[0].shape[1], isinstance(part, RawSource)) for part in source.parts]
+    return beside_raw(np.concatenate(sides))
