@@ -48,6 +48,7 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
     "remove_config_comments": True,
     "show_memory": False,
+    "write_computation_times": False,  # its table asks a CDN for scripts
     "show_signature": False,
     "min_reported_time": 1e9,
     "image_srcset": ["2x"],
@@ -57,7 +58,7 @@ html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["reservoir.css"]
 html_copy_source = False
-html_show_sphinx = False
+html_show_sphinx = html_show_copyright = False
 
 
 def setup(app: object) -> None:

@@ -31,6 +31,7 @@ def connect(app: Any) -> None:
         text = (ROOT / file).read_text()
         (FOLDER / f"{page}.md").write_text(linked(text, (ROOT / file).parent, FOLDER))
     app.connect("source-read", _read)
+    app.connect("html-page-context", _give_sizes)
 
 
 def linked(text: str, come_from: Path, go_to: Path) -> str:
@@ -51,3 +52,21 @@ def _read(app: Any, page: str, source: list[str]) -> None:
     file = Path(app.env.doc2path(page))
     if file.suffix == ".md" and FOLDER not in file.parents:
         source[0] = linked(source[0], file.parent, file.parent)
+
+
+def _give_sizes(app: Any, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
+    """Say how large each picture is, so that nothing moves while a page loads."""
+    from imagesize import get
+
+    files = {name: Path(app.srcdir) / source for source, name in app.builder.images.items()}
+    made = Path(app.srcdir) / "examples" / "images"
+
+    def sized(found: re.Match[str]) -> str:
+        name = found[2].rpartition("/")[2]
+        file = next((f for f in (files.get(name), made / name, made / "thumb" / name) if f and f.is_file()), None)
+        width, height = get(file) if file else (-1, -1)
+        return found[0] if width < 0 else f'{found[1]} width="{width}" height="{height}"{found[3]}'
+
+    context["body"] = re.sub(
+        r'(<img\b(?![^>]* height=)[^>]*? src="([^"]+)"[^>]*?)(\s*/?>)', sized, context.get("body", "")
+    )

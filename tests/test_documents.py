@@ -8,6 +8,7 @@ alone.
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +112,24 @@ def test_files_it_links_to_are_there(page):
         if "://" not in target and not target.startswith("#"):
             inner = {"project", "examples", "made"} & set(Path(target).parts)  # made when the site is
             assert inner or (page.parent / target.partition("#")[0]).is_file(), target
+
+
+def test_the_site_is_built_without_a_broken_reference(tmp_path):
+    pytest.importorskip("sphinx_gallery")
+    pytest.importorskip("furo")
+    build = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "-W", "--keep-going", "-D", "plot_gallery=0"]
+    done = subprocess.run([*build, str(ROOT / "docs"), str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pages = {str(page.relative_to(tmp_path)): page.read_text() for page in tmp_path.rglob("*.html")}
+    assert {"index.html", "reference/command-line.html", "examples/plot_sensors.html"} <= pages.keys()
+    assert "block_rows" in pages["project/cache-format.html"]  # included, not copied
+    assert "--one-standard-error" in pages["reference/command-line.html"]
+    loaded = re.compile(r"""(?:<(?:script|img)[^>]* src|<link[^>]* href)="(?:https?:)?//[^"]+""")
+    assert [(name, found) for name, text in pages.items() for found in loaded.findall(text)] == []
+    images = [image for text in pages.values() for image in re.findall(r"<img[^>]*>", text) if "thumb" not in image]
+    assert len(images) > 4
+    assert [image for image in images if not re.search(r'alt="[^"]+"', image)] == []
+    assert [image for image in images if " height=" not in image] == []
 
 
 def test_the_reference_has_every_public_name():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -75,19 +76,16 @@ def last_entry(root: Path, task: str, accept: Callable[[Entry], bool] = lambda _
 
 def entry_bytes(entry: Entry) -> int:
     """Return the size of all files of an entry."""
-    total = 0
-    for path in entry.path.rglob("*"):
-        with suppress(FileNotFoundError):  # a run at work takes its temporary files away
-            total += path.lstat().st_size if is_regular(path) else 0
-    return total
+    return _tree_bytes(entry.path)
 
 
 def summarize(entry: Entry) -> EntrySummary:
     """Return size, dates, columns and progress of an entry; a damaged manifest is a fault, not an error."""
     fault, columns, done = None, set[str](), 0
     try:
-        columns = {column for split in entry.splits for column in entry.manifest(split).columns}
-        done = sum(finished for finished, _ in entry.progress().values())
+        manifests = {split: entry.manifest(split) for split in entry.splits}
+        columns = {column for manifest in manifests.values() for column in manifest.columns}
+        done = sum(finished for finished, _ in entry.progress(manifests).values())
     except CacheError as error:
         fault = str(error)
     return EntrySummary(
@@ -97,7 +95,7 @@ def summarize(entry: Entry) -> EntrySummary:
         used=_date(max(_times(entry.path / LOCK_FILE))),
         columns=tuple(sorted(columns)),
         blocks_done=done,
-        blocks=sum(len(entry.blocks(split)) for split in entry.splits),
+        blocks=sum(map(entry.block_count, entry.splits)),
         fault=fault,
     )
 
@@ -170,7 +168,7 @@ def required_bytes(spec: Spec, layout: Layout, rows: Mapping[str, int], shapes: 
     """
     per_row = sum(tokens * width for tokens, width in shapes.values()) * STORES[spec.store]
     per_block = _FILE_OVERHEAD + sum(_COLUMN_OVERHEAD + 4 * width for _, width in shapes.values())
-    return sum(count * per_row + len(layout.blocks(count)) * per_block for count in rows.values())
+    return sum(count * per_row + layout.count(count) * per_block for count in rows.values())
 
 
 def check_space(root: Path, needed: int) -> None:
@@ -183,6 +181,18 @@ def check_space(root: Path, needed: int) -> None:
             f"{root}: {needed / 1e9:.3f} GB are needed and {free / 1e9:.3f} GB are free; extract fewer rows, layers or "
             "poolings (--limit, --layers, --pool), or choose another disk with --cache"
         )
+
+
+def _tree_bytes(folder: Path | str) -> int:
+    total = 0
+    with suppress(FileNotFoundError), os.scandir(folder) as found:
+        for item in found:
+            with suppress(FileNotFoundError):  # a run at work takes its temporary files away
+                if item.is_dir(follow_symlinks=False):
+                    total += _tree_bytes(item.path)
+                elif item.is_file(follow_symlinks=False):
+                    total += item.stat(follow_symlinks=False).st_size
+    return total
 
 
 def _scan(root: Path) -> Iterator[Entry | Problem]:

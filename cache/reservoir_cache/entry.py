@@ -10,7 +10,7 @@ from typing import Any
 
 from reservoir_cache.errors import CacheError, repair_command
 from reservoir_cache.locks import entry_locks, live_runs, may_write, touch
-from reservoir_cache.manifest import NAME, Manifest, is_sound, read_manifest
+from reservoir_cache.manifest import Manifest, Shard, is_sound, page_name, page_of_block, read_page
 from reservoir_cache.publish import make_folder, refuse_links
 from reservoir_cache.spec import FORMAT, SPEC_FILE, Layout, Spec, check_name, read_spec, write_spec
 
@@ -40,7 +40,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         """Refuse more blocks than can be listed: a file may claim any number."""
-        if sum(-(-rows // self.layout.block_rows) for rows in self.spec.rows.values()) > MOST_BLOCKS:
+        if sum(map(self.layout.count, self.spec.rows.values())) > MOST_BLOCKS:
             raise CacheError(
                 f"{self.path / SPEC_FILE}: {sum(self.spec.rows.values()):,} rows in blocks of "
                 f"{self.layout.block_rows:,} are more than {MOST_BLOCKS:,} blocks; extract fewer rows (--limit)"
@@ -100,45 +100,72 @@ class Entry:
         """Return the row ranges [low, high) of a split's blocks."""
         return self.layout.blocks(self._rows(split))
 
+    def block_count(self, split: str) -> int:
+        """Return the number of a split's blocks."""
+        return self.layout.count(self._rows(split))
+
+    def page_count(self, split: str) -> int:
+        """Return the number of pages that a split's manifest may have."""
+        return page_of_block(self.block_count(split) - 1) + 1
+
     def manifest(self, split: str) -> Manifest:
         """Return what exists of a split; an empty manifest if nothing does."""
+        first, *others = (self.page(split, page) for page in range(self.page_count(split)))
+        return first.joined(others)
+
+    def page(self, split: str, page: int) -> Manifest:
+        """Return what one page of a split's manifest lists; nothing where it is not written."""
         empty = Manifest(FORMAT, self.key, split, self._rows(split))
         try:
-            found = read_manifest(self.path / split)
+            found = read_page(self.path / split, page)
         except FileNotFoundError:
             return empty
-        where = self.path / split / NAME
+        where = self.path / split / page_name(page)
         for name in ("format", "key", "split", "rows"):
             if getattr(found, name) != getattr(empty, name):
                 raise CacheError(
                     f"{where}: its {name} is {getattr(found, name)!r}, not "
                     f"{getattr(empty, name)!r}; {repair_command(self.key)}"
                 )
-        if max((shard.block for shard in found.shards), default=0) >= len(self.blocks(split)):
+        if max((shard.block for shard in found.shards), default=0) >= self.block_count(split):
             raise CacheError(f"{where}: lists a block too many; {repair_command(self.key)}")
         return found
 
     def missing(self, split: str, columns: Iterable[str]) -> dict[int, tuple[str, ...]]:
-        """Return the blocks that lack any of the columns, with those they lack; ask again after claiming a block."""
-        manifest = self.manifest(split)
-        unsound = {shard.file for shard in manifest.shards if not is_sound(self.path / split, shard)}
-        held, wanted = manifest.without(unsound).held(), dict.fromkeys(columns)
-        blocks = range(len(self.blocks(split)))
-        lacking = {block: tuple(name for name in wanted if name not in held.get(block, ())) for block in blocks}
+        """Return the blocks that lack any of the columns, with those they lack."""
+        wanted = tuple(dict.fromkeys(columns))
+        held = self._held(split, self.manifest(split).shards)
+        lacking = {
+            block: tuple(name for name in wanted if name not in held.get(block, ()))
+            for block in range(self.block_count(split))
+        }
         return {block: names for block, names in lacking.items() if names}
 
-    def progress(self) -> dict[str, tuple[int, int]]:
+    def lacking(self, split: str, block: int, columns: Iterable[str]) -> tuple[str, ...]:
+        """Return those of the columns that one block lacks; ask after claiming it."""
+        held = self._held(split, self.page(split, page_of_block(block)).of_block(block))
+        return tuple(name for name in dict.fromkeys(columns) if name not in held.get(block, ()))
+
+    def _held(self, split: str, shards: Iterable[Shard]) -> dict[int, set[str]]:
+        """Return the columns of each block that are there in files of their size."""
+        found: dict[int, set[str]] = {}
+        for shard in shards:
+            if is_sound(self.path / split, shard):
+                found.setdefault(shard.block, set()).update(shard.columns)
+        return found
+
+    def progress(self, manifests: Mapping[str, Manifest] | None = None) -> dict[str, tuple[int, int]]:
         """Return for each split how many blocks are finished, and how many there are.
 
         A block is finished when the manifests list for it every column that they list for any block of any split; a
         split without labels has none. An entry is whole when all blocks of all splits are.
         """
-        manifests = {split: self.manifest(split) for split in self.splits}
+        manifests = manifests or {split: self.manifest(split) for split in self.splits}
         columns = {name for manifest in manifests.values() for name in manifest.columns}
         done = {}
         for split, manifest in manifests.items():
             finished = sum(held.keys() == columns for held in manifest.held().values()) if manifest.targets else 0
-            done[split] = finished, len(self.blocks(split))
+            done[split] = finished, self.block_count(split)
         return done
 
     @contextmanager
@@ -146,8 +173,8 @@ class Entry:
         """Try to take a block for this process: yields whether it could, at once.
 
         The claim ends with the ``with``, or, if the block was handed to a ``ShardWriter`` meanwhile, when it is on
-        disk; it ends with the process in any case. After taking it, ask ``missing`` again: another run may have
-        finished the block in between.
+        disk; it ends with the process in any case. After taking it, ask ``lacking``: another run may have finished the
+        block in between.
         """
         number, locks = self.block_number(split, block), entry_locks(self.path)
         with locks.run():
@@ -164,10 +191,10 @@ class Entry:
 
     def block_number(self, split: str, block: int) -> int:
         """Return the number of a block in the whole entry: splits in sorted order, blocks in order within each."""
-        count = len(self.blocks(split))
+        count = self.block_count(split)
         if not 0 <= block < count:
             raise CacheError(f"{self.path}: split {split} has blocks 0 to {count - 1}, not {block}")
-        return block + sum(len(self.blocks(name)) for name in self.splits if name < split)
+        return block + sum(self.block_count(name) for name in self.splits if name < split)
 
     def _rows(self, split: str) -> int:
         if split not in self.spec.rows:

@@ -1,8 +1,12 @@
-"""The manifest of a split: the list of what exists. A shard that is not in it does not exist."""
+"""The manifest of a split: the list of what exists. A shard that is not in it does not exist.
+
+It has pages, a document for every so many blocks, so that a shard more costs the same however many there are.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +17,14 @@ from reservoir_cache.publish import is_regular, publish_json, read_json
 from reservoir_cache.spec import check_name
 
 NAME = "manifest.json"
+"""The first page, which also names the labels."""
+
+PAGE_BLOCKS = 128
+"""Blocks of a page."""
+
 TARGETS_FILE = "targets.h5"
 
+_PAGE_FILE = re.compile(r"manifest(?:-([1-9][0-9]*))?\.json")
 _SHARD_FILE = re.compile(r"([0-9]{5,})-(0|[1-9][0-9]*)\.h5")
 _CRC32 = re.compile(r"[0-9a-f]{8}")
 
@@ -49,7 +59,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything of one split: the columns of any shard, the shards by block and file, the labels if written."""
+    """A split, or a page of it: the columns of any shard, the shards by block and file, the labels if written."""
 
     format: int
     key: str
@@ -90,21 +100,31 @@ class Manifest:
         targets = None if self.targets and self.targets.file in files else self.targets
         return replace(self, shards=shards, columns=columns, targets=targets)
 
-    def write(self, folder: Path) -> None:
-        """Publish the manifest in the split's folder."""
+    def joined(self, pages: Iterable[Manifest]) -> Manifest:
+        """Return this page and later ones as one; raises CacheError for a column of several shapes."""
+        columns, shards = dict(self.columns), list(self.shards)
+        for page in pages:
+            for name, shape in page.columns.items():
+                if columns.setdefault(name, shape) != shape:
+                    raise CacheError(f"column {name} has two shapes: {columns[name]} and {shape}")
+            shards += page.shards
+        return replace(self, columns=columns, shards=tuple(shards))
+
+    def write(self, folder: Path, page: int) -> None:
+        """Publish a page in the split's folder."""
         content = {
             **vars(self),
             "columns": {name: vars(column) for name, column in self.columns.items()},
             "shards": [vars(shard) for shard in self.shards],
             "targets": vars(self.targets) if self.targets else None,
         }
-        publish_json(folder / NAME, content)
+        publish_json(folder / page_name(page), content)
         fault_point("listed")
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a split; raises FileNotFoundError if there is none, CacheError if it is damaged."""
-    path = folder / NAME
+def read_page(folder: Path, page: int) -> Manifest:
+    """Read a page of a split's manifest; raises FileNotFoundError if there is none, CacheError if it is damaged."""
+    path = folder / page_name(page)
     content: dict[str, Any] = read_json(path)
     try:
         manifest = Manifest(
@@ -115,7 +135,7 @@ def read_manifest(folder: Path) -> Manifest:
                 "targets": Targets(**content["targets"]) if content["targets"] else None,
             }
         )
-        _check(manifest)
+        _check(manifest, page)
     except (CacheError, TypeError, ValueError, KeyError, AttributeError) as error:
         raise CacheError(f"{path}: not a manifest of this format ({error})") from error
     return manifest
@@ -124,6 +144,23 @@ def read_manifest(folder: Path) -> Manifest:
 def is_sound(folder: Path, line: Shard | Targets) -> bool:
     """Whether the file of a manifest's line is there with its size: the cheap check, made on every open."""
     return is_regular(folder / line.file, line.bytes)
+
+
+def page_name(page: int) -> str:
+    """Return the name of a page's file."""
+    return f"manifest-{page}.json" if page else NAME
+
+
+def page_of(file: str) -> int:
+    """Return the page that a file is, or that lists it; raises CacheError for any other name."""
+    if match := _PAGE_FILE.fullmatch(file):
+        return int(match[1] or 0)
+    return 0 if file == TARGETS_FILE else page_of_block(block_of(file))
+
+
+def page_of_block(block: int) -> int:
+    """Return the page that lists the shards of a block."""
+    return block // PAGE_BLOCKS
 
 
 def shard_name(block: int, part: int) -> str:
@@ -148,7 +185,7 @@ def check_column_name(name: str) -> None:
         check_name(part, f"column {name!r}: part")
 
 
-def _check(manifest: Manifest) -> None:
+def _check(manifest: Manifest, page: int) -> None:
     """Believe no name, number or checksum of a file: whoever can write a manifest can also renew its crc32."""
     seen, numbers, crcs = set(), list[object](), list[object]()
     for name, shape in manifest.columns.items():
@@ -156,12 +193,13 @@ def _check(manifest: Manifest) -> None:
         numbers += [shape.tokens - 1, shape.width - 1]
     for shard in manifest.shards:
         held = {(shard.block, name) for name in shard.columns}
-        if block_of(shard.file) != shard.block or seen & held or not shard.columns.keys() <= manifest.columns.keys():
+        elsewhere = block_of(shard.file) != shard.block or page_of_block(shard.block) != page
+        if elsewhere or seen & held or not shard.columns.keys() <= manifest.columns.keys():
             raise CacheError(f"{shard.file} is of another block, or holds a column twice, or one that is not listed")
         seen |= held
         crcs += shard.columns.values()
     for file, line in manifest.files.items():
-        if isinstance(line, Targets) and file != TARGETS_FILE:
+        if isinstance(line, Targets) and (page or file != TARGETS_FILE):
             raise CacheError(f"{file!r} is not the name of the labels' file")
         numbers += [line.bytes]
         crcs += [line.crc32]

@@ -132,6 +132,14 @@ class Layout:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise CacheError(f"layout: {field.name} must be a whole number of at least 1, not {value!r}")
 
+    def count(self, rows: int) -> int:
+        """Return the number of blocks of a split."""
+        return -(-rows // self.block_rows)
+
+    def block(self, rows: int, block: int) -> tuple[int, int]:
+        """Return the row range [low, high) of one block of a split."""
+        return block * self.block_rows, min((block + 1) * self.block_rows, rows)
+
     def blocks(self, rows: int) -> list[tuple[int, int]]:
         """Return the row ranges [low, high) of the blocks of a split."""
         return [(low, min(low + self.block_rows, rows)) for low in range(0, rows, self.block_rows)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from reservoir_cache.errors import CacheError, Problem, repair_command
 from reservoir_cache.fault_points import fault_point
 from reservoir_cache.hdf import UNREADABLE
 from reservoir_cache.locks import EntryLocks, entry_locks
-from reservoir_cache.manifest import NAME, Manifest, Shard, block_of
+from reservoir_cache.manifest import NAME, Manifest, Shard, block_of, page_name, page_of
 from reservoir_cache.publish import file_crc32, is_regular
 from reservoir_cache.shard import ShardHeader, inspect_shard
 from reservoir_cache.spec import FORMAT
@@ -28,21 +29,22 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
     """
     problems, remedy = [], repair_command(entry.key)
     for split in entry.splits:
-        folder = entry.path / split
-        try:
-            lines = {file: vars(line) for file, line in entry.manifest(split).files.items()}
-        except CacheError as error:
-            problems.append(Problem.of(folder / NAME, error, remedy))
-        else:
-            problems += _faults(folder, lines, remedy, contents=contents)
+        folder, beside = entry.path / split, _pages_beside(entry, split)
+        for page in range(entry.page_count(split)):
+            path = folder / page_name(page)
+            try:
+                lines = {file: vars(line) for file, line in entry.page(split, page).files.items()}
+            except CacheError as error:
+                problems.append(Problem.of(path, error, remedy))
+            else:
+                problems += _faults(path, lines, remedy, beside=page in beside, contents=contents)
     damaged = {problem.path.parent.name for problem in problems}
-    folder, remedy = entry.path / derived.FOLDER, "it is computed again when needed"
-    lines = derived.listed(folder)
-    problems += (
-        [Problem(folder / NAME, "damaged", remedy)]
-        if lines is None
-        else _faults(folder, lines, remedy, contents=contents)
-    )
+    path, remedy = entry.path / derived.FOLDER / NAME, "it is computed again when needed"
+    lines = derived.listed(path.parent)
+    if lines is None:
+        problems.append(Problem(path, "damaged", remedy))
+    else:
+        problems += _faults(path, lines, remedy, beside=any(path.parent.glob("*.h5")), contents=contents)
     return problems + [problem for problem in _unfinished(entry) if problem.path.name not in damaged]
 
 
@@ -76,19 +78,29 @@ def repair(entry: Entry, problems: Iterable[Problem] | None = None) -> list[Prob
             try:
                 if folder.name == derived.FOLDER:
                     derived.forget(folder, files)
-                elif NAME in files:
-                    _rebuild(entry, folder.name).write(folder)
                 else:
-                    files = _drop(entry, folder.name, files, locks)
+                    files = _mend(entry, folder.name, files, locks)
             except OSError as error:
                 raise CacheError(f"{folder}: cannot be repaired ({error}); remove the entry by hand") from error
         repaired += [problem for problem in found if problem.path.name in files]
     return repaired
 
 
-def _drop(entry: Entry, split: str, files: set[str], locks: EntryLocks) -> set[str]:
-    """Drop those of the files that are still at fault and that nobody writes; return them."""
-    folder, manifest = entry.path / split, entry.manifest(split)
+def _mend(entry: Entry, split: str, files: set[str], locks: EntryLocks) -> set[str]:
+    """Rebuild damaged pages, and drop what is at fault from the others; return what was mended."""
+    mended = set[str]()
+    for page in sorted({page_of(file) for file in files}):
+        if page_name(page) in files:
+            _rebuild(entry, split, page).write(entry.path / split, page)
+            mended |= {file for file in files if page_of(file) == page}
+        else:
+            mended |= _drop(entry, split, page, {file for file in files if page_of(file) == page}, locks)
+    return mended
+
+
+def _drop(entry: Entry, split: str, page: int, files: set[str], locks: EntryLocks) -> set[str]:
+    """Drop those of the files of a page that are still at fault and that nobody writes; return them."""
+    folder, manifest = entry.path / split, entry.page(split, page)
     lines = manifest.files
     still = {file for file in files & lines.keys() if fault(folder / file, vars(lines[file]))}
     claimed = []
@@ -101,7 +113,7 @@ def _drop(entry: Entry, split: str, files: set[str], locks: EntryLocks) -> set[s
             else:
                 still.discard(file)
     try:
-        manifest.without(still).write(folder)
+        manifest.without(still).write(folder, page)
         fault_point("unlisted")
         for file in still:
             (folder / file).unlink(missing_ok=True)
@@ -111,14 +123,14 @@ def _drop(entry: Entry, split: str, files: set[str], locks: EntryLocks) -> set[s
     return still
 
 
-def _rebuild(entry: Entry, split: str) -> Manifest:
-    """Make a manifest from the shards that are sound by their own record; the targets are written again by extract."""
+def _rebuild(entry: Entry, split: str, page: int) -> Manifest:
+    """Make a page from the shards that are sound by their own record; the targets are written again by extract."""
     folder, ranges = entry.path / split, entry.blocks(split)
     manifest = Manifest(FORMAT, entry.key, split, entry.spec.rows[split])
     for path in sorted(folder.glob("*.h5")):
         try:
             block = block_of(path.name)
-            if not is_regular(path) or block >= len(ranges):
+            if not is_regular(path) or block >= len(ranges) or page_of(path.name) != page:
                 continue
             header, shapes, crcs = inspect_shard(path, entry.spec.store)
         except UNREADABLE:
@@ -130,11 +142,25 @@ def _rebuild(entry: Entry, split: str) -> Manifest:
     return manifest
 
 
-def _faults(folder: Path, lines: Mapping[str, Mapping[str, Any]], remedy: str, *, contents: bool) -> list[Problem]:
-    """Compare the files of a folder with the lines of its manifest."""
-    if not lines and any(folder.glob("*.h5")):
-        return [Problem(folder / NAME, "missing, though there are files that it should list", remedy)]
-    faults = {folder / file: fault(folder / file, line, contents=contents) for file, line in lines.items()}
+def _pages_beside(entry: Entry, split: str) -> set[int]:
+    """Return the pages that should list any of the files that are there."""
+    found = set[int]()
+    for path in (entry.path / split).glob("*.h5"):
+        with suppress(CacheError):
+            found.add(page_of(path.name))
+    return found
+
+
+def _faults(
+    manifest: Path, lines: Mapping[str, Mapping[str, Any]], remedy: str, *, beside: bool, contents: bool
+) -> list[Problem]:
+    """Compare files with the lines of their manifest; ``beside`` it are files that it should list."""
+    if not lines and beside:
+        return [Problem(manifest, "missing, though there are files that it should list", remedy)]
+    faults = {
+        manifest.with_name(file): fault(manifest.with_name(file), line, contents=contents)
+        for file, line in lines.items()
+    }
     return [Problem(path, what, remedy) for path, what in faults.items() if what]
 
 

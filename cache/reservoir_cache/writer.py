@@ -17,7 +17,7 @@ from reservoir_cache.entry import Entry
 from reservoir_cache.errors import CacheError
 from reservoir_cache.hdf import new_file, read_targets, target_ranks
 from reservoir_cache.locks import entry_locks
-from reservoir_cache.manifest import TARGETS_FILE, Column, Shard, Targets, is_sound, shard_name
+from reservoir_cache.manifest import TARGETS_FILE, Column, Shard, Targets, is_sound, page_of_block, shard_name
 from reservoir_cache.publish import file_crc32, make_folder, publish_file
 from reservoir_cache.shard import ShardHeader, check_column, encode, verify_shard, write_shard
 from reservoir_cache.spec import FORMAT
@@ -44,7 +44,7 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
     ``targets`` has ``y`` (rows, readout_tokens, outputs), ``lengths`` (rows,) and ``index`` (rows,); and ``groups``
     (rows,), the same number for rows that belong together, where there are any.
     """
-    folder, rows = entry.path / split, entry.manifest(split).rows
+    folder, rows = entry.path / split, entry.page(split, 0).rows
     arrays = {name: np.ascontiguousarray(array) for name, array in targets.items()}
     ranks = target_ranks(arrays)
     if arrays.keys() != ranks.keys():
@@ -74,7 +74,7 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
             make_folder(folder)
             publish_file(path, write, verify)
             line = Targets(TARGETS_FILE, path.stat().st_size, file_crc32(path))
-            replace(entry.manifest(split), targets=line).write(folder)
+            replace(entry.page(split, 0), targets=line).write(folder, 0)
 
 
 class ShardWriter:
@@ -150,16 +150,17 @@ def _store(entry: Entry, split: str, block: int, arrays: Mapping[str, NDArray[np
     The shard is ``<block>-<part>.h5``, with the lowest part that no sound shard of the block has: so a rerun after
     any interruption or repair makes the same names, and an unlisted file that a killed run left is replaced.
     """
-    folder, manifest = entry.path / split, entry.manifest(split)
-    low, high = entry.blocks(split)[block]
-    of_block = manifest.of_block(block)
+    folder, number = entry.path / split, page_of_block(block)
+    page, (low, high) = entry.page(split, number), entry.layout.block(entry.spec.rows[split], block)
+    of_block = page.of_block(block)
     sound = [shard for shard in of_block if is_sound(folder, shard)]
     present = {name for shard in sound for name in shard.columns}
     new = {name: x for name, x in arrays.items() if name not in present}
     if not new:
         return 0
+    known = page.columns if new.keys() <= page.columns.keys() else entry.page(split, 0).columns | page.columns
     for name, x in new.items():
-        check_column(name, x, high - low, manifest.columns.get(name))
+        check_column(name, x, high - low, known.get(name))
     store = entry.spec.store
     encoded = {name: encode(x, store, column=name, first_row=low) for name, x in new.items()}
     header = ShardHeader(FORMAT, entry.key, split, block, low, high)
@@ -176,10 +177,10 @@ def _store(entry: Entry, split: str, block: int, arrays: Mapping[str, NDArray[np
     shapes = {name: Column(*x.shape[1:]) for name, x in new.items()}
     unsound = {shard.file for shard in of_block} - taken
     with entry_locks(entry.path).mutex():
-        entry.manifest(split).without(unsound).with_shard(line, shapes).write(folder)
+        entry.page(split, number).without(unsound).with_shard(line, shapes).write(folder, number)
     return line.bytes
 
 
 def _has_targets(entry: Entry, split: str) -> bool:
-    line = entry.manifest(split).targets
+    line = entry.page(split, 0).targets
     return line is not None and is_sound(entry.path / split, line)

@@ -25,6 +25,7 @@ from reservoir.tasks.own import (
     OwnData,
     clean_lengths,
     encode_own,
+    is_hub,
     own_name,
     read_integers,
     read_labels,
@@ -90,7 +91,8 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
         The task's parameters; ``protocol`` goes with every named task. Of your own data the fields of `OwnDataOptions`.
     """
     own = name not in TASKS
-    if own and not (Path(name).suffix or "/" in name or Path(name).is_dir() or FUNCTION.fullmatch(name)):
+    named = Path(name).suffix or "/" in name or Path(name).is_dir() or FUNCTION.fullmatch(name) or is_hub(name)
+    if own and not named:
         tasks = f"the tasks are {', '.join(TASKS)}, or the path of your own data"
         raise InputError(f"no task {name!r}: {tasks}{nearest(name, TASKS)}")
     if not own and parameters.get("protocol") in PROTOCOLS and not hasattr(TASKS[name], "protocol"):

@@ -112,7 +112,9 @@ def test_the_tables_name_what_is_in_a_shard(tmp_path, toy, store):
         assert {*file} == {*names("dataset of targets")} - {"groups"}, "rows are in no groups here"
 
 
-def test_the_tree_names_every_file(full):
+def test_the_tree_names_every_file(toy, tmp_path, monkeypatch):
+    monkeypatch.setattr("reservoir_cache.manifest.PAGE_BLOCKS", 2)
+    full = toy.fill(toy.entry(tmp_path))
     save_arrays(full, "ridge", {"n": np.arange(3)}, {})
     tree = re.findall(r"^        (\S+)", TEXT.partition("## Folders")[2].partition("\n##")[0], re.MULTILINE)
     patterns = [re.sub("<[a-z]+>", "[A-Za-z0-9._-]+", re.escape(name).replace(r"\.", ".")) for name in tree]
@@ -120,6 +122,13 @@ def test_the_tree_names_every_file(full):
         paths = [str(path.relative_to(full.path)) for path in full.path.rglob("*") if path.is_file()]
     assert all(any(re.fullmatch(pattern, path) for pattern in patterns) for path in paths)
     assert all(any(re.fullmatch(pattern, path) for path in paths) for pattern in patterns)
+
+
+def test_the_pages_have_as_many_blocks_as_the_text_says():
+    from reservoir_cache.manifest import PAGE_BLOCKS
+
+    assert f"pages of {PAGE_BLOCKS} blocks" in TEXT
+    assert f"blocks {PAGE_BLOCKS} n to {PAGE_BLOCKS} n + {PAGE_BLOCKS - 1}" in TEXT
 
 
 def test_the_lock_bytes_are_those_of_the_text():

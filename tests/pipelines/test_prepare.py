@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
 import samples
 from reservoir_pipelines.preparation import prepare as stage
 from reservoir_pipelines.preparation.prepare import prepare
-from reservoir_pipelines.preparation.prepared import Prepared
+from reservoir_pipelines.preparation.prepared import Prepared, PreparedSplit
 
 from reservoir.errors import InputError
 from reservoir.tasks import task_named
@@ -35,6 +35,29 @@ def test_what_is_read_back_is_what_the_source_gives(cache):
         assert stored.read(5, 5).x.shape == (0, 16, 4)
     assert prepared.task == source.task
     assert np.array_equal(prepared.scaling.scale, source.scaling().scale)
+
+
+def test_rows_far_apart_are_taken_without_those_between(cache, tmp_path, monkeypatch):
+    x = np.random.default_rng(0).normal(size=(12000, 2, 1)).astype(np.float32)
+    with h5py.File(tmp_path / "mine.h5", "w") as file:
+        file["x"], file["y"] = x, np.arange(12000) % 2
+        file["split"] = np.array(["train"] * 10000 + ["valid"] * 1000 + ["test"] * 1000).astype("S5")
+    train = prepare(str(tmp_path / "mine.h5")).split("train")
+    whole = train.read(0, len(train))
+    assert len(train.files) > 1
+    read, real = [], PreparedSplit._read
+    monkeypatch.setattr(PreparedSplit, "_read", lambda s, a, lo, hi: read.append((a, hi - lo)) or real(s, a, lo, hi))
+    for index in (
+        np.arange(4000, 4300),
+        np.sort(np.random.default_rng(1).choice(10000, 40, replace=False)),
+        [9999],
+        [0],
+    ):
+        read.clear()
+        taken = train.take(np.asarray(index))
+        assert sum(rows for array, rows in read if array == "x") < 20 * len(index)
+        for array in ("x", "y", "lengths"):
+            assert np.array_equal(getattr(taken, array), getattr(whole, array)[index]), array
 
 
 def test_rows_do_not_depend_on_the_files_they_lie_in(cache, tmp_path):

@@ -31,11 +31,12 @@ def compute_missing(
     while todo := missing_blocks(entry, splits, columns):
         taken = 0
         with ShardWriter(entry) as writer:
+            ranges = {split: entry.blocks(split) for split in splits}
             for split, block in todo:
-                low, high = entry.blocks(split)[block]
+                low, high = ranges[split][block]
                 with entry.claim(split, block) as mine:
                     # Another run may have published it between the listing and the claim.
-                    lacking = entry.missing(split, columns).get(block, ()) if mine else ()
+                    lacking = entry.lacking(split, block, columns) if mine else ()
                     if lacking:
                         writer.put(split, block, dict(compute(split, low, high, lacking)))
                         taken += high - low

@@ -95,7 +95,8 @@ class Run:
             groups = {} if whole.groups is None else {"groups": whole.groups[index]}
             write_targets(entry, split, targets | groups)
         todo = {split: entry.missing(split, self.columns) for split in self.splits}
-        ranges = [entry.blocks(split)[block] for split, blocks in todo.items() for block in blocks]
+        cut = {split: entry.blocks(split) for split in todo}
+        ranges = [cut[split][block] for split, blocks in todo.items() for block in blocks]
         count = sum(high - low for low, high in ranges)
         if exists and ranges:
             lacking = max(len(columns) for blocks in todo.values() for columns in blocks.values())
@@ -114,10 +115,8 @@ class Run:
     def _forward(
         self, split: str, low: int, high: int, columns: Sequence[str], batch_rows: int
     ) -> dict[str, np.ndarray]:
-        index = self.rows[split][low:high]
-        part = self.prepared.split(split).read(int(index[0]), int(index[-1]) + 1)
-        x, lengths = part.x[index - index[0]], part.lengths[index - index[0]]
-        return forward(self.model, self.prepared.scaling, x, lengths, columns, batch_rows)
+        part = self.prepared.split(split).take(self.rows[split][low:high])
+        return forward(self.model, self.prepared.scaling, part.x, part.lengths, columns, batch_rows)
 
     def _folder(self) -> str:
         return f"{self.model.settings.title}-{self.spec.key[:16]}"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from reservoir.raw_input import raw_features
-from reservoir.readouts import samples
-from reservoir_pipelines.fitting.sources import groups_of
+from reservoir.readouts import beside_raw, samples
+from reservoir_pipelines.fitting.sources import JoinedSource, Source, groups_of
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
@@ -37,9 +37,8 @@ class RawSource:
         """Yield the samples of some rows at a time."""
         part, whole = self.store[split], self.prepared.split(split)
         for start in range(0, part.rows, RAW_ROWS):
-            index = part.index[start : start + RAW_ROWS]
-            read = whole.read(int(index[0]), int(index[-1]) + 1)
-            x = self.encode(read.x[index - index[0]], read.lengths[index - index[0]])
+            read = whole.take(part.index[start : start + RAW_ROWS])
+            x = self.encode(read.x, read.lengths)
             yield samples(x[:, None], part.labels[start : start + RAW_ROWS])
 
     def labels(self, split: str) -> np.ndarray:
@@ -53,3 +52,11 @@ class RawSource:
     def encode(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the raw features (rows, width) of stored sequences."""
         return raw_features(self.prepared.task, self.prepared.scaling, x, lengths)
+
+
+def emphasis_of(source: Source) -> np.ndarray | None:
+    """Return how much each feature counts, (w,), where columns are read beside the raw input; else None."""
+    if not isinstance(source, JoinedSource) or not any(isinstance(part, RawSource) for part in source.parts):
+        return None
+    sides = [np.full(next(part.blocks("train"))[0].shape[1], isinstance(part, RawSource)) for part in source.parts]
+    return beside_raw(np.concatenate(sides))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 VERSION = 3
 """Version of the files. Part of the folder's name, so another version's files are never misread."""
+
+GAP = 64
+"""Rows between two wanted ones that are read with them; more are skipped."""
 
 INDEX = "prepared.json"
 
@@ -40,6 +44,16 @@ class PreparedSplit:
         """Return the rows ``lo`` to ``hi`` (not included), each array in its stored type."""
         x, y, lengths = (self._read(array, lo, hi) for array in ("x", "y", "lengths"))
         return Split(x=x, y=_label_type(y), lengths=lengths, groups=None if self.groups is None else self.groups[lo:hi])
+
+    def take(self, index: np.ndarray) -> Split:
+        """Return the rows of ascending numbers; what lies far between two of them is not read."""
+        cuts = np.flatnonzero(np.diff(index) > GAP) + 1
+        runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(index, cuts)]
+        wanted = np.concatenate([np.isin(np.arange(lo, hi), index, assume_unique=True) for lo, hi in runs])
+        x, y, lengths = (
+            np.concatenate([self._read(array, lo, hi) for lo, hi in runs])[wanted] for array in ("x", "y", "lengths")
+        )
+        return Split(x=x, y=_label_type(y), lengths=lengths, groups=None if self.groups is None else self.groups[index])
 
     @cached_property
     def y(self) -> np.ndarray:
@@ -68,15 +82,21 @@ class PreparedSplit:
     def _read(self, array: str, lo: int, hi: int) -> np.ndarray:
         if not 0 <= lo <= hi <= len(self):
             raise IndexError(f"rows {lo} to {hi} of split {self.name!r}, which has {len(self)}")
-        parts, start = [], 0
-        for path, rows in self.files:
+        parts = []
+        begun = max(0, int(np.searchsorted(self._starts, lo, side="right")) - 1)  # the file that has the first row
+        for (path, rows), start in zip(self.files[begun:], self._starts[begun:], strict=True):
             first, last = max(lo - start, 0), min(hi - start, rows)
             # An empty stretch is still read once, for its type and shape.
-            if first < last or (lo == hi and not parts):
-                with _opened(path) as file:
-                    parts.append(file[array][first : max(first, last)])  # pyright: ignore[reportIndexIssue]
-            start += rows
+            if parts and first >= last:
+                break
+            with _opened(path) as file:
+                parts.append(file[array][first : max(first, last)])  # pyright: ignore[reportIndexIssue]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """The number of each file's first row."""
+        return [0, *accumulate(rows for _, rows in self.files)][:-1]
 
 
 @dataclass(frozen=True, kw_only=True)

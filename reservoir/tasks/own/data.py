@@ -16,6 +16,7 @@ from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.columns import Columns
 from reservoir.tasks.own.encode import clean_lengths, encode_own
 from reservoir.tasks.own.files import function_file, open_columns, source_files
+from reservoir.tasks.own.hub import HubTexts, is_hub
 from reservoir.tasks.own.kinds import MOST_SYMBOLS, SAMPLE, Reading, read_integers
 from reservoir.tasks.own.labels import Labels, encode_labels, split_rows
 from reservoir.tasks.own.letters import UNKNOWN, alphabet_of, shown
@@ -67,11 +68,12 @@ class OwnData(Source):
         )
 
     def files(self) -> list[Path]:
-        """Return the files of a path; of a function, its module."""
-        if FUNCTION.fullmatch(self.origin):
+        """Return the files of a path, or of a dataset of the hub; of a function, its module."""
+        if FUNCTION.fullmatch(self.origin) and not is_hub(self.origin):
             return [function_file(self.origin)]
-        files = source_files(Path(self.origin))
-        return [*files, *self._columns.files] if names_sounds(files[0]) and isinstance(self._columns, Sounds) else files
+        files = [] if is_hub(self.origin) else source_files(Path(self.origin))
+        more = not files or names_sounds(files[0])
+        return [*files, *self._columns.files] if more and isinstance(self._columns, Sounds | HubTexts) else files
 
     def pieces(self) -> list[Piece]:
         """Return stretches of rows."""
@@ -210,7 +212,10 @@ class OwnData(Source):
         """The letters of the training rows, and those that only other rows have; of texts."""
         if not self._columns.letters:
             return "", ""
-        return alphabet_of(self._column("x"), self._lengths, self._split == "train")
+        return alphabet_of(
+            (self._columns.read("x", p.lo, p.hi), self._lengths[p.lo : p.hi], self._split[p.lo : p.hi] == "train")
+            for p in self.pieces()
+        )
 
     @cached_property
     def _vocabulary(self) -> int:

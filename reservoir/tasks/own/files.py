@@ -17,6 +17,7 @@ from reservoir.tasks.own.cells import array_of, pad
 from reservoir.tasks.own.columns import Columns, InMemory
 from reservoir.tasks.own.fasta import header_labels, read_fasta
 from reservoir.tasks.own.hdf5 import Hdf5
+from reservoir.tasks.own.hub import HubTexts, is_hub
 from reservoir.tasks.own.letters import codes_of
 from reservoir.tasks.own.npz import Npz
 from reservoir.tasks.own.parquet import read_parquet
@@ -38,22 +39,14 @@ def open_columns(origin: str, asked: OwnDataOptions, parameters: Mapping[str, An
     New sequences are read by the ``parameters`` of a task; nothing is missed then that only training needs.
     """
     path = Path(origin)
+    if is_hub(origin):
+        return HubTexts(origin, asked, labelled=parameters is None)
     if ":" in path.name and not path.exists():
         _refuse_columns(origin, asked, "a function yields no columns")
         return read_function(origin)
-    published = split_files(path) if parameters is None else {}
-    sounds = sound_files(path) if not published else []
-    if sounds:
-        if parameters is None:
-            _refuse_columns(origin, asked, "sounds have the folder that they are in as their label")
-        arrays = folder_arrays(path, sounds, labelled=parameters is None)
-        return Sounds(sounds, arrays, asked.rate, waveform=asked.waveform)
-    if not published:
-        check_file(path)
-    if published or path.suffix in SERIES or (is_bare(path) and not asked.label):
-        if parameters is None:
-            _refuse_columns(origin, asked, "series of an archive have no names of columns")
-        return read_series(published or {"": path}, regression=asked.regression)
+    if (found := _series_or_sounds(path, asked, parameters)) is not None:
+        return found
+    check_file(path)
     if path.suffix in ARRAYS:
         if parameters is None:
             _refuse_columns(origin, asked, "it holds arrays by the names x, y, lengths, split, groups and ids")
@@ -66,6 +59,21 @@ def open_columns(origin: str, asked: OwnDataOptions, parameters: Mapping[str, An
             _refuse_columns(origin, replace(asked, label=None), "FASTA has headers, in which --label finds the label")
         return _fasta(path, asked, parameters)
     raise InputError(f"{path}: files of type {path.suffix!r} are not read; give one of {', '.join(SUFFIXES)}")
+
+
+def _series_or_sounds(path: Path, asked: OwnDataOptions, parameters: Mapping[str, Any] | None) -> Columns | None:
+    """Return what a folder holds, or a file of an archive or a sound; None of other files."""
+    labelled = parameters is None
+    published = split_files(path) if labelled else {}
+    if published or (path.is_file() and (path.suffix in SERIES or (is_bare(path) and not asked.label))):
+        if labelled:
+            _refuse_columns(str(path), asked, "series of an archive have no names of columns")
+        return read_series(published or {"": path}, regression=asked.regression)
+    if not (sounds := sound_files(path)):
+        return None
+    if labelled:
+        _refuse_columns(str(path), asked, "sounds have the folder that they are in as their label")
+    return Sounds(sounds, folder_arrays(path, sounds, labelled=labelled), asked.rate, waveform=asked.waveform)
 
 
 def source_files(path: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -38,13 +38,18 @@ def texts_of(codes: np.ndarray, lengths: np.ndarray) -> list[str]:
     return [row[:n].tobytes().decode("utf-32-le", "replace") for row, n in zip(rows, lengths, strict=True)]
 
 
-def alphabet_of(codes: np.ndarray, lengths: np.ndarray, train: np.ndarray) -> tuple[str, str]:
+def alphabet_of(stretches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> tuple[str, str]:
     """Return the letters of the training rows in order, and those that only other rows have.
+
+    A stretch of rows are their code points (rows, tokens), their lengths, and which of them are for training.
 
     Where there are any of the latter, and where the texts are in words, `UNKNOWN` stands first in the alphabet.
     """
-    real = np.arange(codes.shape[1]) < lengths[:, None]
-    known, every = (np.unique(codes[rows][real[rows]]) for rows in (train, slice(None)))
+    known = every = np.empty(0, np.int64)
+    for codes, lengths, train in stretches:
+        real = np.arange(codes.shape[1]) < lengths[:, None]
+        known = np.union1d(known, codes[train][real[train]])
+        every = np.union1d(every, codes[real])
     letters, others = ("".join(map(chr, kind)) for kind in (known, np.setdiff1d(every, known)))
     return (UNKNOWN if others or are_words(letters) else "") + letters, others
 

@@ -1,0 +1,136 @@
+"""Datasets of the hub's library: folders on disk, splits, labels and texts read in stretches, and scripts never run."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from reservoir.errors import InputError
+from reservoir.tasks import read_new, task_named
+from reservoir.tasks.own.hub import HubTexts
+from reservoir.tasks.own.letters import texts_of
+
+NAMES = ["neg", "pos"]
+TEXTS = [f"row {n} is {'good' if n % 2 else 'bad'}" + " so" * (n % 5) for n in range(30)]
+
+
+class Part:
+    """What is used of a `datasets.Dataset`, without the package."""
+
+    def __init__(self, columns, named=()):
+        kinds = {list: SimpleNamespace(dtype="string"), int: SimpleNamespace(dtype="int64")}
+        classes = SimpleNamespace(dtype="int64", int2str=NAMES.__getitem__)
+        self.columns, self.cache_files = columns, [{"filename": __file__}]
+        texts = {name: isinstance((cells or [""])[0], str) for name, cells in columns.items()}
+        self.features = {n: classes if n in named else kinds[list if text else int] for n, text in texts.items()}
+
+    def __len__(self):
+        return len(self.columns["text"])
+
+    def __getitem__(self, key):
+        return self.columns[key] if isinstance(key, str) else {n: cells[key] for n, cells in self.columns.items()}
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """Stand in for the package, which need not be installed; the dataset that it loads is set by the test."""
+    made = ModuleType("datasets")
+    vars(made).update(__version__="4.1.0", disable_progress_bars=lambda: None, found=None, calls=[])
+
+    def load(*arguments):
+        made.calls.append(arguments)
+        if isinstance(made.found, Exception):
+            raise made.found
+        return made.found
+
+    vars(made).update(load_dataset=load, load_from_disk=load)
+    monkeypatch.setitem(sys.modules, "datasets", made)
+    return made
+
+
+def labelled(rows=slice(None)):
+    return Part({"text": TEXTS[rows], "label": [n % 2 for n in range(30)][rows]}, {"label"})
+
+
+def rows_of(source):
+    pieces = [source.read(piece) for piece in source.pieces()]
+    return {
+        name: [text for piece in pieces if name in piece for text in texts_of(piece[name].x, piece[name].lengths)]
+        for name in ("train", "valid", "test")
+    }
+
+
+def test_splits_and_classes_are_the_datasets_own(library, monkeypatch):
+    monkeypatch.setattr("reservoir.tasks.own.hub.STEP", 7)
+    monkeypatch.setattr("reservoir.tasks.own.hub.PIECE_LETTERS", 300)
+    library.found = {"train": labelled(slice(20)), "test": labelled(slice(20, 30)), "unsupervised": labelled()}
+    source = task_named("hf:someone/reviews:plain")
+    assert library.calls == [] and source.task.labels == ("neg", "pos") and len(source.pieces()) > 1
+    assert library.calls == [("someone/reviews", "plain")]
+    found = rows_of(source)
+    assert found["test"] == TEXTS[20:] and sorted(found["train"] + found["valid"]) == sorted(TEXTS[:20])
+    assert source.task.name == "reviews-plain" and "left out: unsupervised" in source.notes()[0]
+
+
+def test_hidden_labels_make_validation_the_test(library):
+    hidden = Part({"text": TEXTS[:3], "label": [-1] * 3}, {"label"})
+    library.found = {"train": labelled(slice(20)), "validation": labelled(slice(20, 30)), "test": hidden}
+    source = task_named("hf:glue:sst2")
+    assert rows_of(source)["test"] == TEXTS[20:] and "'validation' is test" in " ".join(source.notes())
+
+
+def test_new_texts_need_no_labels(library, tmp_path):
+    library.found = labelled()
+    task = task_named("hf:reviews").task
+    (tmp_path / "new").mkdir()
+    for name in ("state.json", "dataset_info.json"):
+        (tmp_path / "new" / name).write_text("{}")
+    library.found = Part({"text": TEXTS[:4]})
+    x, lengths, _, y = read_new(tmp_path / "new", task)
+    assert x.tolist() == TEXTS[:4] and lengths is None and y is None
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "said"),
+    [
+        (labelled(), {"label": "stars"}, "no column of labels 'stars' among"),
+        (labelled(), {"text": "label"}, "no column of texts 'label' among"),
+        (Part({"text": ["a", " ", "b"], "label": [0, 1, 0]}), {}, "row 1: an empty text"),
+        (Part({"text": []}), {}, "a dataset without rows"),
+        (RuntimeError("Dataset scripts are no longer supported, but found x.py\nmore"), {}, "scripts are no longer"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(library, found, asked, said):
+    library.found = found
+    with pytest.raises(InputError, match=said) as refused:
+        task_named("hf:reviews", **asked).task  # noqa: B018
+    assert "\n" not in str(refused.value)
+
+
+def test_a_script_is_never_run(library, tmp_path):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "set.py").write_text("raise SystemExit('ran')")
+    with pytest.raises(InputError, match="brings a script, which is not run"):
+        task_named(f"hf:{tmp_path / 'set'}").task  # noqa: B018
+    assert library.calls == []
+
+
+@pytest.mark.parametrize(("version", "said"), [(None, "need a package"), ("3.6.0", "3.6.0 is too old")])
+def test_without_the_package_one_line_says_how_to_get_it(library, monkeypatch, version, said):
+    vars(library)["__version__"] = version
+    if version is None:
+        monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(InputError, match=rf"{said}.*pip install 'datasets>=4'"):
+        task_named("hf:reviews").task  # noqa: B018
+
+
+def test_the_library_itself(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=NAMES)})
+    made = datasets.Dataset.from_dict({"text": TEXTS, "label": [n % 2 for n in range(30)]}, features=features)
+    datasets.DatasetDict({"train": made, "test": made}).save_to_disk(tmp_path / "kept")
+    source = task_named(str(tmp_path / "kept"))
+    assert rows_of(source)["test"] == TEXTS and source.task.labels == ("neg", "pos") and source.files()[0].is_file()
+    made.to_json(tmp_path / "rows.jsonl")
+    assert isinstance(HubTexts(str(tmp_path / "kept"), source.asked, labelled=False).read("x", 0, 2), np.ndarray)
