@@ -9,6 +9,7 @@ import torch
 
 from reservoir.pooling import parse_column, pooled_shape
 from reservoir.reservoir import LoadedModel
+from reservoir.tasks.own.decode import as_patches
 from reservoir.tasks.own.letters import to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
 
@@ -72,6 +73,8 @@ def to_tokens(
     task = model.fpt.task
     if model.reader:
         return model.reader(x, lengths)
+    if task.pictures:
+        x = as_patches(x)
     if task.alphabet:
         x = to_symbols(f"task {task.name!r}", x, lengths, task.alphabet)
     if isinstance(task.form, Tokens):
