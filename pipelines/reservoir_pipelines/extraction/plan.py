@@ -101,7 +101,8 @@ def _way_in(model: LoadedModel) -> dict[str, Any]:
     """Return what names the way in: the digests of a model's own, or how it is drawn and cut into windows."""
     settings = model.settings
     if model.reader:
-        return {"kind": "native", "seed": 0, "gain": 1.0, "patch": 1, "stride": 1, **model.door}
+        long = {} if settings.long == "cut" else {"long": settings.long}
+        return {"kind": "native", "seed": 0, "gain": 1.0, "patch": 1, "stride": 1, **model.door, **long}
     return {
         "kind": "gaussian" if isinstance(model.fpt.task.form, Tokens) else settings.input,
         "seed": settings.seed,
