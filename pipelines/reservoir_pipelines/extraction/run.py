@@ -13,6 +13,7 @@ from reservoir_cache import Entry, Layout, Spec, check_space, repair, required_b
 
 from reservoir.defaults import choose_reservoir, default_layers, default_pools, default_store
 from reservoir.features import column_shapes, forward
+from reservoir.option_fields import typed
 from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions
 from reservoir.reservoir import LoadedModel, load_model
 from reservoir.tasks import TASKS
@@ -57,6 +58,7 @@ def plan_run(
     call = {
         "task": str(Path(task).resolve()) if task not in TASKS and Path(task).exists() else task,
         "settings": settings.to_dict() | source.to_dict() | asked.to_dict(),
+        "command": typed("extract", [str(task)], reservoir, source, keep, place),
     }
     return Run(root, prepared, model, rows, columns, spec, layout, call, splits or list(rows))
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 RAW = "raw"
 RAW_ROWS = 1024
+PICTURE_ROWS = 64  # of photographs, whose files have megabytes
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,11 @@ class RawSource:
     def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the samples of some rows at a time."""
         part, whole = self.store[split], self.prepared.split(split)
-        for start in range(0, part.rows, RAW_ROWS):
-            read = whole.take(part.index[start : start + RAW_ROWS])
+        step = PICTURE_ROWS if self.prepared.task.pictures else RAW_ROWS
+        for start in range(0, part.rows, step):
+            read = whole.take(part.index[start : start + step])
             x = self.encode(read.x, read.lengths)
-            yield samples(x[:, None], part.labels[start : start + RAW_ROWS])
+            yield samples(x[:, None], part.labels[start : start + step])
 
     def labels(self, split: str) -> np.ndarray:
         """Return the labels (rows, outputs) of all rows."""
