@@ -40,6 +40,7 @@ def is_series(task: Task) -> bool:
     """Whether these are one's own float sequences, each with a label of its own."""
     return (
         task.name not in TASKS
+        and not task.pictures
         and isinstance(task.form, Vectors)
         and task.readout_tokens == 1
         and task.max_tokens >= TAPS
@@ -89,15 +90,15 @@ def choose_reservoir(options: ReservoirOptions, task: Task, rows: int, *, publis
 
 
 def is_native(task: Task, settings: Reservoir) -> bool:
-    """Return whether a model is given what it was pretrained on: words, or of a model of letters any letters."""
-    samples = holds_samples(task)
-    if settings.init != "pretrained" or not (task.alphabet or samples) or not settings.windows(task).plain:
+    """Return whether a model is given what it was pretrained on: words, pictures, sounds, or letters."""
+    other = "pixels" if task.pictures else "sounds" if holds_samples(task) else ""
+    if settings.init != "pretrained" or not (task.alphabet or other) or not settings.windows(task).plain:
         return False
     from reservoir.backbones import find
 
     family, _ = find(settings.backbone)
-    if samples:
-        return family.reads == "sounds"
+    if other:
+        return family.reads == other
     fits = family.reads == "letters" or (family.reads == "text" and are_words(task.alphabet))
     return fits and has_tokenizer(settings.backbone)
 

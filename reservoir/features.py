@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
+from reservoir.errors import InputError
+from reservoir.inputs.text import TextReader
 from reservoir.pooling import parse_column, pooled_shape
 from reservoir.reservoir import LoadedModel
+from reservoir.tasks.own.decode import as_patches
 from reservoir.tasks.own.letters import to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
+
+MOST_PADDING = 0.05
+"""Share of padding at which a batch of what a model reads by itself ends, once it is a sixteenth of what it may be."""
 
 
 def column_shapes(task: Task, width: int, columns: Sequence[str]) -> dict[str, tuple[int, int]]:
@@ -31,11 +37,15 @@ def forward(
     They are a function of these rows and the batch size alone: rows of like length share a batch, ties in row order.
     """
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
-    x, lengths = to_tokens(model, scaling, x, lengths)
+    owner = None
+    if model.settings.long == "windows" and isinstance(model.reader, TextReader):
+        x, lengths, owner = model.reader.pieces(x, lengths)
+    else:
+        x, lengths = to_tokens(model, scaling, x, lengths)
     out = {column: torch.zeros((len(x), *shapes[column]), device=model.device) for column in columns}
     # A batch of texts has as many rows as fit into the tokens of ``batch_rows`` usual ones.
     most_tokens = batch_rows * (model.reader.row_tokens if model.reader else model.fpt.task.max_tokens)
-    for batch in batches(lengths, batch_rows, most_tokens):
+    for batch in batches(lengths, batch_rows, most_tokens, MOST_PADDING if model.reader else 1.0):
         longest = int(lengths[batch].max())
         pooled = model.fpt.features(
             torch.from_numpy(np.ascontiguousarray(x[batch, :longest])).to(model.device),
@@ -45,22 +55,40 @@ def forward(
         rows = torch.from_numpy(batch).to(model.device)
         for column, values in pooled.items():
             out[column][rows, : values.shape[1]] = values
-    return _on_host(out)
+    found = {column: values.cpu().numpy() for column, values in out.items()}
+    if owner is None:
+        return found
+    return {column: joined(values, parse_column(column)[1], owner, lengths) for column, values in found.items()}
 
 
-def batches(lengths: np.ndarray, batch_rows: int, most_tokens: float = np.inf) -> Iterator[np.ndarray]:
+def joined(values: np.ndarray, pooling: str, owner: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return what is kept of texts (texts, tokens, width) from that of their pieces: the mean over their tokens.
+
+    Of ``min`` and ``max`` it is the smallest and the largest; ``owner`` is the text of each piece, ascending.
+    """
+    starts = np.flatnonzero(np.diff(owner, prepend=-1))
+    if pooling in {"min", "max"}:
+        return (np.minimum if pooling == "min" else np.maximum).reduceat(values, starts)
+    weights = lengths.astype(np.float32)[:, None, None]
+    return np.add.reduceat(values * weights, starts) / np.add.reduceat(weights, starts)
+
+
+def batches(
+    lengths: np.ndarray, batch_rows: int, most_tokens: float = np.inf, most_padding: float = 1.0
+) -> Iterator[np.ndarray]:
     """Yield the row numbers of each batch, rows of like length together, ties in row order.
 
-    A batch has at most so many rows, and with their padding so many tokens, unless a single row has more.
+    A batch has at most so many rows, and with their padding so many tokens, unless a single row has more. One of more
+    than a sixteenth of these tokens has at most such a share of padding.
     """
     order = np.argsort(lengths, kind="stable")
     start = 0
     while start < len(order):
-        padded = (
-            lengths[order[start : start + batch_rows]].astype(np.int64)
-            * (np.arange(len(order) - start) + 1)[:batch_rows]
-        )
-        stop = start + max(1, int(np.searchsorted(padded, most_tokens, side="right")))
+        mine = lengths[order[start : start + batch_rows]].astype(np.int64)
+        padded = mine * np.arange(1, len(mine) + 1)
+        little = (1 - np.cumsum(mine) / padded <= most_padding) | (padded <= most_tokens / 16)
+        fits = np.flatnonzero((padded <= most_tokens) & little)
+        stop = start + 1 + int(fits[-1] if len(fits) else 0)
         yield order[start:stop]
         start = stop
 
@@ -70,15 +98,17 @@ def to_tokens(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return stored sequences as what the input layer takes, (rows, tokens, ...), and their lengths in tokens."""
     task = model.fpt.task
+    if model.settings.long == "windows":
+        raise InputError(
+            "--long windows: it is for features that are kept; train and attention cut texts, so leave it out"
+        )
     if model.reader:
         return model.reader(x, lengths)
+    if task.pictures:
+        x = as_patches(x)
     if task.alphabet:
         x = to_symbols(f"task {task.name!r}", x, lengths, task.alphabet)
     if isinstance(task.form, Tokens):
         return x.astype(np.int64), lengths
     plain = np.int64 if model.windows.symbols else np.float32
     return model.windows(scaling(x) if scaling else x.astype(plain), lengths)
-
-
-def _on_host(values: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    return {name: value.cpu().numpy() for name, value in values.items()}

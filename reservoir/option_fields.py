@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -106,7 +107,7 @@ def as_group(options: Options, kind: type[G]) -> G:
 
 def flag_of(item: Any) -> str:
     """Return the flag of a field, such as ``--learning-rate``."""
-    return "--" + (item.metadata["flag"] or item.name.replace("_", "-"))
+    return "--" + (item.metadata.get("flag") or item.name.replace("_", "-"))
 
 
 def flags(options: Options) -> list[str]:
@@ -117,9 +118,19 @@ def flags(options: Options) -> list[str]:
         if value == item.default or value is None:
             continue
         if isinstance(value, Mapping):
-            said += [part for name, each in value.items() for part in (flag, f"{name}={each}")]
+            said += [part for name, each in value.items() for part in (flag, f"{name}={listed(each)}")]
         elif isinstance(value, bool):
             said.append(flag if value else f"--no-{flag[2:]}")
         else:
-            said += [flag, str(value) if isinstance(value, str | int | float | Path) else ",".join(map(str, value))]
+            said += [flag, listed(value)]
     return said
+
+
+def listed(value: Any) -> str:
+    """Return a value as a flag takes it, several of them comma-separated."""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def typed(name: str, arguments: Sequence[str], *groups: Options) -> str:
+    """Return the line that a person types for a command with these options."""
+    return shlex.join(["reservoir", name, *arguments, *(part for group in groups for part in flags(group))])

@@ -58,6 +58,11 @@ class ReservoirOptions(ModelOptions):
         one_of("native", "gaussian", "orthogonal", "kernels"),
         shown="native where the model reads such data; " + OWN.format("kernels", "drawn"),
     )
+    long: str = option(
+        "cut",
+        "Texts of more tokens than a model reads by itself: cut, or windows, whose features are averaged.",
+        one_of("cut", "windows"),
+    )
     gain: float | None = option(None, "Scale of the input layer.", positive, shown="1.41; of kernels 6")
     patch: int | None = option(None, "Values per token.", at_least(1), shown="your own series: 9, symbols: 5, else 1")
     stride: int | None = option(

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot, pad
 
 from reservoir.pooling import pool
+from reservoir.tasks.own.decode import as_patches
 from reservoir.tasks.own.letters import are_words, to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
 
@@ -40,6 +41,7 @@ class RawInput(nn.Module):
 
 def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return what `RawInput` makes of stored sequences, (rows, width) of float32."""
+    x = as_patches(x) if task.pictures else x
     x = to_symbols(f"task {task.name!r}", x, lengths, task.alphabet) if task.alphabet else x
     scaled = scaling(x) if scaling else x
     (values,) = RawInput(task)(torch.from_numpy(np.asarray(scaled)), torch.from_numpy(lengths.astype(np.int64)))

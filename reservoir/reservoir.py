@@ -157,6 +157,8 @@ def load_model(
             taps = len(windows.dilations) * windows.patch * windows.forms
             shape = (len(windows.dilations), windows.patch, windows.forms, seen.form.dim // taps)
         inputs = InputLayer(seen.form, backbone.width, settings.seed, settings.gain, shape)
+    if settings.long == "windows" and (reader is None or reader.kind != "tokenizer"):
+        raise InputError("--long windows: it is for texts that a model reads by its own tokenizer; leave it out")
     fpt = FPT(seen, backbone, inputs, settings.seed, output_init).eval()
     digest = weights_digest(backbone)
     import torch

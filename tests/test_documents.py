@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import write_mnist
-from tests.reservoir.models import save_with_tokenizer
+from tests.reservoir.models import save_with_processor, save_with_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 MADE = {"build", "made", "project", "examples"}
@@ -48,6 +48,7 @@ def places(tmp_path_factory):
         "DIR": str(mnist),
         "TEXT": str(folder / "text.txt"),
         "MODEL": str(save_with_tokenizer("bert", folder / "m")),
+        "VIT": str(save_with_processor("vit", folder / "vit", size={"height": 8, "width": 8})),
     }
 
 

@@ -15,6 +15,7 @@ from reservoir.explanation import contributions, occlusion
 from reservoir.options import ExplainOptions
 from reservoir.tasks import encode, read_new
 from reservoir.tasks.own import letter_symbols
+from reservoir.tasks.own.decode import as_patches
 from reservoir.tasks.task import Task, Tokens
 from reservoir_pipelines.export import build
 from reservoir_pipelines.plots import COLOURS, INK, figure_of, save, style
@@ -90,6 +91,8 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     x, lengths = encode(bundle.task, x[: options.first], None if given is None else given[: options.first])
     plot = options.out or (readout if readout.is_dir() else readout.parent) / "explained.png"
     model = build(bundle, readout)
+    if bundle.task.pictures:
+        x = as_patches(x)
     if bundle.task.alphabet:
         x = letter_symbols(str(file), bundle.task, x, lengths)
     rows = explain_rows(model, bundle.task, x, lengths)

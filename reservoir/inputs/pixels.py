@@ -18,6 +18,7 @@ from reservoir.backbones.hub import offline
 from reservoir.backbones.names import first_line, quiet
 from reservoir.errors import InputError
 from reservoir.tasks.images.patches import patches
+from reservoir.tasks.own.decode import check_pillow
 from reservoir.tasks.task import Vectors
 
 if TYPE_CHECKING:
@@ -100,14 +101,6 @@ def open_pixels(name: str, backbone: Backbone, door: Any, pictures: Pictures) ->
         positions = door.interpolate_pos_encoding(tokens, reader.height, reader.width)[0]
     backbone.set_positions("embeddings.position_embeddings", positions)
     return reader, PatchInput(door)
-
-
-def check_pillow() -> None:
-    """Refuse pictures where the package that reads them is not there."""
-    try:
-        import PIL  # noqa: F401
-    except ImportError:
-        raise InputError("pictures need a package: pip install pillow") from None
 
 
 def _read_processor(name: str) -> Any:

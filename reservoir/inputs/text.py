@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiec
 
 
 class TextReader:
-    """From texts to token numbers; what is too long for the model is cut, and counted."""
+    """From texts to token numbers; what is too long for the model is cut, or read in pieces, and counted."""
 
     kind, row_tokens = "tokenizer", TEXT_TOKENS
 
@@ -38,7 +39,8 @@ class TextReader:
         special = tokenizer("")["input_ids"]
         self.has_cls = bool(special) and special[0] == tokenizer.cls_token_id
         self.digest = _digest(tokenizer, self.max_tokens)
-        self.read = self.cut = 0
+        self.read = self.long = 0
+        self._whole = False
 
     @property
     def said(self) -> str:
@@ -52,7 +54,21 @@ class TextReader:
         long = [row for row, numbers in enumerate(found) if len(numbers) > self.max_tokens]
         for row in long:
             found[row] = self._tokenizer(texts[row], truncation=True, max_length=self.max_tokens)["input_ids"]
-        self.read, self.cut = self.read + len(found), self.cut + len(long)
+        self.read, self.long = self.read + len(found), self.long + len(long)
+        return self._padded(texts, found)
+
+    def pieces(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the same of pieces of texts, none longer than the model, and the text that each is of, ascending."""
+        if not self._tokenizer.is_fast:
+            raise InputError("--long windows: it needs a tokenizer.json, which the model has not; leave it out")
+        self._whole = True
+        texts = texts_of(x, lengths)
+        found = self._tokenizer(texts, truncation=True, max_length=self.max_tokens, return_overflowing_tokens=True)
+        owner = np.array(found["overflow_to_sample_mapping"])
+        self.read, self.long = self.read + len(texts), self.long + int((np.bincount(owner) > 1).sum())
+        return *self._padded([texts[row] for row in owner], found["input_ids"]), owner
+
+    def _padded(self, texts: Sequence[str], found: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
         lengths = np.array([len(numbers) for numbers in found], np.int32)
         if not lengths.all():
             text = texts[int(np.argmin(lengths))]
@@ -62,10 +78,13 @@ class TextReader:
         return x, lengths
 
     def note(self) -> str:
-        """Return how many of the texts that were read were cut, if any were."""
-        if not self.cut:
+        """Return how many of the texts that were read are too long, if any are, and what became of them."""
+        if not self.long:
             return ""
-        return f"{self.cut:,} of {self.read:,} texts have more than {self.max_tokens:,} tokens, and are cut there"
+        done = (
+            "read in pieces, the features averaged" if self._whole else "cut there (--long windows reads all of them)"
+        )
+        return f"{self.long:,} of {self.read:,} texts have more than {self.max_tokens:,} tokens, and are {done}"
 
 
 def has_tokenizer(name: str) -> bool:

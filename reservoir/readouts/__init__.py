@@ -5,7 +5,8 @@
 *Logistic*: `logistic_sweep` solves every penalty of multinomial logistic regression in the same passes.
 *Selection*: `sweep` by a validation split, `cross_sweep` by K folds (`deal_folds`), `forward_selection` over columns,
 `held_out` by a kernel matrix alone;
-`widened` carries a grid of penalties on. `accuracy_interval`, `mcnemar`, `paired_bootstrap`: how sure all that is.
+`widened` carries a grid of penalties on, `beside_raw` gives the raw input its half of what counts.
+`accuracy_interval`, `mcnemar`, `paired_bootstrap`: how sure all that is.
 *Estimators*: `RidgeSweepClassifier` and `RidgeSweepRegressor`, for arrays in memory and in scikit-learn's sense.
 *Devices*: inside ``with products_on(TorchArithmetic("cuda"))`` the matrix products of all these run on a GPU.
 *Results*: `Sweep` holds every penalty's `LinearPath`; `LinearReadout` predicts; `Tally` counts accuracy.
@@ -23,7 +24,7 @@ from reservoir.readouts.kfold import add_folds, cross_sweep, deal_folds, fold_mo
 from reservoir.readouts.linear import LinearPath, LinearReadout, Scorer
 from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic_sweep
 from reservoir.readouts.moments import Block, Moments, accumulate
-from reservoir.readouts.ridge import DEFAULT_ALPHAS, parse_alphas, ridge_path, widened
+from reservoir.readouts.ridge import DEFAULT_ALPHAS, beside_raw, parse_alphas, ridge_path, widened
 from reservoir.readouts.sweep import Sweep, Tally, score, sweep
 from reservoir.readouts.targets import Targets, balanced_weights, metric_name, samples, unsample
 
@@ -53,6 +54,7 @@ __all__ = [
     "add_folds",
     "arithmetic",
     "balanced_weights",
+    "beside_raw",
     "cross_sweep",
     "deal_folds",
     "fold_moments",

@@ -60,11 +60,14 @@ def training_moments(blocks: Iterable[Block], targets: Targets) -> Moments:
     return accumulate((x, targets.encode(y), targets.weights(y)) for x, y in blocks)
 
 
-def solve(training: Training, alphas: np.ndarray) -> LinearPath:
-    """Return the ridge solution of every penalty, in kernel form for fewer samples than features."""
+def solve(training: Training, alphas: np.ndarray, emphasis: np.ndarray | None = None) -> LinearPath:
+    """Return the ridge solution of every penalty, in kernel form for fewer samples than features.
+
+    Standardised features are multiplied by ``emphasis`` (w,), if it is given.
+    """
     if isinstance(training, Moments):
-        return ridge_path(training, alphas)
+        return ridge_path(training, alphas, emphasis=emphasis)
     n, w = training.x.shape
     if n < w:
-        return kernel_path(training.x, training.y, alphas, training.weights)
-    return ridge_path(accumulate([(training.x, training.y, training.weights)]), alphas)
+        return kernel_path(training.x, training.y, alphas, training.weights, emphasis)
+    return ridge_path(accumulate([(training.x, training.y, training.weights)]), alphas, emphasis=emphasis)

@@ -24,7 +24,7 @@ CHUNK = 2048  # features that are held in float64 at once
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Kernel:
-    """Samples x (n, w) with weights (n,), the mean and the scale (w,) of their standardisation, and ZZ' (n, n)."""
+    """Samples x (n, w) with weights (n,), the mean and the scale (w,) that make them Z, and ZZ' (n, n)."""
 
     x: np.ndarray
     weights: np.ndarray
@@ -33,8 +33,11 @@ class Kernel:
     products: np.ndarray
 
     @classmethod
-    def of(cls, x: np.ndarray, weights: np.ndarray | None = None) -> Kernel:
-        """Standardise samples and multiply them, some features at a time; `InputError` where one is not finite."""
+    def of(cls, x: np.ndarray, weights: np.ndarray | None = None, emphasis: np.ndarray | None = None) -> Kernel:
+        """Standardise samples, times emphasis (w,), and multiply them, some features at a time.
+
+        Raises `InputError` where one is not finite.
+        """
         weights = np.ones(len(x)) if weights is None else weights
         mean, scale = np.empty(x.shape[1]), np.empty(x.shape[1])
         on = arithmetic()
@@ -50,6 +53,8 @@ class Kernel:
                     f"readout: feature {feature} holds a value that is not finite or too large; leave it out"
                 )
             scale[part] = inverse(np.sqrt(np.where(constant(variance, mean[part]), 0.0, variance)))
+            if emphasis is not None:
+                scale[part] *= emphasis[part]
             z *= scale[part, None]
             on.add_square(total, on.put(z))
         products = np.tril(on.fetch(total))
@@ -105,9 +110,15 @@ class Kernel:
         return Tridiagonal.of(products).solve(positive(alphas), (y - offset) * roots) * roots, offset
 
 
-def kernel_path(x: np.ndarray, y: np.ndarray, alphas: np.ndarray, weights: np.ndarray | None = None) -> LinearPath:
+def kernel_path(
+    x: np.ndarray,
+    y: np.ndarray,
+    alphas: np.ndarray,
+    weights: np.ndarray | None = None,
+    emphasis: np.ndarray | None = None,
+) -> LinearPath:
     """Return the ridge solutions from samples x (n, w), y (n, t) (kernel form, for n < w): order n^2 w + n^3."""
-    return Kernel.of(x, weights).path(y, alphas)
+    return Kernel.of(x, weights, emphasis).path(y, alphas)
 
 
 def _chunks(x: np.ndarray) -> Iterator[slice]:

@@ -40,6 +40,7 @@ def cross_sweep(
     folds: int = 5,
     repeats: int = 1,
     moments: Sequence[Moments] | None = None,
+    emphasis: np.ndarray | None = None,
     one_standard_error: bool = False,
 ) -> Sweep:
     """Fit a ridge readout for every penalty and choose one by K-fold cross-validation, repeated over several deals.
@@ -48,7 +49,8 @@ def cross_sweep(
     the path that is returned is fitted on all of them. The temperature comes from held-out scores of the first deal.
     ``train`` is iterated several times. Moments of each fold, deal after deal, from an earlier `fold_moments` save some
     of them. By the rule of one standard error, that of the mean over folds, the largest penalty is chosen that is no
-    worse than the best by more. A sample of weight 2 counts as two, in fitting and in accuracy.
+    worse than the best by more. A sample of weight 2 counts as two, in fitting and in accuracy. Standardised features
+    are multiplied by ``emphasis`` (w,), if it is given.
     """
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds; give at least 2")
@@ -56,15 +58,15 @@ def cross_sweep(
     deals: Sequence[HeldOut]
     if few is not None:
         x, y, fold, *weights = few
-        kernel, coded, whole = Kernel.of(x, targets.weights(y, *weights)), targets.encode(y), None
+        kernel, coded, whole = Kernel.of(x, targets.weights(y, *weights), emphasis), targets.encode(y), None
         path = kernel.path(coded, alphas)
         deals = [_held_out(kernel, coded, deal, alphas, folds, y, *weights) for deal in fold.reshape(len(y), -1).T]
     else:
         parts = moments or [part for n in range(repeats) for part in fold_moments(_Deal(train, n), targets, folds)]
         whole = functools.reduce(operator.add, parts[:folds])
-        path = ridge_path(whole, alphas)
+        path = ridge_path(whole, alphas, emphasis=emphasis)
         rests = [leave_one_out(parts[n * folds : (n + 1) * folds]) for n in range(repeats)]
-        paths = [[ridge_path(rest, alphas, whole.std) for rest in deal] for deal in rests]
+        paths = [[ridge_path(rest, alphas, whole.std, emphasis) for rest in deal] for deal in rests]
         deals = [_Scored(_Deal(train, n), [Scorer(one, targets) for one in paths[n]]) for n in range(repeats)]
     together = Tally(targets)
     error = np.mean([_count(deal, together, folds) for deal in deals], axis=0)

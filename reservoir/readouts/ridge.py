@@ -27,16 +27,28 @@ MOST_ALPHAS = 1000  # the models of all are held at once
 WIDEST = 1e-6, 1e10
 
 
-def ridge_path(moments: Moments, alphas: np.ndarray, std: np.ndarray | None = None) -> LinearPath:
+def ridge_path(
+    moments: Moments, alphas: np.ndarray, std: np.ndarray | None = None, emphasis: np.ndarray | None = None
+) -> LinearPath:
     """Return the ridge solutions from moments (primal form): time of order w^3, whatever the number of samples.
 
-    Features are standardised by the deviations (w,) that are given; by the moments' own, where none are.
+    Features are standardised by the deviations (w,) that are given; by the moments' own, where none are. Then they are
+    multiplied by ``emphasis`` (w,), if it is given.
     """
-    scale = inverse(moments.std if std is None else std)
+    scale = inverse(moments.std if std is None else std) * (1.0 if emphasis is None else emphasis)
     matrix = moments.xx * scale[:, None]
     matrix *= scale
     weights = Tridiagonal.of(matrix).solve(positive(alphas), moments.xy * scale[:, None])
     return LinearPath.from_standardised(alphas, weights, moments.y_mean, moments.mean, scale)
+
+
+def beside_raw(raw: np.ndarray) -> np.ndarray:
+    """Return the emphasis (w,) of columns beside the raw input, from which features are of that, bool (w,).
+
+    Both sides get half of all variance, which stays what it was, so that penalties keep their size: a few hundred raw
+    features beside ten thousand others would else count for nothing.
+    """
+    return np.sqrt(len(raw) / 2 / np.where(raw, raw.sum(), (~raw).sum()))
 
 
 def parse_alphas(text: str) -> np.ndarray:

@@ -136,14 +136,16 @@ def sweep(
     alphas: np.ndarray = DEFAULT_ALPHAS,
     *,
     moments: Moments | None = None,
+    emphasis: np.ndarray | None = None,
 ) -> Sweep:
     """Fit a ridge readout for every penalty and choose one by validation; each of train and valid is iterated once.
 
     Blocks are features (m, w) and labels (m, outputs), as `samples` lays them out. Moments of the training samples with
-    encoded targets, from an earlier pass, stand for train, which then is not read.
+    encoded targets, from an earlier pass, stand for train, which then is not read. Standardised features are multiplied
+    by ``emphasis`` (w,), if it is given.
     """
     training = gather(train, targets) if moments is None else moments
-    path = solve(training, alphas)
+    path = solve(training, alphas, emphasis)
     return Sweep.of(path, score(path, valid, targets), training)
 
 

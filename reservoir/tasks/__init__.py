@@ -31,6 +31,9 @@ from reservoir.tasks.own import (
     read_labels,
     read_new,
 )
+from reservoir.tasks.own.decode import decoded
+from reservoir.tasks.own.picture_files import has_pictures
+from reservoir.tasks.own.pictures import Pictures
 from reservoir.tasks.proteins import Homology
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors, check_split
@@ -105,7 +108,9 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
         if parameter not in known:
             has = f"it has {', '.join(known) or 'none'}{nearest(parameter, known)}"
             raise InputError(f"task {name!r} has no parameter {parameter!r}; {has}")
-    return OwnData(name, OwnDataOptions(**parameters)) if own else TASKS[name](data=data, **parameters)
+    if not own:
+        return TASKS[name](data=data, **parameters)
+    return (Pictures if has_pictures(Path(name)) else OwnData)(name, OwnDataOptions(**parameters))
 
 
 def encode(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -130,11 +135,14 @@ def encode(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tupl
 
 def shows_pictures(task: Task) -> bool:
     """Return whether the sequences of a task are pictures."""
-    return task.name in IMAGES
+    return task.pictures > 0 or task.name in IMAGES
 
 
 def pictures(task: Task, x: np.ndarray) -> Iterator[Image]:
-    """Yield stored sequences of a task that `shows_pictures` as RGB images."""
+    """Yield stored rows of a task that `shows_pictures` as RGB images."""
+    if task.pictures:
+        yield from map(decoded, x)
+        return
     from PIL import Image
 
     for image in TASKS[task.name](**task.parameters).pictures(x):

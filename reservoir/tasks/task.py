@@ -51,6 +51,8 @@ class Task:
         Names of the classes, in order; empty where the class number is the name.
     alphabet : str, default ""
         The letter of each symbol, where the sequences are texts of your own; these are stored as code points.
+    pictures : int, default 0
+        Pixels of a side of your own pictures, as they are seen by what reads vectors; these are stored as files.
     floor : float, optional
         Accuracy of copying what is shown, where that is more than a constant answer gets.
     """
@@ -64,6 +66,7 @@ class Task:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[str | int, ...] = ()
     alphabet: str = ""
+    pictures: int = 0
     floor: float | None = None
 
     def label(self, index: int) -> str | int:
@@ -74,7 +77,7 @@ class Task:
         """Return the description as plain JSON values; `from_dict` is its inverse."""
         form = {"vectors": self.form.dim} if isinstance(self.form, Vectors) else {"tokens": self.form.vocabulary}
         values = {**vars(self), "form": form, "parameters": dict(self.parameters), "labels": list(self.labels)}
-        absent = {"alphabet": "", "floor": None}
+        absent = {"alphabet": "", "pictures": 0, "floor": None}
         return {name: value for name, value in values.items() if name not in absent or value != absent[name]}
 
     @classmethod
@@ -93,7 +96,7 @@ class Split:
     ----------
     x : ndarray, (rows, tokens, dim) or (rows, tokens)
         The sequences as stored: unsigned bytes for pixels, float32 for sensors, integers for symbols; right-padded
-        with zeros.
+        with zeros. Of your own pictures (rows,) of arrays, the bytes of their files.
     y : ndarray, (rows, readout_tokens, outputs)
         Class numbers (int64) or real targets (float32).
     lengths : ndarray of int32, (rows,)
@@ -150,11 +153,13 @@ def check_split(task: Task, name: str, split: Split) -> None:
             f"{where}: {rows} sequences, {len(split.y)} labels, {len(split.lengths)} lengths; give one of each per row"
         )
     per_row = (task.max_tokens, task.form.dim) if isinstance(task.form, Vectors) else (task.max_tokens,)
-    if split.x.shape[1:] != per_row or split.x.dtype.kind not in ("uif" if len(per_row) == 2 else "ui"):
+    if task.pictures:
+        per_row = ()
+    elif split.x.shape[1:] != per_row or split.x.dtype.kind not in ("uif" if len(per_row) == 2 else "ui"):
         raise InputError(f"{where}: sequences of {split.x.shape[1:]} {split.x.dtype} each, not {per_row} {task.form}")
     if split.y.shape[1:] != (task.readout_tokens, task.outputs):
         raise InputError(f"{where}: labels of shape {split.y.shape}, not {(rows, task.readout_tokens, task.outputs)}")
-    wrong = np.flatnonzero((split.lengths < task.readout_tokens) | (split.lengths > split.x.shape[1]))
+    wrong = np.flatnonzero((split.lengths < task.readout_tokens) | (split.lengths > task.max_tokens))
     if wrong.size:
         row = int(wrong[0])
         raise InputError(

@@ -7,9 +7,10 @@ import h5py
 import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, predict
-from reservoir_pipelines.fitting.evaluation import evaluate_classes, evaluate_values
+from reservoir_pipelines.fitting.evaluation import evaluate_classes, evaluate_values, reliability
 from reservoir_pipelines.prediction import evaluate_predictions
 from sklearn import metrics
+from sklearn.calibration import calibration_curve
 
 from reservoir import InputError
 
@@ -32,6 +33,17 @@ def test_measures_of_classes_are_those_of_scikit_learn():
     assert list(found.recall) == ["a", "b", "c"]
     np.testing.assert_array_equal(found.confusion[:3, :3], metrics.confusion_matrix(y, predicted))
     assert json.loads(json.dumps(found.to_dict()))["confusion"][3] == [0, 0, 0, 0]
+
+
+def test_the_reliability_of_probabilities_is_scikit_learns_calibration_curve():
+    draw = np.random.default_rng(0)
+    sure = draw.uniform(0.5, 1, 500)
+    right = draw.random(500) < sure**2
+    share, mean = calibration_curve(right, sure, n_bins=10)
+    found = np.array(reliability(sure, right))
+    np.testing.assert_allclose(found[:, 1:], np.stack([mean, share], axis=1))
+    assert found[:, 0].sum() == 500
+    assert reliability(np.ones(5), np.arange(5) > 2) == ()
 
 
 def test_two_classes_have_an_area_under_the_curve_and_values_their_errors():

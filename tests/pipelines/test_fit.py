@@ -9,7 +9,9 @@ from reservoir_cache import FeatureStore
 from reservoir_pipelines import extract, fit, predict
 from reservoir_pipelines.checked import read_checked, write_checked
 from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.tuning.judge import Kernel
 
 from reservoir import InputError
 
@@ -96,6 +98,33 @@ def test_moments_are_kept_and_a_second_sweep_does_not_read_the_training_features
     again = fit(extracted, **PLAIN)
     assert again.table == fitted.table
     np.testing.assert_array_equal(again.readout.coef, fitted.readout.coef)
+
+
+@pytest.mark.parametrize("limit", [60, 300])
+def test_the_raw_input_counts_half_beside_columns(extracted, tmp_path, limit, tiny_gpt2):
+    from sklearn.linear_model import RidgeClassifier
+    from sklearn.preprocessing import StandardScaler
+
+    features = extract("digits", backbone=str(tiny_gpt2), limit=limit, layers="final", pool="mean", cache=tmp_path)
+    source = Pool.of(features).source("final/mean+raw")
+    known = [
+        np.concatenate([block[part] for split in ("train", "valid") for block in source.blocks(split)])
+        for part in (0, 1)
+    ]
+    x, y = known[0].astype(np.float64), known[1].ravel()
+    scaler, width = StandardScaler().fit(x), x.shape[1]
+    share = np.sqrt(width / 2 / np.repeat([width - 64, 64], [width - 64, 64]))
+    for columns in ("final/mean+raw", "raw+final/mean"):
+        done = fit(features, columns=columns, alphas="10:10:1", out=tmp_path / "out")
+        peer = RidgeClassifier(alpha=10).fit(scaler.transform(x) * share, y)
+        test = np.concatenate([values for values, _ in source.blocks("test")])
+        expected = peer.decision_function(scaler.transform(test) * share)
+        order = np.r_[width - 64 : width, 0 : width - 64] if columns.startswith("raw") else np.arange(width)
+        np.testing.assert_allclose(done.readout.scores(test[:, order]), expected, atol=1e-5)
+    # tune judges the same: the kernel of both is that of the features that fit reads
+    sides = [Kernel.of(Pool.of(features).column(name)) for name in ("final/mean", "raw")]
+    z = scaler.transform(x) * share
+    np.testing.assert_allclose((sides[0] + sides[1]).matrix(), z @ z.T, rtol=1e-4, atol=1e-3)
 
 
 def test_the_kernel_form_gives_the_same_as_moments(extracted, tmp_path, tiny_gpt2):

@@ -108,6 +108,9 @@ def test_a_fit_and_a_run_alone_have_a_page(cache, tmp_path):
     assert check(text).pictures >= 5
     assert f"{100 * done.best.test_score:.1f}%" in text
     assert f"{100 * ran.test_score:.1f}%" in text
+    assert "calibration error" in text
+    for command in ("reservoir extract digits --", "reservoir fit /", "reservoir train bit-xor --"):
+        assert f"<code>{command}" in text
     assert report([]).parts == 1  # of all, the fits
     (done.saved.parent / SUMMARY).write_text("{}")
     with pytest.raises(InputError, match="run reservoir fit again"):

@@ -2,6 +2,10 @@
 
 import json
 import shlex
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from reservoir_pipelines.reproduction import reproduce as module
@@ -88,6 +92,22 @@ def test_what_was_killed_goes_on(cache, tmp_path, runs, monkeypatch):
     assert runs.count(first) == 1
 
 
+def test_line_2_what_is_killed_in_the_middle_of_a_cell_goes_on_and_runs_no_finished_one_again(cache, tmp_path, runs):
+    rows = ", ".join(f'{{ name = "{n}", cell = "output", settings = {{ seed = {n} }} }}' for n in range(6))
+    mine = recipe(tmp_path, f"rows = [{rows}]")
+    command = [sys.executable, "-m", "reservoir_pipelines", "reproduce", mine]
+    kept = Kept(cache / "reproductions" / "smoke")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and len(list(kept.path.glob("cells/*[0-9a-f].json"))) < 2:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    finished = {result["settings"]["seed"] for result in kept.results()}
+    assert 2 <= len(finished) < 6
+    done = reproduce([mine])
+    assert (done.ran, done.reused, dict(done.failed)) == (6 - len(finished), len(finished), {})
+    assert len(runs) == 6 - len(finished)
+
+
 def test_a_failing_cell_is_marked_and_the_rest_goes_on(cache, tmp_path, call, monkeypatch, runs):
     monkeypatch.delenv("RESERVOIR_DATA", raising=False)
     mine = recipe(tmp_path, 'rows = [{ name = "a", cell = "output" }, { name = "b", cell = "output", task = "mnist" }]')
@@ -162,6 +182,7 @@ rows = [
     { name = "maps", cell = "attention", measure = "diagonals" },
     { name = "card", cell = "card", measure = "parameters" },
     { name = "bit", cell = "bit", settings = { depth = 1 } },
+    { name = "swept", cell = "fpt", settings = { sweep = { learning_rate = [1e-3, 1e-2] } } },
 ]
 """
 
@@ -187,4 +208,4 @@ def test_the_command_of_a_cell_gives_its_number(cache, tmp_path, call, monkeypat
         elif result["stage"] == "backbone":
             assert found["whole"] == values["parameters"]
         checked += 1
-    assert checked == 10
+    assert checked == 11

@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import Ridge
+from sklearn.metrics import r2_score
+from sklearn.model_selection import PredefinedSplit, cross_val_predict
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.class_weight import compute_class_weight
 
@@ -15,11 +17,15 @@ from reservoir.readouts import (
     Targets,
     accumulate,
     balanced_weights,
+    beside_raw,
+    cross_sweep,
+    deal_folds,
     gather,
     kernel_path,
     parse_alphas,
     ridge_path,
     solve,
+    sweep,
     widened,
 )
 
@@ -254,3 +260,26 @@ def test_balanced_weights_are_those_of_scikit_learn():
 def test_class_weights_need_one_output_and_one_weight_per_class(outputs, classes, weights):
     with pytest.raises(InputError, match="leave the weights out" if outputs > 1 else "one weight per class"):
         Targets(outputs, classes, weights)
+
+
+def test_the_raw_input_and_what_stands_beside_it_have_half_of_all_variance_each():
+    emphasis = beside_raw(np.arange(13) < 3)
+    assert np.square(emphasis[:3]).sum() == pytest.approx(13 / 2)
+    assert np.square(emphasis).sum() == pytest.approx(13)
+    assert len(set(emphasis)) == 2
+
+
+@pytest.mark.parametrize(("rows", "width"), [(80, 12), (20, 30)])
+def test_emphasis_is_a_scale_of_standardised_features(rows, width):
+    x, emphasis = features(rows, width, "offset"), np.geomspace(0.1, 10, width)
+    y, fold = labels(x, 1), deal_folds(rows, 4)
+    z, targets = StandardScaler().fit_transform(x) * emphasis, Targets(1, 0)
+    whole = sweep([(x, y)], [(x, y)], targets, ALPHAS, emphasis=emphasis)
+    crossed = cross_sweep([(x, y, fold)], targets, ALPHAS, folds=4, emphasis=emphasis)
+    for number, alpha in enumerate(ALPHAS):
+        expected = Ridge(alpha=alpha).fit(z, y).predict(z).reshape(-1, 1)
+        for found in (whole, crossed):
+            scores = found.path.readout(number, targets).predict(x)
+            np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-6)
+        held_out = cross_val_predict(Ridge(alpha=alpha), z, y, cv=PredefinedSplit(fold))
+        assert crossed.accuracy[number] == pytest.approx(r2_score(y, held_out), abs=1e-5)

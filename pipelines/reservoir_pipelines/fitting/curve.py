@@ -11,6 +11,7 @@ import numpy as np
 from reservoir import InputError
 from reservoir.readouts import Sweep, fold_moments, ridge_path, score
 from reservoir_pipelines.fitting.engines import RidgeEngine
+from reservoir_pipelines.fitting.raw import emphasis_of
 from reservoir_pipelines.fitting.sources import Source, strata_blocks
 from reservoir_pipelines.fitting.trials import make_targets, score_split
 
@@ -34,9 +35,9 @@ def learning_curve(source: Source, engine: RidgeEngine, sizes: Sequence[int]) ->
     """
     targets = make_targets(source, engine.classes, engine.balanced)
     stretches = fold_moments(strata_blocks(source, np.asarray(sizes)), targets, len(sizes))
-    points = []
+    points, emphasis = [], emphasis_of(source)
     for size, moments in zip(sizes, itertools.accumulate(stretches, operator.add), strict=True):
-        path = ridge_path(moments, engine.alphas)
+        path = ridge_path(moments, engine.alphas, emphasis=emphasis)
         swept = Sweep.of(path, score(path, source.blocks("valid"), targets))
         points.append((size, float(swept.accuracy[swept.best]), score_split(swept.readout(), source, "test")))
     return tuple(points)

@@ -13,6 +13,7 @@ from reservoir import InputError
 from reservoir.options import FitOptions
 from reservoir.readouts import LOGISTIC_ALPHAS, LinearReadout, Moments, cross_sweep, logistic_sweep, parse_alphas, sweep
 from reservoir_pipelines.fitting.column_moments import ColumnMoments, column_moments, compute_moments
+from reservoir_pipelines.fitting.raw import emphasis_of
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorEngine
 from reservoir_pipelines.fitting.sources import Again, Source, fold_blocks, hold
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of, widened_trial
@@ -65,13 +66,15 @@ class RidgeEngine:
         moments = _kept(self.moments(source))
         train, valid = (Again(source.blocks, (split,)) for split in ("train", "valid"))
         deals = {"folds": self.folds, "repeats": self.repeats, "one_standard_error": self.one_standard_error}
+        emphasis = emphasis_of(source)
         dealt = hold(Again(fold_blocks, (source, self.folds, self.classes, self.repeats))) if self.folds else ()
 
         def swept(alphas: np.ndarray) -> Trial:
             if self.folds:
-                found = cross_sweep(dealt, targets, alphas, moments=moments, **deals)
+                found = cross_sweep(dealt, targets, alphas, moments=moments, emphasis=emphasis, **deals)
             else:
-                found = sweep(train, valid, targets, alphas, moments=moments[0] if moments else None)
+                kept = moments[0] if moments else None
+                found = sweep(train, valid, targets, alphas, moments=kept, emphasis=emphasis)
             return trial_of("ridge", source.columns, found)
 
         return widened_trial(swept, self.alphas, self.widens)
@@ -79,7 +82,7 @@ class RidgeEngine:
     def refit(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return a readout chosen on valid, fitted to train and valid together; how sure it is stays as it was."""
         both = itertools.chain(source.blocks("train"), source.blocks("valid"))
-        swept = sweep(both, source.blocks("valid"), chosen.targets, np.array([alpha]))
+        swept = sweep(both, source.blocks("valid"), chosen.targets, np.array([alpha]), emphasis=emphasis_of(source))
         return replace(swept.readout(), temperature=chosen.temperature)
 
 

@@ -58,6 +58,9 @@ class Evaluation:
         How many samples of each class were given each label; empty for real targets.
     merits : ndarray of float, (rows,)
         Share of right labels of each row, or its negative squared error.
+    reliability : tuple of (int, float, float)
+        Of the labels that were given with a probability up to 0.1, up to 0.2 ... 1: how many, their mean probability,
+        and the share that is right; bins without labels are left out, and all where nothing gives probabilities.
     """
 
     samples: int
@@ -67,6 +70,7 @@ class Evaluation:
     classes: tuple[str, ...]
     confusion: np.ndarray
     merits: np.ndarray
+    reliability: tuple[tuple[int, float, float], ...] = ()
 
     def beside(self, floor: float | None, kept: float) -> Evaluation:
         """Return the same with what a task's floor and the share of its sequences that are kept make of it."""
@@ -82,12 +86,13 @@ class Evaluation:
         confusion = self.confusion.tolist() if 0 < len(self.classes) <= MOST_PRINTED else None
         interval = list(self.interval) if self.interval else None
         known = {"samples": self.samples, **self.scores, "interval": interval, "recall": self.recall}
-        return known | {"classes": list(self.classes), "confusion": confusion}
+        bins = [list(one) for one in self.reliability]
+        return known | {"classes": list(self.classes), "confusion": confusion, "reliability": bins}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Evaluation:
         """Build what `to_dict` returned, without the merits, and without the confusion of more than 100 classes."""
-        own = {"samples", "interval", "recall", "classes", "confusion"}
+        own = {"samples", "interval", "recall", "classes", "confusion", "reliability"}
         return cls(
             samples=values["samples"],
             scores={name: value for name, value in values.items() if name not in own},
@@ -96,6 +101,7 @@ class Evaluation:
             classes=tuple(values["classes"]),
             confusion=np.array(values["confusion"] or np.zeros((0, 0)), int),
             merits=np.zeros(0),
+            reliability=tuple((int(n), p, right) for n, p, right in values["reliability"]),
         )
 
 
@@ -150,6 +156,15 @@ def compare(one: Evaluation, other: Evaluation) -> float:
     return paired_bootstrap(one.merits, other.merits)
 
 
+def reliability(sure: np.ndarray, right: np.ndarray) -> tuple[tuple[int, float, float], ...]:
+    """Return how often labels are right that were given with like probability, of probabilities and hits (n,)."""
+    if np.all(sure == 1):  # of a model that has no probabilities
+        return ()
+    tenth = np.clip(np.ceil(sure * 10).astype(int), 1, 10)
+    bins = ((sure[tenth == n], right[tenth == n]) for n in range(1, 11))
+    return tuple((len(p), float(p.mean()), float(hits.mean())) for p, hits in bins if len(p))
+
+
 def evaluate(readout: Readout, source: Source, classes: Sequence[str]) -> Evaluation:
     """Compare a readout with the labels of the test split: the one time that test is looked at for it."""
     parts: list[tuple[np.ndarray, ...]] = []
@@ -158,13 +173,14 @@ def evaluate(readout: Readout, source: Source, classes: Sequence[str]) -> Evalua
             parts.append((y, readout.predict(x)))
             continue
         linear = isinstance(readout, LinearReadout)
-        scores = readout.scores(x)
+        scores, chances = readout.scores(x), readout.probabilities(x)
         # Scores of a linear readout rank as its probabilities do, which may all be 1 after rounding.
-        ranks = () if len(classes) != 2 else (scores if linear else readout.probabilities(x)[..., 1],)
-        parts.append((y, readout.targets.predict(scores), *ranks))
-    y, predicted, *ranks = (np.concatenate(values) for values in zip(*parts, strict=True))
+        ranks = () if len(classes) != 2 else (scores if linear else chances[..., 1],)
+        parts.append((y, readout.targets.predict(scores), chances.max(axis=-1), *ranks))
     if not classes:
-        return evaluate_values(y, predicted)
+        return evaluate_values(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+    y, predicted, sure, *ranks = (np.concatenate(values) for values in zip(*parts, strict=True))
     rows = len(y) // source.tokens()
     y, predicted = (values.reshape(rows, -1).astype(int) for values in (y, predicted))
-    return evaluate_classes(y, predicted, classes, ranks[0] if ranks else None)
+    found = evaluate_classes(y, predicted, classes, ranks[0] if ranks else None)
+    return replace(found, reliability=reliability(sure.ravel(), (y == predicted).ravel()))

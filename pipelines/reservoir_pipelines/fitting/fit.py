@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from reservoir import InputError
+from reservoir.option_fields import typed
 from reservoir.options import DeviceOptions, FitOptions
 from reservoir.readouts import LinearReadout, NumpyArithmetic, TorchArithmetic, forward_selection, products_on
 from reservoir.reservoir import choose_device
@@ -126,8 +127,14 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
             saved=saved,
             seconds=time.monotonic() - started,
         )
-        write_summary(folder, {**done.to_dict(), "title": chosen.title})
+        write_summary(folder, {**done.to_dict(), "title": chosen.title, "commands": _commands(pool, options)})
     return done
+
+
+def _commands(pool: Pool, options: FitOptions) -> list[str]:
+    """Return the commands that extract what was fitted, and fit it."""
+    made = [store.entry.made_with.get("call", {}).get("command") for store in pool.stores]
+    return [*filter(None, made), typed("fit", [str(store.entry.path) for store in pool.stores], options)]
 
 
 def _announce(pool: Pool, task: Task, columns: int, how: str) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from reservoir.raw_input import raw_features
-from reservoir.readouts import samples
-from reservoir_pipelines.fitting.sources import groups_of
+from reservoir.readouts import beside_raw, samples
+from reservoir_pipelines.fitting.sources import JoinedSource, Source, groups_of
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 RAW = "raw"
 RAW_ROWS = 1024
+PICTURE_ROWS = 64  # of photographs, whose files have megabytes
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,11 @@ class RawSource:
     def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the samples of some rows at a time."""
         part, whole = self.store[split], self.prepared.split(split)
-        for start in range(0, part.rows, RAW_ROWS):
-            read = whole.take(part.index[start : start + RAW_ROWS])
+        step = PICTURE_ROWS if self.prepared.task.pictures else RAW_ROWS
+        for start in range(0, part.rows, step):
+            read = whole.take(part.index[start : start + step])
             x = self.encode(read.x, read.lengths)
-            yield samples(x[:, None], part.labels[start : start + RAW_ROWS])
+            yield samples(x[:, None], part.labels[start : start + step])
 
     def labels(self, split: str) -> np.ndarray:
         """Return the labels (rows, outputs) of all rows."""
@@ -52,3 +54,11 @@ class RawSource:
     def encode(self, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the raw features (rows, width) of stored sequences."""
         return raw_features(self.prepared.task, self.prepared.scaling, x, lengths)
+
+
+def emphasis_of(source: Source) -> np.ndarray | None:
+    """Return how much each feature counts, (w,), where columns are read beside the raw input; else None."""
+    if not isinstance(source, JoinedSource) or not any(isinstance(part, RawSource) for part in source.parts):
+        return None
+    sides = [np.full(next(part.blocks("train"))[0].shape[1], isinstance(part, RawSource)) for part in source.parts]
+    return beside_raw(np.concatenate(sides))

@@ -56,7 +56,7 @@ def prepare(
     source = task_named(task, data=folder, **options.given)
     settings = settings_folder(task, source, cache)
     try:
-        origin = [_origin(path) for path in source.files()]
+        origin = [_origin(path, Path(task)) for path in source.files()]
     except InputError:
         earlier = latest(settings)
         if folder is not None or earlier is None:
@@ -95,7 +95,7 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
         tasks = [(source, piece, number, folder) for number, piece in enumerate(source.pieces())]
         with meter("prepare", len(tasks), "pieces") as bar:
             written = map_pieces(
-                write_piece, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=bar.advance
+                write_piece, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=lambda _: bar.advance(1)
             )
         _write_index(source, origin, folder, written)
         fault_point("gathered")
@@ -126,6 +126,8 @@ def write_piece(source: Source, piece: Piece, number: int, folder: Path) -> list
 
 
 def _write_rows(path: Path, split: Split) -> None:
+    import h5py
+
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_suffix(f".{uuid.uuid4().hex}")
     y = split.y if split.y.dtype.kind == "f" else split.y.astype(np.min_scalar_type(int(split.y.max())))
@@ -133,7 +135,8 @@ def _write_rows(path: Path, split: Split) -> None:
         arrays = {"x": split.x, "y": y, "lengths": split.lengths.astype(np.int32), "groups": split.groups}
         for name, array in arrays.items():
             if array is not None:
-                file.create_dataset(name, data=array, track_times=False)
+                kind = h5py.vlen_dtype(np.uint8) if array.dtype.kind == "O" else array.dtype
+                file.create_dataset(name, data=array, dtype=kind, track_times=False)
     sync(temporary)
     temporary.replace(path)
 
@@ -183,9 +186,10 @@ def _warnings(task: Task, splits: Mapping[str, PreparedSplit]) -> list[str]:
     return warnings
 
 
-def _origin(path: Path) -> dict[str, Any]:
+def _origin(path: Path, task: Path) -> dict[str, Any]:
     stat = path.stat()
-    return {"name": path.name, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    name = path.relative_to(task) if path.is_relative_to(task) and path != task else path.name
+    return {"name": str(name), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
 
 
 def _hash(value: Any) -> str:

@@ -186,7 +186,8 @@ def digest(task: Task, scaling: Scaling | None, splits: Mapping[str, PreparedSpl
 
     Over, in this order: the description and the scaling as canonical JSON; then of each split its name and row count,
     and of ``x``, ``y``, ``lengths`` and, where there are any, ``groups`` the type, the shape of a row and the bytes
-    (little-endian, rows in order). How the rows are spread over files does not matter.
+    (little-endian, rows in order), of pictures the length and the bytes of each file. How the rows are spread over
+    files does not matter.
     """
     hasher = hashlib.sha256()
 
@@ -199,6 +200,11 @@ def digest(task: Task, scaling: Scaling | None, splits: Mapping[str, PreparedSpl
         for array in ("x", "y", "lengths", *(("groups",) if split.groups is not None else ())):
             for i, rows in enumerate(split.stretches()):
                 values = np.ascontiguousarray(getattr(rows, array))
+                if values.dtype.kind == "O":
+                    for row in values:
+                        add([array, len(row)])
+                        hasher.update(row)
+                    continue
                 values = values.astype(values.dtype.newbyteorder("<"), copy=False)
                 if i == 0:
                     add([array, values.dtype.str, values.shape[1:]])

@@ -36,10 +36,12 @@ def reproduction_part(kept: Kept, number: int) -> dict[str, Any]:
         for claim in table["claims"]
     ]
     scales = dict.fromkeys(SCALES[table["scale"]] for table in tables)
+    passes = sum(r["values"].get("passes") or 0 for r in results.values())
     facts = [
         ("scale", " ".join(scales)),
         ("cells", f"{len(results)} finished, {len(keys) - len(results)} missing"),
         ("time", f"{sum(r['seconds'] for r in results.values()) / 60:.1f} minutes of work"),
+        ("forward passes", f"{passes:,} rows, those of validations left out"),
         ("disk", size_text(sum(r["bytes"] for r in results.values()))),
         ("versions", "; ".join(dict.fromkeys(_versions(r["made_with"]) for r in results.values()))),
     ]
@@ -154,7 +156,7 @@ def _cell(key: str, result: Values, prefix: str) -> dict[str, Any]:
     facts = [
         ("folder", result["folder"]),
         ("seed", settings.get("seed", 0)),
-        *cost_facts(result["seconds"], result["bytes"]),
+        *cost_facts(result["seconds"], result["bytes"], result["values"].get("passes")),
         *facts_of(result["stage"], result["values"]),
         ("made with", _versions(result["made_with"])),
         *[("note", note) for note in result["notes"][:6]],

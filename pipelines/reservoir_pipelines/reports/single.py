@@ -48,7 +48,8 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
         ("folder", path),
     ]
     name = f"Fit: {entry.parent.name}, {entry.name}"
-    return {"id": f"p{number}", "name": name, "heading": name, "facts": facts, "charts": charts_of("fit", values)}
+    shown = {"charts": charts_of("fit", values), "commands": found["commands"]}
+    return {"id": f"p{number}", "name": name, "heading": name, "facts": facts, **shown}
 
 
 def run_part(path: Path, number: int) -> dict[str, Any]:
@@ -66,9 +67,11 @@ def run_part(path: Path, number: int) -> dict[str, Any]:
         "validations": [(n["step"], n["valid_score"]) for n in history if n.get("valid_score") is not None],
     }
     facts = [*facts_of("train", values), *cost_facts(done.seconds, None), ("folder", path)]
+    facts += [("seed", run.config["settings"]["recipe"]["seed"])]
     facts += [(name, value) for name, value in run.config.get("made_with", {}).items()]
     name = f"Training: {path.parent.name}, {path.name}"
-    return {"id": f"p{number}", "name": name, "heading": name, "facts": facts, "charts": charts_of("train", values)}
+    shown = {"charts": charts_of("train", values), "commands": [run.config["command"]]}
+    return {"id": f"p{number}", "name": name, "heading": name, "facts": facts, **shown}
 
 
 _SCORES = ("majority_baseline", "balanced_accuracy", "macro_f1", "auc", "R²", "rmse", "mae")

@@ -32,6 +32,9 @@ def facts_of(stage: str, values: Values) -> list[tuple[str, str]]:
         facts += [("chosen", values["readout"]), ("tried", f"{values['tried']:,} readouts")]
         facts.append(("raw input, test", score_text(values.get("raw_score"), metric)))
         worst = sorted(values["recall"].items(), key=lambda item: item[1])[:10]
+        if bins := values["reliability"]:
+            apart = sum(n * abs(sure - right) for n, sure, right in bins) / sum(n for n, *_ in bins)
+            facts.append(("calibration error", f"{100 * apart:.1f} points between probability and share right"))
         facts.append(("recall by class, lowest first", ", ".join(f"{name} {percent(v)}" for name, v in worst)))
     elif stage == "train":
         facts += [("steps", f"{values['steps']:,}"), ("best step", f"{values['best_step'] or 0:,}")]
@@ -80,6 +83,12 @@ def fit_charts(values: Values) -> list[Markup]:
         shares = 100 * shares / np.maximum(shares.sum(axis=1, keepdims=True), 1)
         says = "confusion: of each class, in percent, how many rows were given each label"
         charts.append(heat_map(shares, values["classes"], values["classes"], says, "given", "class"))
+    if bins := values["reliability"]:
+        found = [(100 * sure, 100 * right) for _, sure, right in bins]
+        told = "; ".join(f"{n} labels of {100 * sure:.0f}%: {100 * right:.0f}% right" for n, sure, right in bins)
+        even = [(0.0, 0.0), (100.0, 100.0)]
+        says = f"calibration on the test rows: {told}"
+        charts.append(line_chart({"found": found, "calibrated": even}, "probability (%)", "right (%)", says))
     return charts
 
 
@@ -119,10 +128,11 @@ def spread_charts(values: Values) -> list[Markup]:
     return charts
 
 
-def cost_facts(seconds: float | None, size: int | None) -> list[tuple[str, str]]:
-    """Return time and disk for a person."""
+def cost_facts(seconds: float | None, size: int | None, passes: int | None = None) -> list[tuple[str, str]]:
+    """Return time, rows that passed through a model, and disk, for a person."""
     time = [] if seconds is None else [("time", f"{seconds:.1f} s")]
-    return time if size is None else [*time, ("disk", size_text(size))]
+    rows = [] if passes is None else [("forward passes", f"{passes:,} rows")]
+    return [*time, *rows, *([] if size is None else [("disk", size_text(size))])]
 
 
 def _place(column: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from reservoir import options
-from reservoir.option_fields import Options, flag_of
+from reservoir.option_fields import Options, flag_of, listed
 
 STAGES: dict[str, tuple[type[Options], ...]] = {
     "fit": (options.ReservoirOptions, options.RowOptions, options.FeatureOptions, options.FitOptions),
@@ -84,10 +84,6 @@ def _flags(settings: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(value, bool):
             yield flag if value else f"--no-{flag[2:]}"
         elif isinstance(value, Mapping):
-            yield from (text for key, inner in sorted(value.items()) for text in (flag, f"{key}={_text(inner)}"))
+            yield from (text for key, inner in sorted(value.items()) for text in (flag, f"{key}={listed(inner)}"))
         elif value is not None:
-            yield from (flag, _text(value))
-
-
-def _text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            yield from (flag, listed(value))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.options import FitOptions
+from reservoir.options import FitOptions, TrainOptions
 from reservoir_pipelines.attention import Attention, attention
 from reservoir_pipelines.card import card
 from reservoir_pipelines.extraction.extract import extract
@@ -65,7 +65,7 @@ def _fit(cell: Cell, settings: dict[str, Any], _: Path, places: dict[str, Any]) 
         "folder": str(done.saved.parent),
         "bytes": 0 if raw_alone else features.bytes,
         "values": {
-            **{name: evaluation[name] for name in ("recall", "classes", "confusion")},
+            **{name: evaluation[name] for name in ("recall", "classes", "confusion", "reliability")},
             "metric": done.best.metric,
             "test_score": done.best.test_score,
             "test_interval": done.best.test_interval,
@@ -76,6 +76,7 @@ def _fit(cell: Cell, settings: dict[str, Any], _: Path, places: dict[str, Any]) 
             "fit_seconds": done.seconds,
             "extract_seconds": features.seconds,
             "reused": features.reused,
+            "passes": features.computed_rows,
             "cost": done.seconds + (0 if raw_alone else features.seconds),
             "sweep": {"columns": columns, "penalties": penalties, "scores": _numbers(scores)},
         },
@@ -90,6 +91,7 @@ def _train(cell: Cell, settings: dict[str, Any], _: Path, places: dict[str, Any]
     losses = [(line["step"], line["loss"]) for line in history if line.get("loss") is not None]
     valid = [(line["step"], line["valid_score"]) for line in history if line.get("valid_score") is not None]
     last = right[-max(1, len(right) // 10) :]
+    step = settings.get("batch", TrainOptions().batch) * settings.get("accumulate", TrainOptions().accumulate)
     kept = ("metric", "steps", "best_step", "valid_score", "test_score", "converged_step", "diverged_step", "trained")
     return {
         "commands": [command_line("train", cell.task, settings | places)],
@@ -101,6 +103,7 @@ def _train(cell: Cell, settings: dict[str, Any], _: Path, places: dict[str, Any]
             "train_score": sum(last) / len(last) if last else None,
             "train_seconds": done.seconds,
             "cost": sum(run["seconds"] for run in done.swept) or done.seconds,
+            "passes": done.steps * step * max(1, len(done.swept)),
             "swept": [{name: run[name] for name in run if name != "run"} for run in done.swept],
             "losses": _thinned(losses),
             "validations": _thinned(valid),
@@ -122,6 +125,7 @@ def _attention(cell: Cell, settings: dict[str, Any], folder: Path, places: dict[
             "map": _numbers(_coarse(mean)),
             "layer": done.layer,
             "rows": done.rows,
+            "passes": done.rows,
             "lines": {str(back): what for back, what in done.diagonals.items()},
         },
     }

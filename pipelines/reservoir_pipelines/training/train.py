@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from reservoir.errors import InputError
-from reservoir.option_fields import as_group
+from reservoir.option_fields import as_group, typed
 from reservoir.options import RECIPE, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions, TrainOptions
 from reservoir.readouts import metric_name
 from reservoir.reservoir import LoadedModel, Reservoir
@@ -104,6 +104,7 @@ def _train_one(
             prepared, numbers, model, (options.store or "float16") if options.from_cache else "float32"
         ).to_dict()
         config = _config(spec, model, prepared, kind, targets, options, ranks, published=source.published)
+        config["command"] = typed("train", [task], reservoir, source, replace(options, resume=False), place)
         default = cache_root(place.cache) / "runs" / prepared.task.name / f"{settings.title}-{config['key'][:16]}"
         run = Run(options.run or default)
         with ranks.first_alone():

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from reservoir.readouts import HeldOut
-from reservoir_pipelines.tuning.judge import Judge
+from reservoir_pipelines.tuning.judge import Judge, Kernel
 
 
 def beats(new: HeldOut, old: HeldOut) -> bool:
@@ -18,9 +18,9 @@ def beats(new: HeldOut, old: HeldOut) -> bool:
 
 
 def choose(
-    kernels: Mapping[int, np.ndarray], judge: Judge, most: int, goes_on: Callable[[], bool]
+    kernels: Mapping[int, Kernel], judge: Judge, most: int, goes_on: Callable[[], bool]
 ) -> tuple[tuple[int, ...], HeldOut]:
-    """Start from the best kernel matrix, and add the one that helps most as long as one does and there is time.
+    """Start from the best kernel, and add the one that helps most as long as one does and there is time.
 
     The default, number 0, is where it starts unless the best does better by more than noise: the best of many is so by
     chance too. Joining asks for less, as it takes chance out. Returns the numbers of what was joined, in order, and how
@@ -46,5 +46,5 @@ def choose(
     return chosen, found
 
 
-def _others(kernels: Mapping[int, np.ndarray], chosen: Sequence[int]) -> list[int]:
+def _others(kernels: Mapping[int, Kernel], chosen: Sequence[int]) -> list[int]:
     return [key for key in kernels if key not in chosen]

@@ -9,6 +9,7 @@ import numpy as np
 from reservoir_cache import FeatureStore
 
 from reservoir.readouts import HeldOut, Targets, held_out, kernel_matrix
+from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.fitting.sources import ColumnSource, Source, deal
 from reservoir_pipelines.fitting.trials import make_targets
 
@@ -21,8 +22,43 @@ VALUES = ("quantiles", "shares", "mean", "std", "max", "min")
 
 KNOWN = ("train", "valid")
 
-Kernels = dict[tuple[str, ...], np.ndarray]
-"""Columns that are read together, and the kernel matrix of the samples of train and valid."""
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Kernel:
+    """Kernel matrices (n, n) of the samples of train and valid, of columns and of the raw input, and their widths."""
+
+    columns: np.ndarray | float = 0.0
+    raw: np.ndarray | float = 0.0
+    width: int = 0
+    raw_width: int = 0
+
+    @classmethod
+    def of(cls, source: Source) -> Kernel:
+        """Multiply the samples of a source."""
+        x = np.concatenate([x for split in KNOWN for x, _ in source.blocks(split)])
+        if source.columns == (RAW,):
+            return cls(raw=kernel_matrix(x), raw_width=x.shape[1])
+        return cls(columns=kernel_matrix(x), width=x.shape[1])
+
+    def __add__(self, other: Kernel) -> Kernel:
+        """Return the kernel of both side by side."""
+        return Kernel(
+            columns=self.columns + other.columns,
+            raw=self.raw + other.raw,
+            width=self.width + other.width,
+            raw_width=self.raw_width + other.raw_width,
+        )
+
+    def matrix(self) -> np.ndarray:
+        """Return the sum, in which columns and the raw input have half of all variance each, as in `fit`."""
+        if not (self.width and self.raw_width):
+            return np.asarray(self.columns + self.raw)
+        half = (self.width + self.raw_width) / 2
+        return np.asarray(self.columns * (half / self.width) + self.raw * (half / self.raw_width))
+
+
+Kernels = dict[tuple[str, ...], Kernel]
+"""Columns that are read together, and their kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +80,9 @@ class Judge:
         deals = np.stack([deal(source, folds, classes, repeat) for repeat in range(number)])
         return cls(y=y, targets=make_targets(source, classes), deals=deals, tokens=source.tokens())
 
-    def __call__(self, kernels: Iterable[np.ndarray]) -> HeldOut:
+    def __call__(self, kernels: Iterable[Kernel]) -> HeldOut:
         """Judge columns side by side: their kernels add up."""
-        total = sum(kernels, start=np.zeros((len(self.y), len(self.y)), np.float32))
-        return held_out(total, self.y, self.targets, self.deals)
+        return held_out(sum(kernels, start=Kernel()).matrix(), self.y, self.targets, self.deals)
 
     def fits(self, source: Source) -> bool:
         """Whether a source has the samples that are judged: row by row, or token by token."""
@@ -55,21 +90,16 @@ class Judge:
 
 
 def column_kernels(store: FeatureStore, columns: Sequence[str], judge: Judge) -> Kernels:
-    """Return the kernel matrices of a reservoir's columns: the values of a layer together, other poolings alone."""
+    """Return the kernels of a reservoir's columns: the values of a layer together, other poolings alone."""
     groups: dict[str, list[str]] = {}
     for column in columns:
         layer, _, pooling = column.partition("/")
         if judge.fits(ColumnSource(store, column)):
             groups.setdefault(layer if pooling.startswith(VALUES) else column, []).append(column)
     return {
-        tuple(group): np.sum([kernel_of(ColumnSource(store, column)) for column in group], axis=0)
+        tuple(group): sum((Kernel.of(ColumnSource(store, column)) for column in group), start=Kernel())
         for group in groups.values()
     }
-
-
-def kernel_of(source: Source) -> np.ndarray:
-    """Return the kernel matrix of the samples of train and valid."""
-    return kernel_matrix(np.concatenate([x for split in KNOWN for x, _ in source.blocks(split)]))
 
 
 def best_of(kernels: Kernels, judge: Judge) -> tuple[tuple[str, ...], HeldOut]:

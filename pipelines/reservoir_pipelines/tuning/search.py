@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from types import MappingProxyType
 
-import numpy as np
 from reservoir_cache import FeatureStore
 
 from reservoir import InputError
@@ -16,7 +15,7 @@ from reservoir.reservoir import DEFAULT_BACKBONE
 from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.fitting.sources import ColumnSource
 from reservoir_pipelines.tuning.budget import Budget, Costs
-from reservoir_pipelines.tuning.judge import KNOWN, Judge, best_of, column_kernels, kernel_of
+from reservoir_pipelines.tuning.judge import KNOWN, Judge, Kernel, best_of, column_kernels
 from reservoir_pipelines.tuning.space import Candidate
 from reservoir_pipelines.tuning.trials import Trial, Trials
 from reservoir_pipelines.tuning.where import Where
@@ -125,17 +124,17 @@ class Search:
             self.judges[limit] = Judge.of(ColumnSource(store, column), self.where.prepared.task.classes)
         return self.judges[limit]
 
-    def kernels(self, trials: list[Trial]) -> dict[int, np.ndarray]:
-        """Return the kernel matrix of the best columns of each trial, by its number, and that of the raw input."""
-        found: dict[int, np.ndarray] = {}
+    def kernels(self, trials: list[Trial]) -> dict[int, Kernel]:
+        """Return the kernel of the best columns of each trial, by its number, and that of the raw input."""
+        found: dict[int, Kernel] = {}
         for trial in trials:
             store = self.where.store(trial)
             judge = self.judge(store, trial.limit, trial.columns[0])
             groups = column_kernels(store, trial.columns, judge)
-            found[trial.number] = np.sum(list(groups.values()), axis=0)
+            found[trial.number] = sum(groups.values(), start=Kernel())
             raw = Pool.of(store).raw() if RAW not in found else None
             if raw and judge.fits(raw):
-                found[RAW] = kernel_of(raw)
+                found[RAW] = Kernel.of(raw)
         return found
 
     def _known(self, limit: int | None) -> int:

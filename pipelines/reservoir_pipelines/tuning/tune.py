@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.defaults import choose_reservoir, default_layers, default_pools
-from reservoir.option_fields import as_group
+from reservoir.option_fields import as_group, typed
 from reservoir.options import (
     CacheOptions,
     DeviceOptions,
@@ -35,7 +35,7 @@ from reservoir_pipelines.tuning.joining import choose
 from reservoir_pipelines.tuning.reserve import Reserve
 from reservoir_pipelines.tuning.search import FINALISTS, RAW, Search
 from reservoir_pipelines.tuning.trials import Trial, Trials
-from reservoir_pipelines.tuning.where import Where, command
+from reservoir_pipelines.tuning.where import Where
 from reservoir_pipelines.workspace import cache_root
 
 
@@ -189,4 +189,4 @@ def _finish(
     said = [where.call(number, limit) for number in numbers]
     keys = [entry.store.entry.key[:16] for entry in entries]
     place = as_group(where.place, CacheOptions)
-    return fitted, (*said, command("fit", keys, options, as_group(where.place, DeviceOptions), place))
+    return fitted, (*said, typed("fit", keys, options, as_group(where.place, DeviceOptions), place))

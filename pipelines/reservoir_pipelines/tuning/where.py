@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reservoir_cache import CacheError, FeatureStore
 
-from reservoir.option_fields import Options, flags
+from reservoir.option_fields import typed
 from reservoir.options import PlaceOptions, RowOptions, ShapeOptions
 from reservoir_pipelines.extraction.extract import Extraction, extract
 from reservoir_pipelines.extraction.plan import data_digest, draw_rows
@@ -79,12 +77,7 @@ class Where:
     def call(self, number: int, limit: int | None) -> str:
         """Return the command that extracts a candidate whole."""
         said, kept = self.candidate(number).groups()
-        return command("extract", [self.task], said, self._limited(limit), kept, self.place)
+        return typed("extract", [self.task], said, self._limited(limit), kept, self.place)
 
     def _limited(self, limit: int | None) -> RowOptions:
         return replace(self.source, limit=limit) if limit else self.source
-
-
-def command(name: str, arguments: Sequence[str], *groups: Options) -> str:
-    """Return a command line of ours."""
-    return shlex.join(["reservoir", name, *arguments, *(part for group in groups for part in flags(group))])

@@ -12,6 +12,7 @@ from reservoir.options import OwnDataOptions
 from reservoir.tasks.images.idx import read_idx
 from reservoir.tasks.own.files import SUFFIXES, open_columns
 from reservoir.tasks.own.letters import texts_of
+from reservoir.tasks.own.pictures import new_pictures
 from reservoir.tasks.task import Task, Tokens
 
 NewRows = tuple[np.ndarray, np.ndarray | None, list[str] | None, np.ndarray | None]
@@ -42,6 +43,9 @@ def read_new(path: Path, task: Task) -> NewRows:
     InputError
         If the file is not there, not readable, or has no sequences of the form of the task.
     """
+    if task.pictures:
+        pictures, names, labels = new_pictures(path, task)
+        return pictures, None, names, labels
     if path.suffix not in SUFFIXES and path.is_file():
         return read_idx(path, (28, 28)), None, None, None
     asked = {f.name: task.parameters[f.name] for f in fields(OwnDataOptions) if f.name in task.parameters}

@@ -24,9 +24,9 @@ def read_csv(path: Path) -> Table:
     """Return the columns of text with commas between, or semicolons (then numbers may have decimal commas), or tabs."""
     # The default limit of a field, 131,072 characters, is a sequence of some 20,000 numbers.
     csv.field_size_limit(2**31 - 1)
-    separator = _separator(path)
+    between = separator(path)
     try:
-        rows = [row for row in csv.reader(lines_of(path), delimiter=separator, strict=True) if row]
+        rows = [row for row in csv.reader(lines_of(path), delimiter=between, strict=True) if row]
     except csv.Error as error:
         raise InputError(f"{path}: no readable table ({error}); give comma-separated text with a header") from None
     if len(rows) < 2:
@@ -38,7 +38,7 @@ def read_csv(path: Path) -> Table:
     header = [name or f"Unnamed: {place}" for place, name in enumerate(header)]
     check_names(path, header)
     table: Table = dict(zip(header, zip(*rows[1:], strict=True), strict=True))
-    return {name: _with_points(cells) for name, cells in table.items()} if separator == ";" else table
+    return {name: _with_points(cells) for name, cells in table.items()} if between == ";" else table
 
 
 def read_jsonl(path: Path) -> Table:
@@ -82,7 +82,7 @@ def check_names(path: Path, names: Sequence[str]) -> None:
             raise InputError(f"{path}: two columns are called {name!r}; give each a name of its own")
 
 
-def _separator(path: Path) -> str:
+def separator(path: Path) -> str:
     """Return what is between cells, by the header."""
     if path.suffix == ".tsv":
         return "\t"

@@ -1,0 +1,171 @@
+"""Folders and tables of pictures, from file to prediction, with nothing said but paths."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from reservoir_pipelines import extract, fit, predict, prepare
+
+from tests.reservoir.models import save_with_processor
+
+COLOURS = {"blue": (20, 40, 200), "red": (200, 40, 20)}
+KINDS = (".png", ".jpg", ".webp")
+
+
+def paint(path: Path, colour: tuple[int, int, int], seed: int) -> Path:
+    draw = np.random.default_rng(seed)
+    height, width = draw.integers(20, 60, 2)
+    noisy = np.clip(np.array(colour) + draw.normal(0, 40, (height, width, 3)), 0, 255).astype(np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(noisy).save(path)
+    return path
+
+
+def folder(root: Path, rows: int = 12, prefix: str = "") -> Path:
+    for colour, value in COLOURS.items():
+        for row in range(rows):
+            paint(root / prefix / colour / f"{row:02d}{KINDS[row % 3]}", value, row + len(colour))
+    return root
+
+
+def test_a_folder_by_class_is_enough(cache: Path, tmp_path: Path, call):
+    root = folder(tmp_path / "pictures")
+    (root / "red" / "notes.txt").write_text("no picture")
+    code, out, error = call("extract", root, "--json")
+    assert code == 0 and "they are 32x32 pixels in 64 patches" in error and "1 files that are no pictures" in error
+    assert json.loads(out)["rows"] == {"train": 14, "valid": 6, "test": 4}
+    code, out, _ = call("fit", root, "--out", tmp_path / "readout", "--json")
+    assert code == 0 and json.loads(out)["best"]["test_score"] == 1
+    new = folder(tmp_path / "new", 2)
+    code, out, error = call("predict", tmp_path / "readout", new, "--out", tmp_path / "found.csv")
+    assert code == 0 and "accuracy" in error
+    rows = list(csv.DictReader((tmp_path / "found.csv").open()))
+    assert [row["id"] for row in rows] == ["blue/00.png", "blue/01.jpg", "red/00.png", "red/01.jpg"]
+    assert [row["label"] for row in rows] == ["blue", "blue", "red", "red"] and "p_blue" in rows[0]
+    (one,) = predict(tmp_path / "readout", new / "red" / "00.png")
+    assert (one.label, one.id, one.truth) == ("red", "00.png", None)
+
+
+def test_pictures_pass_a_vision_model_as_in_a_script(cache: Path, tmp_path: Path):
+    import torch
+    from transformers import AutoImageProcessor, AutoModel
+
+    model = save_with_processor("vit", tmp_path / "vit", size={"height": 8, "width": 8})
+    root = folder(tmp_path / "pictures")
+    done = extract(str(root), backbone=str(model), compute="float32", store="float32")
+    assert done.columns[:2] == ("embed/cls", "embed/mean") and done.store.entry.spec.input["kind"] == "native"
+    fit(done, out=tmp_path / "readout")
+    assert all(one.label == one.truth for one in predict(tmp_path / "readout", root))
+    files = sorted(root.rglob("*.*"))
+    images = [Image.open(file).convert("RGB") for file in files]
+    pixels = AutoImageProcessor.from_pretrained(model, backend="pil")(images, return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        expected = AutoModel.from_pretrained(model).eval()(pixels).last_hidden_state.mean(1).numpy()
+    found = np.concatenate([done[split]["final/mean"] for split in done])
+    for row in expected:
+        assert np.abs(found - row).max(axis=1).min() < 1e-5
+
+
+def test_folders_of_splits_are_the_split(cache: Path, tmp_path: Path):
+    root = tmp_path / "pictures"
+    for prefix, rows in (("train", 5), ("val", 2), ("test", 3)):
+        folder(root, rows, prefix)
+    prepared = prepare(str(root))
+    assert prepared.rows == {"train": 10, "valid": 4, "test": 6}
+    assert prepared.task.labels == ("blue", "red")
+    # Another picture under the same name, or in another folder, is other data.
+    (root / "train/red/00.png").rename(root / "train/blue/99.png")
+    assert prepare(str(root)).digest != prepared.digest
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_a_table_of_paths(suffix: str, cache: Path, tmp_path: Path):
+    root = folder(tmp_path / "pictures")
+    rows = [
+        {"image": f"{colour}/{row:02d}{KINDS[row % 3]}", "name": f"{colour}-{row}", "kind": colour}
+        for colour in COLOURS
+        for row in range(12)
+    ]
+    table = root / f"table{suffix}"
+    with table.open("w", newline="") as file:
+        if suffix == ".csv":
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+        else:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    done = extract(str(table), text="image", label="kind", id="name")
+    fit(done, out=tmp_path / "readout")
+    found = list(predict(tmp_path / "readout", table))
+    assert [one.id for one in found] == [row["name"] for row in rows]
+    assert all(one.label == one.truth for one in found)
+    assert next(iter(predict(tmp_path / "readout", root / "blue" / "00.png"))).label == "blue"
+
+
+def test_prepared_pictures_do_not_depend_on_workers(cache: Path, tmp_path: Path):
+    root = folder(tmp_path / "pictures", 40)
+    one = prepare(str(root), cache=tmp_path / "one")
+    two = prepare(str(root), cache=tmp_path / "two", workers=2)
+    assert one.digest == two.digest
+    for name, split in one.splits.items():
+        for row, other in zip(split.read(0, len(split)).x, two.split(name).read(0, len(split)).x, strict=True):
+            np.testing.assert_array_equal(row, other)
+
+
+def bomb(path: Path) -> None:
+    path.write_bytes(b"P5 60000 60000 255\n" + b"\0" * 100)
+
+
+def truncated(path: Path) -> None:
+    paint(path, (1, 2, 3), 0)
+    path.write_bytes(path.read_bytes()[:300])
+
+
+def link(path: Path) -> None:
+    outside = paint(path.parents[3] / "outside.png", (1, 2, 3), 0)
+    path.symlink_to(outside)
+
+
+HOSTILE = {
+    "bomb.ppm": (bomb, "pixels"),
+    "cut.jpg": (truncated, "no readable picture"),
+    "text.png": (lambda path: path.write_text("hello"), "no readable picture"),
+    "ps.png": (
+        lambda path: path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"),
+        "no readable picture",
+    ),
+    "deep.png": (lambda path: Image.new("I;16", (9, 9)).save(path), "more than 8 bits"),
+    "link.png": (link, "it leads out of"),
+    "../stray.png": (lambda path: paint(path, (1, 2, 3), 0), "stray.png is in no folder of a class"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_picture_is_one_line(name: str, cache: Path, tmp_path: Path, call):
+    root = folder(tmp_path / "in" / "pictures", 5)
+    make, said = HOSTILE[name]
+    make(root / "red" / name)
+    code, out, error = call("extract", root)
+    assert (code, out, error.count("\n")) == (2, "", 1) and said in error
+    assert name.rpartition("/")[2] in error and "Traceback" not in error
+
+
+def test_mistakes_are_one_line(cache: Path, tmp_path: Path, call):
+    root = folder(tmp_path / "pictures", 5)
+    (root / "table.csv").write_text("path,label\nred/00.png,1\n../x.png,2\n")
+    paint(tmp_path / "x.png", (1, 2, 3), 0)
+    (root / "none.csv").write_text("path,label\nred/00.png,a\nred/77.png,b\n")
+    cases = {
+        ("extract", root, "--label", "kind"): "--label says nothing of pictures in folders",
+        ("extract", root / "table.csv"): "it leads out of",
+        ("extract", root / "none.csv"): "row 1: no picture 'red/77.png'",
+        ("extract", root, "--input", "native"): "gpt2 reads text",
+    }
+    for command, said in cases.items():
+        code, _, error = call(*command)
+        assert code == 2 and said in error.splitlines()[-1], error
+    (tmp_path / "empty").mkdir()
+    assert call("extract", tmp_path / "empty")[0] == 2
