@@ -145,10 +145,16 @@ def _gguf(source: Path, folder: Path) -> tuple[list[str], list[str]]:
 
     family, config = find(str(source.resolve()))
     model: Any = family.loader.load(str(source.resolve().parent), config, gguf_file=source.name)[0]
-    model.save_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(source.resolve().parent, gguf_file=source.name, trust_remote_code=False)
-    tokenizer.save_pretrained(folder)
-    return [], ["quantised weights are written as the float32 numbers that they stand for"]
+    save_tensors({n: v.contiguous().clone() for n, v in model.state_dict().items()}, folder / "model.safetensors")
+    kept = {name: value for name, value in config.to_dict().items() if name != "quantization_config"}
+    (folder / "config.json").write_text(json.dumps(kept, indent=2, default=str))
+    notes = ["quantised weights are written as the float32 numbers that they stand for"]
+    try:
+        read = AutoTokenizer.from_pretrained(source.resolve().parent, gguf_file=source.name, trust_remote_code=False)
+        read.save_pretrained(folder)
+    except Exception:  # of transformers, where a file has no tokenizer, or one of another kind
+        notes.append("no tokenizer is readable in the file, so texts do not enter by one")
+    return [], notes
 
 
 def _check(folder: Path, source: Path) -> tuple[str, int]:

@@ -22,14 +22,14 @@ def map_pieces(
     *,
     workers: int = 0,
     scheduler: str | None = None,
-    done: Callable[[int], None] = lambda pieces: None,
+    done: Callable[[Any], None] = lambda result: None,
 ) -> list[Any]:
     """Return ``work(*a)`` for each tuple of arguments, in their order.
 
     ``work`` is a function of a module, as it is sent to other processes by name, and must give the same whenever it is
     called again: a worker that dies has its pieces done once more. With 0 or 1 workers the work is done here, one piece
     after the other, and also where the time of the first piece says that processes would not pay off. The address of a
-    ``scheduler`` (``tcp://host:port``) goes before ``workers``. ``done`` is told how many more pieces have ended.
+    ``scheduler`` (``tcp://host:port``) goes before ``workers``. ``done`` is given each result when it is there.
     """
     tasks = list(arguments)
     if scheduler is not None:
@@ -41,13 +41,13 @@ def map_pieces(
     return [_counted(work, task, done) for task in tasks]
 
 
-def _counted(work: Callable[..., Any], task: tuple, done: Callable[[int], None]) -> Any:
+def _counted(work: Callable[..., Any], task: tuple, done: Callable[[Any], None]) -> Any:
     result = work(*task)
-    done(1)
+    done(result)
     return result
 
 
-def _in_processes(work: Callable[..., Any], tasks: list[tuple], workers: int, done: Callable[[int], None]) -> list[Any]:
+def _in_processes(work: Callable[..., Any], tasks: list[tuple], workers: int, done: Callable[[Any], None]) -> list[Any]:
     import dask
     from dask.callbacks import Callback
     from dask.delayed import delayed
@@ -60,7 +60,7 @@ def _in_processes(work: Callable[..., Any], tasks: list[tuple], workers: int, do
     graph = [delayed(work, pure=False)(*task) for task in rest]
     settings = {"scheduler": "processes", "num_workers": workers, "initializer": end_with_parent}
     try:
-        with Callback(posttask=lambda *_: done(1)):
+        with Callback(posttask=lambda _key, result, *_: done(result)):
             return [first, *dask.compute(*graph, **settings)]  # pyright: ignore
     except BrokenProcessPool:
         # A worker was killed, by the system for want of memory, say; one process needs the least of it.
@@ -79,7 +79,7 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _on_cluster(work: Callable[..., Any], tasks: list[tuple], address: str, done: Callable[[int], None]) -> list[Any]:
+def _on_cluster(work: Callable[..., Any], tasks: list[tuple], address: str, done: Callable[[Any], None]) -> list[Any]:
     try:
         from distributed import Client, as_completed
     except ImportError:
@@ -90,6 +90,6 @@ def _on_cluster(work: Callable[..., Any], tasks: list[tuple], address: str, done
         raise InputError(f"no dask scheduler answers at {address} ({error}); start one, or give --workers N") from None
     with client:
         futures = [client.submit(work, *task, pure=False) for task in tasks]
-        for _ in as_completed(futures, loop=client.loop):
-            done(1)
+        for _, result in as_completed(futures, loop=client.loop, with_results=True):
+            done(result)
         return client.gather(futures)  # pyright: ignore[reportReturnType]

@@ -10,7 +10,7 @@ import torch
 from reservoir_pipelines import import_backbone
 
 from reservoir.backbones import load_backbone, weights_digest
-from tests.reservoir.models import save, save_with_tokenizer
+from tests.reservoir.models import save, save_as_gguf, save_with_tokenizer
 
 
 class Exported(torch.nn.Module):
@@ -69,6 +69,18 @@ def test_a_pickle_of_weights_is_read_as_weights_alone(kind: str, tmp_path: Path,
     assert code == 0 and json.loads(out)["family"] == kind and "Traceback" not in error
     assert weights_digest(load_backbone(str(tmp_path / "out"), "pretrained")) == before
     assert (tmp_path / "out" / "tokenizer.json").is_file() == (kind == "bert")
+
+
+def test_a_gguf_file_becomes_the_weights_it_was_made_of(tmp_path: Path):
+    pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    folder = save("llama", tmp_path / "llama")
+    save_as_gguf(folder, tmp_path / "tiny.gguf")
+    done = import_backbone(tmp_path / "tiny.gguf", tmp_path / "out")
+    assert done.family == "llama" and "tokenizer" in done.notes[1]
+    read, made = (load_backbone(str(path), "pretrained") for path in (done.folder, folder))
+    for name, parameter in made.named_parameters():
+        assert torch.equal(read.get_parameter(name), parameter), name
 
 
 def test_code_in_a_pickle_is_not_run(tmp_path: Path, call):

@@ -123,6 +123,29 @@ def save_with_tokenizer(kind: str, folder: Path) -> Path:
     return folder
 
 
+def save_as_gguf(folder: Path, file: Path) -> None:
+    """Write the weights of the tiny Llama of a folder as GGUF, without a tokenizer."""
+    import gguf
+    from safetensors.torch import load_file
+
+    writer = gguf.GGUFWriter(file, "llama")
+    settings = {"block_count": 3, "context_length": 32, "embedding_length": 16, "feed_forward_length": 24}
+    settings |= {"head_count": 2, "head_count_kv": 1, "layer_norm_rms_eps": 1e-6, "vocab_size": 20}
+    settings |= {"rope_dimension_count": 8, "rope_freq_base": 10000.0, "key_length": 8, "value_length": 8}
+    for name, value in settings.items():
+        getattr(writer, f"add_{name}")(value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 3)
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        values = tensor.numpy()
+        if "q_proj" in name or "k_proj" in name:  # GGUF has the halves of a rotary pair side by side
+            values = values.reshape(-1, 2, 4, 16).swapaxes(1, 2).reshape(values.shape)
+        writer.add_tensor(names.get_name(name, (".weight",)), np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def save_with_processor(kind: str, folder: Path, **settings: object) -> Path:
     """Write a tiny vision model, and a processor of its kind with these settings."""
     import transformers

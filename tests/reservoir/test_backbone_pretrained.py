@@ -9,7 +9,7 @@ import torch
 
 from reservoir.backbones import load_backbone, weights_digest
 from tests.conftest import SHARED
-from tests.reservoir.models import save
+from tests.reservoir.models import save, save_as_gguf
 
 STORIES = SHARED / "weights" / "stories15M"
 STORY = (
@@ -74,27 +74,10 @@ def test_minilm_places_sentences_by_their_meaning():
 
 
 def test_a_gguf_file_gives_the_weights_it_was_made_of(tmp_path):
-    gguf = pytest.importorskip("gguf")
+    pytest.importorskip("gguf")
     pytest.importorskip("accelerate")
-    from safetensors.torch import load_file
-
     folder = save("llama", tmp_path / "llama")
-    writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", "llama")
-    settings = {"block_count": 3, "context_length": 32, "embedding_length": 16, "feed_forward_length": 24}
-    settings |= {"head_count": 2, "head_count_kv": 1, "layer_norm_rms_eps": 1e-6, "vocab_size": 20}
-    settings |= {"rope_dimension_count": 8, "rope_freq_base": 10000.0, "key_length": 8, "value_length": 8}
-    for name, value in settings.items():
-        getattr(writer, f"add_{name}")(value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 3)
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        values = tensor.numpy()
-        if "q_proj" in name or "k_proj" in name:  # GGUF has the halves of a rotary pair side by side
-            values = values.reshape(-1, 2, 4, 16).swapaxes(1, 2).reshape(values.shape)
-        writer.add_tensor(names.get_name(name, (".weight",)), np.ascontiguousarray(values))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save_as_gguf(folder, tmp_path / "tiny.gguf")
     read, made = load_backbone(str(tmp_path / "tiny.gguf"), "pretrained"), load_backbone(str(folder), "pretrained")
     for name, parameter in made.named_parameters():
         assert torch.equal(read.get_parameter(name), parameter), name

@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
     command(app, (TaskOptions, "data"), CacheOptions)(tasks)
     command(app, (TaskOptions, "data"), CacheOptions)(doctor)
     command(app, TaskOptions, ClusterOptions, DownloadOptions, CacheOptions)(prepare)
-    command(app, ReservoirOptions, RowOptions, FeatureOptions, PlaceOptions)(extract)
+    command(app, ReservoirOptions, RowOptions, FeatureOptions, ClusterOptions, PlaceOptions)(extract)
 
 
 def tasks(given: dict[str, Any], json: bool) -> None:

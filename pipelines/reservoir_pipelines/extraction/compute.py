@@ -19,6 +19,28 @@ def missing_blocks(entry: Entry, splits: Sequence[str], columns: Sequence[str]) 
     return [(split, block) for split in splits for block in sorted(entry.missing(split, columns))]
 
 
+def compute_blocks(
+    entry: Entry,
+    blocks: Sequence[tuple[str, int]],
+    columns: Sequence[str],
+    compute: Compute,
+    advance: Callable[[int, int], None] = lambda rows, written: None,
+) -> int:
+    """Compute those of the blocks that nobody else has in hand; return the rows that were computed here."""
+    taken = 0
+    with ShardWriter(entry) as writer:
+        for split, block in blocks:
+            low, high = entry.layout.block(entry.spec.rows[split], block)
+            with entry.claim(split, block) as mine:
+                # Another run may have published it since it was listed.
+                lacking = entry.lacking(split, block, columns) if mine else ()
+                if lacking:
+                    writer.put(split, block, dict(compute(split, low, high, lacking)))
+                    taken += high - low
+            advance(high - low, writer.bytes_written)
+    return taken
+
+
 def compute_missing(
     entry: Entry,
     splits: Sequence[str],
@@ -29,18 +51,7 @@ def compute_missing(
     """Compute what is missing, or wait for who has it in hand; return the rows that were computed here."""
     computed = 0
     while todo := missing_blocks(entry, splits, columns):
-        taken = 0
-        with ShardWriter(entry) as writer:
-            ranges = {split: entry.blocks(split) for split in splits}
-            for split, block in todo:
-                low, high = ranges[split][block]
-                with entry.claim(split, block) as mine:
-                    # Another run may have published it between the listing and the claim.
-                    lacking = entry.lacking(split, block, columns) if mine else ()
-                    if lacking:
-                        writer.put(split, block, dict(compute(split, low, high, lacking)))
-                        taken += high - low
-                advance(high - low, writer.bytes_written)
+        taken = compute_blocks(entry, todo, columns, compute, advance)
         computed += taken
         if not taken and missing_blocks(entry, splits, columns):
             time.sleep(POLL)

@@ -11,12 +11,21 @@ from typing import TYPE_CHECKING, Any
 from reservoir_cache import FeatureStore, entry_bytes
 
 from reservoir.option_fields import as_group
-from reservoir.options import DeviceOptions, FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions
+from reservoir.options import (
+    ClusterOptions,
+    DeviceOptions,
+    FeatureOptions,
+    PlaceOptions,
+    ReservoirOptions,
+    RowOptions,
+    TaskOptions,
+)
 from reservoir.tasks import TASKS
 from reservoir.tasks.own.sounds import has_sounds
 from reservoir_pipelines.extraction.receipts import recall, remember, request_of
 from reservoir_pipelines.output import say
 from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.progress import meter
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workspace import cache_root
 
@@ -78,6 +87,7 @@ def extract(
     source: RowOptions,
     keep: FeatureOptions,
     place: PlaceOptions,
+    cluster: ClusterOptions,
     *,
     splits: Sequence[str] | None = None,
 ) -> Extraction:
@@ -93,9 +103,9 @@ def extract(
     splits : sequence of str, optional
         Compute these alone; a later call adds the others. All by default.
     **options
-        Fields of `ReservoirOptions`, `RowOptions`, `FeatureOptions` and `PlaceOptions`. ``batch_rows`` is of a new
-        entry: an existing one keeps its own, because the batch size changes the last bits. A larger ``limit`` contains
-        the rows of a smaller one.
+        Fields of `ReservoirOptions`, `RowOptions`, `FeatureOptions`, `PlaceOptions` and `ClusterOptions`.
+        ``batch_rows`` is of a new entry: an existing one keeps its own, because the batch size changes the last bits. A
+        larger ``limit`` contains the rows of a smaller one. Workers share the blocks, and need the cache's folder.
 
     Returns
     -------
@@ -118,9 +128,15 @@ def extract(
         say(f"{name}: everything is cached already in {entry.path}; no forward pass")
     else:
         from reservoir_pipelines.extraction.run import plan_run  # which imports torch
+        from reservoir_pipelines.extraction.shares import Call, share_blocks
 
         run = plan_run(task, prepared, root, reservoir, source, keep, place, splits)
-        entry, computed = run.execute()
+        entry, rows = run.open()
+        with meter("extract", rows) as bar:
+            shared = rows and (cluster.workers > 1 or cluster.scheduler)
+            call = Call(task, reservoir, source, keep, place)
+            computed = share_blocks(run, entry, call, cluster, bar.advance) if shared else 0
+            computed += run.compute(entry, bar.advance)
         columns = run.columns
         remember(root, request, entry, columns, run.splits)
     return Extraction(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,10 @@ from reservoir.option_fields import typed
 from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions
 from reservoir.reservoir import LoadedModel, load_model
 from reservoir.tasks import TASKS
-from reservoir_pipelines.extraction.compute import compute_missing
+from reservoir_pipelines.extraction.compute import compute_blocks, compute_missing
 from reservoir_pipelines.extraction.plan import check_windows, choose_columns, choose_layout, draw_rows, make_spec
 from reservoir_pipelines.output import say, size_text
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
-from reservoir_pipelines.progress import meter
 from reservoir_pipelines.workspace import versions
 
 
@@ -77,8 +76,8 @@ class Run:
     call: dict[str, Any]
     splits: Sequence[str]
 
-    def execute(self) -> tuple[Entry, int]:
-        """Compute what is missing; return the entry and the number of rows computed."""
+    def open(self) -> tuple[Entry, int]:
+        """Open the entry, with its labels and without what is damaged; return it and the rows still to compute."""
         name = f"{self.spec.task['name']} x {self.model.settings.title}"
         shapes = column_shapes(self.model.fpt.task, self.model.fpt.backbone.width, self.columns)
         space = required_bytes(self.spec, self.layout, self.spec.rows, shapes)
@@ -105,15 +104,22 @@ class Run:
             check_space(self.root, part)
         if not ranges:
             say(f"{name}: everything is cached already in {entry.path}; no forward pass")
-        compute = partial(self._forward, batch_rows=entry.layout.batch_rows)
-        with meter("extract", count) as bar:
-            computed = compute_missing(entry, self.splits, self.columns, compute, bar.advance)
+        return entry, count
+
+    def compute(self, entry: Entry, advance: Callable[[int, int], None]) -> int:
+        """Compute all that is missing; return the number of rows computed here."""
+        forward = partial(self._forward, entry.layout.batch_rows)
+        computed = compute_missing(entry, self.splits, self.columns, forward, advance)
         if note := self.model.reader.note() if self.model.reader else "":
             say(f"{self.spec.task['name']}: {note}")
-        return entry, computed
+        return computed
+
+    def compute_blocks(self, entry: Entry, blocks: Sequence[tuple[str, int]], columns: Sequence[str]) -> int:
+        """Compute some blocks; return the number of rows."""
+        return compute_blocks(entry, blocks, columns, partial(self._forward, entry.layout.batch_rows))
 
     def _forward(
-        self, split: str, low: int, high: int, columns: Sequence[str], batch_rows: int
+        self, batch_rows: int, split: str, low: int, high: int, columns: Sequence[str]
     ) -> dict[str, np.ndarray]:
         part = self.prepared.split(split).take(self.rows[split][low:high])
         return forward(self.model, self.prepared.scaling, part.x, part.lengths, columns, batch_rows)

@@ -95,7 +95,7 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
         tasks = [(source, piece, number, folder) for number, piece in enumerate(source.pieces())]
         with meter("prepare", len(tasks), "pieces") as bar:
             written = map_pieces(
-                write_piece, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=bar.advance
+                write_piece, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=lambda _: bar.advance(1)
             )
         _write_index(source, origin, folder, written)
         fault_point("gathered")
