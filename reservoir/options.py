@@ -279,6 +279,13 @@ class ComparisonOptions(LengthOptions, TextOptions, OutOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CorpusOptions(Options):
+    """What the language model of a recipe is pretrained on."""
+
+    corpus: str | None = option(None, "A text file or a folder of them, nesting, zipf, uniform, or bit-memory.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionOptions(RunOptions, OutOptions):
     """Which attention maps are drawn."""
 
