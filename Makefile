@@ -20,6 +20,11 @@ docs: $(DEVELOPS)  ## the site, in docs/build/html; needs no network, and fails 
 faults: $(DEVELOPS)  ## the long campaign: kills, flipped bits, bad disks, fuzzed inputs, long work; hours on two busy cores
 	$(BIN)/python -m benchmarks.faults --out benchmarks/FAULTS.md
 
+bench: $(DEVELOPS)  ## start-up, the store, and extract beside its peers, in some minutes
+	$(BIN)/python benchmarks/startup.py --repeats 3
+	$(BIN)/python benchmarks/store.py
+	$(BIN)/python benchmarks/extract.py --tokens 64,256 --work 4096
+
 results: $(DEVELOPS)  ## every accuracy of benchmarks/RESULTS.md that has a command, made again (hours): DATA=DIR
 	$(BIN)/python benchmarks/results.py --write --long --data $(DATA)
 

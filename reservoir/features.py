@@ -37,15 +37,9 @@ def forward(
     They are a function of these rows and the batch size alone: rows of like length share a batch, ties in row order.
     """
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
-    owner = None
-    if model.settings.long == "windows" and isinstance(model.reader, TextReader):
-        x, lengths, owner = model.reader.pieces(x, lengths)
-    else:
-        x, lengths = to_tokens(model, scaling, x, lengths)
+    x, lengths, owner = to_pieces(model, scaling, x, lengths)
     out = {column: torch.zeros((len(x), *shapes[column]), device=model.device) for column in columns}
-    # A batch of texts has as many rows as fit into the tokens of ``batch_rows`` usual ones.
-    most_tokens = batch_rows * (model.reader.row_tokens if model.reader else model.fpt.task.max_tokens)
-    for batch in batches(lengths, batch_rows, most_tokens, MOST_PADDING if model.reader else 1.0):
+    for batch in model_batches(model, lengths, batch_rows):
         longest = int(lengths[batch].max())
         pooled = model.fpt.features(
             torch.from_numpy(np.ascontiguousarray(x[batch, :longest])).to(model.device),
@@ -59,6 +53,21 @@ def forward(
     if owner is None:
         return found
     return {column: joined(values, parse_column(column)[1], owner, lengths) for column, values in found.items()}
+
+
+def to_pieces(
+    model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return what goes through the model, its lengths in tokens, and the row of each where long texts are in pieces."""
+    if model.settings.long == "windows" and isinstance(model.reader, TextReader):
+        return model.reader.pieces(x, lengths)
+    return *to_tokens(model, scaling, x, lengths), None
+
+
+def model_batches(model: LoadedModel, lengths: np.ndarray, batch_rows: int) -> Iterator[np.ndarray]:
+    """Yield `batches` as a model takes them: of texts as many as fit into the tokens of ``batch_rows`` usual ones."""
+    most_tokens = batch_rows * (model.reader.row_tokens if model.reader else model.fpt.task.max_tokens)
+    return batches(lengths, batch_rows, most_tokens, MOST_PADDING if model.reader else 1.0)
 
 
 def joined(values: np.ndarray, pooling: str, owner: np.ndarray, lengths: np.ndarray) -> np.ndarray:

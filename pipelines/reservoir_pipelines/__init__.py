@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from reservoir_pipelines.estimators.transformer import ReservoirTransformer
     from reservoir_pipelines.explanation import Explanation, explain
     from reservoir_pipelines.extraction.extract import Extraction, extract
+    from reservoir_pipelines.extraction.forecast import Forecast, plan
     from reservoir_pipelines.fitting.fit import fit
     from reservoir_pipelines.fitting.results import Fit, Result
     from reservoir_pipelines.foreign_backbone import Imported, import_backbone
@@ -38,6 +39,7 @@ __all__ = [
     "Explanation",
     "Extraction",
     "Fit",
+    "Forecast",
     "Imported",
     "Prediction",
     "Prepared",
@@ -55,6 +57,7 @@ __all__ = [
     "extract",
     "fit",
     "import_backbone",
+    "plan",
     "predict",
     "prepare",
     "pretrain",
@@ -72,6 +75,7 @@ _HOME = {
     **dict.fromkeys(("Extraction", "extract"), "extraction.extract"),
     "Comparison": "pretraining.compared",
     "compare_pretraining": "pretraining.comparison",
+    **dict.fromkeys(("Forecast", "plan"), "extraction.forecast"),
     "fit": "fitting.fit",
     **dict.fromkeys(("Fit", "Result"), "fitting.results"),
     **dict.fromkeys(("Imported", "import_backbone"), "foreign_backbone"),

@@ -15,6 +15,7 @@ from reservoir_pipelines import extract
 from reservoir_pipelines import workers as pieces
 from reservoir_pipelines.extraction import plan, shares
 from reservoir_pipelines.extraction.shares import Call, work
+from reservoir_pipelines.preparation.prepare import prepare
 
 from reservoir import InputError
 from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions
@@ -63,6 +64,7 @@ def test_workers_write_the_bytes_of_one_process_even_if_one_is_killed(alone, tin
 def test_a_worker_with_another_model_refuses(alone, tiny_gpt2):
     call = Call(
         "digits",
+        prepare("digits", cache=alone.entry.parents[2]).path,
         ReservoirOptions(backbone=str(tiny_gpt2)),
         RowOptions(limit=200),
         FeatureOptions(compute="float32", layers="embed,final"),

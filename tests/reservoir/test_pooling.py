@@ -88,3 +88,10 @@ def test_columns_are_a_layer_and_a_pooling():
     assert parse_column("block06/quantiles9") == ("block06", "quantiles9")
     with pytest.raises(InputError, match="write layer/pooling"):
         parse_column("mean")
+
+
+def test_quantiles_are_the_same_bits_whether_numpy_or_torch_puts_values_in_order():
+    hidden = torch.randn(3, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1))
+    lengths = torch.tensor([12, 7, 1])
+    by_torch = pool(hidden.clone().requires_grad_(), lengths, "quantiles9").detach()
+    assert torch.equal(pool(hidden, lengths, "quantiles9"), by_torch)

@@ -1,4 +1,4 @@
-"""The commands ``reservoir tasks``, ``doctor``, ``prepare`` and ``extract``."""
+"""The commands ``reservoir tasks``, ``doctor``, ``prepare``, ``extract`` and ``plan``."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def register(app: typer.Typer) -> None:
     command(app, (TaskOptions, "data"), CacheOptions)(doctor)
     command(app, TaskOptions, ClusterOptions, DownloadOptions, CacheOptions)(prepare)
     command(app, ReservoirOptions, RowOptions, FeatureOptions, ClusterOptions, PlaceOptions)(extract)
+    command(app, ReservoirOptions, RowOptions, FeatureOptions, PlaceOptions)(plan)
 
 
 def tasks(given: dict[str, Any], json: bool) -> None:
@@ -103,5 +104,39 @@ def extract(task: Task, given: dict[str, Any], json: bool) -> None:
             ("on disk", size_text(done.bytes)),
             ("forward pass", "none, reused" if done.reused else f"{done.computed_rows:,} rows"),
             ("time", f"{done.seconds:.1f} s"),
+        ],
+    )
+
+
+def plan(
+    task: Task,
+    rows: Annotated[int | None, typer.Option(min=1, help="Rows in all; the task's own if left out.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="So many processes or GPUs like this one share the work.")] = 1,
+    *,
+    given: dict[str, Any],
+    json: bool,
+) -> None:
+    """Say what an extraction will take, from a short trial.
+
+    Time, disk and memory for as many rows and workers as there will be; the data may be a sample.
+    """
+    from reservoir_pipelines.extraction.forecast import plan as stage
+    from reservoir_pipelines.progress import time_text
+
+    found = stage(task, rows=rows, workers=workers, **given)
+    if json:
+        print_json(found.to_dict())
+        return
+    speed = f"{found.rows_per_second:,.3g} rows/s, {found.rows_per_second * found.tokens:,.3g} tokens/s"
+    shared = f" by {found.workers:,} workers" if found.workers > 1 else ""
+    print_table(
+        ("plan", ""),
+        [
+            ("extraction", f"{found.task} x {found.backbone}, {found.columns} columns"),
+            ("rows", f"{found.rows:,} of {found.tokens:,.0f} tokens, {100 * found.padding:.1f}% padding"),
+            ("one worker", f"{speed}, on {found.device} in {found.compute}"),
+            ("time", f"{time_text(found.seconds)}{shared}"),
+            ("on disk", size_text(found.bytes)),
+            ("memory", f"at most {size_text(found.memory)}{' each' if shared else ''}"),
         ],
     )

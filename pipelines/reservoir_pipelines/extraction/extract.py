@@ -134,7 +134,7 @@ def extract(
         entry, rows = run.open()
         with meter("extract", rows) as bar:
             shared = rows and (cluster.workers > 1 or cluster.scheduler)
-            call = Call(task, reservoir, source, keep, place)
+            call = Call(task, prepared.path, reservoir, source, keep, place)
             computed = share_blocks(run, entry, call, cluster, bar.advance) if shared else 0
             computed += run.compute(entry, bar.advance)
         columns = run.columns

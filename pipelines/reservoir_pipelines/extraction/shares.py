@@ -10,12 +10,11 @@ from pathlib import Path
 from reservoir_cache import Entry
 
 from reservoir.errors import InputError
-from reservoir.option_fields import as_group
-from reservoir.options import ClusterOptions, FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions
+from reservoir.options import ClusterOptions, FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions
 from reservoir_pipelines.extraction.compute import missing_blocks
 from reservoir_pipelines.extraction.run import Run, plan_run
 from reservoir_pipelines.output import hushed
-from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.workers import map_pieces
 
 TASK_BLOCKS, MOST_TASKS = 8, 512
@@ -30,6 +29,7 @@ class Call:
     """A call of extract as another process repeats it, which has to come to the same key, with so many threads."""
 
     task: str
+    prepared: Path
     reservoir: ReservoirOptions
     source: RowOptions
     keep: FeatureOptions
@@ -52,6 +52,7 @@ def share_blocks(run: Run, entry: Entry, call: Call, cluster: ClusterOptions, ad
     full = replace(
         call,
         task=run.call["task"],
+        prepared=run.prepared.path.resolve(),
         source=replace(call.source, data=call.source.data and call.source.data.resolve()),
         place=replace(call.place, cache=root),
         key=entry.key,
@@ -80,10 +81,9 @@ def _open(call: Call) -> Run:
 
     if call.threads:
         torch.set_num_threads(call.threads)
-    prepared = prepare(call.task, as_group(call.source, TaskOptions), cache=call.place.cache)
-    root = call.place.cache
-    assert root
-    run = plan_run(call.task, prepared, root, call.reservoir, call.source, call.keep, call.place, None)
+    prepared = Prepared.open(call.prepared, verify=False)  # as whoever called has done
+    assert call.place.cache
+    run = plan_run(call.task, prepared, call.place.cache, call.reservoir, call.source, call.keep, call.place, None)
     if run.spec.key != call.key:
         raise InputError(
             f"a worker comes to another key, {run.spec.key[:16]} for {call.key[:16]}: its model, data, precision or "

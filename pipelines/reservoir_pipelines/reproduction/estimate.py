@@ -98,20 +98,13 @@ def _try_train(cell: Cell, places: dict[str, Any]) -> Cost:
 
 
 def _try_fit(cell: Cell, places: dict[str, Any]) -> Cost:
-    from reservoir_cache import remove
-
     from reservoir.options import FitOptions
-    from reservoir_pipelines.extraction.extract import extract
-    from reservoir_pipelines.preparation.prepare import prepare
+    from reservoir_pipelines.extraction.forecast import plan
 
     assert cell.task
     settings = {n: v for n, v in cell.settings.items() if n not in options_of(FitOptions)}
-    rows = prepare(cell.task, **_of_task(settings), **_places(places, "cache", "data")).rows
-    limit = settings.get("limit") or max(rows.values())
-    done = extract(cell.task, **settings | {"limit": ROWS, "seed": 2**62}, **places)  # an entry of nobody else
-    share = sum(min(limit, count) for count in rows.values()) / sum(done.rows.values())
-    remove(done.entry)
-    return Cost(done.seconds * share, done.bytes * share)
+    found = plan(cell.task, **settings, **places)
+    return Cost(found.seconds, found.bytes)
 
 
 def _of_task(settings: Mapping[str, Any]) -> dict[str, Any]:

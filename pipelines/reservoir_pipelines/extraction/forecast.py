@@ -1,0 +1,169 @@
+"""The stage ``plan``: what an extraction will take in time, disk and memory, from some seconds of it."""
+
+from __future__ import annotations
+
+import resource
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from reservoir_cache import required_bytes
+
+from reservoir.features import column_shapes, forward, model_batches, to_pieces
+from reservoir.option_fields import as_group
+from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions
+from reservoir_pipelines.extraction.run import Run, plan_run
+from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.stage import stage
+from reservoir_pipelines.workspace import cache_root
+
+clock = time.perf_counter
+
+SECONDS, REPEATS = 2.0, 3
+"""How long a trial is, and how many there are; the middle one counts."""
+
+QUEUED = 6
+"""Blocks in memory at a time: four that wait for the writer, the one that it has, and the one that is computed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """What `plan` expects of an extraction.
+
+    Parameters
+    ----------
+    task, backbone : str
+    rows : int
+        Rows of all splits together.
+    columns : int
+    tokens : float
+        Mean tokens of a row.
+    padding : float
+        Share of the tokens of a batch that are padding.
+    rows_per_second : float
+        Of one worker.
+    workers : int
+        Workers like this process, of whose time nothing is lost.
+    seconds : float
+        From the start to the end, by all workers.
+    bytes : int
+        On disk.
+    memory : int
+        Bytes in one worker: what it holds now, and the blocks on their way to the disk.
+    device, compute : str
+        What the trial ran on.
+    """
+
+    task: str
+    backbone: str
+    rows: int
+    columns: int
+    tokens: float
+    padding: float
+    rows_per_second: float
+    workers: int
+    seconds: float
+    bytes: int
+    memory: int
+    device: str
+    compute: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self)
+
+
+@stage
+def plan(
+    task: str,
+    reservoir: ReservoirOptions,
+    source: RowOptions,
+    keep: FeatureOptions,
+    place: PlaceOptions,
+    *,
+    rows: int | None = None,
+    workers: int = 1,
+) -> Forecast:
+    """Try some seconds of an extraction, and say what all of it will take; nothing is written but the prepared data.
+
+    Parameters
+    ----------
+    task : str
+        Name of a task, or the path of your own data; a sample of what there will be is enough.
+    rows : int, optional
+        Rows in all; those of the task by default, or as many as ``limit`` leaves.
+    workers : int, default 1
+        Processes or GPUs like this one that will share the work.
+    **options
+        Fields of `ReservoirOptions`, `RowOptions`, `FeatureOptions` and `PlaceOptions`, as of `extract`.
+    """
+    started = clock()
+    prepared = prepare(task, as_group(source, TaskOptions), cache=cache_root(place.cache))
+    run = plan_run(task, prepared, cache_root(place.cache), reservoir, source, keep, place, None)
+    loading = clock() - started
+    have = sum(run.spec.rows.values())
+    rows = rows or have
+    x, stored = _sample(run, run.layout.block_rows)
+    lengths = _lengths(run, x, stored)
+    padded, tokens = _tokens(run, lengths) / len(x), float(lengths.sum()) / len(x)
+    speed = 1 / (_seconds_per_token(run) * padded)
+    shapes = column_shapes(run.model.fpt.task, run.model.fpt.backbone.width, run.columns)
+    shares = {split: -(-count * rows // have) for split, count in run.spec.rows.items()}
+    block = 4 * run.layout.block_rows * sum(kept * width for kept, width in shapes.values())
+    return Forecast(
+        task=prepared.task.name,
+        backbone=run.model.settings.title,
+        rows=rows,
+        columns=len(run.columns),
+        tokens=tokens,
+        padding=1 - tokens / padded,
+        rows_per_second=speed,
+        workers=workers,
+        seconds=loading + rows / (speed * workers),
+        bytes=required_bytes(run.spec, run.layout, shares, shapes),
+        memory=_held(run) + QUEUED * block,
+        device=str(run.model.device),
+        compute=run.model.compute,
+    )
+
+
+def _sample(run: Run, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return so many of the train rows, drawn at random, as they are stored."""
+    known = run.rows["train"]
+    drawn = np.random.default_rng(seed).choice(known, min(count, len(known)), replace=False)
+    part = run.prepared.split("train").take(np.sort(drawn))
+    return part.x, part.lengths
+
+
+def _lengths(run: Run, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    return to_pieces(run.model, run.prepared.scaling, x, lengths)[1]
+
+
+def _tokens(run: Run, lengths: np.ndarray) -> float:
+    """Return the tokens that go through the model for rows of such lengths, padding included."""
+    return float(sum(len(b) * lengths[b].max() for b in model_batches(run.model, lengths, run.layout.batch_rows)))
+
+
+def _seconds_per_token(run: Run) -> float:
+    """Run the model on more and more rows until a trial is long enough; return the middle one of some such."""
+    count, found = run.layout.batch_rows, list[float]()
+    while len(found) < REPEATS:
+        x, lengths = _sample(run, count, len(found))
+        started = clock()
+        forward(run.model, run.prepared.scaling, x, lengths, run.columns, run.layout.batch_rows)
+        seconds = clock() - started
+        if seconds >= SECONDS or len(x) < count or count >= run.layout.block_rows:
+            found.append(seconds / _tokens(run, _lengths(run, x, lengths)))
+        else:
+            count = min(run.layout.block_rows, max(2 * count, int(count * SECONDS / max(seconds, 1e-3))))
+    return sorted(found)[REPEATS // 2]
+
+
+def _held(run: Run) -> int:
+    """Return the most memory that this process has held so far."""
+    import torch
+
+    if run.model.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(run.model.device)
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

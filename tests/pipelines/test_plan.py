@@ -1,0 +1,68 @@
+"""plan: what an extraction takes, from a trial; by an injected clock, as a real one says nothing on a busy machine."""
+
+import json
+
+import numpy as np
+import pytest
+from reservoir_cache import entry_bytes
+from reservoir_pipelines import extract, plan
+from reservoir_pipelines.cli import run
+from reservoir_pipelines.extraction import forecast
+
+SETTINGS = {"compute": "float32", "layers": "embed,final"}
+
+
+@pytest.fixture
+def costly(monkeypatch, tiny_gpt2):
+    """Make a token that goes through the model, padding too, cost a millisecond of a clock that else stands still."""
+    from reservoir.fpt import FPT
+
+    now, plain = [0.0], FPT.features
+
+    def features(self, x, lengths, columns):
+        now[0] += 1e-3 * x.shape[0] * x.shape[1]
+        return plain(self, x, lengths, columns)
+
+    monkeypatch.setattr(FPT, "features", features)
+    monkeypatch.setattr(forecast, "clock", lambda: now[0])
+    return now, {"backbone": str(tiny_gpt2), **SETTINGS}
+
+
+@pytest.fixture
+def letters(tmp_path):
+    """Return a table of 400 sequences of 5 to 60 letters."""
+    draw = np.random.default_rng(0)
+    rows = ["".join(draw.choice(list("acgt"), draw.integers(5, 61))) for _ in range(400)]
+    path = tmp_path / "letters.csv"
+    path.write_text("sequence,label\n" + "".join(f"{row},{row.count('a') > len(row) / 4:d}\n" for row in rows))
+    return str(path)
+
+
+def test_the_time_and_the_size_are_those_of_the_extraction_that_was_not_tried(costly, letters, cache):
+    now, settings = costly
+    settings |= {"patch": 1, "input": "gaussian"}
+    found = plan(letters, **settings)
+    assert not (cache / "features").exists()
+    before = now[0]
+    done = extract(letters, **settings)
+    assert found.seconds == pytest.approx(now[0] - before, rel=0.2)
+    assert found.rows == sum(done.rows.values()) == done.computed_rows == 400
+    assert found.columns == len(done.columns)
+    assert entry_bytes(done.store.entry) == pytest.approx(found.bytes, rel=0.2)
+    assert 20 < found.tokens < 45 and found.padding < 0.15
+    many = plan(letters, rows=4_000_000, workers=100, **settings)
+    assert many.seconds == pytest.approx(100 * found.seconds, rel=0.1)
+    assert many.bytes == pytest.approx(10_000 * found.bytes, rel=0.1)
+
+
+def test_the_command_says_it_in_a_table_or_as_json(costly, cache, capsys, tiny_gpt2):
+    flags = ["--backbone", str(tiny_gpt2), "--compute", "float32", "--layers", "final", "--rows", "1000000000"]
+    assert run(["plan", "digits", *flags, "--workers", "64"]) == 0
+    out = capsys.readouterr().out
+    assert "digits x tiny-gpt2-pretrained, 2 columns" in out
+    assert "by 64 workers" in out
+    assert run(["plan", "digits", *flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"] == 10**9
+    assert found["memory"] > 10**7
+    assert run(["plan", "digits", "--rows", "0"]) == 2
