@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir import option_fields as of
-from reservoir.data_options import OwnDataOptions, RowOptions, TaskOptions  # noqa: F401
+from reservoir.data_options import CorpusOptions, OwnDataOptions, RowOptions, TaskOptions  # noqa: F401
 from reservoir.option_fields import Options, at_least, dilation_list, one_of, option, positive, seed_number, share, span
 
 SERIES = "your own series: {}, else {}"
@@ -276,13 +276,6 @@ class ComparisonOptions(LengthOptions, TextOptions, OutOptions):
     text_file: Path | None = option(None, "The text: a file (also .gz), or a folder of them.")
     tokens: int = option(2**22, "Tokens that each pretraining reads, to the nearest step.", at_least(1))
     output_only: bool = option(False, "Leave out the FPTs.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CorpusOptions(Options):
-    """What the language model of a recipe is pretrained on."""
-
-    corpus: str | None = option(None, "A text file or a folder of them, nesting, zipf, uniform, or bit-memory.")
 
 
 @dataclass(frozen=True, kw_only=True)
