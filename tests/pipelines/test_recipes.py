@@ -110,3 +110,14 @@ def test_an_override_takes_the_place_of_the_scales_settings_only():
     cells = [s.cells[0][0] for s in load_recipe("table3", "paper", override=given).spots if s.column == "mnist"]
     assert [cell.settings["backbone"] for cell in cells] == ["bert-base-uncased", "lstm", "lstm-star"]
     assert [cell.seed for cell in load_recipe("table9", "smoke", seeds=3, only=["Default"]).cells[:3]] == [0, 1, 2]
+
+
+def test_line_1_what_the_small_backbone_lacks_says_what_to_do():
+    def pretrained(scale):
+        spots = load_recipe("table12", scale).spots
+        return next(spot for spot in spots if (spot.row, spot.column) == ("24", "pretrained"))
+
+    small, whole = pretrained("smoke"), pretrained("paper")
+    assert small.cells == ()
+    assert "--scale paper" in small.reason
+    assert whole.cells

@@ -39,13 +39,13 @@ def line_chart(lines: Mapping[str, Points], x: str, y: str, says: str, *, log: b
 
 
 def scatter(points: Mapping[str, tuple[float, float] | None], x: str, y: str, says: str) -> Markup:
-    """Draw one named dot each over a logarithmic axis; a name without one keeps its colour for other charts."""
+    """Draw one dot each over a logarithmic axis; a name without one keeps its colour, which `legend` tells."""
     places = [point for point in points.values() if point]
     frame = _Frame(places, log=True)
     dots = [
         _dot(frame.x(point[0]), frame.y(point[1]), number, 5.5) for number, point in enumerate(points.values()) if point
     ]
-    return _figure(frame.axes(x, y) + "".join(dots), says, list(points))
+    return _figure(frame.axes(x, y) + "".join(dots), says, [])
 
 
 def bar_chart(groups: Sequence[str], bars: Mapping[str, Sequence[float | None]], y: str, says: str) -> Markup:
@@ -170,14 +170,19 @@ def _short(name: object) -> str:
     return text if len(text) <= 16 else f"{text[:15]}…"
 
 
-def _figure(
-    inside: str, says: str, names: Sequence[str], *, width: float = WIDTH, height: float = HEIGHT, caption: str = ""
-) -> Markup:
-    keys = "".join(
+def legend(names: Sequence[str]) -> Markup:
+    """Return the names with their colours: of one chart, or of several that share them."""
+    keys = (
         f'<span class="key"><span class="box s{number % SERIES}"></span>{escape(name)}</span>'
         for number, name in enumerate(names)
     )
-    below = f"<figcaption>{keys}{escape(caption)}</figcaption>" if keys or caption else ""
+    return Markup("".join(keys))
+
+
+def _figure(
+    inside: str, says: str, names: Sequence[str], *, width: float = WIDTH, height: float = HEIGHT, caption: str = ""
+) -> Markup:
+    below = f"<figcaption>{legend(names)}{escape(caption)}</figcaption>" if names or caption else ""
     size = f'viewBox="0 0 {width:g} {height:g}" width="{width:g}"'
     svg = f'<svg role="img" aria-label="{escape(says)}" {size}>{inside}</svg>'
     return Markup(f'<figure style="max-width:{width:g}px">{svg}{below}</figure>')

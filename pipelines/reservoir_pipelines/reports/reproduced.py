@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from reservoir_pipelines.output import size_text
-from reservoir_pipelines.reports.charts import bar_chart, scatter
+from reservoir_pipelines.reports.charts import bar_chart, legend, scatter
 from reservoir_pipelines.reports.views import charts_of, cost_facts, facts_of
 from reservoir_pipelines.reproduction.kept import Kept
 from reservoir_pipelines.reproduction.table import number_text, spot_text
@@ -134,7 +134,8 @@ def _drawn(table: Values, results: Mapping[str, Any]) -> list[Markup]:
 
 def _costs(table: Values, results: Mapping[str, Any]) -> list[Markup]:
     """Return accuracy over cost, a chart for each task."""
-    charts = []
+    names = legend([row["name"] for row in table["rows"]])
+    charts = [Markup('<p class="legend">{}</p>').format(names)]
     for number, task in enumerate(table["columns"]):
         points: dict[str, tuple[float, float] | None] = {}
         for row in table["rows"]:
@@ -148,7 +149,7 @@ def _costs(table: Values, results: Mapping[str, Any]) -> list[Markup]:
             says = "; ".join(f"{name} {point[1]:.1f}% in {point[0]:.3g} s" for name, point in points.items() if point)
             chart = scatter(points, "seconds", "test accuracy (%)", f"{task}, accuracy over cost: {says}")
             charts.append(Markup("<div><h4>{}</h4>{}</div>").format(task, chart))
-    return charts
+    return charts if len(charts) > 1 else []
 
 
 def _cell(key: str, result: Values, prefix: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from reservoir.options import RECIPE
 from reservoir_pipelines.output import percent, score_text, size_text
 from reservoir_pipelines.plots import layer_order
 from reservoir_pipelines.reports.charts import heat_map, line_chart
@@ -39,6 +40,9 @@ def facts_of(stage: str, values: Values) -> list[tuple[str, str]]:
     elif stage == "train":
         facts += [("steps", f"{values['steps']:,}"), ("best step", f"{values['best_step'] or 0:,}")]
         facts.append(("trained", f"{', '.join(values['groups'])}: {values['trained']:,} parameters"))
+        for run in values["swept"]:
+            said = ", ".join(f"{name} {run[name]:g}" for name in RECIPE if name in run)
+            facts.append(("swept", f"{said}: valid {score_text(run['valid_score'], metric)}"))
         if values.get("diverged_step") is not None:
             facts.append(("diverged", f"at step {values['diverged_step']:,}"))
     else:

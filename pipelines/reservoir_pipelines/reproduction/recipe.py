@@ -3,7 +3,8 @@
 A recipe has ``title``, ``rows`` and ``columns``; both may name a ``task``, a ``cell`` (of ``cells.toml``), ``settings``
 and a ``measure``, and where a row and a column meet, the row's are taken first. Settings that hold at one scale alone
 stand under its name, ``smoke`` (and of ``hour``, where that has none), ``hour`` or ``paper``; the paper's numbers
-under ``published``, in the order of the columns.
+under ``published``, in the order of the columns; ``absent`` says of a column why the small backbone of the smaller
+scales has no such cell.
 """
 
 from __future__ import annotations
@@ -24,7 +25,20 @@ SCALES = ("smoke", "hour", "paper")
 CELL = "cell:"
 KEYS = {
     "recipe": {"title", "note", "measure", "columns", "rows", "settings", "cell", "drawn", "claims", "task", *SCALES},
-    "row": {"name", "note", "task", "cell", "at", "measure", "settings", "published", "later", "reason", *SCALES},
+    "row": {
+        "name",
+        "note",
+        "task",
+        "cell",
+        "at",
+        "measure",
+        "settings",
+        "published",
+        "later",
+        "reason",
+        "absent",
+        *SCALES,
+    },
     "column": {"name", "task", "cell", "measure", "settings", *SCALES},
     "claim": {"says", "more", "than", "by"},
 }
@@ -197,7 +211,7 @@ class _Maker:
             measure = row.get("measure") or column.get("measure") or self.table.get("measure", "test_score")
             if measure not in MEASURES:
                 raise InputError(f"recipe {self.origin}: no measure {measure!r}; there are {', '.join(MEASURES)}")
-            reason = row.get("reason", "") or ("" if name else "nothing is run for it")
+            reason = row.get("reason", "") or ("" if name else "nothing is run for it") or self._absent(row, column)
             names = [name] if isinstance(name, str) else name or []
             value = published[number] if published else None
             yield Spot(
@@ -209,6 +223,10 @@ class _Maker:
                 later=row.get("later", {}).get(column["name"]),
                 reason=reason,
             )
+
+    def _absent(self, row: Mapping[str, Any], column: Mapping[str, Any]) -> str:
+        """Return why the small backbone of the smaller scales has no such cell, if a row says so."""
+        return "" if self.scale == "paper" else row.get("absent", {}).get(column["name"], "")
 
     def _cell(self, name: str, row: Mapping[str, Any], column: Mapping[str, Any], seed: int) -> Cell:
         named = self.shared["cells"].get(name)
