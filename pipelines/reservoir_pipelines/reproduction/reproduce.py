@@ -64,6 +64,12 @@ def reproduce(
     ------
     InputError
         If a recipe, or something in it, does not exist. A cell that fails does not end the run.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import reproduce
+    >>> reproduce(["figure6"]).failed
+    {}
     """
     started = time.monotonic()
     recipes, kept = load_recipes(names, options), _kept(options, place)
