@@ -171,11 +171,11 @@ def write_texts(path, words=WORDS, kinds=KINDS):
 
 
 def test_texts_are_encoded_stretch_by_stretch(tmp_path, monkeypatch):
-    words = ["ACGT"[n % 4] * (n % 7 + 1) + "é" * (n == 29) for n in range(30)]
+    words = ["ACGT"[n % 4] * (n % 7 + 9) + "é" * (n == 29) for n in range(30)]
     whole = task_named(str(write_texts(tmp_path / "t.csv", words)))
     (piece,) = whole.pieces()
     expected = whole.read(piece)
-    monkeypatch.setattr("reservoir.tasks.own.texts.PIECE_LETTERS", 40)
+    monkeypatch.setattr("reservoir.tasks.own.texts.PIECE_LETTERS", 100)
     parts = task_named(str(tmp_path / "t.csv"))
     read = [parts.read(piece) for piece in parts.pieces()]
     assert len(read) > 3 and parts.task == whole.task
