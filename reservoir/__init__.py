@@ -1,5 +1,19 @@
 """What is computed: tasks, frozen backbones, the one model, and linear readouts. Writes no files."""
 
+from importlib import import_module
+from typing import Any
+
 from reservoir.errors import InputError
 
-__all__ = ["InputError"]
+__all__ = ["InputError", "backbones", "options", "pooling", "readouts", "tasks"]
+
+
+def __getattr__(name: str) -> Any:
+    # The command line answers --help without torch and scikit-learn, which the rooms below import.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]:
+    return __all__

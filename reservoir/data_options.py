@@ -86,3 +86,10 @@ class RowOptions(TaskOptions):
     """Which data, and how many rows of it."""
 
     limit: int | None = option(None, "At most so many rows of each split, a fixed draw.", at_least(1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusOptions(Options):
+    """What the language model of a recipe is pretrained on."""
+
+    corpus: str | None = option(None, "A text file or a folder of them, nesting, zipf, uniform, or bit-memory.")

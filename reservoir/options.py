@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir import option_fields as of
-from reservoir.data_options import OwnDataOptions, RowOptions, TaskOptions  # noqa: F401
+from reservoir.data_options import CorpusOptions, OwnDataOptions, RowOptions, TaskOptions  # noqa: F401
 from reservoir.option_fields import Options, at_least, dilation_list, one_of, option, positive, seed_number, share, span
 
 SERIES = "your own series: {}, else {}"

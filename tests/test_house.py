@@ -78,7 +78,7 @@ def circle(graph):
 def facade(name, path):
     """Whether a module only hands names on: its arrows are those of whoever imports from it."""
     return path.name == "__init__.py" and not any(
-        isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name != "__getattr__"
+        isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name not in ("__getattr__", "__dir__")
         for node in ast.parse(path.read_text()).body
     )
 
@@ -139,8 +139,10 @@ def test_no_function_is_longer_than_a_screen():
     long = {}
     for name, path in modules().items():
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno - node.lineno >= 80:
-                long[f"{name}.{node.name}"] = node.end_lineno - node.lineno + 1
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                said = node.body[0].end_lineno - node.body[0].lineno + 1 if ast.get_docstring(node) else 0
+                lines = node.end_lineno - node.lineno + 1 - said
+                long |= {f"{name}.{node.name}": lines} if lines > 75 else {}
     assert long == {}
 
 

@@ -2,7 +2,6 @@
 
 Nothing here imports h5py or numpy until it is used, so that a command line may import this package and stay quick.
 """
-# ruff: noqa: F401
 
 from __future__ import annotations
 
@@ -34,6 +33,42 @@ if TYPE_CHECKING:
     from reservoir_cache.verification import repair, verify
     from reservoir_cache.writer import ShardWriter, write_block, write_targets
 
+__all__ = [
+    "FORMAT",
+    "STORES",
+    "CacheError",
+    "Entry",
+    "EntrySummary",
+    "FeatureStore",
+    "Layout",
+    "Problem",
+    "ShardWriter",
+    "Spec",
+    "SplitFeatures",
+    "broken_entries",
+    "check_space",
+    "entry_bytes",
+    "fault_point",
+    "file_crc32",
+    "last_entry",
+    "list_entries",
+    "load_arrays",
+    "new_file",
+    "prune",
+    "publish_file",
+    "publish_json",
+    "read_json",
+    "remove",
+    "repair",
+    "required_bytes",
+    "save_arrays",
+    "summarize",
+    "sync",
+    "verify",
+    "write_block",
+    "write_targets",
+]
+
 _LATER = {
     **dict.fromkeys(("load_arrays", "save_arrays"), "derived"),
     "new_file": "hdf",
@@ -47,3 +82,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

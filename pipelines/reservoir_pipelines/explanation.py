@@ -83,6 +83,16 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     ------
     InputError
         If the readout is not linear or has several labels per sequence, or the file is not readable.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from reservoir_pipelines import explain, extract, fit
+    >>> x = np.sin(np.arange(40)[:, None] * np.arange(1, 31) / 20)
+    >>> np.savez("waves.npz", x=x.T[:, :, None], y=np.arange(30) // 15)
+    >>> found = fit(extract("waves.npz"), out="waves-readout")
+    >>> [len(row.occluded) for row in explain("waves-readout", "waves.npz", first=2).rows]
+    [40, 40]
     """
     bundle = open_readout(readout)
     if bundle.task.readout_tokens * bundle.task.outputs > 1:

@@ -39,15 +39,15 @@ class Imported:
         return vars(self) | {"folder": str(self.folder), "left_out": list(self.left_out), "notes": list(self.notes)}
 
 
-def import_backbone(source: Path, out: Path) -> Imported:
+def import_backbone(source: str | Path, out: str | Path) -> Imported:
     """Write the weights of a file or folder as a folder that ``--backbone`` takes; nothing of them is run.
 
     Parameters
     ----------
-    source : Path
+    source : str or Path
         An ONNX file of a ViT or DINOv2 whose tensors have transformers' names; a GGUF file; or a ``pytorch_model.bin``
         beside its ``config.json``, or their folder.
-    out : Path
+    out : str or Path
         A folder that is not there yet.
 
     Returns
@@ -59,7 +59,20 @@ def import_backbone(source: Path, out: Path) -> Imported:
     ------
     InputError
         If the weights are not readable without running code, or no backbone can be loaded of them.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformers import GPT2Config, GPT2Model
+    >>> from reservoir_pipelines import import_backbone
+    >>> model = GPT2Model(GPT2Config(n_layer=1, n_embd=16, n_head=2, n_positions=64, vocab_size=50))
+    >>> model.config.save_pretrained("old")
+    >>> torch.save(model.state_dict(), "old/pytorch_model.bin")
+    >>> imported = import_backbone("old", "new")
+    >>> sorted(path.name for path in imported.folder.iterdir())
+    ['config.json', 'model.safetensors']
     """
+    source, out = Path(source), Path(out)
     if out.exists():
         raise InputError(f"--out {out}: it is there already; name a new folder")
     if not source.exists():

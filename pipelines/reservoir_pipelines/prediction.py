@@ -81,6 +81,16 @@ def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Predict
     ------
     Prediction
         For each sequence, in order.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from reservoir_pipelines import extract, fit, predict
+    >>> x = np.sin(np.arange(40)[:, None] * np.arange(1, 31) / 20)
+    >>> np.savez("waves.npz", x=x.T[:, :, None], y=np.arange(30) // 15)
+    >>> found = fit(extract("waves.npz"), out="waves-readout")
+    >>> len([each.label for each in predict("waves-readout", "waves.npz")])
+    30
     """
     bundle = open_readout(readout)
     raw, given, ids, y = read_new(file, bundle.task)

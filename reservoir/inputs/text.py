@@ -40,7 +40,7 @@ class TextReader:
         self.has_cls = bool(special) and special[0] == tokenizer.cls_token_id
         self.digest = _digest(tokenizer, self.max_tokens)
         self.read = self.long = 0
-        self._whole = False
+        self._whole, self._spaced = False, _letters_apart(tokenizer)
 
     @property
     def said(self) -> str:
@@ -49,7 +49,7 @@ class TextReader:
 
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return token numbers (rows, longest) of stored texts, padded on the right, and the tokens of each."""
-        texts = texts_of(x, lengths)
+        texts = self._texts(x, lengths)
         found = self._tokenizer(texts, return_attention_mask=False)["input_ids"]
         long = [row for row, numbers in enumerate(found) if len(numbers) > self.max_tokens]
         for row in long:
@@ -62,11 +62,15 @@ class TextReader:
         if not self._tokenizer.is_fast:
             raise InputError("--long windows: it needs a tokenizer.json, which the model has not; leave it out")
         self._whole = True
-        texts = texts_of(x, lengths)
+        texts = self._texts(x, lengths)
         found = self._tokenizer(texts, truncation=True, max_length=self.max_tokens, return_overflowing_tokens=True)
         owner = np.array(found["overflow_to_sample_mapping"])
         self.read, self.long = self.read + len(texts), self.long + int((np.bincount(owner) > 1).sum())
         return *self._padded([texts[row] for row in owner], found["input_ids"]), owner
+
+    def _texts(self, x: np.ndarray, lengths: np.ndarray) -> list[str]:
+        texts = texts_of(x, lengths)
+        return [" ".join(text) for text in texts] if self._spaced else texts
 
     def _padded(self, texts: Sequence[str], found: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
         lengths = np.array([len(numbers) for numbers in found], np.int32)
@@ -85,6 +89,15 @@ class TextReader:
             "read in pieces, the features averaged" if self._whole else "cut there (--long windows reads all of them)"
         )
         return f"{self.long:,} of {self.read:,} texts have more than {self.max_tokens:,} tokens, and are {done}"
+
+
+def _letters_apart(tokenizer: Any) -> bool:
+    """Return whether a tokenizer's words are single letters, which it knows only with spaces between, as ProtBert's."""
+    words = [word for word in tokenizer.get_vocab() if word not in tokenizer.all_special_tokens]
+    if not words or any(len(word) > 1 for word in words):
+        return False
+    first, last = min(words), max(words)
+    return tokenizer.tokenize(f"{first} {last}") == [first, last] != tokenizer.tokenize(first + last)
 
 
 def has_tokenizer(name: str) -> bool:

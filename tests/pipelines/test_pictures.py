@@ -49,7 +49,7 @@ def test_a_folder_by_class_is_enough(cache: Path, tmp_path: Path, call):
     assert (one.label, one.id, one.truth) == ("red", "00.png", None)
 
 
-def test_pictures_pass_a_vision_model_as_in_a_script(cache: Path, tmp_path: Path):
+def test_pictures_pass_a_vision_model_as_in_a_script(cache: Path, tmp_path: Path, call):
     import torch
     from transformers import AutoImageProcessor, AutoModel
 
@@ -57,8 +57,12 @@ def test_pictures_pass_a_vision_model_as_in_a_script(cache: Path, tmp_path: Path
     root = folder(tmp_path / "pictures")
     done = extract(str(root), backbone=str(model), compute="float32", store="float32")
     assert done.columns[:2] == ("embed/cls", "embed/mean") and done.store.entry.spec.input["kind"] == "native"
-    fit(done, out=tmp_path / "readout")
+    fit(done, out=tmp_path / "readout", columns="final/cls+final/mean")
     assert all(one.label == one.truth for one in predict(tmp_path / "readout", root))
+    for command in ("export", "explain"):
+        further = [root] if command == "explain" else ["--to", "onnx"]
+        code, _, error = call(command, tmp_path / "readout", *further)
+        assert code == 2 and "reads by a processor, which cannot be exported or explained" in error.splitlines()[-1]
     files = sorted(root.rglob("*.*"))
     images = [Image.open(file).convert("RGB") for file in files]
     pixels = AutoImageProcessor.from_pretrained(model, backend="pil")(images, return_tensors="pt")["pixel_values"]

@@ -111,6 +111,19 @@ def test_the_natively_unreadable_is_refused(tmp_path: Path):
     assert "tokenizer is not readable" in refused() and "\n" not in refused()
 
 
+def test_letters_of_a_vocabulary_of_single_letters_are_set_apart(tmp_path: Path):
+    folder = save("bert", tmp_path / "bert")
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"LAGVSERTIDPK"]))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": false}')
+    model = load(folder)
+    found = features(model, LETTERS, ["final/mean", "block01/cls"])
+    assert model.reader
+    tokens, lengths = model.reader(*codes_of("here", LETTERS))
+    assert lengths.tolist() == [len(word) + 2 for word in LETTERS] and 1 not in tokens[0, :7]
+    expected = by_hand("bert", folder, " ".join(LETTERS[0]))
+    np.testing.assert_allclose(found["final/mean"][0, 0], expected["final/mean"], atol=1e-5)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("batch_rows", [2, 32])
 def test_windows_over_a_long_text_are_averaged_by_their_tokens(tmp_path: Path, batch_rows: int):

@@ -22,6 +22,16 @@ class ReservoirRegressor(RegressorMixin, ReservoirPredictor):
     samples, averaged over targets.
 
     {parameters}
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from reservoir_pipelines import ReservoirRegressor
+    >>> speed = np.linspace(1, 2, 60)
+    >>> X = np.sin(speed[:, None] * np.arange(40) / 3)
+    >>> model = ReservoirRegressor(layers="block01", pool="mean").fit(X[::2], speed[::2])
+    >>> model.score(X[1::2], speed[1::2]) > 0.9
+    True
     """
 
     def fit(

@@ -111,6 +111,13 @@ def extract(
     -------
     Extraction
         ``extraction["train"]["block06/mean"]`` is an array (rows, width).
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import extract
+    >>> features = extract("digits", limit=60, layers="block01", pool="mean")
+    >>> features["train"]["block01/mean"].shape
+    (60, 256)
     """
     started = time.monotonic()
     root = cache_root(place.cache)

@@ -97,6 +97,12 @@ def plan(
         Processes or GPUs like this one that will share the work.
     **options
         Fields of `ReservoirOptions`, `RowOptions`, `FeatureOptions` and `PlaceOptions`, as of `extract`.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import plan
+    >>> plan("digits", rows=1_000_000, layers="block01", pool="mean").rows
+    1000000
     """
     started = clock()
     prepared = prepare(task, as_group(source, TaskOptions), cache=cache_root(place.cache))

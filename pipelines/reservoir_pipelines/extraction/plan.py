@@ -14,7 +14,7 @@ from reservoir import InputError
 from reservoir.features import column_shapes
 from reservoir.pooling import check_poolings
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks.task import Tokens
+from reservoir.tasks.task import Tokens, Vectors
 from reservoir.tasks.windows import Windows
 from reservoir_pipelines.preparation.prepare import Prepared
 
@@ -126,6 +126,8 @@ def choose_layout(model: LoadedModel, columns: Sequence[str], batch_rows: int | 
     shapes = column_shapes(task, model.fpt.backbone.width, columns).values()
     tokens = model.reader.row_tokens if model.reader else task.max_tokens
     row_bytes = 4 * sum(tokens * width for tokens, width in shapes)
+    if model.reader and isinstance(task.form, Vectors):  # all that enters the model is made before its first batch
+        row_bytes = max(row_bytes, 4 * tokens * task.form.dim)
     block_rows = max(1, min(PICTURE_ROWS if task.pictures else BLOCK_ROWS[kind], BLOCK_BYTES // row_bytes))
     return Layout(
         block_rows=block_rows,

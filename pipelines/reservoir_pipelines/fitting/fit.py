@@ -71,6 +71,13 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     ------
     InputError, CacheError
         Where a column is not cached, an entry is not whole, or settings do not go together.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import extract, fit
+    >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"))
+    >>> found.best.metric, found.best.test_score > 0.5
+    ('accuracy', True)
     """
     started = time.monotonic()
     pool = Pool.of(features)

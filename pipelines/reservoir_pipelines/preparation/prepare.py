@@ -50,6 +50,13 @@ def prepare(
         The name of a task, or the path of your own data.
     **options
         Fields of `TaskOptions`, `ClusterOptions`, `DownloadOptions` and `CacheOptions`.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import prepare
+    >>> digits = prepare("digits")
+    >>> len(digits.split("train")), digits.task.classes
+    (1078, 10)
     """
     cache = root.cache
     folder = download(task, cache=cache, mirrors=files.mirrors) if files.fetch else data_folder(options.data)

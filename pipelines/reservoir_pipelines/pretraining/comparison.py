@@ -59,6 +59,14 @@ def compare_pretraining(
         shape as it was drawn; ``steps``, 5000, are those of each FPT, otherwise trained as `train` does by default. The
         backbones lie below the cache's ``pretrained``, and the results below its ``comparisons``, named by all that
         changes a number.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import compare_pretraining
+    >>> shape = "mini:n_layer=1,n_embd=16"
+    >>> found = compare_pretraining("digits", backbone=shape, corpora="random", output_only=True, limit=60)
+    >>> [row.corpus for row in found.rows]
+    ['random']
     """
     started = time.monotonic()
     if options.out is not None:

@@ -46,6 +46,12 @@ def pretrain(
         Fields of `ShapeOptions`, `PretrainOptions` and `PlaceOptions`; ``steps`` are 2000. The vocabulary is of text
         256 for bytes, more for a tokenizer trained on it; of a stream its number of tokens; of bit-memory that of the
         token embeddings, which are not trained. Bit-memory has no context and no course of the learning rate.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import pretrain
+    >>> pretrain("zipf", out="zipf", backbone="mini:n_layer=1,n_embd=16,n_positions=64", steps=2).unit
+    'token'
     """
     backbone = shape.backbone or DEFAULT_BACKBONE
     options = replace(options, steps=options.steps or STEPS)

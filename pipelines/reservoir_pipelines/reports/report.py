@@ -47,6 +47,13 @@ def report(sources: Sequence[str | Path], result: OutOptions, place: CacheOption
     ------
     InputError
         If a folder is none of these, or nothing is kept yet.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import extract, fit, report
+    >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"))
+    >>> report([found.saved.parent], out="page.html").parts
+    1
     """
     root = cache_root(place.cache)
     found = [Path(source) for source in sources] or _all(root)

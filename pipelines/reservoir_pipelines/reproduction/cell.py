@@ -17,7 +17,7 @@ STAGES: dict[str, tuple[type[Options], ...]] = {
     "fit": (options.ReservoirOptions, options.RowOptions, options.FeatureOptions, options.FitOptions),
     "train": (options.ReservoirOptions, options.RowOptions, options.TrainOptions),
     "attention": (options.ReservoirOptions, options.TaskOptions, options.AttentionOptions),
-    "pretrain": (options.ShapeOptions, options.PretrainOptions),
+    "pretrain": (options.CorpusOptions, options.ShapeOptions, options.PretrainOptions),
     "backbone": (options.ModelOptions,),
 }
 """The options of a cell by its stage; ``fit`` extracts what it needs first."""

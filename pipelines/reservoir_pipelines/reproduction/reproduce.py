@@ -64,6 +64,12 @@ def reproduce(
     ------
     InputError
         If a recipe, or something in it, does not exist. A cell that fails does not end the run.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import reproduce
+    >>> reproduce(["figure6"]).failed
+    {}
     """
     started = time.monotonic()
     recipes, kept = load_recipes(names, options), _kept(options, place)
@@ -217,5 +223,6 @@ def title(cell: Cell) -> str:
     """Return a short name of a cell for a person."""
     backbone, depth = cell.settings.get("backbone", ""), cell.settings.get("depth")
     shape = f"{'a backbone made here' if isinstance(backbone, Cell) else backbone}{f' depth {depth}' if depth else ''}"
-    words = [cell.stage, cell.task or "", shape, cell.settings.get("init", ""), cell.settings.get("train", "")]
+    what = cell.task or cell.settings.get("corpus", "")
+    words = [cell.stage, what, shape, cell.settings.get("init", ""), cell.settings.get("train", "")]
     return " ".join([*filter(None, words), f"seed {cell.seed}"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from reservoir.errors import InputError
 from reservoir.options import FitOptions, TrainOptions
 from reservoir_pipelines.attention import Attention, attention
 from reservoir_pipelines.card import card
@@ -146,13 +147,17 @@ def diagonal_strength(mean: np.ndarray, done: Attention) -> float | None:
 
 def _pretrain(cell: Cell, settings: dict[str, Any], folder: Path, places: dict[str, Any]) -> dict[str, Any]:
     out, on = folder / cell.key, {name: value for name, value in places.items() if name != "data"}
-    done = pretrain("bit-memory", out=out, **settings, **on)
+    corpus = settings.pop("corpus", None)
+    if corpus is None:
+        raise InputError("no text comes with this package; name yours: --override corpus=TEXT, a file or a folder")
+    done = pretrain(corpus, out=out, **settings, **on)
     return {
-        "commands": [command_line("pretrain", "bit-memory", settings | on | {"out": out})],
+        "commands": [command_line("pretrain", corpus, settings | on | {"out": out})],
         "folder": str(out),
         "bytes": _size(out),
         "values": {
             "test_score": done.test_accuracy,
+            "test_bits": done.test_bits,
             "train_seconds": done.seconds,
             "cost": done.seconds,
             "steps": done.steps,

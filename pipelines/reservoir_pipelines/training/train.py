@@ -67,6 +67,12 @@ def train(
         is what a Frozen Pretrained Transformer trains and the backbone has; without ``run`` the folder lies below the
         cache and is named by all that changes a number. Of a ``sweep`` every run is kept, and one that was stopped goes
         on; what does best on the validation split is returned.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import train
+    >>> train("bit-xor", depth=1, steps=2, eval_every=2).steps
+    2
     """
     one = partial(_train_one, task, reservoir, source, place)
     return sweep(one, options) if options.sweep else one(options)

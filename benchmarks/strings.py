@@ -1,0 +1,116 @@
+"""Memory and padding while many strings of 20 to 2,000 letters go through a frozen model.
+
+    python benchmarks/strings.py                      # 20,000 strings of letters, and of words, through a tiny model
+    python benchmarks/strings.py --rows 100000
+
+Each stage runs in a process of its own, on strings whose lengths are drawn evenly. Padding is what stands behind the
+real tokens of a batch, as a share of all tokens that the model is given. The model has one block of width 16; letters
+reach it through kernels, words through a tokenizer that gives it up to 512 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SHORTEST, LONGEST = 20, 2000
+WORDS = ("one", "two", "frozen", "map", "of", "any", "sequence", "reads", "strings")
+
+
+def write(path: Path, rows: int, *, words: bool) -> None:
+    """Write a table of strings with a label each."""
+    draw = np.random.default_rng(0)
+    with path.open("w") as file:
+        file.write("text,label\n")
+        for length in draw.integers(SHORTEST, LONGEST, rows, endpoint=True):
+            if words:
+                text = " ".join(draw.choice(WORDS, length // 4 + 1))[:length].strip()
+            else:
+                text = "".join(draw.choice(list("ACGT"), length))
+            file.write(f"{text},{'ab'[length % 2]}\n")
+
+
+def save_model(folder: Path) -> Path:
+    """Write a BERT of one block, and a tokenizer of its words and their beginnings."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    pieces = sorted({word[:end] for word in WORDS for end in range(1, len(word) + 1)})
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *pieces]
+    made = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", model_max_length=512
+    ).save_pretrained(folder)
+    size = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=len(names), max_position_embeddings=1024, **size)).save_pretrained(folder)
+    return folder
+
+
+def stage(name: str, arguments: dict[str, Any]) -> dict[str, float]:
+    """Run prepare or extract here, and return its time, the memory it took, and its padding."""
+    import reservoir_pipelines
+
+    from reservoir import features
+
+    counts, batches = np.zeros(2), features.batches
+
+    def counted(lengths: np.ndarray, *more: Any) -> Iterator[np.ndarray]:
+        for batch in batches(lengths, *more):
+            counts[:] += lengths[batch].sum(), lengths[batch].max() * len(batch)
+            yield batch
+
+    features.batches = counted
+    start = time.perf_counter()
+    getattr(reservoir_pipelines, name)(**arguments)
+    found = {
+        "seconds": time.perf_counter() - start,
+        "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+    return found | ({"padding": 1 - counts[0] / counts[1]} if counts[1] else {})
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--stage", nargs=2, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.stage:
+        print(json.dumps(stage(asked.stage[0], json.loads(asked.stage[1]))))
+        return
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        model = save_model(folder / "model")
+        for kind in ("letters", "words"):
+            path = folder / f"{kind}.csv"
+            write(path, asked.rows, words=kind == "words")
+            for name, settings in (("prepare", {}), ("extract", {"backbone": str(model)})):
+                call = json.dumps({"task": str(path), "cache": str(folder / "cache"), **settings})
+                done = subprocess.run(
+                    [sys.executable, __file__, "--stage", name, call],
+                    stdout=subprocess.PIPE,
+                    check=True,
+                    env=os.environ,
+                )
+                found = json.loads(done.stdout.splitlines()[-1])
+                print(
+                    f"{asked.rows:,} {kind}, {path.stat().st_size / 1e6:.0f} MB, {name}:",
+                    {k: round(v, 4) for k, v in found.items()},
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Every public function has an example in its docstring, and it runs."""
+
+import doctest
+import inspect
+
+import pytest
+import reservoir_cache
+import reservoir_pipelines
+
+import reservoir
+import reservoir.readouts
+
+FUNCTIONS = [n for n in reservoir_pipelines.__all__ if inspect.isfunction(getattr(reservoir_pipelines, n))]
+ESTIMATORS = [name for name in reservoir_pipelines.__all__ if name.startswith("Reservoir")]
+
+
+def run(name, thing):
+    """Run the examples of a docstring, which is not empty."""
+    found = doctest.DocTestParser().get_doctest(inspect.getdoc(thing) or "", {}, name, None, 0)
+    assert found.examples, f"{name} has no example"
+    said = []
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(found, out=said.append)
+    assert said == [], "".join(said)
+
+
+@pytest.fixture(scope="module")
+def one_cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *ESTIMATORS, "reservoir_pipelines"])
+def test_each_public_function_has_an_example_that_runs(name, one_cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RESERVOIR_CACHE", str(one_cache))
+    run(name, getattr(reservoir_pipelines, name, reservoir_pipelines))
+
+
+@pytest.mark.parametrize("name", ["RidgeSweepClassifier", "RidgeSweepRegressor"])
+def test_each_readout_has_an_example_that_runs(name):
+    run(name, getattr(reservoir.readouts, name))
+
+
+@pytest.mark.parametrize("package", [reservoir, reservoir_cache, reservoir_pipelines, reservoir.readouts])
+def test_dir_lists_what_a_package_gives(package):
+    assert dir(package) == sorted(package.__all__)
+    assert all(hasattr(package, name) for name in package.__all__)
