@@ -1,6 +1,7 @@
 """extract: equal to the model it runs, the same bytes however it was stopped, and nothing computed twice."""
 
 import io
+import shutil
 from functools import partial
 
 import h5py
@@ -88,6 +89,21 @@ def test_a_damaged_shard_is_computed_again(small):
     assert not repaired.reused
     assert 0 < repaired.computed_rows <= 256
     assert sorted(files_of(repaired.entry).values()) == sorted(whole.values())
+
+
+def test_labels_that_are_gone_are_written_again(small):
+    first = small()
+    whole = files_of(first.entry)
+    (first.entry / "valid" / "targets.h5").unlink()
+    assert small().computed_rows == 0
+    assert files_of(first.entry) == whole
+
+
+def test_an_entry_that_cannot_be_written_is_found_all_the_same(small, cache):
+    first = small()
+    shutil.rmtree(cache / "receipts")
+    (cache / "receipts").touch()  # no folder can be made there
+    assert (small().entry, small().reused) == (first.entry, True)
 
 
 @pytest.mark.parametrize("harm", ["missing", "short"])

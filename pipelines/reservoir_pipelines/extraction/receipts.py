@@ -7,21 +7,22 @@ import json
 import os
 import socket
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache import CacheError, Entry
+from reservoir_cache import CacheError, Entry, verify
 
 from reservoir import backbone_names
 from reservoir.option_fields import Options
 from reservoir_pipelines.checked import read_checked, write_checked
 from reservoir_pipelines.preparation.prepared import Prepared
 
-PACKAGE = Path(backbone_names.__file__).parent
-"""The code that decides what a call means and computes it; its weights lie there too."""
+PACKAGES = (Path(backbone_names.__file__).parent, Path(__file__).parents[1])
+"""The code that decides what a call means and computes it; the weights that come with it lie there too."""
 
 
 def request_of(prepared: Prepared, asked: Iterable[Options], splits: Sequence[str] | None) -> str | None:
@@ -49,10 +50,9 @@ def recall(root: Path, request: str | None) -> tuple[Entry, tuple[str, ...]] | N
     try:
         kept = read_checked(_file(root, request or ""))
         entry = Entry.open(root / kept["entry"])
-        splits, columns = kept["splits"], tuple(kept["columns"])
-        lacks = any(entry.manifest(s).targets is None for s in entry.splits) or any(
-            entry.missing(split, columns) for split in splits
-        )
+        columns = tuple(kept["columns"])
+        faults = [problem for problem in verify(entry, contents=False) if problem.path.name not in entry.splits]
+        lacks = faults or any(entry.missing(split, columns) for split in kept["splits"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError, CacheError):
         return None  # none was kept, or it is damaged: then it is found out anew
     if lacks or entry.key != kept["key"]:
@@ -62,12 +62,13 @@ def recall(root: Path, request: str | None) -> tuple[Entry, tuple[str, ...]] | N
 
 
 def remember(root: Path, request: str | None, entry: Entry, columns: Sequence[str], splits: Sequence[str]) -> None:
-    """Keep what a request has led to."""
+    """Keep what a request has led to, where this user can write."""
     if request is None:
         return
-    _file(root, request).parent.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {"entry": str(entry.path.relative_to(root)), "key": entry.key}
-    write_checked(_file(root, request), found | {"columns": list(columns), "splits": list(splits)})
+    with suppress(OSError):
+        _file(root, request).parent.mkdir(parents=True, exist_ok=True)
+        write_checked(_file(root, request), found | {"columns": list(columns), "splits": list(splits)})
 
 
 def _file(root: Path, request: str) -> Path:
@@ -76,7 +77,7 @@ def _file(root: Path, request: str) -> Path:
 
 @cache
 def _code() -> list[tuple[str, int, int]]:
-    return _stamps(PACKAGE)
+    return [stamp for package in PACKAGES for stamp in _stamps(package)]
 
 
 def _stamps(place: Path) -> list[tuple[str, int, int]]:
