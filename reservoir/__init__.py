@@ -1,9 +1,12 @@
 """What is computed: tasks, frozen backbones, the one model, and linear readouts. Writes no files."""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reservoir.errors import InputError
+
+if TYPE_CHECKING:
+    from reservoir import backbones, options, pooling, readouts, tasks
 
 __all__ = ["InputError", "backbones", "options", "pooling", "readouts", "tasks"]
 

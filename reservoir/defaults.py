@@ -62,13 +62,13 @@ def default_windows(task: Task, rows: int) -> dict[str, Any]:
     """Return those fields of `ReservoirOptions` that a task's kind decides, for all its ``rows``.
 
     One's own series go through random kernels of 9 values at dilations 1, 2, 4 ... up to the length, at every value or,
-    of long or many rows, at every so-and-so-many-th, on the scale of the channel and that of the row; one's own symbols
-    through kernels of 5 neighbours. Everything else keeps its tokens.
+    of long or many rows, at every so-and-so-many-th: values on the scale of the channel and that of the row, and their
+    differences; one's own symbols through kernels of 5 neighbours. Everything else keeps its tokens.
     """
     most = max(1, min(MOST_WINDOWS, MOST_TOKENS // max(rows, 1)))
     kernels = {"input": "kernels", "stride": -(-task.max_tokens // most), "pad": "same"}
     if is_series(task):
-        return kernels | {"patch": TAPS, "dilations": "auto", "normalise": "both"}
+        return kernels | {"patch": TAPS, "dilations": "auto", "normalise": "differences"}
     return kernels | {"patch": LETTERS} if is_letters(task) else {}
 
 

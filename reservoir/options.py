@@ -82,9 +82,9 @@ class ReservoirOptions(ModelOptions):
     )
     normalise: str | None = option(
         None,
-        "Scale of floats: of the channel in all rows, of each series, or both side by side.",
-        one_of("channel", "series", "both"),
-        shown=SERIES.format("both", "channel"),
+        "Scale of floats: of the channel in all rows, of each series, both side by side, or these and differences.",
+        one_of("channel", "series", "both", "differences"),
+        shown=SERIES.format("differences", "channel"),
     )
 
 

@@ -39,8 +39,8 @@ class Windows:
 
     @property
     def forms(self) -> int:
-        """Forms of each channel that stand side by side: its own scale, that of the row, or both."""
-        return 2 if self.normalise == "both" else 1
+        """Forms of each channel that stand side by side: its own scale, that of the row, and differences."""
+        return {"both": 2, "differences": 3}.get(self.normalise, 1)
 
     @property
     def reach(self) -> int:
@@ -108,18 +108,31 @@ def every_dilation(tokens: int, patch: int) -> tuple[int, ...]:
 def row_forms(x: Tensor, lengths: Tensor, normalise: str) -> Tensor:
     """Return rows (rows, values, channels) as they are, each channel with mean 0 and deviation 1 in its row, or both.
 
-    The forms of ``both`` stand side by side, (rows, values, 2 * channels). A channel that is constant in its row
-    becomes 0.
+    The forms of ``both`` stand side by side, (rows, values, 2 * channels). With ``differences`` those from value to
+    value are a third, again with mean 0 and deviation 1 in their row. What is constant in its row becomes 0.
     """
     import torch
 
     if normalise == "channel":
         return x
     inside = (torch.arange(x.shape[1], device=x.device) < lengths[:, None])[:, :, None]
+    of_row = _standardised(x, lengths, inside)
+    if normalise == "series":
+        return of_row
+    forms = [x, of_row]
+    if normalise == "differences":
+        steps = torch.cat([torch.zeros_like(x[:, :1]), x[:, 1:] - x[:, :-1]], dim=1)
+        forms.append(_standardised(steps, lengths, inside))
+    return torch.cat(forms, dim=2)
+
+
+def _standardised(x: Tensor, lengths: Tensor, inside: Tensor) -> Tensor:
+    """Return rows whose values ``inside`` have mean 0 and deviation 1; zeros beyond, and where they are constant."""
+    import torch
+
     count = lengths[:, None, None].to(x.dtype)
     centred = (x - x.masked_fill(~inside, 0).sum(1, keepdim=True) / count).masked_fill(~inside, 0)
     deviation = (centred.square().sum(1, keepdim=True) / count).sqrt()
     # What rounding leaves of a constant is not blown up to deviation 1.
     level = 1e-5 * x.masked_fill(~inside, 0).abs().amax(1, keepdim=True)
-    of_row = torch.where(deviation > level, centred / deviation, 0.0)
-    return of_row if normalise == "series" else torch.cat([x, of_row], dim=2)
+    return torch.where(deviation > level, centred / deviation, 0.0)

@@ -117,19 +117,31 @@ def test_forms_of_a_row_are_those_of_numpy_and_end_with_the_row():
         np.testing.assert_allclose(both[row, :n, 3:], expected, atol=2e-5)
 
 
+def test_differences_stand_beside_both_forms_on_the_scale_of_their_row():
+    x = torch.randn(4, 30, 3, generator=torch.Generator().manual_seed(0)) * 50 + 7
+    x[1, :, 2] = 1000.1
+    lengths = torch.tensor([30, 12, 1, 25])
+    steps = torch.diff(x, dim=1, prepend=x[:, :1])
+    x[torch.arange(30) >= lengths[:, None]] = torch.nan
+    found = row_forms(x, lengths, "differences")
+    np.testing.assert_array_equal(found[:, :, :6], row_forms(x, lengths, "both"))
+    np.testing.assert_array_equal(found[:, :, 6:], row_forms(steps, lengths, "series"))
+    assert not found[:, :, 6:].isnan().any()
+
+
 def test_the_map_computes_the_kernels_of_each_window():
     rng = np.random.default_rng(0)
     x, lengths = rng.normal(3, 2, (5, 40, 2)).astype(np.float32), np.array([40, 9, 23, 40, 31])
     task = replace(SERIES, max_tokens=40)
     model = load_model(task, chosen(task, 5, gain=6.0), "cpu", "float32")
     found = forward(model, None, x, lengths, ["embed/max"], batch_rows=2)["embed/max"][:, 0]
-    both = row_forms(torch.from_numpy(x), torch.from_numpy(lengths), "both").numpy()
-    cut, counts = Windows(patch=9, dilations=(1, 2, 4), pad="same")(both, lengths)
+    forms = row_forms(torch.from_numpy(x), torch.from_numpy(lengths), "differences").numpy()
+    cut, counts = Windows(patch=9, dilations=(1, 2, 4), pad="same")(forms, lengths)
     positions = model.fpt.backbone.model.get_submodule("wpe").weight.numpy(force=True)
-    hidden = cut @ (6 * kernels(256, 0, (3, 9, 2, 2)).T) + positions[: cut.shape[1]]
+    hidden = cut @ (6 * kernels(256, 0, (3, 9, 3, 2)).T) + positions[: cut.shape[1]]
     expected = [hidden[row, :n].max(0) for row, n in enumerate(counts)]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
-    assert model.windows == Windows(patch=9, dilations=(1, 2, 4), pad="same", normalise="both")
+    assert model.windows == Windows(patch=9, dilations=(1, 2, 4), pad="same", normalise="differences")
 
 
 @pytest.mark.parametrize("per_class", [2, 3])

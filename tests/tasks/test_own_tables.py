@@ -170,6 +170,19 @@ def write_texts(path, words=WORDS, kinds=KINDS):
     return path
 
 
+def test_texts_are_encoded_stretch_by_stretch(tmp_path, monkeypatch):
+    words = ["ACGT"[n % 4] * (n % 7 + 9) + "é" * (n == 29) for n in range(30)]
+    whole = task_named(str(write_texts(tmp_path / "t.csv", words)))
+    (piece,) = whole.pieces()
+    expected = whole.read(piece)
+    monkeypatch.setattr("reservoir.tasks.own.texts.PIECE_LETTERS", 100)
+    parts = task_named(str(tmp_path / "t.csv"))
+    read = [parts.read(piece) for piece in parts.pieces()]
+    assert len(read) > 3 and parts.task == whole.task
+    for name, rows in expected.items():
+        assert np.array_equal(np.concatenate([part[name].x for part in read if name in part]), rows.x)
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".npz", ".h5", ".fasta"])
 def test_texts_are_sequences_of_letters(tmp_path, suffix):
     longer = [word * 2 for word in WORDS]

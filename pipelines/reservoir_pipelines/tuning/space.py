@@ -27,6 +27,7 @@ from reservoir.tasks.task import Task, Vectors
 
 Draw = np.random.Generator
 RECURRENT_TOKENS = 64
+SCALES = "channel", "series", "both", "differences", "differences"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ def candidate(number: int, task: Task, rows: int, width: int, *, seed: int, back
 def _series(draw: Draw, task: Task, rows: int) -> tuple[dict[str, Any], str, str]:
     """Draw windows, gain and weights of one's own series: three in four read random kernels, as the default does."""
     stride = default_windows(task, rows)["stride"]
-    found: dict[str, Any] = {"stride": stride, "pad": "same", "normalise": _one(draw, "channel", "series", "both")}
+    found: dict[str, Any] = {"stride": stride, "pad": "same", "normalise": _one(draw, *SCALES)}
     if draw.random() < 0.75:
         found |= {"input": "kernels", "patch": _one(draw, 5, 7, TAPS, TAPS, 11, 15), "dilations": "auto"}
         found["gain"] = _one(draw, 2.0, 4.0, 6.0, 9.0, 15.0)

@@ -43,11 +43,9 @@ class InMemory:
         arrays: Mapping[str, np.ndarray],
         notes: Sequence[str] = (),
         found: Mapping[str, str] | None = None,
-        *,
-        letters: bool = False,
     ):
         self._arrays = dict(arrays)
-        self.piece_rows, self.letters = 2**62, letters
+        self.piece_rows, self.letters = 2**62, False
         self.notes, self.found = list(notes), dict(found or {})
         self.shapes = {name: array.shape for name, array in arrays.items()}
         self.dtypes = {name: array.dtype for name, array in arrays.items()}

@@ -18,13 +18,13 @@ from reservoir.tasks.own.columns import Columns, InMemory
 from reservoir.tasks.own.fasta import header_labels, read_fasta
 from reservoir.tasks.own.hdf5 import Hdf5
 from reservoir.tasks.own.hub import HubTexts, is_hub
-from reservoir.tasks.own.letters import codes_of
 from reservoir.tasks.own.npz import Npz
 from reservoir.tasks.own.parquet import read_parquet
 from reservoir.tasks.own.roles import Sorting
 from reservoir.tasks.own.series import is_bare, read_series, split_files
 from reservoir.tasks.own.sounds import SUFFIX, Sounds, folder_arrays, named_sounds, sound_files
 from reservoir.tasks.own.tables import read_csv, read_jsonl
+from reservoir.tasks.own.texts import Texts
 
 ARRAYS = {".npz": Npz, ".h5": Hdf5, ".hdf5": Hdf5}
 TABLES = {".csv": read_csv, ".tsv": read_csv, ".jsonl": read_jsonl, ".parquet": read_parquet}
@@ -129,11 +129,11 @@ def _with_letters(origin: str, columns: Columns) -> Columns:
         texts = [text.decode() if isinstance(text, bytes) else text for text in arrays["x"].tolist()]
     except UnicodeDecodeError as error:
         raise InputError(f"{origin}: x holds bytes that are no UTF-8 ({error}); give texts") from None
-    arrays["x"], arrays["lengths"] = codes_of(origin, texts)
-    return InMemory(arrays, letters=True)
+    del arrays["x"]
+    return Texts(origin, texts, arrays)
 
 
-def read_function(name: str) -> InMemory:
+def read_function(name: str) -> Columns:
     """Call a function ``module:name`` that yields ``(sequence, label)`` or ``(sequence, label, split)``.
 
     A sequence is a text, a list or array of integers or of floats, or (tokens, dim) of floats. The module is looked for
@@ -143,12 +143,14 @@ def read_function(name: str) -> InMemory:
     path = function_file(name)
     if not rows or any(not isinstance(row, tuple) or not 2 <= len(row) <= 3 for row in rows):
         raise InputError(f"{name} must yield pairs (sequence, label), or triples with the split, and some")
-    letters = all(isinstance(row[0], str) for row in rows)
-    x, lengths = (codes_of if letters else pad)(str(path), [row[0] for row in rows])
-    arrays = {"x": x, "lengths": lengths, "y": array_of(path, "labels", [row[1] for row in rows])}
+    arrays = {"y": array_of(path, "labels", [row[1] for row in rows])}
     if any(len(row) == 3 for row in rows):
         arrays["split"] = np.array([str(row[2]) if len(row) == 3 else "missing" for row in rows])
-    return InMemory(arrays, letters=letters)
+    sequences = [row[0] for row in rows]
+    if all(isinstance(sequence, str) for sequence in sequences):
+        return Texts(str(path), sequences, arrays)
+    x, lengths = pad(str(path), sequences)
+    return InMemory({"x": x, "lengths": lengths, **arrays})
 
 
 def function_file(name: str) -> Path:

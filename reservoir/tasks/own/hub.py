@@ -23,7 +23,7 @@ SPLITS = {"train": "train", "validation": "valid", "valid": "valid", "dev": "val
 STEP = 10_000
 """Rows that are looked at together."""
 
-PIECE_LETTERS = 2**25
+PIECE_LETTERS = 2**23
 
 
 class HubTexts:

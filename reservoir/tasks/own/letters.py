@@ -18,18 +18,24 @@ MOST_LETTERS = 64
 def codes_of(where: str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return texts as code points (rows, longest) in the smallest type, zero after their ends, and their lengths."""
     texts = [text.strip() for text in texts]
-    lengths = np.array([len(text) for text in texts], np.int64)
-    if not lengths.all():
-        raise InputError(f"{where}, row {int(np.argmin(lengths))}: an empty text; remove the row")
+    lengths = check_texts(where, texts)
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), "<u4")
-    if not codes.all():
-        row = next(row for row, text in enumerate(texts) if "\0" in text)
-        raise InputError(f"{where}, row {row}: a NUL in the text; write it as UTF-8")
     kind = np.min_scalar_type(int(codes.max()))
     check_padding(where, lengths, kind.itemsize)
     x = np.zeros((len(texts), lengths.max()), kind)
     x[np.arange(x.shape[1]) < lengths[:, None]] = codes
     return x, lengths
+
+
+def check_texts(where: str, texts: Sequence[str]) -> np.ndarray:
+    """Return the letters of each text; refuse one that has none, or a NUL."""
+    lengths = np.array([len(text) for text in texts], np.int64)
+    if not lengths.all():
+        raise InputError(f"{where}, row {int(np.argmin(lengths))}: an empty text; remove the row")
+    row = next((row for row, text in enumerate(texts) if "\0" in text), None)
+    if row is not None:
+        raise InputError(f"{where}, row {row}: a NUL in the text; write it as UTF-8")
+    return lengths
 
 
 def texts_of(codes: np.ndarray, lengths: np.ndarray) -> list[str]:

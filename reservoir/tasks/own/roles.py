@@ -12,9 +12,9 @@ import numpy as np
 from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.cells import column, is_text, labels_of, numbers, ordered, pad, values
-from reservoir.tasks.own.columns import InMemory
-from reservoir.tasks.own.letters import codes_of
+from reservoir.tasks.own.columns import Columns, InMemory
 from reservoir.tasks.own.tables import Table
+from reservoir.tasks.own.texts import Texts
 
 LABELS = ("y", "label")
 """Names of a column of labels; with a number behind (``y0``, ``y1``) they are several outputs."""
@@ -48,9 +48,9 @@ class Sorting:
         self.notes: list[str] = []
         self.found: dict[str, Any] = {}
         self.arrays: dict[str, np.ndarray] = {}
-        self.letters = False
+        self.texts: list[str] | None = None
 
-    def arrays_of_table(self) -> InMemory:
+    def arrays_of_table(self) -> Columns:
         """Return the arrays, whichever columns hold them."""
         self._drop()
         labels = self._labels()
@@ -63,7 +63,9 @@ class Sorting:
             self._long(ids or ["0"] * self.rows, labels, groups, time)
         else:
             self._wide(ids, labels, groups, time, whole)
-        return InMemory(self.arrays, self.notes, self.found, letters=self.letters)
+        if self.texts is not None:
+            return Texts(str(self.path), self.texts, self.arrays, self.notes, self.found)
+        return InMemory(self.arrays, self.notes, self.found)
 
     # ---- which column is what
 
@@ -201,8 +203,7 @@ class Sorting:
             self.notes.append(f"columns that are not read, beside {whole!r}: {', '.join(list(self.table)[:8])}")
         if self.roles.text or is_text(sequences):
             texts = ["" if cell is None else str(cell) for cell in sequences]
-            self.arrays["x"], self.arrays["lengths"] = codes_of(str(self.path), texts)
-            self.found["text"], self.letters = whole, True
+            self.found["text"], self.texts = whole, texts
         else:
             found = [numbers(self.path, row, cell) for row, cell in enumerate(sequences)]
             self.arrays["x"], self.arrays["lengths"] = pad(str(self.path), found, fill=self.fill)
