@@ -25,7 +25,7 @@ myst_heading_anchors = 3
 suppress_warnings = ["config.cache"]  # the gallery's settings hold a function
 
 autodoc_typehints = "none"  # the docstrings say the types
-autodoc_class_signature = "separated"
+toc_object_entries_show_parents = "hide"
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 
