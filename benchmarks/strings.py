@@ -65,10 +65,11 @@ def stage(name: str, arguments: dict[str, Any]) -> dict[str, float]:
     from reservoir import features
 
     counts, batches = np.zeros(2), features.batches
+    step = features.LENGTH_STEP if "words" in arguments["task"] else 1
 
     def counted(lengths: np.ndarray, *more: Any) -> Iterator[np.ndarray]:
         for batch in batches(lengths, *more):
-            counts[:] += lengths[batch].sum(), lengths[batch].max() * len(batch)
+            counts[:] += lengths[batch].sum(), -(-lengths[batch].max() // step) * step * len(batch)
             yield batch
 
     features.batches = counted
