@@ -77,7 +77,7 @@ def model_of(backbone: str, attention: str, dtype: torch.dtype, device: torch.de
     """Return an untrained model."""
     config = find(backbone)[1]
     config._attn_implementation = attention
-    return GPT2Model(config).eval().to(device, dtype)
+    return GPT2Model(config).eval().to(device=device, dtype=dtype)  # pyright: ignore[reportArgumentType]
 
 
 @torch.inference_mode()

@@ -9,7 +9,7 @@
 
 Windows, kernels and poolings of `reservoir.defaults`, and what `tune` draws around them, were found on FOUND and on
 generated sets, before any of REPORTED was scored; the precision on disk was changed after a fault that two of REPORTED
-showed.
+showed. Differences as a third form, and how ties are decided, came later, by FOUND alone.
 Raw ridge is scikit-learn's `RidgeClassifierCV` on standardised values, unequal lengths filled up with zeros. The peers
 take equal lengths: for them shorter series are stretched to the longest. All see the same rows.
 

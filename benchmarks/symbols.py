@@ -118,8 +118,8 @@ def default(x: np.ndarray, y: np.ndarray, rows: int) -> tuple[float, float, str]
         np.savez(path, x=x, y=y, split=np.where(np.arange(len(x)) < rows, "train", "test"))
         features = extract(str(path), cache=folder)
         found, tokens = fit(features), fit(features, columns="embed/tokens")
-    scores = (fitted.evaluation.scores["accuracy"] for fitted in (found, tokens))
-    return *scores, f"{found.best.columns[0]} and {len(found.best.columns) - 1} more"
+    ours, beside = (fitted.evaluation.scores["accuracy"] for fitted in (found, tokens))
+    return ours, beside, f"{found.best.columns[0]} and {len(found.best.columns) - 1} more"
 
 
 def main() -> None:

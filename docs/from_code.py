@@ -97,7 +97,9 @@ def _short_name(app: Any, env: Any, node: Any, inner: Any) -> Any:
 
 
 def _signature(app: Any, what: str, name: str, thing: Any, settings: Any, signature: str, returns: str) -> Any:
-    """Show the options of a stage as one, as its docstring does: it says which groups they are of."""
+    """Show the options of a stage as one, as its docstring does: it says which groups they are of; of a class none."""
+    if what == "class":
+        return "", ""
     if what == "function" and hasattr(thing, "__wrapped__"):
         from reservoir import options as groups
 

@@ -40,7 +40,7 @@ class HubLoader:
         small = deepcopy(config)
         small.vocab_size = (getattr(config, "pad_token_id", None) or 0) + 1
         small.bos_token_id = small.eos_token_id = None
-        return self.adapt(self.model(config)(small, **self.options), config)
+        return self.adapt(fused(self.model(config)(small, **self.options)), config)
 
     def load(self, source: str, config: Any, **more: str) -> tuple[nn.Module, dict[str, Any]]:
         """Return the model of a folder or hub name in float32, and what transformers reports of its keys."""
@@ -54,13 +54,27 @@ class HubLoader:
             **self.options,
             **more,
         )
-        return self.adapt(model, config), info
+        return self.adapt(fused(model), config), info
 
     def count(self, config: Any) -> int:
         """Return the number of parameters of the whole model, token embeddings included, without building it."""
         with torch.device("meta"):
             model = self.model(config)(deepcopy(config), **self.options)
         return sum(parameter.numel() for parameter in model.parameters())
+
+
+def fused(model: nn.Module) -> nn.Module:
+    """Exchange GELU's approximation by a tangent, which transformers computes in eight steps, for torch's in one.
+
+    In a small GPT-2 these steps took more than half of the forward pass, and in bfloat16 each rounded anew.
+    """
+    from transformers.activations import NewGELUActivation
+
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, NewGELUActivation):
+                setattr(module, name, nn.GELU(approximate="tanh"))
+    return model
 
 
 def run(model: nn.Module, embeds: Tensor, mask: Tensor | None, **more: Any) -> Tensor:

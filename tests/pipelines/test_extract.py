@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from reservoir_cache import CacheError, repair
+from reservoir_cache import CacheError, repair, verify
 from reservoir_pipelines import extract
 from reservoir_pipelines.extraction.plan import BATCH_TOKENS, BLOCK_ROWS, draw_rows
 from reservoir_pipelines.preparation.prepare import prepare
@@ -91,12 +91,16 @@ def test_a_damaged_shard_is_computed_again(small):
     assert sorted(files_of(repaired.entry).values()) == sorted(whole.values())
 
 
-def test_labels_that_are_gone_are_written_again(small):
+@pytest.mark.parametrize("mended", [False, True])
+def test_labels_that_are_gone_are_written_again(small, mended):
     first = small()
     whole = files_of(first.entry)
     (first.entry / "valid" / "targets.h5").unlink()
+    if mended:
+        repair(first.store.entry)
     assert small().computed_rows == 0
     assert files_of(first.entry) == whole
+    assert verify(first.store.entry) == []
 
 
 def test_an_entry_that_cannot_be_written_is_found_all_the_same(small, cache):

@@ -52,7 +52,8 @@ def recall(root: Path, request: str | None) -> tuple[Entry, tuple[str, ...]] | N
         entry = Entry.open(root / kept["entry"])
         columns = tuple(kept["columns"])
         faults = [problem for problem in verify(entry, contents=False) if problem.path.name not in entry.splits]
-        lacks = faults or any(entry.missing(split, columns) for split in kept["splits"])
+        unlabelled = any(entry.page(split, 0).targets is None for split in entry.splits)
+        lacks = faults or unlabelled or any(entry.missing(split, columns) for split in kept["splits"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError, CacheError):
         return None  # none was kept, or it is damaged: then it is found out anew
     if lacks or entry.key != kept["key"]:
