@@ -53,7 +53,7 @@ def save_model(folder: Path) -> Path:
     PreTrainedTokenizerFast(
         tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]", model_max_length=512
     ).save_pretrained(folder)
-    size = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    size: Any = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
     BertModel(BertConfig(vocab_size=len(names), max_position_embeddings=1024, **size)).save_pretrained(folder)
     return folder
 
@@ -65,10 +65,11 @@ def stage(name: str, arguments: dict[str, Any]) -> dict[str, float]:
     from reservoir import features
 
     counts, batches = np.zeros(2), features.batches
+    step = features.LENGTH_STEP if "words" in arguments["task"] else 1
 
     def counted(lengths: np.ndarray, *more: Any) -> Iterator[np.ndarray]:
         for batch in batches(lengths, *more):
-            counts[:] += lengths[batch].sum(), lengths[batch].max() * len(batch)
+            counts[:] += lengths[batch].sum(), -(-lengths[batch].max() // step) * step * len(batch)
             yield batch
 
     features.batches = counted

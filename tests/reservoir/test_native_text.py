@@ -1,5 +1,6 @@
 """A model's own way in, beside transformers' tokenizer and model run by hand."""
 
+import shutil
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from reservoir import InputError
-from reservoir.features import MOST_PADDING, batches, forward
+from reservoir.features import LENGTH_STEP, MOST_PADDING, batches, forward
 from reservoir.options import ReservoirOptions
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks.own.letters import codes_of
@@ -173,7 +174,8 @@ def test_padding_of_texts_of_all_lengths_is_less_than_a_twentieth(rows: int, blo
     """On a CPU and on a GPU: texts of 20 to 2,000 letters, in tokens, of which a model reads 512."""
     lengths = (np.random.default_rng(0).integers(20, 2001, 20_480) / 4.4 + 2).clip(max=512).astype(int)
     blocks = [lengths[low : low + block] for low in range(0, len(lengths), block)]
-    padded = sum(len(b) * mine[b].max() for mine in blocks for b in batches(mine, rows, most, MOST_PADDING))
+    cut = [(len(b), int(mine[b].max())) for mine in blocks for b in batches(mine, rows, most, MOST_PADDING)]
+    padded = sum(count * -(-longest // LENGTH_STEP) * LENGTH_STEP for count, longest in cut)
     assert padded < 1.05 * lengths.sum()
 
 
@@ -191,3 +193,25 @@ def test_a_real_model_has_the_features_of_a_padded_batch(tmp_path: Path):
     real = tokens["attention_mask"][:, :, None]
     np.testing.assert_allclose(found["block03/cls"][:, 0], states[3][:, 0], atol=1e-5)
     np.testing.assert_allclose(found["final/mean"][:, 0], (states[-1] * real).sum(1) / real.sum(1), atol=1e-5)
+
+
+@pytest.mark.skipif(not find_spec("antiberty"), reason="the wheel that carries AntiBERTy is not installed")
+def test_antibody_letters_through_antiberty(tmp_path: Path):
+    from reservoir_pipelines.foreign_backbone import import_backbone
+
+    spec = find_spec("antiberty")
+    assert spec and spec.origin
+    weights, source = Path(spec.origin).parent / "trained_models", tmp_path / "source"
+    shutil.copytree(weights / "AntiBERTy_md_smooth", source)
+    shutil.copy(weights / "vocab.txt", source)
+    (source / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": false}')
+    folder = import_backbone(source, tmp_path / "antiberty").folder
+    model, letters = load(folder), ["EVQLVQSGPEVKKPGTSVKVSCKAS", "DVVMTQTPFSLPVSLGDQASIS"]
+    found = features(model, letters, ["final/mean", "final/cls"])["final/mean"]
+    for row, text in enumerate(letters):
+        numbers = torch.tensor([[2, *(5 + "ACDEFGHIKLMNPQRSTVWY".index(letter) for letter in text), 3]])
+        from transformers import AutoModel
+
+        with torch.no_grad():
+            expected = AutoModel.from_pretrained(folder).eval()(input_ids=numbers).last_hidden_state[0].mean(0)
+        np.testing.assert_allclose(found[row, 0], expected, atol=1e-4)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from reservoir.errors import InputError
+from reservoir.options import OwnDataOptions
 from reservoir.tasks import read_new, task_named
 from reservoir.tasks.own.hub import HubTexts
 from reservoir.tasks.own.letters import texts_of
@@ -133,4 +134,4 @@ def test_the_library_itself(tmp_path):
     source = task_named(str(tmp_path / "kept"))
     assert rows_of(source)["test"] == TEXTS and source.task.labels == ("neg", "pos") and source.files()[0].is_file()
     made.to_json(tmp_path / "rows.jsonl")
-    assert isinstance(HubTexts(str(tmp_path / "kept"), source.asked, labelled=False).read("x", 0, 2), np.ndarray)
+    assert isinstance(HubTexts(str(tmp_path / "kept"), OwnDataOptions(), labelled=False).read("x", 0, 2), np.ndarray)

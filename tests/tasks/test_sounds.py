@@ -17,7 +17,7 @@ TONE = np.sin(2 * np.pi * 1000 * np.arange(RATE // 4) / RATE)
 SCIPYS = Path(scipy.io.__file__).parent / "tests" / "data"
 
 
-def write(path, samples=TONE, rate=RATE, kind=np.int16):
+def write(path, samples=TONE, rate=RATE, kind: type = np.int16):
     path.parent.mkdir(parents=True, exist_ok=True)
     whole = np.issubdtype(kind, np.integer)
     top = np.iinfo(kind).max if whole else 1
@@ -100,6 +100,7 @@ def test_a_folder_has_a_class_per_folder(tmp_path):
     train = parts[0]["train"]
     assert len(train) == 12 and source.task.max_tokens == frame_count(2440, RATE) >= train.lengths.max()
     x, lengths, ids, y = read_new(tmp_path / "calls", source.task)
+    assert ids and lengths is not None and y is not None
     assert ids[0] == "high/0.wav" and y[0] == "high" and x.shape == (20, 13, 40) and lengths[0] == 4
     x, _, ids, y = read_new(tmp_path / "calls" / "high" / "3.wav", source.task)
     assert (
@@ -123,10 +124,12 @@ def test_a_table_of_paths_with_samples_as_they_are(tmp_path):
     source = task_named(str(table), group="speaker", waveform=True, rate=8000)
     x = np.concatenate([part.x for piece in source.pieces() for part in source.read(piece).values()])
     assert source.task.form == Vectors(1) and x.shape == (20, 1220, 1) and source.task.labels == ("high", "low")
-    assert len(source.files()) == 21 and source.scaling()(x[:1]).tolist() == x[:1].tolist()
+    assert len(source.files()) == 21 and np.array_equal(source.scaling()(x[:1]), x[:1])  # pyright: ignore
     x, lengths, _, y = read_new(table, source.task)
     assert (
-        lengths[9] == 1220
+        lengths is not None
+        and y is not None
+        and lengths[9] == 1220
         and y[9] == "high"
         and np.array_equal(x[9, :, 0], samples_of(tmp_path / "calls/high/9.wav", 8000))
     )

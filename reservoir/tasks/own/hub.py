@@ -117,7 +117,7 @@ class HubTexts:
                     labels_of(where, name, cells, every=labelled) if array == "y" else np.array(list(map(str, cells)))
                 )
         if len(self._parts) > 1 and labelled:
-            arrays["split"] = np.repeat(list(self._parts), [len(part) for part in self._parts.values()])
+            arrays["split"] = np.repeat(np.array(list(self._parts)), [len(part) for part in self._parts.values()])
         return arrays
 
 
