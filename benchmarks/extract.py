@@ -25,6 +25,7 @@ import torch
 from reservoir_pipelines.extraction.run import plan_run
 from reservoir_pipelines.output import hushed
 from reservoir_pipelines.preparation.prepare import prepare
+from torch import nn
 from transformers import GPT2Model
 
 from reservoir.backbones import find
@@ -77,7 +78,9 @@ def model_of(backbone: str, attention: str, dtype: torch.dtype, device: torch.de
     """Return an untrained model."""
     config = find(backbone)[1]
     config._attn_implementation = attention
-    return GPT2Model(config).eval().to(device=device, dtype=dtype)  # pyright: ignore[reportArgumentType]
+    model = GPT2Model(config).eval()
+    nn.Module.to(model, device=device, dtype=dtype)
+    return model
 
 
 @torch.inference_mode()

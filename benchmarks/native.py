@@ -116,12 +116,13 @@ def articles(folder: Path, file: Path) -> None:
         published.score(norm[1], entry["test"].y.ravel()),
         "logistic",
     )
-    words = make_pipeline(TfidfVectorizer(), LogisticRegressionCV(Cs=10, max_iter=2000))
+    counted = LogisticRegressionCV(Cs=10, max_iter=2000)
+    words = make_pipeline(TfidfVectorizer(), counted)
     of = {split: [(text, title) for text, title, mine in rows if mine == split] for split in ("train", "test")}
     words.fit(*zip(*of["train"], strict=True))
     show(
         "sentences, counts of words",
-        published_cv(words[-1]),
+        published_cv(counted),
         words.score(*zip(*of["test"], strict=True)),
         "tf-idf, logistic",
     )

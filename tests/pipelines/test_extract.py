@@ -138,6 +138,7 @@ def test_each_setting_that_changes_numbers_has_an_entry_of_its_own(small):
     entries = {done.entry for done in [plain, *others]}
     assert len(entries) == 6
     assert small(batch_rows=7).entry == plain.entry
+    assert plain.store.entry.spec.backbone["gelu"] == "one step"
 
 
 def test_a_larger_limit_contains_the_rows_of_a_smaller_one(cache):

@@ -89,12 +89,20 @@ def frozen_fields(model: LoadedModel) -> dict[str, Any]:
     """Return the fields of a specification that name a frozen map, whatever it is applied to."""
     settings = model.settings
     return {
-        "backbone": {"family": model.family, "digest": model.digest},
+        "backbone": {"family": model.family, "digest": model.digest, **_arithmetic(model)},
         "init": {"kind": settings.init, "seed": 0 if settings.init == "pretrained" else settings.seed},
         "input": _way_in(model),
         "padding": PADDING,
         "compute": model.compute,
     }
+
+
+def _arithmetic(model: LoadedModel) -> dict[str, str]:
+    """Return how GELU by a tangent is computed, in models that have it: the last bits of their features hang on that."""
+    from torch import nn
+
+    gelus = (part for part in model.fpt.backbone.modules() if isinstance(part, nn.GELU))
+    return {"gelu": "one step"} if any(part.approximate == "tanh" for part in gelus) else {}
 
 
 def _way_in(model: LoadedModel) -> dict[str, Any]:
