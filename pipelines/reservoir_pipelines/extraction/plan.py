@@ -98,7 +98,7 @@ def frozen_fields(model: LoadedModel) -> dict[str, Any]:
 
 
 def _arithmetic(model: LoadedModel) -> dict[str, str]:
-    """Return how GELU by a tangent is computed, in models that have it: the last bits of their features hang on that."""
+    """Return how GELU by a tangent is computed, in models that have it: the last bits of features hang on that."""
     from torch import nn
 
     gelus = (part for part in model.fpt.backbone.modules() if isinstance(part, nn.GELU))
