@@ -121,7 +121,8 @@ def row_forms(x: Tensor, lengths: Tensor, normalise: str) -> Tensor:
         return of_row
     forms = [x, of_row]
     if normalise == "differences":
-        steps = torch.cat([torch.zeros_like(x[:, :1]), x[:, 1:] - x[:, :-1]], dim=1)
+        # A slice of one value less would bind torch.export to rows of three values or more.
+        steps = x - torch.cat([x[:, :1], x], dim=1)[:, : x.shape[1]]
         forms.append(_standardised(steps, lengths, inside))
     return torch.cat(forms, dim=2)
 

@@ -38,7 +38,7 @@ def backbone(
     given: dict[str, Any],
     json: bool,
 ) -> None:
-    """Describe a backbone: family, parameters, weights; or with --import make one of a file."""
+    """Describe a backbone, or import one from a file."""
     from reservoir_pipelines.card import card
 
     foreign = given.pop("foreign", None)
