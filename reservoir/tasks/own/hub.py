@@ -14,12 +14,12 @@ from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.cells import labels_of
 from reservoir.tasks.own.columns import check_padding
+from reservoir.tasks.own.labels import SPLIT_NAMES
 from reservoir.tasks.own.letters import codes_of
 
 PREFIX = "hf:"
 TEXTS = ("text", "sentence", "sequence", "x")
 LABELS = ("label", "labels", "y")
-SPLITS = {"train": "train", "validation": "valid", "valid": "valid", "dev": "valid", "test": "test"}
 STEP = 10_000
 """Rows that are looked at together."""
 
@@ -85,11 +85,11 @@ class HubTexts:
         """Keep the splits that have labels, under our names; what is called validation is test where none is."""
         ours, left = {}, []
         for name, part in self._parts.items():
-            odd = len(self._parts) > 1 and (name not in SPLITS or SPLITS[name] in ours)
+            odd = len(self._parts) > 1 and (name not in SPLIT_NAMES or SPLIT_NAMES[name] in ours)
             if odd or _hides(part, label):
                 left.append(name)
             else:
-                ours[SPLITS.get(name, name)] = part
+                ours[SPLIT_NAMES.get(name, name)] = part
         if left:
             self.notes.append(f"left out: {', '.join(left)}, of no labels or another name than train, validation, test")
         if set(ours) == {"train", "valid"}:
