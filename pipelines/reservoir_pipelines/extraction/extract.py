@@ -121,10 +121,7 @@ def extract(
     """
     started = time.monotonic()
     root = cache_root(place.cache)
-    if reservoir.backbone and task not in TASKS and has_sounds(Path(task)):
-        from reservoir.defaults import as_model_hears  # which imports torch
-
-        source = as_model_hears(source, reservoir)
+    source = heard(task, reservoir, source)
     prepared = prepare(task, as_group(source, TaskOptions), cache=root)
     for note in prepared.notes():
         say(note)
@@ -155,3 +152,12 @@ def extract(
         reused=computed == 0,
         computed_rows=computed,
     )
+
+
+def heard(task: str, reservoir: ReservoirOptions, source: RowOptions) -> RowOptions:
+    """Return the options of data, of sounds as the named backbone hears them."""
+    if not reservoir.backbone or task in TASKS or not has_sounds(Path(task)):
+        return source
+    from reservoir.defaults import as_model_hears  # which imports torch
+
+    return as_model_hears(source, reservoir)
