@@ -121,10 +121,7 @@ def extract(
     """
     started = time.monotonic()
     root = cache_root(place.cache)
-    if reservoir.backbone and task not in TASKS and has_sounds(Path(task)):
-        from reservoir.defaults import as_model_hears  # which imports torch
-
-        source = as_model_hears(source, reservoir)
+    source = as_heard(task, reservoir, source)
     prepared = prepare(task, as_group(source, TaskOptions), cache=root)
     for note in prepared.notes():
         say(note)
@@ -155,3 +152,12 @@ def extract(
         reused=computed == 0,
         computed_rows=computed,
     )
+
+
+def as_heard(task: str, reservoir: ReservoirOptions, source: RowOptions) -> RowOptions:
+    """Return the options of a task's rows: sounds as samples, where the backbone that is named reads such."""
+    if not (reservoir.backbone and task not in TASKS and has_sounds(Path(task))):
+        return source
+    from reservoir.defaults import as_model_hears  # which imports torch
+
+    return as_model_hears(source, reservoir)
