@@ -40,7 +40,9 @@ def make(row: dict[str, Any], places: dict[str, Path | None], cache: Path) -> di
     found = json.loads(_reservoir("fit", entry, *shlex.split(row.get("fit", ""))))
     best, raw = found["best"], found["raw"]
     scores = {"valid": best["valid_score"], "test": best["test_score"], "raw": raw["test_score"]}
-    name = f"{'+'.join(best['columns'])}, ridge {best['alpha']:.3g}"
+    columns = best["columns"]
+    read = "+".join(columns) if len(columns) < 4 else f"{columns[0]} ... {columns[-1]} ({len(columns)} columns)"
+    name = f"{read}, ridge {best['alpha']:.3g}"
     return {"best": name, **{name: round(100 * score, 1) for name, score in scores.items()}}
 
 

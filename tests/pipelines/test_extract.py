@@ -1,6 +1,7 @@
 """extract: equal to the model it runs, the same bytes however it was stopped, and nothing computed twice."""
 
 import io
+import os
 import shutil
 from functools import partial
 
@@ -12,6 +13,7 @@ from reservoir_cache import CacheError, repair, verify
 from reservoir_pipelines import extract
 from reservoir_pipelines.extraction.plan import BATCH_TOKENS, BLOCK_ROWS, draw_rows
 from reservoir_pipelines.preparation.prepare import prepare
+from safetensors.torch import load_file, save_file
 
 from reservoir import InputError
 from reservoir.features import batches, forward
@@ -130,6 +132,18 @@ def test_a_finished_entry_is_found_without_reading_a_byte_of_its_features(small,
         assert again().reused
         assert str(first.entry / "train" / "manifest.json") in opened
         assert [name for name in opened if str(first.entry) in name and name.endswith(".h5")] == []
+
+
+def test_other_weights_of_the_same_size_and_time_are_other_weights(cache, tiny_gpt2, tmp_path):
+    folder = shutil.copytree(tiny_gpt2, tmp_path / "model")
+    file, settings = folder / "model.safetensors", {"limit": 20, "layers": "block01", "pool": "mean"}
+    first, before = extract("digits", backbone=str(folder), **settings), file.stat()
+    tensors = load_file(file)
+    tensors["transformer.h.0.mlp.c_fc.bias"] += 1
+    save_file(tensors, file, {"format": "pt"})
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))  # as rsync -t, cp -p and tar do
+    assert file.stat().st_size == before.st_size
+    assert extract("digits", backbone=str(folder), **settings).entry != first.entry
 
 
 def test_each_setting_that_changes_numbers_has_an_entry_of_its_own(small):

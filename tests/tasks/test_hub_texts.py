@@ -81,6 +81,21 @@ def test_hidden_labels_make_validation_the_test(library):
     assert rows_of(source)["test"] == TEXTS[20:] and "'validation' is test" in " ".join(source.notes())
 
 
+def test_splits_without_the_column_of_labels_or_with_gaps_in_it(library):
+    gaps = Part({"text": TEXTS[:3], "label": [None, 1, 0]}, {"label"})
+    plain = Part({"text": TEXTS[:3]})
+    library.found = {"train": labelled(slice(20)), "validation": labelled(slice(20, 30)), "dev": gaps, "test": plain}
+    source = task_named("hf:reviews")
+    assert rows_of(source)["test"] == TEXTS[20:] and "left out: dev, test" in " ".join(source.notes())
+    library.found = {"train": labelled(slice(20)), "test": gaps}
+    with pytest.raises(InputError, match=r"row 20, column 'label': no label"):
+        task_named("hf:reviews").task  # noqa: B018
+    library.found = {"train": labelled(), "test": Part({"label": [0, 1], "text": ["a", "b"], "words": ["a", "b"]})}
+    library.found["test"].features.pop("text")
+    with pytest.raises(InputError, match="not every split has the column 'text'"):
+        task_named("hf:reviews").task  # noqa: B018
+
+
 def test_new_texts_need_no_labels(library, tmp_path):
     library.found = labelled()
     task = task_named("hf:reviews").task
@@ -90,6 +105,8 @@ def test_new_texts_need_no_labels(library, tmp_path):
     library.found = Part({"text": TEXTS[:4]})
     x, lengths, _, y = read_new(tmp_path / "new", task)
     assert x.tolist() == TEXTS[:4] and lengths is None and y is None
+    library.found = {"train": labelled(slice(2)), "test": library.found}
+    assert read_new(tmp_path / "new", task)[3] is None
 
 
 @pytest.mark.parametrize(

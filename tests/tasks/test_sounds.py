@@ -114,6 +114,18 @@ def test_folders_of_splits_are_obeyed(tmp_path):
     source = task_named(str(make_folder(tmp_path / "calls", ("train", "test"))))
     parts = source.read(source.pieces()[0])
     assert {name: len(rows) for name, rows in parts.items()} == {"train": 18, "valid": 2, "test": 20}
+    source = task_named(str(make_folder(tmp_path / "others", ("train", "val", "test"))))
+    assert {name: len(rows) for name, rows in source.read(source.pieces()[0]).items()}["valid"] == 20
+
+
+def test_a_table_whose_sounds_would_change_unnoticed_is_refused(tmp_path):
+    rows = [f"{write(tmp_path / f'{n}.wav').name},{n % 2}" for n in range(10)]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(["file,label", "", *rows]) + "\n")
+    with pytest.raises(InputError, match="in line 1 or 2"):
+        task_named(str(table)).task  # noqa: B018
+    table.write_text("\n".join(["file,label", *rows]) + "\n")
+    assert len(task_named(str(table)).files()) == 11
 
 
 def test_a_table_of_paths_with_samples_as_they_are(tmp_path):

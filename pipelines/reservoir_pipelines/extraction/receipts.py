@@ -77,14 +77,18 @@ def _file(root: Path, request: str) -> Path:
 
 
 @cache
-def _code() -> list[tuple[str, int, int]]:
+def _code() -> list[tuple[str, int, int, int]]:
     return [stamp for package in PACKAGES for stamp in _stamps(package)]
 
 
-def _stamps(place: Path) -> list[tuple[str, int, int]]:
-    """Return name, size and time of a file, or of what lies below a folder."""
+def _stamps(place: Path) -> list[tuple[str, int, int, int]]:
+    """Return name, size and times of a file, or of what lies below a folder.
+
+    Tools that copy files give them the time of the original; that of their last change nobody sets.
+    """
     files = sorted(path for path in place.rglob("*") if path.suffix != ".pyc") if place.is_dir() else [place]
-    return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.is_file()]
+    found = [(str(path), path.stat()) for path in files if path.is_file()]
+    return [(name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in found]
 
 
 def _version(package: str) -> str:

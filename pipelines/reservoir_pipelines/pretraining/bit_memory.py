@@ -69,6 +69,7 @@ def pretrain_bit_memory(shape: ShapeOptions, options: PretrainOptions, place: Pl
         parameters=sum(p.numel() for p in model.parameters()),
         valid_accuracy=done.valid_score,
         test_accuracy=done.test_score,
+        floor=done.floor,
         seconds=round(done.seconds, 1),
     )
 

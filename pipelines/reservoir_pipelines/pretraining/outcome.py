@@ -37,6 +37,8 @@ class Pretraining:
         The least mean loss possible, in bits per unit, where that is known.
     valid_accuracy, test_accuracy : float or None
         Share of right labels on held-out rows, of a task.
+    floor : float or None
+        The share that a constant, or copying what is shown, gets right.
     """
 
     folder: str
@@ -51,11 +53,14 @@ class Pretraining:
     entropy: float | None = None
     valid_accuracy: float | None = None
     test_accuracy: float | None = None
+    floor: float | None = None
 
     def score_text(self, split: str) -> str:
-        """Return how the model does on ``valid`` or ``test``: ``1.873 bits per byte``, ``99.98% right``."""
+        """Return how the model does on ``valid`` or ``test``: ``1.873 bits per byte``, ``99.98% right (75% ...)``."""
         bits, accuracy = getattr(self, f"{split}_bits"), getattr(self, f"{split}_accuracy")
-        return f"{100 * accuracy:.2f}% right" if bits is None else f"{bits:.3f} bits per {self.unit}"
+        if bits is not None:
+            return f"{bits:.3f} bits per {self.unit}"
+        return f"{100 * accuracy:.2f}% right ({100 * (self.floor or 0):.0f}% by copying)"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""

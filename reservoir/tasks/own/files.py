@@ -22,7 +22,7 @@ from reservoir.tasks.own.npz import Npz
 from reservoir.tasks.own.parquet import read_parquet
 from reservoir.tasks.own.roles import Sorting
 from reservoir.tasks.own.series import is_bare, read_series, split_files
-from reservoir.tasks.own.sounds import SUFFIX, Sounds, folder_arrays, named_sounds, sound_files
+from reservoir.tasks.own.sounds import SUFFIX, Sounds, folder_arrays, named_sounds, names_sounds, sound_files
 from reservoir.tasks.own.tables import read_csv, read_jsonl
 from reservoir.tasks.own.texts import Texts
 
@@ -117,6 +117,8 @@ def _with_sounds(path: Path, columns: Columns, asked: OwnDataOptions) -> Columns
     files = named_sounds(path, columns)
     if not files:
         return None
+    if not names_sounds(path):  # by which it is told, unread, that a change of a sound is a change of the data
+        raise InputError(f"{path}: it names sounds; write it as .csv, .tsv or .jsonl, the first of them in line 1 or 2")
     rows = len(files)
     arrays = {name: columns.read(name, 0, rows) for name in columns.shapes if name not in {"x", "lengths"}}
     sounds = Sounds(files, arrays, asked.rate, waveform=asked.waveform)

@@ -14,12 +14,12 @@ from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.cells import labels_of
 from reservoir.tasks.own.columns import check_padding
+from reservoir.tasks.own.labels import SPLIT_NAMES
 from reservoir.tasks.own.letters import codes_of
 
 PREFIX = "hf:"
 TEXTS = ("text", "sentence", "sequence", "x")
 LABELS = ("label", "labels", "y")
-SPLITS = {"train": "train", "validation": "valid", "valid": "valid", "dev": "valid", "test": "test"}
 STEP = 10_000
 """Rows that are looked at together."""
 
@@ -83,17 +83,15 @@ class HubTexts:
 
     def _choose_splits(self, label: str) -> None:
         """Keep the splits that have labels, under our names; what is called validation is test where none is."""
-        kept, left = {}, []
+        ours, left = {}, []
         for name, part in self._parts.items():
-            hidden = _names(part, label) is not None and max(part[label]) < 0
-            (
+            odd = len(self._parts) > 1 and (name not in SPLIT_NAMES or SPLIT_NAMES[name] in ours)
+            if odd or _hides(part, label):
                 left.append(name)
-                if hidden or (len(self._parts) > 1 and name not in SPLITS)
-                else kept.update({name: part})
-            )
+            else:
+                ours[SPLIT_NAMES.get(name, name)] = part
         if left:
             self.notes.append(f"left out: {', '.join(left)}, of no labels or another name than train, validation, test")
-        ours = {SPLITS.get(name, name): part for name, part in kept.items()}
         if set(ours) == {"train", "valid"}:
             self.notes.append("the split 'validation' is test, as there is no other with labels")
             ours = {"train": ours["train"], "test": ours["valid"]}
@@ -103,10 +101,13 @@ class HubTexts:
 
     def _other_arrays(self, asked: OwnDataOptions, label: str, *, labelled: bool) -> dict[str, np.ndarray]:
         arrays: dict[str, np.ndarray] = {}
-        columns = next(iter(self._parts.values())).features
+        first, *others = (part.features for part in self._parts.values())
+        columns = [name for name in first if all(name in features for features in others)]
+        if self._text not in columns:
+            raise InputError(f"{self._origin}: not every split has the column {self._text!r}; say --text NAME")
         wanted = {"y": label, "ids": asked.id or "", "groups": asked.group or ""}
         for array, name in wanted.items():
-            if name and name not in columns and (labelled or array == "y"):
+            if name and name not in columns and labelled:
                 raise InputError(
                     f"{self._origin}: no column {name!r} among {list(columns)[:8]}{nearest(name, columns)}"
                 )
@@ -148,6 +149,14 @@ def _names(part: Any, column: str) -> Any:
     """Return the feature that names the classes of a column, if it has such."""
     kind = part.features[column] if column else None
     return kind if hasattr(kind, "int2str") else None
+
+
+def _hides(part: Any, label: str) -> bool:
+    """Return whether a split has no labels: no such column, or -1 for each."""
+    if label not in part.features:
+        return True
+    known = (number for number in part[label] if number is not None)
+    return _names(part, label) is not None and max(known, default=-1) < 0
 
 
 def _cell(part: Any, column: str, cell: Any) -> Any:

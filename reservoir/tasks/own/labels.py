@@ -15,6 +15,17 @@ MOST_ROUNDING = 1e-3
 """Share of an output's standard deviation that float32 may change a target by."""
 
 
+SPLIT_NAMES = {
+    "train": "train",
+    "valid": "valid",
+    "val": "valid",
+    "validation": "valid",
+    "dev": "valid",
+    "test": "test",
+}
+"""What publishers call the splits, in folders and in datasets, and what these are called here."""
+
+
 @dataclass(frozen=True)
 class Labels:
     """Labels as a task stores them: class numbers (int64) or targets (float32), (rows, readout_tokens, outputs)."""

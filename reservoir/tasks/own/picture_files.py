@@ -16,10 +16,10 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.decode import SUFFIXES
 from reservoir.tasks.own.files import open_columns
+from reservoir.tasks.own.labels import SPLIT_NAMES
 from reservoir.tasks.own.letters import texts_of
 from reservoir.tasks.own.tables import lines_of, separator
 
-SPLIT_FOLDERS = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
 TABLES = (".csv", ".tsv", ".jsonl")
 PEEKED = 5
 """Rows of a table that must name pictures, for all of them to be read so."""
@@ -83,7 +83,7 @@ def _folder(root: Path, labels: Collection[Any], *, labelled: bool) -> Listing:
     if not labelled:
         named = [next((name for name in part[:-1] if name in labels), None) for part in parts]
         return Listing(paths=paths, ids=ids, y=np.array(named, object) if any(named) else None)
-    divided = {part[0] for part in parts} <= SPLIT_FOLDERS.keys()
+    divided = {part[0] for part in parts} <= SPLIT_NAMES.keys()
     short = next((id for part, id in zip(parts, ids, strict=True) if len(part) < 2 + divided), None)
     if short:
         raise InputError(
@@ -94,7 +94,7 @@ def _folder(root: Path, labels: Collection[Any], *, labelled: bool) -> Listing:
         paths=paths,
         ids=ids,
         y=np.array([part[divided] for part in parts]),
-        split=np.array([SPLIT_FOLDERS[part[0]] for part in parts]) if divided else None,
+        split=np.array([SPLIT_NAMES[part[0]] for part in parts]) if divided else None,
         notes=(f"{others:,} files that are no pictures are left out",) if others else (),
     )
 

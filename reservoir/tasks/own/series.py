@@ -66,7 +66,7 @@ def read_series(files: dict[str, Path], *, regression: bool = False) -> InMemory
     arrays = {"x": x, "lengths": lengths}
     if all(series.y is not None for series in read):
         y = np.array([label for series in read for label in series.y or ()])
-        arrays["y"] = y.astype(np.float64) if regression and y.dtype.kind == "U" else y
+        arrays["y"] = y.astype(np.float64) if regression and y.dtype.kind == "U" and all(map(_is_number, y)) else y
     notes = []
     if len(files) > 1:
         arrays["split"] = np.repeat(list(files), [len(series.x) for series in read])

@@ -10,6 +10,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.own.columns import Columns, check_padding
+from reservoir.tasks.own.labels import SPLIT_NAMES
 from reservoir.tasks.own.letters import texts_of
 from reservoir.tasks.own.tables import lines_of
 from reservoir.tasks.own.wav import BANDS, RATE, frame_count, mel_frames, read_header, read_samples
@@ -18,7 +19,6 @@ from reservoir.tasks.task import Task, Vectors
 SUFFIX = ".wav"
 TABLES = (".csv", ".tsv", ".jsonl")
 PIECE_VALUES = 2**25
-SPLITS = ("train", "valid", "test")
 
 
 class Sounds:
@@ -79,9 +79,9 @@ def folder_arrays(folder: Path, files: Sequence[Path], *, labelled: bool) -> dic
         file.relative_to(folder).parts if folder != file else (file.name,) for file in files
     ]
     arrays = {"ids": np.array(["/".join(parts) for parts in inside])}
-    split = all(len(parts) == 3 and parts[0] in SPLITS for parts in inside)
+    split = all(len(parts) == 3 and parts[0] in SPLIT_NAMES for parts in inside)
     if split:
-        arrays["split"] = np.array([parts[0] for parts in inside])
+        arrays["split"] = np.array([SPLIT_NAMES[parts[0]] for parts in inside])
     if split or all(len(parts) == 2 for parts in inside):
         arrays["y"] = np.array([parts[-2] for parts in inside])
     elif labelled:
