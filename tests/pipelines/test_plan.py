@@ -8,6 +8,9 @@ from reservoir_cache import entry_bytes
 from reservoir_pipelines import extract, plan
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.extraction import forecast
+from scipy.io import wavfile
+
+from tests.reservoir.models import save_with_extractor
 
 SETTINGS = {"compute": "float32", "layers": "embed,final"}
 
@@ -66,3 +69,14 @@ def test_the_command_says_it_in_a_table_or_as_json(costly, cache, capsys, tiny_g
     assert found["rows"] == 10**9
     assert found["memory"] > 10**7
     assert run(["plan", "digits", "--rows", "0"]) == 2
+
+
+def test_sounds_are_planned_as_the_model_hears_them(cache, tmp_path):
+    for n in range(10):
+        (tmp_path / "calls" / f"{n % 2}").mkdir(parents=True, exist_ok=True)
+        noise = np.random.default_rng(n).normal(0, 3000, 800).astype(np.int16)
+        wavfile.write(tmp_path / "calls" / f"{n % 2}" / f"{n}.wav", 16000, noise)
+    model = {"backbone": str(save_with_extractor("wav2vec2", tmp_path / "model")), "compute": "float32"}
+    found, done = plan(str(tmp_path / "calls"), **model), extract(str(tmp_path / "calls"), **model)
+    assert done.store.entry.spec.input["kind"] == "native"
+    assert found.columns == len(done.columns) and found.tokens == 79  # and not the 3 frames of a spectrum

@@ -121,7 +121,7 @@ def extract(
     """
     started = time.monotonic()
     root = cache_root(place.cache)
-    source = as_heard(task, reservoir, source)
+    source = heard(task, reservoir, source)
     prepared = prepare(task, as_group(source, TaskOptions), cache=root)
     for note in prepared.notes():
         say(note)
@@ -154,9 +154,9 @@ def extract(
     )
 
 
-def as_heard(task: str, reservoir: ReservoirOptions, source: RowOptions) -> RowOptions:
-    """Return the options of a task's rows: sounds as samples, where the backbone that is named reads such."""
-    if not (reservoir.backbone and task not in TASKS and has_sounds(Path(task))):
+def heard(task: str, reservoir: ReservoirOptions, source: RowOptions) -> RowOptions:
+    """Return the options of data, of sounds as the named backbone hears them."""
+    if not reservoir.backbone or task in TASKS or not has_sounds(Path(task)):
         return source
     from reservoir.defaults import as_model_hears  # which imports torch
 

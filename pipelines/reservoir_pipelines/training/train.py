@@ -30,7 +30,7 @@ from reservoir.training.steps import FPTSteps, default_rate
 from reservoir.training.target_scale import TargetScale
 from reservoir.training.trainer import DivergedError, State
 from reservoir.training.upper import UpperPart
-from reservoir_pipelines.extraction.extract import as_heard, extract
+from reservoir_pipelines.extraction.extract import extract, heard
 from reservoir_pipelines.extraction.plan import check_windows, draw_rows, make_spec
 from reservoir_pipelines.fitting.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir_pipelines.output import say
@@ -76,7 +76,7 @@ def train(
     >>> train("bit-xor", depth=1, steps=2, eval_every=2).steps
     2
     """
-    one = partial(_train_one, task, reservoir, as_heard(task, reservoir, source), place)
+    one = partial(_train_one, task, reservoir, heard(task, reservoir, source), place)
     return sweep(one, options) if options.sweep else one(options)
 
 
