@@ -9,8 +9,7 @@ blocks of ``mini``.
 """
 
 import matplotlib.pyplot as plt
-from reservoir_pipelines import train
-from reservoir_pipelines.attention import attention
+from reservoir_pipelines import attention, train
 
 # %%
 # Three blocks, and fresh rows at every step.

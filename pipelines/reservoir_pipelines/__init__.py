@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from reservoir_pipelines.attention_maps import Attention, attention
     from reservoir_pipelines.estimators.classifier import ReservoirClassifier
     from reservoir_pipelines.estimators.regressor import ReservoirRegressor
     from reservoir_pipelines.estimators.transformer import ReservoirTransformer
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from reservoir_pipelines.tuning.tune import Tuning, tune
 
 __all__ = [
+    "Attention",
     "Comparison",
     "Explanation",
     "Extraction",
@@ -54,6 +56,7 @@ __all__ = [
     "Result",
     "Training",
     "Tuning",
+    "attention",
     "compare_pretraining",
     "explain",
     "extract",
@@ -73,6 +76,7 @@ _HOME = {
     "ReservoirClassifier": "estimators.classifier",
     "ReservoirRegressor": "estimators.regressor",
     "ReservoirTransformer": "estimators.transformer",
+    **dict.fromkeys(("Attention", "attention"), "attention_maps"),
     **dict.fromkeys(("Explanation", "explain"), "explanation"),
     **dict.fromkeys(("Extraction", "extract"), "extraction.extract"),
     "Comparison": "pretraining.compared",

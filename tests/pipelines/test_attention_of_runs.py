@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines.attention import attention
+from reservoir_pipelines.attention_maps import attention
 from reservoir_pipelines.cli import run as command
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.training.train import train

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -45,7 +46,7 @@ def test_the_main_path_in_json(call, tiny_gpt2, tmp_path):
     assert json.loads(out)["reused"] is True
 
 
-def test_the_tables_name_what_was_made(call, tiny_gpt2):
+def test_the_tables_name_what_was_made(call, tiny_gpt2, tmp_path):
     code, out, err = call("extract", "digits", "--backbone", tiny_gpt2, "--limit", 50)
     assert code == 0
     assert "50 train, 50 valid, 50 test" in out
@@ -54,6 +55,10 @@ def test_the_tables_name_what_was_made(call, tiny_gpt2):
     assert code == 0
     assert "raw" in out
     assert "sweep.png" in out
+    np.savez(tmp_path / "new.npz", x=np.zeros((3, 8, 8)))
+    command = shlex.split(out.strip().splitlines()[-1].partition("reservoir ")[2])
+    assert command[-1] == "NEW"
+    assert call(*command[:-1], tmp_path / "new.npz")[1].count("probabilities") == 3
     code, out, _ = call("cache", "list")
     assert "tiny-gpt2-pretrained" in out
 

@@ -77,6 +77,8 @@ def test_the_command_draws_and_refuses(made, call, tmp_path):
     assert "falls most if hidden" in out
     assert len(out.strip().splitlines()) == 5
     assert (tmp_path / "e.png").read_bytes()[:4] == b"\x89PNG"
+    _, out, error = call("explain", made("embed/quantiles3")[0], file, "--first", 1)
+    assert "no sum over positions" in error and "(+0)" not in out
     with np.load(file) as arrays:
         np.savez(tmp_path / "two.npz", x=arrays["x"], y=arrays["x"][:, 0] > 0)
     features = extract(str(tmp_path / "two.npz"), backbone="mini:n_layer=1,n_embd=16", init="random", cache=tmp_path)

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reservoir_pipelines import extract, fit, predict, tune
+from reservoir_pipelines import extract, fit, predict, train, tune
 from reservoir_pipelines.cli import run
+from reservoir_pipelines.training.trained import load_run
+from scipy.io import wavfile
 
 from reservoir import InputError
-from tests.reservoir.models import WORDS, save_with_tokenizer
+from tests.reservoir.models import WORDS, save_with_extractor, save_with_tokenizer
 
 
 def write(path: Path, rows: int, *, labelled: bool = True, more: str = "") -> Path:
@@ -29,7 +31,8 @@ def test_a_file_and_a_folder_are_enough(cache: Path, tmp_path: Path, capfd: pyte
     spec = done.store.entry.spec
     assert spec.input["kind"] == "native" and {"tokenizer", "embeddings"} < set(spec.input)
     assert done.columns[:2] == ("embed/cls", "embed/mean") and done.columns[-1] == "final/mean"
-    assert "read by the model's own tokenizer, of 14 tokens" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "read by the model's own tokenizer, of 14 tokens" in said and "symbols" not in said
     drawn = extract(str(file), backbone=str(folder), input="gaussian", layers="embed", pool="mean")
     assert drawn.store.entry.spec.input["kind"] == "gaussian" and drawn.entry != done.entry
     fit(done, columns="embed/mean+final/cls", out=tmp_path / "readout")
@@ -48,6 +51,20 @@ def test_a_search_begins_with_the_own_way_in(cache: Path, tmp_path: Path):
     folder = save_with_tokenizer("bert", tmp_path / "bert")
     found = tune(str(write(tmp_path / "pets.jsonl", 60)), backbone=str(folder), trials=1)
     assert found.trials[0].number == 0 and "--layers all --pool cls,mean" in found.commands[0]
+
+
+def test_sounds_are_trained_on_and_searched_as_the_model_hears_them(cache: Path, tmp_path: Path):
+    folder = save_with_extractor("wav2vec2", tmp_path / "model")
+    draw = np.random.default_rng(0)
+    for row in range(30):
+        path = tmp_path / "sounds" / ["low", "high"][row % 2] / f"{row}.wav"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        wavfile.write(path, 16_000, draw.normal(0, 1000, 1600).astype(np.int16))
+    sounds = str(tmp_path / "sounds")
+    done = train(sounds, backbone=str(folder), steps=1, batch=2)
+    assert load_run(done.path, "cpu").reader
+    found = tune(sounds, backbone=str(folder), trials=1)
+    assert "--waveform --layers all --pool mean,std" in found.commands[0]
 
 
 def test_letters_without_words_stay_symbols(cache: Path, tmp_path: Path):

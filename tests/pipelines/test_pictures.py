@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from reservoir_pipelines import extract, fit, predict, prepare
 
+from reservoir.tasks.own.decode import decoded
 from tests.reservoir.models import save_with_processor
 
 COLOURS = {"blue": (20, 40, 200), "red": (200, 40, 20)}
@@ -47,6 +48,22 @@ def test_a_folder_by_class_is_enough(cache: Path, tmp_path: Path, call):
     assert [row["label"] for row in rows] == ["blue", "blue", "red", "red"] and "p_blue" in rows[0]
     (one,) = predict(tmp_path / "readout", new / "red" / "00.png")
     assert (one.label, one.id, one.truth) == ("red", "00.png", None)
+
+
+def test_a_photo_is_turned_and_what_is_transparent_is_white(tmp_path: Path):
+    upright = np.zeros((6, 4, 3), np.uint8)
+    upright[:3] = 255
+    turned = Image.fromarray(upright).transpose(Image.Transpose.ROTATE_90)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be shown turned by 90 degrees clockwise
+    turned.save(tmp_path / "photo.png", exif=exif)
+    assert (np.asarray(decoded(tmp_path / "photo.png")) == upright).all()
+    Image.fromarray(np.array([[[9, 9, 9, 0], [9, 9, 9, 255]]], np.uint8)).save(tmp_path / "clear.png")
+    assert np.asarray(decoded(tmp_path / "clear.png")).tolist() == [[[255] * 3, [9] * 3]]
+    palette = Image.fromarray(np.array([[0, 1]], np.uint8), "P")
+    palette.putpalette([7, 7, 7, 8, 8, 8])
+    palette.save(tmp_path / "clear.gif", transparency=0)
+    assert np.asarray(decoded(tmp_path / "clear.gif")).tolist() == [[[255] * 3, [8] * 3]]
 
 
 def test_pictures_pass_a_vision_model_as_in_a_script(cache: Path, tmp_path: Path, call):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import typer
-from reservoir_pipelines.attention import attention
+from reservoir_pipelines.attention_maps import attention
 from reservoir_pipelines.commands.train_commands import register
 from reservoir_pipelines.export import export
 from reservoir_pipelines.prediction import predict

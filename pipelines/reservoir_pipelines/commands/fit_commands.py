@@ -114,7 +114,6 @@ def explain(
 ) -> None:
     """Draw what each position adds to a label's score."""
     from reservoir_pipelines.explanation import explain as stage
-    from reservoir_pipelines.output import print_json, print_table
 
     done = stage(readout, file, **given)
     if json:
@@ -124,10 +123,14 @@ def explain(
         (number, row.label, f"{row.score:+.2f}", *(place(values) for values in (row.added, row.occluded)))
         for number, row in enumerate(done.rows)
     ]
+    if not any(any(row.added) for row in done.rows):
+        say("what this readout reads is no sum over positions (quantiles, extremes): only hiding tells where it looks")
     print_table(("row", "label", "score", "most is added at", "falls most if hidden"), lines, f"plot {done.plot}")
 
 
 def place(values: list[float]) -> str:
-    """Return the position of the largest value, with the value."""
+    """Return the position of the largest value, with the value; none where all are 0: what is read is no sum."""
+    if not any(values):
+        return "-"
     at = max(range(len(values)), key=values.__getitem__)
     return f"{at} ({values[at]:+.2g})"

@@ -100,7 +100,7 @@ def attention(
     json: bool,
 ) -> None:
     """Draw which tokens attend to which in one block."""
-    from reservoir_pipelines.attention import attention as stage
+    from reservoir_pipelines.attention_maps import attention as stage
 
     done = stage(task, **given)
     if json:

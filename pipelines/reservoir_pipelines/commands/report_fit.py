@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from reservoir_pipelines.output import percent, print_json, print_table, score_text
@@ -37,6 +38,7 @@ def show(done: Fit, *, json: bool) -> None:
             ("tried", f"{len(done.table):,} readouts in {done.seconds:.1f} s, all in {done.results}"),
             ("plot", done.plot),
             ("readout", done.saved),
+            ("new data", f"reservoir predict {quote(str(done.saved.parent))} NEW"),
         ],
     )
 

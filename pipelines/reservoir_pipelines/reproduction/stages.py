@@ -12,7 +12,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import FitOptions, TrainOptions
-from reservoir_pipelines.attention import Attention, attention
+from reservoir_pipelines.attention_maps import Attention, attention
 from reservoir_pipelines.card import card
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.fitting.fit import fit

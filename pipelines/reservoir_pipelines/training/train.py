@@ -13,12 +13,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from reservoir.defaults import is_native
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
 from reservoir.options import RECIPE, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions, TrainOptions
 from reservoir.readouts import metric_name
 from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks import Task, task_named
+from reservoir.tasks.own.sounds import holds_samples
 from reservoir.training.dropout import set_dropout
 from reservoir.training.groups import count, frozen_digest, parse_groups, trained_layer
 from reservoir.training.processes import Processes, processes
@@ -28,7 +30,7 @@ from reservoir.training.steps import FPTSteps, default_rate
 from reservoir.training.target_scale import TargetScale
 from reservoir.training.trainer import DivergedError, State
 from reservoir.training.upper import UpperPart
-from reservoir_pipelines.extraction.extract import extract
+from reservoir_pipelines.extraction.extract import extract, heard
 from reservoir_pipelines.extraction.plan import check_windows, draw_rows, make_spec
 from reservoir_pipelines.fitting.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir_pipelines.output import say
@@ -74,7 +76,7 @@ def train(
     >>> train("bit-xor", depth=1, steps=2, eval_every=2).steps
     2
     """
-    one = partial(_train_one, task, reservoir, source, place)
+    one = partial(_train_one, task, reservoir, heard(task, reservoir, source), place)
     return sweep(one, options) if options.sweep else one(options)
 
 
@@ -96,6 +98,8 @@ def _train_one(
     with processes() as ranks, torch.random.fork_rng(), ExitStack() as held:
         with ranks.first_alone():
             prepared = prepare(task, as_group(source, TaskOptions), cache=place.cache)
+        if reservoir.input is None and holds_samples(prepared.task) and is_native(prepared.task, settings):
+            settings = replace(settings, input="native")  # thousands of samples are no tokens of their own
         for note in prepared.notes() if ranks.first else ():
             say(note)
         output_init, device = "linear" if source.published else "orthogonal", ranks.device(place.device)

@@ -24,6 +24,7 @@ from reservoir.options import (
 from reservoir.readouts import HeldOut
 from reservoir.reservoir import load_model
 from reservoir_pipelines.extraction.entries import keep_last
+from reservoir_pipelines.extraction.extract import heard
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.raw import RAW as RAW_COLUMN
 from reservoir_pipelines.fitting.results import Fit
@@ -170,6 +171,7 @@ def tune(
 def _where(task: str, shape: ShapeOptions, source: RowOptions, place: PlaceOptions) -> Where:
     """Read the data, and the width of the default reservoir."""
     root = cache_root(place.cache)
+    source = heard(task, as_group(shape, ReservoirOptions), source)
     prepared = prepare(task, as_group(source, TaskOptions), cache=root)
     count = sum(prepared.rows.values())
     settings = choose_reservoir(as_group(shape, ReservoirOptions), prepared.task, count)

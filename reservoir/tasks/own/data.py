@@ -19,7 +19,7 @@ from reservoir.tasks.own.files import function_file, open_columns, source_files
 from reservoir.tasks.own.hub import HubTexts, is_hub
 from reservoir.tasks.own.kinds import MOST_SYMBOLS, SAMPLE, Reading, read_integers
 from reservoir.tasks.own.labels import Labels, encode_labels, split_rows
-from reservoir.tasks.own.letters import UNKNOWN, alphabet_of, shown
+from reservoir.tasks.own.letters import UNKNOWN, alphabet_of, are_words, shown
 from reservoir.tasks.own.sounds import Sounds, names_sounds
 from reservoir.tasks.own.values import as_values, clean_symbols, standardisation
 from reservoir.tasks.source import Piece, Source
@@ -118,7 +118,8 @@ class OwnData(Source):
         if alphabet:
             unknown = f"; unknown, as no training row has them: {shown(others)}" if others else ""
             letters = alphabet.removeprefix(UNKNOWN)
-            lines.append(f"x read as {len(letters)} symbols, the letters {shown(letters)}{unknown}")
+            read = "x holds texts of" if are_words(alphabet) else f"x read as {len(letters)} symbols,"
+            lines.append(f"{read} the letters {shown(letters)}{unknown}")
         elif self._reading and self._symbols:
             lines.append(f"x read as {self._vocabulary:,} symbols ({self._reading.why}; else --values)")
         elif self._reading:

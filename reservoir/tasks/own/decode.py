@@ -46,7 +46,10 @@ def stored_bytes(path: Path) -> np.ndarray:
 
 
 def decoded(stored: np.ndarray | Path, where: str = "", *, rough: bool = False) -> Image:
-    """Return the picture of a file, or of its bytes, in RGB; a ``rough`` one may have fewer pixels, but `SIDE` x 2."""
+    """Return the picture of a file, or of its bytes, upright, on white, in RGB; a ``rough`` one may have fewer pixels.
+
+    These are at least `SIDE` x 2.
+    """
     check_pillow()
     from PIL import Image
 
@@ -62,10 +65,31 @@ def decoded(stored: np.ndarray | Path, where: str = "", *, rough: bool = False) 
                     raise ValueError("its values have more than 8 bits; convert it to 8")
                 if rough:
                     image.draft("RGB", (2 * SIDE, 2 * SIDE))
-                return image.convert("RGB")
+                return _on_white(_upright(image))
     except Exception as error:  # Pillow and its codecs raise all kinds
         said = " ".join(str(error).split())[:100] or type(error).__name__
         raise InputError(f"{where}: no readable picture ({said}); repair it, or take it out") from None
+
+
+def _upright(image: Image) -> Image:
+    """Turn a photo as its camera says that it was held; what it says may be no more than odd metadata."""
+    from PIL import ImageOps
+
+    image.load()
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # of the metadata alone: the pixels are there
+        return image
+
+
+def _on_white(image: Image) -> Image:
+    """Return a picture in RGB, what is transparent white, as a page shows it."""
+    from PIL import Image
+
+    if "A" not in image.getbands() and "transparency" not in image.info:
+        return image.convert("RGB")
+    seen = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
 
 
 def as_patches(x: np.ndarray) -> np.ndarray:

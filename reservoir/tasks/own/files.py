@@ -86,6 +86,10 @@ def source_files(path: Path) -> list[Path]:
 
 def check_file(path: Path) -> None:
     """Refuse what is not there, and what is no file: reading a pipe might never end."""
+    if path.is_dir():
+        raise InputError(
+            f"{path}: no regular file, but a folder without pictures or .wav files; give the path of your data"
+        )
     if not path.is_file():
         raise InputError(f"{path}: no {'regular' if path.exists() else 'such'} file; give the path of your data")
 

@@ -59,7 +59,10 @@ class Npz:
             shape, _, dtype = read(file)
             start = file.tell()
         if dtype.hasobject:
-            raise InputError(f"{self._path}: array {name!r} holds Python objects; give numbers or strings of one shape")
+            raise InputError(
+                f"{self._path}: array {name!r} holds Python objects; give numbers or strings of one shape, "
+                "rows of unequal length filled up with 0 and an array lengths beside"
+            )
         size = math.prod(shape) * dtype.itemsize
         stored = min(member.compress_size, self._path.stat().st_size)
         check_expansion(self._path, name, max(size, member.file_size), stored)

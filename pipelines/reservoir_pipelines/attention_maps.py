@@ -65,6 +65,24 @@ def attention(
     """Draw and save the attention maps of one block over the first rows of a task's split.
 
     With ``run``, the folder of a run of `train`, the model, the task's parameters and the scaling are the run's.
+
+    Parameters
+    ----------
+    task : str
+        Name of a task, or the path of your own data.
+    **options
+        Fields of `ReservoirOptions`, `TaskOptions`, `AttentionOptions` and `PlaceOptions`.
+
+    Returns
+    -------
+    Attention
+        Its ``one`` and ``mean`` are arrays (heads, tokens, tokens).
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import attention
+    >>> attention("digits", average=20, out="maps.png").mean.shape
+    (4, 16, 16)
     """
     out, run, layer = options.out, options.run, options.layer
     if out is not None and (out.is_dir() or out.suffix == ".h5"):
