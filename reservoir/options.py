@@ -146,7 +146,7 @@ class FeatureOptions(PrecisionOptions):
 class ClusterOptions(Options):
     """Which other processes share the work."""
 
-    workers: int = option(0, "Local processes; 0 for none.")
+    workers: int = option(0, "Local processes; 0 for none.", at_least(0))
     scheduler: str | None = option(None, "A dask.distributed scheduler, tcp://host:port.")
 
 

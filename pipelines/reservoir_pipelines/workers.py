@@ -34,8 +34,6 @@ def map_pieces(
     tasks = list(arguments)
     if scheduler is not None:
         return _on_cluster(work, tasks, scheduler, done)
-    if workers < 0:
-        raise InputError(f"workers is {workers}; give 0 or the number of processes")
     if workers > 1 and len(tasks) > 1:
         return _in_processes(work, tasks, workers, done)
     return [_counted(work, task, done) for task in tasks]

@@ -140,7 +140,7 @@ def test_what_is_not_here_is_said_in_a_line(extracted, tmp_path):
     for settings, words in [
         ({"device": "nowhere"}, "nowhere"),
         ({"device": "meta"}, "cpu or cuda"),
-        ({"workers": -1}, "workers is -1"),
+        ({"workers": -1}, "--workers -1: give a whole number from 0"),
         ({"scheduler": "nonsense://x"}, "no dask scheduler"),
     ]:
         with pytest.raises(InputError, match=words):

@@ -108,8 +108,6 @@ def test_no_scheduler_is_said_in_a_line(tmp_path, monkeypatch):
     pytest.importorskip("distributed")
     with pytest.raises(InputError, match="no dask scheduler answers"):
         map_pieces(work_or_die, [(1, "")], scheduler="nonsense://x")
-    with pytest.raises(InputError, match="workers is -1"):
-        map_pieces(work_or_die, [(1, "")], workers=-1)
 
 
 def test_counts_and_warnings_are_kept(tmp_path, cache):

@@ -131,6 +131,12 @@ class OwnData(Source):
     @cached_property
     def _columns(self) -> Columns:
         columns = open_columns(self.origin, self.asked)
+        samples = isinstance(columns, Sounds) or (
+            self.asked.waveform and not columns.letters
+        )  # or values that are such
+        if not samples and (self.asked.rate or self.asked.waveform):
+            flag = "rate" if self.asked.rate else "waveform"
+            raise InputError(f"{self.origin}: --{flag} says how sounds are read, and these are none; leave it out")
         missing = [name for name in ("x", "y") if name not in columns.shapes]
         if missing:
             raise InputError(f"{self.origin}: no array {missing[0]!r} among {sorted(columns.shapes)}; give x and y")
