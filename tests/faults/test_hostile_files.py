@@ -352,5 +352,7 @@ def test_a_forked_process_reads_with_a_process_of_its_own(tmp_path, monkeypatch)
 def test_a_file_that_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "mine.npz")
     assert "no regular file" in outcome(tmp_path / "mine.npz")
+    with pytest.raises(InputError, match="a folder without pictures"):
+        task_named(str(tmp_path)).files()
     with pytest.raises(InputError, match="no regular file"):
         task_named(str(tmp_path / "mine.npz")).files()

@@ -371,6 +371,15 @@ def test_wrong_input_is_refused_in_one_line(classifier, passes, settings, shape,
     assert passes == []
 
 
+def test_texts_are_refused_with_the_way_in_and_it_works(tiny_gpt2):
+    texts = ["ACGTACGTACGT", "AACCAACC"] * 20
+    model = ReservoirClassifier(backbone=str(tiny_gpt2), vocabulary=128)
+    with pytest.raises(ValueError, match="X holds texts; give their letters as numbers"):
+        model.fit(texts, [0, 1] * 20)
+    rows = [list(text.encode()) for text in texts]
+    assert model.fit(rows, [0, 1] * 20).predict(rows[:2]).tolist() == [0, 1]
+
+
 def test_other_channels_are_refused(classifier):
     x, y = waves()
     model = classifier().fit(x, y)

@@ -49,6 +49,8 @@ class ReservoirEstimator(BaseEstimator):
     def _checked(self, x: Any, *more: Any, reset: bool, **checks: Any) -> tuple[Any, np.ndarray]:
         """Return what scikit-learn's checks leave of X (and y), and the length of each sequence."""
         lengths = None
+        if isinstance(x, list | np.ndarray) and len(x) and isinstance(x[0], str):
+            raise ValueError("X holds texts; give their letters as numbers, [list(text.encode()) for text in X]")
         if is_list(x):
             x, lengths = padded(x, None if reset else self.n_features_in_)
         found = _validate(self, x, *more, dtype="numeric", allow_nd=True, reset=reset, **checks)
