@@ -180,6 +180,27 @@ def _tables(folder: Path) -> list[Reader]:
     return [
         Reader(f".{name}", path, lambda path=path: _all_rows(str(path)), isolated=name in ("h5", "parquet"))
         for name, path in files.items()
+    ] + _folders(folder, x, y)
+
+
+def _folders(folder: Path, x: np.ndarray, y: np.ndarray) -> list[Reader]:
+    """Write a series as the archives publish them, and folders of sounds and of pictures by class."""
+    from PIL import Image
+    from scipy.io import wavfile
+
+    series = folder / "archive.ts"
+    rows = [f"{','.join(map(str, values))}:{label}" for values, label in zip(x, y, strict=True)]
+    series.write_text("\n".join(["@univariate true", "@classLabel true 0 1", "@data", *rows]) + "\n")
+    sounds, pictures = folder / "sounds", folder / "pictures"
+    for n, label in enumerate(y):
+        for kind in (sounds, pictures):
+            (kind / f"class{label}").mkdir(parents=True, exist_ok=True)
+        wavfile.write(sounds / f"class{label}" / f"{n}.wav", 8000, np.arange(800, dtype=np.int16) * (n + 1))
+        Image.fromarray(np.full((12, 12, 3), 20 * n, np.uint8)).save(pictures / f"class{label}" / f"{n}.png")
+    return [
+        Reader(".ts", series, lambda: _all_rows(str(series))),
+        Reader(".wav", sounds / "class0" / "0.wav", lambda: _all_rows(str(sounds))),
+        Reader(".png", pictures / "class0" / "0.png", lambda: _all_rows(str(pictures))),
     ]
 
 
