@@ -41,6 +41,13 @@ def test_the_label_is_named_and_columns_are_left_out(tmp_path):
     assert source.task.parameters == {"label": "ward", "drop": "noise", "columns": ["a", "b"]}
 
 
+def test_the_only_column_of_words_is_proposed_as_the_label(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("activity,t0,t1\n" + "walk,1.5,2.5\nrun,3.5,0.5\n" * 10)
+    with pytest.raises(InputError, match=r"say --label activity$"):
+        task_named(str(path)).notes()
+
+
 def test_a_column_of_names_is_no_value(tmp_path):
     text = wide({"id": [f"p{n}" for n in range(12)], "a": range(12), "y": np.arange(12) % 2})
     source = source_of(tmp_path / "t.csv", text)

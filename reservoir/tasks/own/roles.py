@@ -160,7 +160,9 @@ class Sorting:
         if not labels and self.labelled:
             bare = " (is the line of names missing?)" if any(DECIMAL.fullmatch(name) for name in self.table) else ""
             has = f"{list(self.table)[:8]}{bare}"
-            raise InputError(f"{self.path}: no column of labels among {has}; call it label, or say --label NAME")
+            words = [name for name, cells in self.table.items() if name != whole and is_text(cells)]
+            name = words[0] if len(words) == 1 else "NAME"
+            raise InputError(f"{self.path}: no column of labels among {has}; call it label, or say --label {name}")
         again = next((name for name in TIMES if name in self.table and not ids and not time), "")
         if again and self.labelled and _repeats(self.table[again]):
             raise InputError(
