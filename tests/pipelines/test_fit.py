@@ -85,6 +85,12 @@ def test_the_raw_input_is_swept_beside(extracted, fitted):
     assert fitted.raw.test_score == pytest.approx(expected, abs=1 / 300)
 
 
+def test_a_single_penalty_is_that_of_the_columns_and_not_of_the_raw_input(extracted, tmp_path):
+    whole = fit(extracted, columns="final/mean", out=tmp_path / "whole")
+    one = fit(extracted, columns="final/mean", alphas="1e5:1e5:1", out=tmp_path / "one")
+    assert (one.best.alpha, one.raw) == (1e5, whole.raw)
+
+
 def test_moments_are_kept_and_a_second_sweep_does_not_read_the_training_features(extracted, fitted, monkeypatch):
     from reservoir_cache import SplitFeatures
 

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +15,21 @@ import numpy as np
 from reservoir import InputError
 from reservoir.option_fields import typed
 from reservoir.options import DeviceOptions, FitOptions
-from reservoir.readouts import LinearReadout, NumpyArithmetic, TorchArithmetic, forward_selection, products_on
+from reservoir.readouts import (
+    LinearReadout,
+    NumpyArithmetic,
+    TorchArithmetic,
+    forward_selection,
+    parse_alphas,
+    products_on,
+)
 from reservoir.reservoir import choose_device
 from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.bundle import Bundle, alone_in
 from reservoir_pipelines.fitting.column_moments import compute_moments
 from reservoir_pipelines.fitting.curve import learning_curve, parse_sizes
-from reservoir_pipelines.fitting.engines import Engine, RidgeEngine, few_rows, make_engine
+from reservoir_pipelines.fitting.engines import RIDGE_ALPHAS, Engine, RidgeEngine, few_rows, make_engine
 from reservoir_pipelines.fitting.evaluation import Evaluation, Readout, compare, evaluate
 from reservoir_pipelines.fitting.pool import Features, Pool, choose_columns
 from reservoir_pipelines.fitting.raw import RAW
@@ -156,6 +164,8 @@ def _raw(trials: Sequence[Trial], source: Source | None, engine: Engine) -> Tria
     if source is None:
         say("raw input: the prepared data is gone, so it is left out; reservoir prepare brings it back")
         return None
+    if isinstance(engine, RidgeEngine) and len(engine.alphas) == 1:  # a penalty that suits the columns
+        return replace(engine, alphas=parse_alphas(RIDGE_ALPHAS), widens=True).run(source)
     return next((trial for trial in trials if trial.result.columns == (RAW,)), None) or engine.run(source)
 
 
