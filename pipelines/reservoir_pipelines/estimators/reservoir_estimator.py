@@ -18,7 +18,15 @@ from reservoir.reservoir import LoadedModel, choose_compute, choose_device
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir_pipelines.estimators.parameters import options_of
 from reservoir_pipelines.estimators.rowcache import ROWS, FoundRows, shared_cache, shared_model
-from reservoir_pipelines.estimators.sequences import Rows, as_rows, is_list, padded, read_vocabulary, scaling_of
+from reservoir_pipelines.estimators.sequences import (
+    Rows,
+    as_rows,
+    holds_texts,
+    is_list,
+    padded,
+    read_vocabulary,
+    scaling_of,
+)
 from reservoir_pipelines.extraction.plan import choose_columns
 from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.workspace import cache_root
@@ -49,7 +57,7 @@ class ReservoirEstimator(BaseEstimator):
     def _checked(self, x: Any, *more: Any, reset: bool, **checks: Any) -> tuple[Any, np.ndarray]:
         """Return what scikit-learn's checks leave of X (and y), and the length of each sequence."""
         lengths = None
-        if isinstance(x, list | np.ndarray) and len(x) and isinstance(x[0], str):
+        if holds_texts(x):
             raise ValueError("X holds texts; give their letters as numbers, [list(text.encode()) for text in X]")
         if is_list(x):
             x, lengths = padded(x, None if reset else self.n_features_in_)

@@ -42,6 +42,11 @@ def is_list(x: Any) -> bool:
     return isinstance(x[0], np.ndarray) or len({len(item) for item in x}) > 1
 
 
+def holds_texts(x: Any) -> bool:
+    """Whether X is a list or an array of strings."""
+    return isinstance(x, list | np.ndarray) and len(x) > 0 and isinstance(x[0], str)
+
+
 def padded(x: Sequence[Any], longest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return sequences as one array, zeros behind each one's end, and their lengths; none may exceed ``longest``."""
     items = [np.asarray(item) for item in x]
