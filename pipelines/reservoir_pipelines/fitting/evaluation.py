@@ -106,12 +106,21 @@ class Evaluation:
 
 
 def evaluate_classes(
-    y: np.ndarray, predicted: np.ndarray, classes: Sequence[str], chances: np.ndarray | None = None
+    y: np.ndarray,
+    predicted: np.ndarray,
+    classes: Sequence[str],
+    chances: np.ndarray | None = None,
+    counts: np.ndarray | None = None,
 ) -> Evaluation:
-    """Compare class numbers (rows, ...) with labels; ``chances`` (rows, ...) rank them by how likely 1 is, of two."""
+    """Compare class numbers (samples, ...) with labels; ``chances`` rank them by how likely 1 is, of two.
+
+    ``counts`` are the samples of each row; one by default.
+    """
     from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
 
     merits = (y == predicted).reshape(len(y), -1).mean(axis=1)
+    if counts is not None:
+        merits = np.add.reduceat(merits, np.cumsum(counts) - counts) / counts
     interval = accuracy_interval(merits)
     y, predicted = y.ravel(), predicted.ravel()
     confusion = confusion_matrix(y, predicted, labels=range(len(classes)))
@@ -180,7 +189,6 @@ def evaluate(readout: Readout, source: Source, classes: Sequence[str]) -> Evalua
     if not classes:
         return evaluate_values(*(np.concatenate(values) for values in zip(*parts, strict=True)))
     y, predicted, sure, *ranks = (np.concatenate(values) for values in zip(*parts, strict=True))
-    rows = len(y) // source.tokens()
-    y, predicted = (values.reshape(rows, -1).astype(int) for values in (y, predicted))
-    found = evaluate_classes(y, predicted, classes, ranks[0] if ranks else None)
+    y, predicted = y.astype(int), predicted.astype(int)
+    found = evaluate_classes(y, predicted, classes, ranks[0] if ranks else None, source.counts("test"))
     return replace(found, reliability=reliability(sure.ravel(), (y == predicted).ravel()))

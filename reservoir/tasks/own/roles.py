@@ -13,6 +13,7 @@ from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.cells import column, is_text, labels_of, numbers, ordered, pad, values
 from reservoir.tasks.own.columns import Columns, InMemory
+from reservoir.tasks.own.each import each_of, padded
 from reservoir.tasks.own.tables import Table
 from reservoir.tasks.own.texts import Texts
 
@@ -107,6 +108,11 @@ class Sorting:
         return name
 
     def _refuse(self, name: str, role: str) -> None:
+        if role == "text" and "," in name:
+            raise InputError(
+                f"{self.path}: --text {name}: one column is read; write both texts into one, with the separator of the "
+                "model between, such as ' [SEP] '"
+            )
         near = nearest(name, self.table)
         raise InputError(f"{self.path}: no column {name!r} (--{role}) among {list(self.table)[:8]}{near}")
 
@@ -139,8 +145,8 @@ class Sorting:
         rest = [name for name in self.table if name not in {*labels, *others}]
         if not rest or not all(is_text(self.table[name]) for name in rest):
             return ""
-        rest.sort(key=lambda name: sum(len(str(cell)) for cell in self.table[name]))
-        text, more = rest[-1], rest[:-1]
+        text = max(rest, key=lambda name: sum(len(str(cell)) for cell in self.table[name]))
+        more = [name for name in rest if name != text]
         if self.labelled and len(more) != (not labels):
             raise InputError(f"{self.path}: texts in the columns {rest[:8]}; say which are --text and --label")
         self.found["text"] = text
@@ -177,7 +183,8 @@ class Sorting:
                 self.arrays["groups"] = np.array(ids)
                 self.notes.append(f"rows with the same {self.found['id']!r} are kept in one split")
             self.arrays["ids"] = np.array(ids)
-        self._take(labels, groups)
+        if not (whole and len(labels) == 1 and self._take_each(labels[0], whole)):
+            self._take(labels, groups)
         if time:
             del self.table[time]
             self.notes.append(f"the column {time!r} is left out, as each row is a sequence of its own")
@@ -188,6 +195,25 @@ class Sorting:
             self._values()
         if lengths is not None:
             self.arrays["lengths"] = column(self.path, "lengths", lengths)
+
+    def _take_each(self, label: str, whole: str) -> bool:
+        """Take labels of every letter, word or value of the sequences, where they are such."""
+        if not self.labelled and "each" not in self.parameters:
+            return False
+        cells, sequences = self.table[label], self.table[whole]
+        if not (self.roles.text or is_text(sequences)):
+            sequences = [cell.split() if isinstance(cell, str) else cell for cell in sequences]
+        found = each_of(str(self.path), sequences, cells)
+        if found is None and self.labelled:
+            return False
+        if self.labelled and found:
+            self.found["each"], parts = found
+            self.arrays["y"], self.arrays["units"] = padded(self.path, label, parts)
+            self.notes.append(f"the column {label!r} labels every {self.found['each']} of {whole!r}")
+        elif found:
+            self.arrays["y"] = np.array([*found[1], None], object)[:-1]  # the None keeps lists of one length apart
+        del self.table[label]
+        return True
 
     def _take(self, labels: list[str], groups: str) -> None:
         """Take labels, split and groups out of the table."""
