@@ -28,7 +28,7 @@ def export(
 
     From a raw sequence to logits; it runs without this program.
     """
-    from reservoir_pipelines.export import export as stage
+    from reservoir_pipelines.prediction.export import export as stage
 
     done = stage(readout, to=to, **given)
     if json:

@@ -81,9 +81,9 @@ def predict(
     file has labels, it is told how well they were met.
     """
     from reservoir_pipelines.commands.report_fit import evaluation_lines
-    from reservoir_pipelines.prediction import evaluate_predictions
-    from reservoir_pipelines.prediction import predict as stage
-    from reservoir_pipelines.prediction_files import check_out, columns_of, write_predictions
+    from reservoir_pipelines.prediction.files import check_out, columns_of, write_predictions
+    from reservoir_pipelines.prediction.predict import evaluate_predictions
+    from reservoir_pipelines.prediction.predict import predict as stage
 
     if out:
         check_out(out)
@@ -113,7 +113,7 @@ def explain(
     json: bool,
 ) -> None:
     """Draw what each position adds to a label's score."""
-    from reservoir_pipelines.explanation import explain as stage
+    from reservoir_pipelines.prediction.explain import explain as stage
 
     done = stage(readout, file, **given)
     if json:

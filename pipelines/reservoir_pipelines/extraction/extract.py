@@ -23,9 +23,8 @@ from reservoir.options import (
 from reservoir.tasks import TASKS
 from reservoir.tasks.own.sounds import has_sounds
 from reservoir_pipelines.extraction.receipts import recall, remember, request_of
-from reservoir_pipelines.output import say
+from reservoir_pipelines.output import meter, say
 from reservoir_pipelines.preparation.prepare import prepare
-from reservoir_pipelines.progress import meter
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workspace import cache_root
 

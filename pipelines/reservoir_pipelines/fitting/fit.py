@@ -23,6 +23,7 @@ from reservoir.readouts import (
     parse_alphas,
     products_on,
 )
+from reservoir.readouts.evaluation import Evaluation, Readout, compare, evaluate
 from reservoir.reservoir import choose_device
 from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task
@@ -30,17 +31,15 @@ from reservoir_pipelines.fitting.bundle import Bundle, alone_in
 from reservoir_pipelines.fitting.column_moments import compute_moments
 from reservoir_pipelines.fitting.curve import learning_curve, parse_sizes
 from reservoir_pipelines.fitting.engines import RIDGE_ALPHAS, Engine, RidgeEngine, few_rows, make_engine
-from reservoir_pipelines.fitting.evaluation import Evaluation, Readout, compare, evaluate
 from reservoir_pipelines.fitting.pool import Features, Pool, choose_columns
 from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.fitting.results import Fit, Result, score_matrix, write_table
 from reservoir_pipelines.fitting.sources import Again, ColumnSource, JoinedSource, Source, groups_of
 from reservoir_pipelines.fitting.summary import write_summary
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
-from reservoir_pipelines.output import say
+from reservoir_pipelines.output import meter, say
 from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep
 from reservoir_pipelines.preparation.prepared import scaling_from_json
-from reservoir_pipelines.progress import meter
 from reservoir_pipelines.stage import stage
 
 # Greedy selection holds the moments of all candidates side by side, of order the square of their joint width.
@@ -252,7 +251,7 @@ def _finish(best: Trial, source: Source, engine: Engine, task: Task, kept: float
         model = model.calibrate(source.blocks("valid"))
     if isinstance(engine, RidgeEngine) and isinstance(model, LinearReadout) and engine.refits:
         model = engine.refit(source, model, float(best.result.alpha or 0))
-    evaluation = evaluate(model, source, class_names(task)).beside(task.floor, kept)
+    evaluation = evaluate(model, source.blocks("test"), class_names(task), source.tokens()).beside(task.floor, kept)
     return best.result.tested(evaluation), model, evaluation
 
 

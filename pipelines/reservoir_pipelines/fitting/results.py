@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir_pipelines.fitting.evaluation import Evaluation, Readout
+from reservoir.readouts.evaluation import Evaluation, Readout
 from reservoir_pipelines.workspace import replace_file
 
 FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "chosen", "test_score")

@@ -18,6 +18,7 @@ from reservoir_cache import fault_point, file_crc32, new_file, publish_json, syn
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, TaskOptions
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Split, Task, check_split, own_name, task_named
+from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.download import download
 from reservoir_pipelines.preparation.prepared import (
     INDEX,
@@ -28,7 +29,6 @@ from reservoir_pipelines.preparation.prepared import (
     scaling_to_json,
     split_order,
 )
-from reservoir_pipelines.progress import meter
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workers import map_pieces
 from reservoir_pipelines.workspace import cache_root, data_folder

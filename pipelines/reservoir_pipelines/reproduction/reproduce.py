@@ -16,9 +16,9 @@ from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
 from reservoir_pipelines.output import say
 from reservoir_pipelines.reproduction.cell import Cell
-from reservoir_pipelines.reproduction.kept import Kept
 from reservoir_pipelines.reproduction.recipe import Recipe, load_recipe, recipe_names
 from reservoir_pipelines.reproduction.table import fill
+from reservoir_pipelines.reproduction_folder import Kept
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workspace import cache_root, data_folder
 
@@ -173,7 +173,7 @@ def run_cells(
         for place, cell in enumerate(cells, 1):
             if kept.result(cell.key):
                 continue
-            with kept.lock(cell, wait=wait) as mine:
+            with kept.lock(cell.key, wait=wait) as mine:
                 fresh = kept.failed_since(cell.key, since if again else 0.0)
                 if mine and not kept.result(cell.key) and not fresh:
                     _run_one(cell, kept, places, f"{place} of {len(cells)}")
@@ -198,7 +198,8 @@ def _run_one(cell: Cell, kept: Kept, places: Mapping[str, Any], count: str) -> N
         if found := kept.result(need.key):
             folders[need.key] = found["folder"]
         else:
-            kept.fail(cell, f"it needs a {need.stage} that failed: {kept.failure(need.key) or 'it was not run'}")
+            reason = f"it needs a {need.stage} that failed: {kept.failure(need.key) or 'it was not run'}"
+            kept.fail(cell.key, {**cell.to_dict(), "reason": reason})
             return
     started, notes = time.monotonic(), io.StringIO()
     try:
@@ -211,11 +212,12 @@ def _run_one(cell: Cell, kept: Kept, places: Mapping[str, Any], count: str) -> N
         reason = f"{type(error).__name__}: {text}"
     else:
         seconds = round(time.monotonic() - started, 1)
-        kept.keep(cell, {**result, "seconds": seconds, "notes": notes.getvalue().splitlines()})
+        told = {"seconds": seconds, "notes": notes.getvalue().splitlines()}
+        kept.keep(cell.key, {**cell.to_dict(), **result, **told})
         score = result["values"].get("test_score")
         say(f"{count}: {title(cell)}: {'done' if score is None else f'{100 * score:.1f}%'} in {seconds:.0f} s")
         return
-    kept.fail(cell, reason)
+    kept.fail(cell.key, {**cell.to_dict(), "reason": reason})
     say(f"{count}: {title(cell)}: failed, {reason}")
 
 

@@ -17,10 +17,10 @@ from reservoir.tasks import encode, read_new
 from reservoir.tasks.own import letter_symbols
 from reservoir.tasks.own.decode import as_patches
 from reservoir.tasks.task import Task, Tokens
-from reservoir_pipelines.export import build
 from reservoir_pipelines.plots import COLOURS, INK, figure_of, save, style
+from reservoir_pipelines.prediction.export import build
+from reservoir_pipelines.prediction.opened import open_readout
 from reservoir_pipelines.stage import stage
-from reservoir_pipelines.training.trained import open_readout
 
 MOST_LETTERS = 120  # that can be read side by side
 

@@ -12,7 +12,7 @@ from reservoir import InputError
 from reservoir_pipelines.workspace import replace_file
 
 if TYPE_CHECKING:
-    from reservoir_pipelines.prediction import Prediction
+    from reservoir_pipelines.prediction.predict import Prediction
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 
