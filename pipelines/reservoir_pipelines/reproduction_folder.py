@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError
-from reservoir_pipelines.checked import read_checked, write_checked
+from reservoir_pipelines.files import read_checked, write_checked
 
 
 class Kept:

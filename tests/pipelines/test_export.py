@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from reservoir_pipelines import extract, fit, predict
-from reservoir_pipelines.checked import read_checked, write_checked
 from reservoir_pipelines.cli import run as command
+from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.prediction.export import build, export
 

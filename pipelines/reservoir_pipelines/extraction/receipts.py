@@ -18,7 +18,7 @@ from reservoir_cache import CacheError, Entry, verify
 
 from reservoir import backbone_names
 from reservoir.option_fields import Options
-from reservoir_pipelines.checked import read_checked, write_checked
+from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.preparation.prepared import Prepared
 
 PACKAGES = (Path(backbone_names.__file__).parent, Path(__file__).parents[1])

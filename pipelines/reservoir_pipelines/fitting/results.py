@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from reservoir.readouts.evaluation import Evaluation, Readout
-from reservoir_pipelines.workspace import replace_file
+from reservoir_pipelines.files import replace_file
 
 FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "chosen", "test_score")
 

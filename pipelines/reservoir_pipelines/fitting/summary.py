@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reservoir_pipelines.checked import read_checked, write_checked
+from reservoir_pipelines.files import read_checked, write_checked
 
 SUMMARY = "fit.json"
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.plots import COLOURS, INK, figure_of, in_unit, save, style
 from reservoir_pipelines.pretraining.outcome import Pretraining
 from reservoir_pipelines.training.training_result import Training
-from reservoir_pipelines.workspace import replace_file
 
 
 @dataclass(frozen=True, kw_only=True)
