@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.options import OwnDataOptions
 from reservoir.tasks.images.idx import read_idx
 from reservoir.tasks.own.files import SUFFIXES, open_columns
 from reservoir.tasks.own.letters import texts_of
+from reservoir.tasks.own.own_source import as_asked
 from reservoir.tasks.own.pictures import new_pictures
 from reservoir.tasks.task import Task, Tokens
 
@@ -48,8 +47,7 @@ def read_new(path: Path, task: Task) -> NewRows:
         return pictures, None, names, labels
     if path.suffix not in SUFFIXES and path.is_file():
         return read_idx(path, (28, 28)), None, None, None
-    asked = {f.name: task.parameters[f.name] for f in fields(OwnDataOptions) if f.name in task.parameters}
-    columns = open_columns(str(path), OwnDataOptions(**asked), task.parameters)
+    columns = open_columns(str(path), as_asked(task.parameters), task.parameters)
     if "x" not in columns.shapes:
         raise InputError(f"{path}: it has no array 'x'; put the sequences there")
     if not columns.shapes["x"]:
