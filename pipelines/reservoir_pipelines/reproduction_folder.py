@@ -11,6 +11,9 @@ from typing import Any
 from reservoir.errors import InputError
 from reservoir_pipelines.files import read_checked, write_checked
 
+FORMAT = 1
+"""Of what is kept; raised when any of it gets another name or meaning. What has another counts as not run."""
+
 
 class Kept:
     """What a reproduction has finished; a file of it is whole, or it is not there."""
@@ -56,16 +59,16 @@ class Kept:
 
     def keep(self, key: str, result: Mapping[str, Any]) -> None:
         """Keep what a cell came to."""
-        write_checked(self.path / "cells" / f"{key}.json", result)
+        self._write(self.path / "cells" / f"{key}.json", result)
         (self.path / "cells" / f"{key}.failed.json").unlink(missing_ok=True)
 
     def fail(self, key: str, cell: Mapping[str, Any]) -> None:
         """Keep a cell with the ``reason`` why it failed; it is tried again by the next run."""
-        write_checked(self.path / "cells" / f"{key}.failed.json", cell)
+        self._write(self.path / "cells" / f"{key}.failed.json", cell)
 
     def keep_table(self, name: str, table: Mapping[str, Any]) -> None:
         """Keep a table with its numbers."""
-        write_checked(self.path / "tables" / f"{name}.json", table)
+        self._write(self.path / "tables" / f"{name}.json", table)
 
     def tables(self) -> list[dict[str, Any]]:
         """Return the tables that are there, tables before figures."""
@@ -83,9 +86,13 @@ class Kept:
                 return
             yield True
 
+    def _write(self, path: Path, values: Mapping[str, Any]) -> None:
+        write_checked(path, {**values, "format": FORMAT})
+
     def _read(self, path: Path) -> dict[str, Any] | None:
         try:
-            return read_checked(path)
+            found = read_checked(path)
+            return found if found.get("format") == FORMAT else None
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

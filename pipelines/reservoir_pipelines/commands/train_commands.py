@@ -46,7 +46,7 @@ def train(task: Task, given: dict[str, Any], json: bool) -> None:
     if not _speaks():
         return
     if json:
-        print_json(done.to_dict())
+        print_json(done.to_dict() | {"train_score": done.train_score})
     else:
         _show_training(done)
 
