@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,17 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
         sync(path.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
+    """Write rows as CSV, floats with six digits behind the point; the file is replaced whole."""
+
+    def write(part: Path) -> None:
+        with part.open("x", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerows([f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row] for row in rows)
+
+    replace_file(path, write)
 
 
 def write_checked(path: Path, values: Mapping[str, Any]) -> None:

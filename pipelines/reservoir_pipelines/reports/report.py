@@ -13,7 +13,7 @@ from typing import Any
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, OutOptions
 from reservoir_pipelines.files import replace_file
-from reservoir_pipelines.fitting.summary import SUMMARY
+from reservoir_pipelines.fitting.results import SUMMARY
 from reservoir_pipelines.output import say
 from reservoir_pipelines.reports.markdown import as_markdown
 from reservoir_pipelines.reports.reproduced import reproduction_part

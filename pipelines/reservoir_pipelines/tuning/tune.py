@@ -121,11 +121,6 @@ def tune(
     -------
     Tuning
 
-    Raises
-    ------
-    InputError, CacheError
-        For input that cannot be used.
-
     Examples
     --------
     >>> import numpy as np

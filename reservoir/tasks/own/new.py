@@ -19,29 +19,7 @@ NewRows = tuple[np.ndarray, np.ndarray | None, list[str] | None, np.ndarray | No
 
 
 def read_new(path: Path, task: Task) -> NewRows:
-    """Return the sequences of a file, their lengths and the names of the rows, and their labels where it has them.
-
-    Parameters
-    ----------
-    path : Path
-        Any file that a task can be made from, or an idx file of images of 28x28 pixels.
-    task : Task
-        The task that the sequences are for; it says which columns of a table are what.
-
-    Returns
-    -------
-    x : ndarray
-        For `reservoir.tasks.encode`: sequences or raw inputs; texts (rows,).
-    lengths : ndarray of int, (rows,), or None
-    ids : list of str, or None
-    y : ndarray, (rows, ...), or None
-        Labels as they are there; None for a row of a table that has none.
-
-    Raises
-    ------
-    InputError
-        If the file is not there, not readable, or has no sequences of the form of the task.
-    """
+    """Return the sequences of a file, their lengths and the names of the rows, and their labels where it has them."""
     if task.pictures:
         pictures, names, labels = new_pictures(path, task)
         return pictures, None, names, labels
