@@ -31,7 +31,8 @@ from reservoir.training.steps import FPTSteps, default_rate
 from reservoir.training.target_scale import TargetScale
 from reservoir.training.trainer import DivergedError, State
 from reservoir.training.upper import UpperPart
-from reservoir_pipelines.extraction.extract import extract, heard
+from reservoir_pipelines.extraction.call import heard
+from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.extraction.plan import check_windows, draw_rows, make_spec
 from reservoir_pipelines.output import say
 from reservoir_pipelines.plots import plot_confusion
