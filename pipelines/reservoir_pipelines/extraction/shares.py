@@ -15,7 +15,7 @@ from reservoir.reservoir import full_name
 from reservoir_pipelines.extraction.call import Call
 from reservoir_pipelines.extraction.compute import missing_blocks
 from reservoir_pipelines.extraction.run import Run, plan_run
-from reservoir_pipelines.output import hushed
+from reservoir_pipelines.output import hushed, say
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.workers import map_pieces
 
@@ -62,7 +62,8 @@ def share_blocks(run: Run, entry: Entry, call: Call, cluster: ClusterOptions, ad
         (share, entry.path.resolve(), run.columns, todo[first : first + size]) for first in range(0, len(todo), size)
     ]
     try:
-        return sum(map_pieces(work, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=advance))
+        where = {"workers": cluster.workers, "scheduler": cluster.scheduler, "say": say}
+        return sum(map_pieces(work, tasks, **where, done=advance))
     finally:
         del _runs[entry.key]
 

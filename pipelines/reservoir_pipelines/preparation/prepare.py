@@ -18,7 +18,7 @@ from reservoir_cache import fault_point, file_crc32, new_file, publish_json, syn
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, TaskOptions
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Split, Task, check_split, own_name, task_named
-from reservoir_pipelines.output import meter
+from reservoir_pipelines.output import meter, say
 from reservoir_pipelines.preparation.download import download
 from reservoir_pipelines.preparation.prepared import (
     INDEX,
@@ -102,9 +102,8 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
     try:
         tasks = [(source, piece, number, folder) for number, piece in enumerate(source.pieces())]
         with meter("prepare", len(tasks), "pieces") as bar:
-            written = map_pieces(
-                write_piece, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=lambda _: bar.advance(1)
-            )
+            where = {"workers": cluster.workers, "scheduler": cluster.scheduler, "say": say}
+            written = map_pieces(write_piece, tasks, **where, done=lambda _: bar.advance(1))
         _write_index(source, origin, folder, written)
         fault_point("gathered")
         try:
