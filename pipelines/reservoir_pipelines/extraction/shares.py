@@ -62,8 +62,8 @@ def share_blocks(run: Run, entry: Entry, call: Call, cluster: ClusterOptions, ad
         (share, entry.path.resolve(), run.columns, todo[first : first + size]) for first in range(0, len(todo), size)
     ]
     try:
-        where = {"workers": cluster.workers, "scheduler": cluster.scheduler, "say": say}
-        return sum(map_pieces(work, tasks, **where, done=advance))
+        done = map_pieces(work, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=advance, say=say)
+        return sum(done)
     finally:
         del _runs[entry.key]
 

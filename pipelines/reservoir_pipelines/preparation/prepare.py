@@ -102,8 +102,14 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
     try:
         tasks = [(source, piece, number, folder) for number, piece in enumerate(source.pieces())]
         with meter("prepare", len(tasks), "pieces") as bar:
-            where = {"workers": cluster.workers, "scheduler": cluster.scheduler, "say": say}
-            written = map_pieces(write_piece, tasks, **where, done=lambda _: bar.advance(1))
+            written = map_pieces(
+                write_piece,
+                tasks,
+                workers=cluster.workers,
+                scheduler=cluster.scheduler,
+                done=lambda _: bar.advance(1),
+                say=say,
+            )
         _write_index(source, origin, folder, written)
         fault_point("gathered")
         try:
