@@ -10,6 +10,7 @@ import time
 import pytest
 from reservoir_pipelines.checked import read_checked, write_checked
 from reservoir_pipelines.reproduction import reproduce as module
+from reservoir_pipelines.reproduction.cell import Cell
 from reservoir_pipelines.reproduction.kept import Kept
 from reservoir_pipelines.reproduction.reproduce import reproduce
 
@@ -254,3 +255,26 @@ def test_the_command_of_a_cell_gives_its_number(cache, tmp_path, call, monkeypat
         checked += 1
     assert checked == 11
     assert names == KEPT, "the page reads these: with other names, raise FORMAT in kept.py and change them here"
+
+
+def test_cells_are_tasks_of_a_cluster(cache, tmp_path, runs, monkeypatch):
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.delenv("RESERVOIR_DATA", raising=False)
+    mine = recipe(tmp_path, ROWS.replace("]\n", '    { name = "b", cell = "output", task = "mnist" },\n]\n', 1)[1:])
+    settings = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
+    with distributed.LocalCluster(protocol="tcp://", **settings) as cluster:
+        done = reproduce([mine], scheduler=cluster.scheduler_address)
+    assert (done.ran, len(done.failed), len(runs)) == (2, 1, 3)
+    cells, kept, places = module.plan([mine])
+    told = [module.run_there(cell, kept, places) for cell in cells]  # of what is finished it only tells
+    assert sum("% in" in line for line in told) == 2
+    assert sum("failed, task 'mnist' needs its files" in line for line in told) == 1
+
+
+def test_a_cluster_is_given_first_what_others_need(tmp_path, monkeypatch):
+    made = Cell("pretrain", None, {"corpus": "uniform"})
+    trained = [Cell("train", "bit-xor", {"backbone": made, "seed": seed}) for seed in range(2)]
+    sent = []
+    monkeypatch.setattr(module, "map_pieces", lambda work, tasks, **_: sent.append([cell for cell, *_ in tasks]))
+    module._run_on_cluster([*trained, made], Kept(tmp_path), {}, "tcp://somewhere:1")
+    assert sent == [[made], trained]
