@@ -211,6 +211,7 @@ rows = [
     { name = "maps", cell = "attention", measure = "diagonals" },
     { name = "card", cell = "card", measure = "parameters" },
     { name = "bit", cell = "bit", settings = { depth = 1 } },
+    { name = "made", cell = "bit-pretraining" },
     { name = "swept", cell = "fpt", settings = { sweep = { learning_rate = [1e-3, 1e-2] } } },
 ]
 """
@@ -222,6 +223,7 @@ KEPT = {
     "train": "best_step converged_step cost diverged_step groups losses metric passes steps swept test_score "
     "train_score train_seconds trained valid_score validations",
     "attention": "diagonals layer lines map passes rows",
+    "pretrain": "cost steps test_bits test_score train_seconds",
     "backbone": "bias_deviation blocks deviations heads parameters weight_deviation width",
 }
 
@@ -248,9 +250,11 @@ def test_the_command_of_a_cell_gives_its_number(cache, tmp_path, call, monkeypat
                 assert found[name] == values[name], row
         elif result["stage"] == "attention":
             assert found["diagonal_strength"] == values["diagonals"]
+        elif result["stage"] == "pretrain":
+            assert found["test_accuracy"] == values["test_score"]
         else:
             assert found["whole"] == values["parameters"]
             assert found["weight_deviation"] == values["weight_deviation"]
         checked += 1
-    assert checked == 11
+    assert checked == 12
     assert names == KEPT, "the page reads these: with other names, raise FORMAT in kept.py and change them here"
