@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from reservoir_pipelines import report
 from reservoir_pipelines.checked import read_checked, write_checked
 from reservoir_pipelines.reproduction import reproduce as module
 from reservoir_pipelines.reproduction.kept import Kept
@@ -257,4 +258,10 @@ def test_the_command_of_a_cell_gives_its_number(cache, tmp_path, call, monkeypat
             assert found["weight_deviation"] == values["weight_deviation"]
         checked += 1
     assert checked == 12
+    bit = [line for line in TEN.splitlines() if "made" not in line and ("{" not in line or '"bit"' in line)]
+    (tmp_path / "ten.toml").write_text(small + "\n".join(bit))
+    assert reproduce([str(tmp_path / "ten.toml")], out=done.folder).ran == 0
+    page = report([done.folder]).page.read_text()
+    assert "<code>reservoir pretrain bit-memory" in page  # what a cell needs has its command on the page too
+    assert "train bit-xor backbone of bit-memory" in page
     assert names == KEPT, "the page reads these: with other names, raise FORMAT in kept.py and change them here"
