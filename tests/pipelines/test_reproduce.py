@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from reservoir_pipelines import report
 from reservoir_pipelines.checked import read_checked, write_checked
 from reservoir_pipelines.reproduction import reproduce as module
 from reservoir_pipelines.reproduction.cell import Cell
@@ -212,6 +213,7 @@ rows = [
     { name = "maps", cell = "attention", measure = "diagonals" },
     { name = "card", cell = "card", measure = "parameters" },
     { name = "bit", cell = "bit", settings = { depth = 1 } },
+    { name = "made", cell = "bit-pretraining" },
     { name = "swept", cell = "fpt", settings = { sweep = { learning_rate = [1e-3, 1e-2] } } },
 ]
 """
@@ -223,6 +225,7 @@ KEPT = {
     "train": "best_step converged_step cost diverged_step groups losses metric passes steps swept test_score "
     "train_score train_seconds trained valid_score validations",
     "attention": "diagonals layer lines map passes rows",
+    "pretrain": "cost steps test_bits test_score train_seconds",
     "backbone": "bias_deviation blocks deviations heads parameters weight_deviation width",
 }
 
@@ -249,11 +252,19 @@ def test_the_command_of_a_cell_gives_its_number(cache, tmp_path, call, monkeypat
                 assert found[name] == values[name], row
         elif result["stage"] == "attention":
             assert found["diagonal_strength"] == values["diagonals"]
+        elif result["stage"] == "pretrain":
+            assert found["test_accuracy"] == values["test_score"]
         else:
             assert found["whole"] == values["parameters"]
             assert found["weight_deviation"] == values["weight_deviation"]
         checked += 1
-    assert checked == 11
+    assert checked == 12
+    bit = [line for line in TEN.splitlines() if "made" not in line and ("{" not in line or '"bit"' in line)]
+    (tmp_path / "ten.toml").write_text(small + "\n".join(bit))
+    assert reproduce([str(tmp_path / "ten.toml")], out=done.folder).ran == 0
+    page = report([done.folder]).page.read_text()
+    assert "<code>reservoir pretrain bit-memory" in page  # what a cell needs has its command on the page too
+    assert "train bit-xor backbone of bit-memory" in page
     assert names == KEPT, "the page reads these: with other names, raise FORMAT in kept.py and change them here"
 
 

@@ -22,6 +22,9 @@ STAGES: dict[str, tuple[type[Options], ...]] = {
 }
 """The options of a cell by its stage; ``fit`` extracts what it needs first."""
 
+CELL = "cell:"
+"""Stands before the name of a cell in a recipe, and before its key in what is kept."""
+
 PLACES = ("cache", "device", "data")
 """Options of a whole reproduction, which change no number."""
 
@@ -61,7 +64,7 @@ class Cell:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what names the cell, other cells by their key."""
-        named = {n: f"cell:{v.key}" if isinstance(v, Cell) else v for n, v in self.settings.items()}
+        named = {n: f"{CELL}{v.key}" if isinstance(v, Cell) else v for n, v in self.settings.items()}
         return {"stage": self.stage, "task": self.task, "settings": named}
 
     def resolved(self, folders: Mapping[str, str]) -> dict[str, Any]:

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError
-from reservoir_pipelines.reproduction.cell import ALL_OPTIONS, OPTIONS, Cell
+from reservoir_pipelines.reproduction.cell import ALL_OPTIONS, CELL, OPTIONS, Cell
 from reservoir_pipelines.reproduction.measures import MEASURES
 
 SCALES = ("smoke", "hour", "paper")
-CELL = "cell:"
 KEYS = {
     "recipe": {"title", "note", "measure", "columns", "rows", "settings", "cell", "drawn", "claims", "task", *SCALES},
     "row": {
