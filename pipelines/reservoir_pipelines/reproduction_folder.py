@@ -11,6 +11,9 @@ from typing import Any
 from reservoir.errors import InputError
 from reservoir_pipelines.files import read_checked, write_checked
 
+CELL = "cell:"
+"""Stands before the name of a cell in a recipe, and before its key in what is kept."""
+
 FORMAT = 1
 """Of what is kept; raised when any of it gets another name or meaning. What has another counts as not run."""
 

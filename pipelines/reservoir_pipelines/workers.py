@@ -102,7 +102,7 @@ def _on_cluster(
     say: Callable[[str], None],
 ) -> list[Any]:
     try:
-        from distributed import CancelledError, Client, as_completed
+        from distributed import CancelledError, Client, KilledWorker, as_completed
         from distributed.comm import CommClosedError
     except ImportError:
         raise InputError("a scheduler needs a package: pip install distributed; or give --workers N") from None
@@ -123,6 +123,8 @@ def _on_cluster(
                 for future in as_completed(numbers, loop=client.loop):
                     found[numbers[future]] = result = future.result()
                     done(result)
+            except KilledWorker as error:
+                raise InputError(f"{address}: {error}; for want of memory, say: give each worker more") from None
             except (CancelledError, CommClosedError):  # what was submitted is forgotten with the connection
                 say(f"{address}: the connection broke; what was under way is asked for again")
     return [found[number] for number in range(len(tasks))]

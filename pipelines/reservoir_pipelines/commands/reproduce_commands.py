@@ -18,7 +18,7 @@ Tables = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    command(app, ReproduceOptions, (ClusterOptions, "workers"), (TaskOptions, "data"), PlaceOptions)(reproduce)
+    command(app, ReproduceOptions, ClusterOptions, (TaskOptions, "data"), PlaceOptions)(reproduce)
     command(app, OutOptions, CacheOptions)(report)
 
 
