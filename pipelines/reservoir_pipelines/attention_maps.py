@@ -15,13 +15,14 @@ from reservoir.options import AttentionOptions, OwnDataOptions, PlaceOptions, Re
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks import TASKS, own_name, task_named
 from reservoir.tasks.task import Task, Tokens
+from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.plots import attention_top, plot_attention
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.training.run import Run
 from reservoir_pipelines.training.trained import load_run
-from reservoir_pipelines.workspace import cache_root, data_folder, replace_file
+from reservoir_pipelines.workspace import cache_root, data_folder
 
 if TYPE_CHECKING:
     from reservoir.tasks.task import Scaling
@@ -52,9 +53,24 @@ class Attention:
     arrays: Path
     plot: Path
 
+    @property
+    def diagonal_strength(self) -> float | None:
+        """Mean weight that readout tokens put on the diagonals, over that on all other tokens they see."""
+        if not self.diagonals:
+            return None
+        mean = np.nan_to_num(self.mean.mean(axis=0))
+        first = len(mean) - min(back for back in self.diagonals if back)
+        query = np.arange(first, len(mean))[:, None]
+        key = np.arange(len(mean))
+        on = np.isin(query - key, list(self.diagonals))
+        seen = (query >= key) if not np.triu(mean, 1).any() else np.ones_like(on)
+        rows = mean[first:]
+        return float(rows[on].mean() / rows[seen & ~on].mean())
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, the arrays by their shape and file."""
         values = dict(vars(self)) | {"arrays": str(self.arrays), "plot": str(self.plot)}
+        values["diagonal_strength"] = self.diagonal_strength
         return values | {"one": list(self.one.shape), "mean": list(self.mean.shape)}
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.own.cells import column
+from reservoir.tasks.own.cells import column, is_text
 from reservoir.tasks.own.letters import texts_of
+from reservoir.tasks.own.tables import Table
 from reservoir.tasks.task import Task
 
 TOKEN, WORD = "token", "word"
@@ -40,6 +41,33 @@ def each_of(where: str, sequences: Sequence[Any], labels: Sequence[Any]) -> tupl
                 "one for each; mend the row"
             )
     return None
+
+
+class Taken(NamedTuple):
+    """Labels of every token or word, as arrays by name."""
+
+    kind: str
+    arrays: dict[str, np.ndarray]
+
+
+def take_each(path: Path, table: Table, label: str, whole: str, *, text: bool, known: str | None) -> Taken | None:
+    """Take the labels of every token or word of the column ``whole`` out of a table; None where they are no such.
+
+    ``known`` says what is labelled in new sequences, some of which may have no labels; in those to fit on it is None.
+    """
+    if known == "":
+        return None
+    sequences = table[whole]
+    if not (text or is_text(sequences)):
+        sequences = [cell.split() if isinstance(cell, str) else cell for cell in sequences]
+    found = each_of(str(path), sequences, table[label])
+    if found is None:
+        return None if known is None else Taken(known, {})
+    kind, parts = found
+    if known is None:
+        y, units = padded(path, label, parts)
+        return Taken(kind, {"y": y, "units": units})
+    return Taken(kind, {"y": np.array([*parts, None], object)[:-1]})  # the None keeps lists of one length apart
 
 
 def padded(path: Path, name: str, rows: Sequence[Sequence[Any] | None]) -> tuple[np.ndarray, np.ndarray]:

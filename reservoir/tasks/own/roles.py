@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,25 +10,29 @@ import numpy as np
 
 from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.own.cells import column, is_text, labels_of, numbers, ordered, pad, values
-from reservoir.tasks.own.columns import Columns, InMemory
-from reservoir.tasks.own.each import each_of, padded
+from reservoir.tasks.own.cells import check_gaps, column, is_text, labels_of, numbers, ordered, pad, values
+from reservoir.tasks.own.columns import Columns
+from reservoir.tasks.own.each import take_each
+from reservoir.tasks.own.guesses import (
+    IDS,
+    INDEX,
+    SEQUENCES,
+    TIMES,
+    are_times,
+    checksums,
+    counts_rows,
+    holds_digits,
+    holds_sequences,
+    ids_among,
+    labels_among,
+    listed,
+    refuse,
+    refuse_unlabelled,
+    single,
+    times_among,
+)
 from reservoir.tasks.own.tables import Table
 from reservoir.tasks.own.texts import Texts
-
-LABELS = ("y", "label")
-"""Names of a column of labels; with a number behind (``y0``, ``y1``) they are several outputs."""
-
-SEQUENCES = ("x", "sequence")
-"""Names of a column that holds whole sequences; without it the other columns are the values, in their order."""
-
-IDS = ("id", "series_id", "case")
-TIMES = ("time", "t", "step", "timestamp", "date")
-DECIMAL = re.compile(r"-?\d+\.\d+")
-INDEX = re.compile(r"Unnamed: \d+")
-
-FEWEST_COUNTED = 4
-"""Rows from which on a column of their numbers is no value."""
 
 MOST_NAMES = 256
 """So many columns of values are known again by their names; more are places of a series, known by their number."""
@@ -66,14 +69,14 @@ class Sorting:
             self._wide(ids, labels, groups, time, whole)
         if self.texts is not None:
             return Texts(str(self.path), self.texts, self.arrays, self.notes, self.found)
-        return InMemory(self.arrays, self.notes, self.found)
+        return Columns(self.arrays, self.notes, self.found)
 
     # ---- which column is what
 
     def _drop(self) -> None:
         for name in filter(None, map(str.strip, str(self.roles.drop or "").split(","))):
             if name not in self.table and self.labelled:
-                self._refuse(name, "drop")
+                refuse(self.path, self.table, name, "drop")
             self.table.pop(name, None)
         named = {
             self.roles.label,
@@ -84,49 +87,38 @@ class Sorting:
         }
         kept = {*named, *IDS, *self._labels()}
         for name in {next(iter(self.table), "") if self.labelled else "index", "index"} & self.table.keys() - kept:
-            if self._counts(self.table[name]):
+            if counts_rows(self.table[name]):
                 del self.table[name]
                 self.notes.append(f"the column {name!r} is left out, as it counts the rows")
         for name in [name for name in self.table if INDEX.fullmatch(name) and name not in named]:
             del self.table[name]
             self.notes.append(f"the column {name!r} is left out, as it has no name")
 
-    def _counts(self, cells: Sequence[Any]) -> bool:
-        """Return whether cells are the numbers of the rows, from 0 or 1."""
-        texts = [str(cell) for cell in cells]
-        return self.rows >= FEWEST_COUNTED and any(
-            texts == [str(row + first) for row in range(self.rows)] for first in (0, 1)
-        )
-
     def _named(self, role: str) -> str:
         """Return the column that was named for a role, if any."""
         name = getattr(self.roles, role)
         if name and name not in self.table:
             if self.labelled or role == "text":
-                self._refuse(name, role)
+                refuse(self.path, self.table, name, role)
             return ""
         return name
-
-    def _refuse(self, name: str, role: str) -> None:
-        if role == "text" and "," in name:
-            raise InputError(
-                f"{self.path}: --text {name}: one column is read; write both texts into one, with the separator of the "
-                "model between, such as ' [SEP] '"
-            )
-        near = nearest(name, self.table)
-        raise InputError(f"{self.path}: no column {name!r} (--{role}) among {list(self.table)[:8]}{near}")
 
     def _labels(self) -> list[str]:
         if named := self._named("label"):
             return [named]
-        found = [name for name in self.table if name in LABELS or (name[:1] == "y" and name[1:].isdigit())]
+        found = labels_among(self.table, self.parameters.get("columns", ()))
         if "label" in found and len(found) > 1 and self.labelled:
-            raise InputError(f"{self.path}: labels in the columns {found[:8]}; say --label NAME, and --drop the others")
+            raise InputError(
+                f"{self.path}: labels in the columns {found[:8]}; say --label NAME, and --drop those that are no values"
+            )
         return found
 
     def _ids(self) -> Sequence[Any]:
-        taken = {self.roles.group, self.roles.label, self.roles.text, self.roles.time}
-        name = self._named("id") or next((name for name in IDS if name in self.table and name not in taken), "")
+        taken = {self.roles.group, self.roles.label, self.roles.text, self.roles.time, *self._labels()}
+        free = [name for name in self.table if name not in taken]
+        name = self._named("id") or next((name for name in free if name.lower() in IDS), "")
+        if not name and self.labelled:
+            name = ids_among(self.path, {name: self.table[name] for name in free})
         if not name:
             return ()
         ids = [str(cell) for cell in self.table.pop(name)]
@@ -138,11 +130,17 @@ class Sorting:
 
     def _whole(self) -> str:
         """Return the column that holds whole sequences: the one named, x or sequence, or the only texts."""
-        whole = self._named("text") or next((name for name in SEQUENCES if name in self.table), "")
-        if whole:
+        if whole := self._named("text"):
             return whole
         labels, others = self._labels(), {"split", "lengths", "groups", self.roles.group, self.roles.time}
+        others |= {name for name in self.table if name.lower() in TIMES and are_times(self.table[name])}
         rest = [name for name in self.table if name not in {*labels, *others}]
+        known = self.parameters.get("columns", ())
+        for name in [name for name in SEQUENCES if name in self.table and name not in known]:
+            if len(rest) == 1 or not single(self.table[name]):  # else x is one value of several, as in x, y, z
+                return name
+        if self.labelled and len(rest) == 1 and holds_sequences(self.table[rest[0]]):
+            return rest[0]
         if not rest or not all(is_text(self.table[name]) for name in rest):
             return ""
         text = max(rest, key=lambda name: sum(len(str(cell)) for cell in self.table[name]))
@@ -164,17 +162,9 @@ class Sorting:
     def _wide(self, ids: Sequence[Any], labels: list[str], groups: str, time: str, whole: str) -> None:
         labels = labels or self._labels()
         if not labels and self.labelled:
-            bare = " (is the line of names missing?)" if any(DECIMAL.fullmatch(name) for name in self.table) else ""
-            has = f"{list(self.table)[:8]}{bare}"
-            words = [name for name, cells in self.table.items() if name != whole and is_text(cells)]
-            name = words[0] if len(words) == 1 else "NAME"
-            raise InputError(f"{self.path}: no column of labels among {has}; call it label, or say --label {name}")
-        again = next((name for name in TIMES if name in self.table and not ids and not time), "")
-        if again and self.labelled and _repeats(self.table[again]):
-            raise InputError(
-                f"{self.path}: the column {again!r} has the same times again and again, as in long form, and no column "
-                f"is called id; say --id NAME, or --drop {again}"
-            )
+            refuse_unlabelled(self.path, self.table, whole)
+        if not time and self.labelled and (time := times_among(self.path, self.table, known=bool(ids))):
+            self.found["time"] = time
         if ids:
             repeats = len(set(ids)) < self.rows
             if repeats and (self.roles.id or not self.labelled):
@@ -183,8 +173,8 @@ class Sorting:
                 self.arrays["groups"] = np.array(ids)
                 self.notes.append(f"rows with the same {self.found['id']!r} are kept in one split")
             self.arrays["ids"] = np.array(ids)
-        if not (whole and len(labels) == 1 and self._take_each(labels[0], whole)):
-            self._take(labels, groups)
+        each = whole and len(labels) == 1 and self._take_each(labels[0], whole)
+        self._take([] if each else labels, groups)
         if time:
             del self.table[time]
             self.notes.append(f"the column {time!r} is left out, as each row is a sequence of its own")
@@ -198,21 +188,15 @@ class Sorting:
 
     def _take_each(self, label: str, whole: str) -> bool:
         """Take labels of every letter, word or value of the sequences, where they are such."""
-        if not self.labelled and "each" not in self.parameters:
+        known = None if self.labelled else self.parameters.get("each", "")
+        taken = take_each(self.path, self.table, label, whole, text=bool(self.roles.text), known=known)
+        if taken is None:
             return False
-        cells, sequences = self.table[label], self.table[whole]
-        if not (self.roles.text or is_text(sequences)):
-            sequences = [cell.split() if isinstance(cell, str) else cell for cell in sequences]
-        found = each_of(str(self.path), sequences, cells)
-        if found is None and self.labelled:
-            return False
-        if self.labelled and found:
-            self.found["each"], parts = found
-            self.arrays["y"], self.arrays["units"] = padded(self.path, label, parts)
-            self.notes.append(f"the column {label!r} labels every {self.found['each']} of {whole!r}")
-        elif found:
-            self.arrays["y"] = np.array([*found[1], None], object)[:-1]  # the None keeps lists of one length apart
         del self.table[label]
+        if self.labelled:
+            self.found["each"] = taken.kind
+            self.notes.append(f"the column {label!r} labels every {taken.kind} of {whole!r}")
+        self.arrays |= taken.arrays
         return True
 
     def _take(self, labels: list[str], groups: str) -> None:
@@ -229,7 +213,10 @@ class Sorting:
         sequences = self.table.pop(whole)
         if self.table:
             self.notes.append(f"columns that are not read, beside {whole!r}: {', '.join(list(self.table)[:8])}")
-        if self.roles.text or is_text(sequences):
+        several = self.parameters.get("numbers", False) or (self.labelled and holds_sequences(sequences))
+        if several and whole not in SEQUENCES:
+            self.found |= {"text": whole, "numbers": True}
+        if not several and (self.roles.text or is_text(sequences) or holds_digits(sequences)):
             texts = ["" if cell is None else str(cell) for cell in sequences]
             self.found["text"], self.texts = whole, texts
         else:
@@ -244,27 +231,35 @@ class Sorting:
         lengths = len(names) - np.argmin(empty[:, ::-1], axis=1)
         if short := int((lengths < len(names)).sum()):
             self.notes.append(f"{short:,} rows end before the last column, at their last value")
+            self.found["early"] = True
+        if self.labelled and (shown := listed(names)):
+            self.notes.append(f"{len(names)} values per row: {shown}")
         x = np.stack([values(self.path, name, cells) for name, cells in zip(names, columns, strict=True)], axis=1)
         x[np.arange(len(names)) >= lengths[:, None]] = 0
-        self._check_gaps(x, names)
+        check_gaps(self.path, x, names, fill=self.fill)
         self.arrays["x"], self.arrays["lengths"] = x, lengths
 
     def _choose(self) -> None:
         """Keep the columns of values that the task knows, in its order; rows may end before the last of them."""
         known = self.parameters.get("columns", [])
         if not self.labelled and known:
-            end = len(known) if "long" in self.parameters else sum(1 for name in known if name in self.table)
+            early = self.parameters.get("early", False)
+            end = sum(1 for name in known if name in self.table) if early else len(known)
             for name in known[: max(end, 1)]:
                 if name not in self.table:
+                    others = [other for other in self.table if other not in known]
                     raise InputError(
                         f"{self.path}: no column {name!r}, as there was where the readout was fitted, among "
-                        f"{list(self.table)[:8]}{nearest(name, self.table)}"
+                        f"{list(self.table)[:8]}{nearest(name, others)}"
                     )
             self.table = {name: self.table[name] for name in known if name in self.table}
-        if not self.table:
+        names = list(self.table)
+        if not names:
             raise InputError(f"{self.path}: no columns of values; give one column per value of a sequence")
-        if len(self.table) <= MOST_NAMES:
-            self.found["columns"] = list(self.table)
+        order, before = checksums(names), self.parameters.get("order", [])
+        if before[1:] == order[1:] and before != order:
+            raise InputError(f"{self.path}: its columns stand in another order than where the readout was fitted")
+        self.found |= {"columns": names} if len(names) <= MOST_NAMES else {"order": order}
 
     # ---- several lines per sequence
 
@@ -274,7 +269,7 @@ class Sorting:
         if not labels and self.labelled:
             raise InputError(f"{self.path}: no column of labels among {list(self.table)[:8]}; say --label NAME")
         self._take(labels, groups)
-        time = time or next((name for name in TIMES if name in self.table), "")
+        time = time or next((name for name in self.table if name.lower() in TIMES), "")
         if time:
             self.found |= {} if self.roles.time else {"time": time}
             times = ordered(self.path, time, self.table.pop(time))
@@ -290,7 +285,7 @@ class Sorting:
         self.found["long"] = True
         self._choose()
         tokens = np.stack([values(self.path, column, cells) for column, cells in self.table.items()], axis=1)
-        self._check_gaps(tokens, list(self.table))
+        check_gaps(self.path, tokens, list(self.table), fill=self.fill)
         for array in list(self.arrays):
             self.arrays[array] = self._of_series(array, name, member, order, lengths)
         ends = np.cumsum(lengths)
@@ -318,19 +313,3 @@ class Sorting:
                 f"sequence of its own, say --group {name} or --drop {name}"
             )
         return first
-
-    def _check_gaps(self, x: np.ndarray, names: list[str]) -> None:
-        """Refuse empty cells among values (rows, columns), unless they are to be filled."""
-        gaps = np.argwhere(np.isnan(x))
-        if len(gaps) and not self.fill:
-            row, place = (int(i) for i in gaps[0])
-            raise InputError(
-                f"{self.path}, row {row}, column {names[place]!r}: an empty cell; only the end of a row may be empty, "
-                "or say --missing interpolate or mask"
-            )
-
-
-def _repeats(cells: Sequence[Any]) -> bool:
-    """Return whether times stand there several times on average: whole numbers or texts, not measured values."""
-    texts = [str(cell) for cell in cells]
-    return 2 * len(set(texts)) <= len(texts) and not any("." in text for text in texts)

@@ -15,6 +15,7 @@ from reservoir.features import forward
 from reservoir.options import DeviceOptions
 from reservoir.raw_input import raw_features
 from reservoir.readouts import samples, unsample
+from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks import encode, read_new
 from reservoir.tasks.own import letter_symbols
@@ -22,9 +23,8 @@ from reservoir.tasks.own.each import units
 from reservoir.tasks.own.letters import are_words
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.fitting.evaluation import Evaluation, evaluate_classes, evaluate_values
+from reservoir_pipelines.prediction.opened import load_part, open_readout
 from reservoir_pipelines.stage import stage
-from reservoir_pipelines.training.trained import load_part, open_readout
 
 BATCH_ROWS = 32
 BLOCK_ROWS = 256
@@ -123,12 +123,8 @@ def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Predict
         features = _features(bundle, models, x[rows], lengths[rows], here)
         wrong = ~np.isfinite(features).all(axis=1)
         if wrong.any():
-            sample = int(np.argmax(wrong))
-            row = start + (
-                sample * len(x[rows]) // len(features)
-                if here is None
-                else np.searchsorted(here.cumsum(), sample, "right")
-            )
+            shares = np.full(len(x[rows]), len(features) // len(x[rows])) if here is None else here
+            row = start + int(np.searchsorted(shares.cumsum(), np.argmax(wrong), "right"))
             raise InputError(f"{file}: the model overflows in row {row}; its values are too large: repair or remove it")
         for number, answer in enumerate(_answers(bundle, features, truths[rows], here), start):
             yield replace(answer, id=ids[number]) if ids else answer
