@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError
-from reservoir_pipelines.reproduction.cell import ALL_OPTIONS, CELL, OPTIONS, Cell
+from reservoir_pipelines.reproduction.cell import ALL_OPTIONS, OPTIONS, Cell
 from reservoir_pipelines.reproduction.measures import MEASURES
+from reservoir_pipelines.reproduction_folder import CELL
 
 SCALES = ("smoke", "hour", "paper")
 KEYS = {
