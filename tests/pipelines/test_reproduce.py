@@ -9,11 +9,11 @@ import time
 
 import pytest
 from reservoir_pipelines import report
-from reservoir_pipelines.checked import read_checked, write_checked
+from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.reproduction import reproduce as module
 from reservoir_pipelines.reproduction.cell import Cell
-from reservoir_pipelines.reproduction.kept import Kept
 from reservoir_pipelines.reproduction.reproduce import reproduce
+from reservoir_pipelines.reproduction_folder import Kept
 
 SMALL = """
 title = "a table of mine"
@@ -95,10 +95,10 @@ def test_seeds_give_a_mean_and_a_standard_error(cache, tmp_path):
 def test_what_was_killed_goes_on(cache, tmp_path, runs, monkeypatch):
     keep = Kept.keep
 
-    def killed(self, cell, result):
+    def killed(self, key, result):
         if len(runs) == 2:
             raise KeyboardInterrupt
-        keep(self, cell, result)
+        keep(self, key, result)
 
     mine = recipe(tmp_path, ROWS)
     monkeypatch.setattr(Kept, "keep", killed)
@@ -146,7 +146,7 @@ def test_a_cell_that_another_process_has_is_waited_for(cache, tmp_path, runs):
     mine = recipe(tmp_path, ROWS)
     cells, kept, places = module.plan([mine])
     kept.make()
-    with kept.lock(cells[0], wait=False) as held, kept.lock(cells[0], wait=False) as taken:
+    with kept.lock(cells[0].key, wait=False) as held, kept.lock(cells[0].key, wait=False) as taken:
         assert held
         assert not taken
     module.run_cells(cells, kept, places)

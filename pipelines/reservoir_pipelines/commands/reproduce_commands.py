@@ -134,7 +134,7 @@ def _show_plan(tables: list[str], given: dict[str, Any], *, json: bool) -> None:
 def _show(table: dict[str, Any]) -> None:
     """Print a table, the paper's numbers in brackets, and below it why numbers are missing."""
     from reservoir_pipelines.output import print_table
-    from reservoir_pipelines.reproduction.table import number_text, spot_text
+    from reservoir_pipelines.reports.reproduced import number_text, spot_text
 
     lines, reasons = [], {}
     for row in table["rows"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +11,11 @@ from sklearn.model_selection import BaseCrossValidator
 from sklearn.utils.validation import column_or_1d
 
 from reservoir.features import column_shapes
-from reservoir.readouts import LinearReadout, Targets, beside_raw, cross_sweep, deal_folds, parse_alphas
-from reservoir.readouts.estimators import fold_numbers, present
+from reservoir.readouts import DEFAULT_ALPHAS, LinearReadout, Targets, beside_raw, cross_sweep, deal_folds
+from reservoir.readouts.estimators import fold_numbers, present, sample_weights
 from reservoir_pipelines.estimators.reservoir_estimator import ReservoirEstimator
 from reservoir_pipelines.estimators.sequences import Rows
-from reservoir_pipelines.fitting.engines import AUTO_FOLDS, RIDGE_ALPHAS, repeats_of
+from reservoir_pipelines.fitting.engines import AUTO_FOLDS, repeats_of
 from reservoir_pipelines.fitting.pool import joined_columns, known_columns
 from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.fitting.trials import Trial, trial_of, widened_trial
@@ -28,6 +28,42 @@ class ReservoirPredictor(ReservoirEstimator):
     column_: str
     alphas: npt.ArrayLike | None
     cv: int | BaseCrossValidator | None
+    _checks: ClassVar[dict[str, bool]] = {}
+
+    def fit(
+        self,
+        X: npt.ArrayLike,
+        y: npt.ArrayLike,
+        sample_weight: npt.ArrayLike | None = None,
+        groups: npt.ArrayLike | None = None,
+    ) -> Self:
+        """Fit every penalty to every column and choose one.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_values) or (n_samples, n_values, n_channels), or list of arrays
+            Sequences; of unequal length as a list of arrays (n_values,) or (n_values, n_channels).
+        y : array-like of shape (n_samples,) or (n_samples, n_targets)
+            Labels of a classifier (n_samples,), targets of a regressor.
+        sample_weight : array-like of shape (n_samples,), default=None
+            A sample of weight 2 counts as two, one of weight 0 as none.
+        groups : array-like of shape (n_samples,), default=None
+            Samples of a group are held out together.
+
+        Returns
+        -------
+        self : object
+            The fitted estimator.
+        """
+        (checked, labels), lengths = self._checked(X, y, reset=True, **self._checks)
+        weights = sample_weights(sample_weight, checked)
+        coded, targets = self._coded(labels, weights)
+        self._choose(self._learn(checked, lengths, weights), coded, targets, weights, groups)
+        return self
+
+    def _coded(self, labels: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, Targets]:
+        """Return the labels (n, outputs) as they are fitted, and what they are."""
+        raise NotImplementedError
 
     def _choose(
         self,
@@ -81,7 +117,7 @@ class ReservoirPredictor(ReservoirEstimator):
         """Sweep one column, or several side by side; an end of the penalties that does best carries them on."""
         deals: dict[str, Any] = {"folds": int(block[2].max()) + 1, "repeats": block[2].shape[1], "emphasis": emphasis}
         swept = partial(cross_sweep, [block], targets, **deals)
-        given = parse_alphas(RIDGE_ALPHAS) if self.alphas is None else np.asarray(self.alphas, np.float64)
+        given = DEFAULT_ALPHAS if self.alphas is None else np.asarray(self.alphas, np.float64)
         columns = tuple(name.split("+"))
         return widened_trial(lambda alphas: trial_of("ridge", columns, swept(alphas)), given, self.alphas is None)
 

@@ -19,14 +19,13 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.readouts import LinearReadout, Targets
+from reservoir.readouts.evaluation import Readout
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task
-from reservoir_pipelines.checked import read_checked, remove_parts, write_checked
+from reservoir_pipelines.files import read_checked, remove_parts, replace_file, write_checked
 from reservoir_pipelines.fitting.estimator_files import load_estimator, save_estimator
-from reservoir_pipelines.fitting.evaluation import Readout
 from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout
-from reservoir_pipelines.workspace import replace_file
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
@@ -63,7 +62,7 @@ class Bundle:
     """A fitted readout with the maps in front of it, whose columns it reads side by side.
 
     ``scaling`` leads from stored values to what the model sees; ``lengths`` says that sequences of several lengths were
-    fitted on; ``scores`` is how it did.
+    fitted on; ``scores`` is how it did; ``origin`` is the task, or the path of the data, that it was fitted on.
     """
 
     task: Task
@@ -72,6 +71,7 @@ class Bundle:
     readout: Readout
     scores: dict[str, Any]
     lengths: bool = False
+    origin: str = ""
 
     @classmethod
     def of(cls, stores: Sequence[FeatureStore], scaling: Scaling | None, readout: Readout, result: Result) -> Bundle:
@@ -101,6 +101,7 @@ class Bundle:
             readout=readout,
             scores=result.to_dict(),
             lengths=bool(lengths.min() < lengths.max()),
+            origin=stores[0].entry.made_with.get("call", {}).get("task", ""),
         )
 
     def save(self, folder: Path) -> Path:
@@ -116,6 +117,7 @@ class Bundle:
             "format": FORMAT,
             "task": self.task.to_dict(),
             "lengths": self.lengths,
+            "origin": self.origin,
             "parts": [asdict(part) for part in self.parts],
             "scores": self.scores,
         }
@@ -185,6 +187,7 @@ class Bundle:
             readout=readout,
             scores=card["scores"],
             lengths=card["lengths"],
+            origin=card["origin"],
         )
 
 

@@ -20,6 +20,7 @@ from threadpoolctl import threadpool_limits
 from reservoir.readouts import Moments, Targets, add_folds, partial_moments, training_moments
 from reservoir.readouts.device import Arithmetic, arithmetic, products_on
 from reservoir_pipelines.fitting.sources import ColumnSource, Source, deal, numbered
+from reservoir_pipelines.output import say
 from reservoir_pipelines.workers import map_pieces
 
 RANGE_SAMPLES = 65_536
@@ -110,7 +111,7 @@ def range_moments(
         if not folds:
             return {0: training_moments(blocks, targets)}
         before = len(source.labels("train")) if split == "valid" else 0
-        first = before + source.store.entry.blocks(split)[start][0] * source.tokens()
+        first = before + int(source.counts(split)[: source.store.entry.blocks(split)[start][0]].sum())
         return partial_moments(numbered(blocks, deal(source, folds, targets.classes)[first:]), targets)
 
 
@@ -127,5 +128,5 @@ def _results(
             (column.entry.path.resolve(), column.source.column, part, column.targets, column.folds, *settings)
             for column, part in jobs[:number]
         ]
-        yield from map_pieces(range_moments, tasks, workers=workers, scheduler=scheduler)
+        yield from map_pieces(range_moments, tasks, workers=workers, scheduler=scheduler, say=say)
         jobs = jobs[number:]

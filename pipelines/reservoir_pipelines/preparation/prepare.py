@@ -18,6 +18,8 @@ from reservoir_cache import fault_point, file_crc32, new_file, publish_json, syn
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, TaskOptions
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Split, Task, check_split, own_name, task_named
+from reservoir.tasks.task import MISSING
+from reservoir_pipelines.output import meter, say
 from reservoir_pipelines.preparation.download import download
 from reservoir_pipelines.preparation.prepared import (
     INDEX,
@@ -29,7 +31,6 @@ from reservoir_pipelines.preparation.prepared import (
     split_order,
 )
 from reservoir_pipelines.preparation.source_files import contents
-from reservoir_pipelines.progress import meter
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workers import map_pieces
 from reservoir_pipelines.workspace import cache_root, data_folder
@@ -104,7 +105,12 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
         tasks = [(sent, piece, number, folder) for number, piece in enumerate(source.pieces())]
         with meter("prepare", len(tasks), "pieces") as bar:
             written = map_pieces(
-                write_piece, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=lambda _: bar.advance(1)
+                write_piece,
+                tasks,
+                workers=cluster.workers,
+                scheduler=cluster.scheduler,
+                done=lambda _: bar.advance(1),
+                say=say,
             )
         _write_index(source, origin, folder, written)
         fault_point("gathered")
@@ -146,7 +152,7 @@ def _write_rows(path: Path, split: Split) -> None:
 
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_suffix(f".{uuid.uuid4().hex}")
-    y = split.y if split.y.dtype.kind == "f" else split.y.astype(np.min_scalar_type(int(split.y.max())))
+    y = split.y if split.y.dtype.kind == "f" else split.y.astype(_smallest(split.y))
     with new_file(temporary) as file:
         arrays = {"x": split.x, "y": y, "lengths": split.lengths.astype(np.int32), "groups": split.groups}
         for name, array in arrays.items():
@@ -155,6 +161,10 @@ def _write_rows(path: Path, split: Split) -> None:
                 file.create_dataset(name, data=array, dtype=kind, track_times=False)
     sync(temporary)
     temporary.replace(path)
+
+
+def _smallest(y: np.ndarray) -> np.dtype:
+    return np.result_type(*(np.min_scalar_type(int(end)) for end in (y.min(), y.max())))
 
 
 def _write_index(
@@ -195,7 +205,7 @@ def _warnings(task: Task, splits: Mapping[str, PreparedSplit]) -> list[str]:
     known = set(np.unique(splits["train"].y).tolist())
     warnings = []
     for name in splits:
-        unseen = sorted(set(np.unique(splits[name].y).tolist()) - known)
+        unseen = sorted(set(np.unique(splits[name].y).tolist()) - known - {MISSING})
         if unseen:
             classes = ", ".join(str(task.label(c)) for c in unseen[:5]) + (", ..." if len(unseen) > 5 else "")
             warnings.append(f"classes of the split {name!r} that no row of 'train' has ({len(unseen)}): {classes}")

@@ -11,10 +11,8 @@ from markupsafe import Markup
 from reservoir.errors import InputError
 from reservoir_pipelines.output import size_text
 from reservoir_pipelines.reports.charts import bar_chart, legend, scatter
-from reservoir_pipelines.reports.views import charts_of, cost_facts, facts_of
-from reservoir_pipelines.reproduction.cell import CELL
-from reservoir_pipelines.reproduction.kept import Kept
-from reservoir_pipelines.reproduction.table import number_text, spot_text
+from reservoir_pipelines.reports.views import charts_of, cost_facts, curve_chart, facts_of
+from reservoir_pipelines.reproduction_folder import CELL, Kept
 
 SCALES = {
     "smoke": "Smoke scale: small shapes, few rows, few steps. It shows the whole path, not the paper's results.",
@@ -70,6 +68,25 @@ def reproduction_part(kept: Kept, number: int) -> dict[str, Any]:
         "tables": shown,
         "cells": [_cell(key, results, prefix) for key in results],
     }
+
+
+def number_text(value: Any, measure: str) -> str:
+    """Return a number as a person reads it: shares with a digit behind the point, counts in full."""
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    if measure.endswith("_score"):
+        return f"{value:.1f}"
+    if value == int(value) and abs(value) >= 1:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def spot_text(spot: Mapping[str, Any]) -> str:
+    """Return our number, with its standard error where there are several seeds."""
+    text = number_text(spot["mean"], spot["measure"])
+    return f"{text} ± {number_text(spot['error'], spot['measure'])}" if spot["error"] is not None else text
 
 
 def _table(table: Values, results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -135,6 +152,9 @@ def _drawn(table: Values, results: Mapping[str, Any]) -> list[Markup]:
     if table["drawn"] in ("attention", "deviations"):
         distinct = {id(result): result for result in found}.values()
         return [chart for result in distinct for chart in charts_of(result["stage"], result["values"])]
+    if table["drawn"] == "curve":
+        charts = {result["task"]: curve_chart(result["values"]) for result in found}
+        return [Markup("<div><h4>{}</h4>{}</div>").format(*named) for named in charts.items()]
     if table["drawn"] == "bars":
         ours = {row["name"]: [s["mean"] if s else None for s in row["spots"]] for row in table["rows"]}
         paper = {row["name"]: [_number(s["published"]) if s else None for s in row["spots"]] for row in table["rows"]}

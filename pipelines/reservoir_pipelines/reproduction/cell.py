@@ -12,6 +12,7 @@ from typing import Any
 
 from reservoir import options
 from reservoir.option_fields import Options, flag_of, listed
+from reservoir_pipelines.reproduction_folder import CELL
 
 STAGES: dict[str, tuple[type[Options], ...]] = {
     "fit": (options.ReservoirOptions, options.RowOptions, options.FeatureOptions, options.FitOptions),
@@ -21,9 +22,6 @@ STAGES: dict[str, tuple[type[Options], ...]] = {
     "backbone": (options.ModelOptions,),
 }
 """The options of a cell by its stage; ``fit`` extracts what it needs first."""
-
-CELL = "cell:"
-"""Stands before the name of a cell in a recipe, and before its key in what is kept."""
 
 PLACES = ("cache", "device", "data")
 """Options of a whole reproduction, which change no number."""

@@ -17,9 +17,9 @@ from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
 from reservoir_pipelines.output import hushed, say
 from reservoir_pipelines.reproduction.cell import Cell
-from reservoir_pipelines.reproduction.kept import Kept
 from reservoir_pipelines.reproduction.recipe import Recipe, load_recipe, recipe_names
 from reservoir_pipelines.reproduction.table import fill
+from reservoir_pipelines.reproduction_folder import Kept
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workers import map_pieces
 from reservoir_pipelines.workspace import cache_root, data_folder
@@ -172,7 +172,7 @@ def _run_on_cluster(cells: list[Cell], kept: Kept, places: Mapping[str, Any], sc
     while left:
         ready = [cell for cell in left.values() if not any(need.key in left for need in cell.needs)]
         tasks = [(cell, kept, places) for cell in ready]
-        map_pieces(run_there, tasks, scheduler=scheduler, done=say)
+        map_pieces(run_there, tasks, scheduler=scheduler, done=say, say=say)
         left = {key: cell for key, cell in left.items() if cell not in ready}
 
 
@@ -198,7 +198,7 @@ def run_cells(
         for place, cell in enumerate(cells, 1):
             if kept.result(cell.key):
                 continue
-            with kept.lock(cell, wait=wait) as mine:
+            with kept.lock(cell.key, wait=wait) as mine:
                 fresh = kept.failed_since(cell.key, since if again else 0.0)
                 if mine and not kept.result(cell.key) and not fresh:
                     _run_one(cell, kept, places, f"{place} of {len(cells)}")
@@ -223,7 +223,8 @@ def _run_one(cell: Cell, kept: Kept, places: Mapping[str, Any], count: str) -> N
         if found := kept.result(need.key):
             folders[need.key] = found["folder"]
         else:
-            kept.fail(cell, f"it needs a {need.stage} that failed: {kept.failure(need.key) or 'it was not run'}")
+            reason = f"it needs a {need.stage} that failed: {kept.failure(need.key) or 'it was not run'}"
+            kept.fail(cell.key, {**cell.to_dict(), "reason": reason})
             return
     started, busy, notes = time.monotonic(), time.process_time(), io.StringIO()
     try:
@@ -237,10 +238,10 @@ def _run_one(cell: Cell, kept: Kept, places: Mapping[str, Any], count: str) -> N
     else:
         seconds = round(time.monotonic() - started, 1)
         spent = {"seconds": seconds, "cpu_seconds": round(time.process_time() - busy, 1)}
-        kept.keep(cell, {**result, **spent, "notes": notes.getvalue().splitlines()})
+        kept.keep(cell.key, {**cell.to_dict(), **result, **spent, "notes": notes.getvalue().splitlines()})
         reason = ""
     if reason:
-        kept.fail(cell, reason)
+        kept.fail(cell.key, {**cell.to_dict(), "reason": reason})
     say(f"{count}: {_told(cell, kept)}")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.defaults import choose_reservoir, default_layers, default_pools
+from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
 from reservoir.options import (
     CacheOptions,
@@ -23,8 +24,8 @@ from reservoir.options import (
 )
 from reservoir.readouts import HeldOut
 from reservoir.reservoir import load_model
+from reservoir_pipelines.extraction.call import heard
 from reservoir_pipelines.extraction.entries import keep_last
-from reservoir_pipelines.extraction.extract import heard
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.raw import RAW as RAW_COLUMN
 from reservoir_pipelines.fitting.results import Fit
@@ -121,11 +122,6 @@ def tune(
     -------
     Tuning
 
-    Raises
-    ------
-    InputError, CacheError
-        For input that cannot be used.
-
     Examples
     --------
     >>> import numpy as np
@@ -173,6 +169,8 @@ def _where(task: str, shape: ShapeOptions, source: RowOptions, place: PlaceOptio
     root = cache_root(place.cache)
     source = heard(task, as_group(shape, ReservoirOptions), source)
     prepared = prepare(task, as_group(source, TaskOptions), cache=root)
+    if each := prepared.task.each:
+        raise InputError(f"{task}: every {each} has a label, which extract and fit read; tune does not")
     count = sum(prepared.rows.values())
     settings = choose_reservoir(as_group(shape, ReservoirOptions), prepared.task, count)
     model = load_model(prepared.task, settings, place.device)

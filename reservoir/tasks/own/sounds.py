@@ -10,7 +10,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.own.columns import Columns, check_padding
-from reservoir.tasks.own.labels import SPLIT_NAMES
+from reservoir.tasks.own.labels import folder_splits, is_hidden
 from reservoir.tasks.own.letters import texts_of
 from reservoir.tasks.own.tables import lines_of
 from reservoir.tasks.own.wav import BANDS, RATE, frame_count, mel_frames, read_header, read_samples
@@ -21,7 +21,7 @@ TABLES = (".csv", ".tsv", ".jsonl")
 PIECE_VALUES = 2**25
 
 
-class Sounds:
+class Sounds(Columns):
     """Sounds as ``x``, decoded stretch by stretch, beside arrays that are known already."""
 
     def __init__(self, files: Sequence[Path], arrays: Mapping[str, np.ndarray], rate: int | None, *, waveform: bool):
@@ -31,25 +31,19 @@ class Sounds:
         lengths = samples if waveform else np.array([frame_count(int(n), self._rate) for n in samples], np.int64)
         dim = 1 if waveform else BANDS
         check_padding(str(files[int(np.argmax(lengths))]), lengths, 4 * dim)
-        self._arrays = {**arrays, "lengths": lengths}
-        self._shape = (len(files), int(lengths.max()), dim)
-        self.piece_rows = max(1, PIECE_VALUES // (self._shape[1] * dim))
-        self.shapes = {"x": self._shape} | {name: array.shape for name, array in self._arrays.items()}
-        self.dtypes = {"x": np.dtype(np.float32)} | {name: array.dtype for name, array in self._arrays.items()}
-        self.letters, self.found = False, {}
+        shape = (len(files), int(lengths.max()), dim)
+        super().__init__({**arrays, "lengths": lengths}, x=(shape, np.dtype(np.float32)))
+        self.piece_rows = max(1, PIECE_VALUES // (shape[1] * dim))
         form = "as their samples" if waveform else f"as {BANDS} bands of the mel scale every 10 ms"
         rates = sorted({wav.rate for wav in self._wavs} - {self._rate})
         also = f", brought there from {', '.join(f'{rate:,}' for rate in rates[:5])} Hz" if rates else ""
         longest = samples.max() / self._rate
         self.notes = [f"{len(files):,} sounds of up to {longest:.3g} s, {form}, at {self._rate:,} Hz{also}"]
 
-    def read(self, name: str, lo: int, hi: int) -> np.ndarray:
-        """Return the rows ``lo`` to ``hi`` of an array."""
-        if name != "x":
-            return self._arrays[name][lo:hi]
-        wavs = self._wavs[lo:hi]
-        x = np.zeros((len(wavs), *self._shape[1:]), np.float32)
-        for row, wav in zip(x, wavs, strict=True):
+    def sequences(self, lo: int, hi: int) -> np.ndarray:
+        """Return the sounds of the rows ``lo`` to ``hi``."""
+        x = np.zeros((hi - lo, *self.shapes["x"][1:]), np.float32)
+        for row, wav in zip(x, self._wavs[lo:hi], strict=True):
             samples = read_samples(wav, self._rate)
             found = samples[:, None] if self._waveform else mel_frames(samples, self._rate)
             row[: len(found)] = found
@@ -59,7 +53,7 @@ class Sounds:
 def sound_files(path: Path) -> list[Path]:
     """Return the sounds of a folder and of those in it, in the order of their names; or the one that a path names."""
     found = path.rglob("*") if path.is_dir() else [path]
-    named = (file for file in found if file.suffix.lower() == SUFFIX and not file.name.startswith("."))
+    named = (file for file in found if file.suffix.lower() == SUFFIX and not is_hidden(file, path))
     return sorted(file for file in named if file.is_file())
 
 
@@ -79,9 +73,10 @@ def folder_arrays(folder: Path, files: Sequence[Path], *, labelled: bool) -> dic
         file.relative_to(folder).parts if folder != file else (file.name,) for file in files
     ]
     arrays = {"ids": np.array(["/".join(parts) for parts in inside])}
-    split = all(len(parts) == 3 and parts[0] in SPLIT_NAMES for parts in inside)
+    splits = folder_splits(folder, dict.fromkeys(parts[0] for parts in inside), labelled=labelled)
+    split = bool(splits) and all(len(parts) == 3 for parts in inside)
     if split:
-        arrays["split"] = np.array([SPLIT_NAMES[parts[0]] for parts in inside])
+        arrays["split"] = np.array([splits[parts[0]] for parts in inside])
     if split or all(len(parts) == 2 for parts in inside):
         arrays["y"] = np.array([parts[-2] for parts in inside])
     elif labelled:
