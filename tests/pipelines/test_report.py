@@ -5,7 +5,8 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from reservoir_pipelines.fitting.summary import SUMMARY, read_summary, write_summary
+from reservoir_pipelines.files import read_checked, write_checked
+from reservoir_pipelines.fitting.results import SUMMARY
 from reservoir_pipelines.reports.charts import image_uri
 from reservoir_pipelines.reports.report import report
 from reservoir_pipelines.reproduction.reproduce import reproduce
@@ -101,7 +102,7 @@ def test_a_fit_and_a_run_alone_have_a_page(cache, tmp_path):
     from reservoir_pipelines import extract, fit, train
 
     small = {"backbone": "mini:n_layer=1,n_embd=16,n_head=2"}
-    done = fit(extract("digits", limit=60, **small))
+    done = fit(extract("digits", limit=60, **small), curve="30,60")
     ran = train("bit-xor", steps=2, eval_every=1, **small)
     page = report([done.saved.parent, ran.run], out=tmp_path / "page.html").page
     text = page.read_text()
@@ -109,12 +110,13 @@ def test_a_fit_and_a_run_alone_have_a_page(cache, tmp_path):
     assert f"{100 * done.best.test_score:.1f}%" in text
     assert f"{100 * ran.test_score:.1f}%" in text
     assert "calibration error" in text
+    assert f"60 rows {100 * done.curve[-1][2]:.1f}%" in text
     for command in ("reservoir extract digits --", "reservoir fit /", "reservoir train bit-xor --"):
         assert f"<code>{command}" in text
     assert report([]).parts == 1  # of all, the fits
-    summary = read_summary(done.saved.parent)
+    summary = read_checked(done.saved.parent / SUMMARY)
     del summary["evaluation"]["reliability"]
-    write_summary(done.saved.parent, summary)
+    write_checked(done.saved.parent / SUMMARY, summary)
     with pytest.raises(InputError, match=r"another version of reservoir \('reliability'\); run"):
         report([done.saved.parent])
     (done.saved.parent / SUMMARY).write_text("{}")
@@ -140,5 +142,5 @@ def test_a_matrix_is_a_png_that_others_read():
     found = imread(io.BytesIO(base64.b64decode(image_uri(values).partition(",")[2])))
     assert found.shape == (2, 3, 4)
     assert np.allclose(found[0, 0, :3] * 255, (68, 1, 84))
-    assert np.allclose(found[0, 1, :3] * 255, (253, 231, 37))
+    assert np.allclose(found[0, 1, :3] * 255, (253, 231, 37), atol=1)
     assert found[0, 2, 3] == 0
