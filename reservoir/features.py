@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Iterator, Sequence
-from functools import cache
 
 import numpy as np
 import torch
@@ -44,7 +41,6 @@ def forward(
 
     They are a function of these rows and the batch size alone: rows of like length share a batch.
     """
-    keep_freed_memory()
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
     x, lengths, owner = to_pieces(model, scaling, x, lengths)
     out = {column: torch.zeros((len(x), *shapes[column]), device=model.device) for column in columns}
@@ -61,19 +57,6 @@ def forward(
     if owner is None:
         return found
     return {column: joined(values, parse_column(column)[1], owner, lengths) for column, values in found.items()}
-
-
-@cache
-def keep_freed_memory() -> None:
-    """Have the C library keep up to 1 GiB of freed memory for the next batch, instead of handing it to the system.
-
-    A batch takes and frees some megabytes for every product; each time new from the system, zeroed page by page, these
-    took a sixth of the time of GPT-2 small's forward pass on a CPU.
-    """
-    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):  # not in every C library
-        trim_threshold, mmap_threshold = -1, -3  # malloc.h
-        for parameter in (trim_threshold, mmap_threshold):
-            library.mallopt(parameter, 2**30)
 
 
 def to_pieces(
