@@ -11,7 +11,7 @@ from markupsafe import Markup
 from reservoir.errors import InputError
 from reservoir_pipelines.output import size_text
 from reservoir_pipelines.reports.charts import bar_chart, legend, scatter
-from reservoir_pipelines.reports.views import charts_of, cost_facts, facts_of
+from reservoir_pipelines.reports.views import charts_of, cost_facts, curve_chart, facts_of
 from reservoir_pipelines.reproduction_folder import CELL, Kept
 
 SCALES = {
@@ -152,6 +152,9 @@ def _drawn(table: Values, results: Mapping[str, Any]) -> list[Markup]:
     if table["drawn"] in ("attention", "deviations"):
         distinct = {id(result): result for result in found}.values()
         return [chart for result in distinct for chart in charts_of(result["stage"], result["values"])]
+    if table["drawn"] == "curve":
+        charts = {result["task"]: curve_chart(result["values"]) for result in found}
+        return [Markup("<div><h4>{}</h4>{}</div>").format(*named) for named in charts.items()]
     if table["drawn"] == "bars":
         ours = {row["name"]: [s["mean"] if s else None for s in row["spots"]] for row in table["rows"]}
         paper = {row["name"]: [_number(s["published"]) if s else None for s in row["spots"]] for row in table["rows"]}
