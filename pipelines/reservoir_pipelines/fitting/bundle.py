@@ -63,6 +63,7 @@ class Bundle:
     readout: Readout
     scores: dict[str, Any]  # how it did
     lengths: bool = False  # whether sequences of several lengths were fitted on
+    origin: str = ""  # the task, or the path of the data, that it was fitted on
 
     @classmethod
     def of(cls, stores: Sequence[FeatureStore], scaling: Scaling | None, readout: Readout, result: Result) -> Bundle:
@@ -92,6 +93,7 @@ class Bundle:
             readout=readout,
             scores=result.to_dict(),
             lengths=bool(lengths.min() < lengths.max()),
+            origin=stores[0].entry.made_with.get("call", {}).get("task", ""),
         )
 
     def save(self, folder: Path) -> Path:
@@ -107,6 +109,7 @@ class Bundle:
             "format": FORMAT,
             "task": self.task.to_dict(),
             "lengths": self.lengths,
+            "origin": self.origin,
             "parts": [asdict(part) for part in self.parts],
             "scores": self.scores,
         }
@@ -176,6 +179,7 @@ class Bundle:
             readout=readout,
             scores=card["scores"],
             lengths=card["lengths"],
+            origin=card["origin"],
         )
 
 

@@ -252,7 +252,9 @@ def _finish(best: Trial, source: Source, engine: Engine, task: Task, kept: float
         model = model.calibrate(source.blocks("valid"))
     if isinstance(engine, RidgeEngine) and isinstance(model, LinearReadout) and engine.refits:
         model = engine.refit(source, model, float(best.result.alpha or 0))
-    evaluation = evaluate(model, source.blocks("test"), class_names(task), source.tokens()).beside(task.floor, kept)
+    evaluation = evaluate(model, source.blocks("test"), class_names(task), source.counts("test")).beside(
+        task.floor, kept
+    )
     return best.result.tested(evaluation), model, evaluation
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.own.columns import Columns
+from reservoir.tasks.own.each import TOKEN
 from reservoir.tasks.own.encode import clean_lengths, encode_own
 from reservoir.tasks.own.files import function_file, open_columns, source_files
 from reservoir.tasks.own.hub import HubTexts, is_hub
@@ -19,7 +20,7 @@ from reservoir.tasks.own.kinds import MOST_SYMBOLS, SAMPLE, Reading, read_intege
 from reservoir.tasks.own.letters import UNKNOWN, alphabet_of, are_words, shown
 from reservoir.tasks.own.own_source import FUNCTION, OwnSource, own_name
 from reservoir.tasks.own.sounds import Sounds, names_sounds
-from reservoir.tasks.own.values import as_values, clean_symbols, standardisation
+from reservoir.tasks.own.values import Rounding, as_values, clean_symbols, standardisation
 from reservoir.tasks.source import Piece
 from reservoir.tasks.task import Scaling, Task, Tokens, Vectors
 
@@ -75,7 +76,9 @@ class OwnData(OwnSource):
             return None
         if not self.asked.standardise or self.asked.waveform:
             return Scaling.uniform(1.0, self._channels)
-        found = standardisation(self._training_values())
+        rounding = Rounding()
+        found = standardisation(self._training_values(rounding))
+        rounding.check(self.origin)
         if self.asked.missing == "mask":  # what says where a value is missing stays 0 and 1
             half = self._channels // 2
             found.offset[half:], found.scale[half:] = 0, 1
@@ -89,6 +92,8 @@ class OwnData(OwnSource):
         """Return what was decided unasked."""
         lines = [*self._columns.notes, *self._labels.notes]
         alphabet, others = self._alphabet
+        if self._units is not None and "each" not in self._columns.found:
+            lines.append("y labels every token of x, as it is as long")
         if alphabet:
             unknown = f"; unknown, as no training row has them: {shown(others)}" if others else ""
             letters = alphabet.removeprefix(UNKNOWN)
@@ -127,7 +132,8 @@ class OwnData(OwnSource):
         """Return what was asked for, and the columns that were found, as needed to read new data alike."""
         unheard = {"standardise"} if self._symbols else set()
         given = {name: value for name, value in self.asked.said.items() if name not in unheard}
-        return self._columns.found | given
+        each = {} if self._units is None else {"each": TOKEN}
+        return each | self._columns.found | given
 
     @cached_property
     def _shape(self) -> tuple[int, ...]:
@@ -162,6 +168,13 @@ class OwnData(OwnSource):
     def _channels(self) -> int:
         channels = 1 if len(self._shape) == 2 else self._shape[2]
         return 2 * channels if self.asked.missing == "mask" else channels
+
+    @cached_property
+    def _units(self) -> np.ndarray | None:  # also of arrays as long as the sequences
+        if "units" in self._columns.shapes:
+            return self._column("units")
+        y, x = self._columns.shapes["y"], self._shape
+        return self._lengths if len(y) > 1 and y[:2] == x[:2] and x[1] > 1 else None
 
     @cached_property
     def _lengths(self) -> np.ndarray:
@@ -202,12 +215,17 @@ class OwnData(OwnSource):
             return x, lengths
         if self._symbols:
             return clean_symbols(self.origin, x, lengths, self._vocabulary, piece.lo), lengths
-        x = x.reshape(*x.shape[:2], -1)
-        return as_values(self.origin, x, lengths, self.asked.missing, piece.lo), lengths
+        return self._as_values(x, lengths, piece), lengths
 
-    def _training_values(self) -> Iterator[np.ndarray]:
+    def _as_values(self, x: np.ndarray, lengths: np.ndarray, piece: Piece) -> np.ndarray:
+        return as_values(self.origin, x.reshape(*x.shape[:2], -1), lengths, self.asked.missing, piece.lo)
+
+    def _training_values(self, rounding: Rounding) -> Iterator[np.ndarray]:
         for piece in self.pieces():
-            x, lengths = self._rows(piece)
+            given, lengths = self._columns.read("x", piece.lo, piece.hi), self._lengths[piece.lo : piece.hi]
+            x = self._as_values(given, lengths, piece)
             train = self._split[piece.lo : piece.hi] == "train"
             if train.any():
-                yield x[train][np.arange(x.shape[1]) < lengths[train, None]]
+                real = np.arange(x.shape[1]) < lengths[train, None]
+                rounding.add(given.reshape(*x.shape[:2], -1)[train][real], x[train][real])
+                yield x[train][real]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, first_line
 from reservoir.tasks.isolated import Isolated, limit
 from reservoir.tasks.own.columns import check_expansion
 from reservoir.tasks.own.tables import Table, check_names
 
+TAIL = 2**16
 BATCH = 256
 """Rows that are unpacked at a time."""
 
@@ -29,6 +30,21 @@ def read_parquet(path: Path) -> Table:
     return dict(zip(names, columns, strict=True))
 
 
+def mentions(path: Path, words: Sequence[str]) -> bool:
+    """Return whether one of some words stands in the end of a file, where the extremes of its columns are."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL))
+        end = file.read().lower()
+    return any(word.encode() in end for word in words)
+
+
+def first_rows(path: Path) -> list[list[Any]]:
+    """Return the cells of the first rows, column by column."""
+    file = Isolated(__name__, path)
+    file.ask()
+    return file.ask(more=True) or []
+
+
 def answer(path: Path, request: dict[str, Any]) -> Any:
     """Return the names of the columns, or the next rows of all: called in the process that may die of it."""
     if request:
@@ -40,7 +56,7 @@ def answer(path: Path, request: dict[str, Any]) -> Any:
     try:
         file = pyarrow.parquet.ParquetFile(path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{path}: no readable Parquet file ({str(error).splitlines()[0]})") from None
+        raise InputError(f"{path}: no readable Parquet file ({first_line(error)})") from None
     groups = [file.metadata.row_group(place) for place in range(file.metadata.num_row_groups)]
     values = sum(group.column(place).num_values for group in groups for place in range(group.num_columns))
     check_expansion(path, "all columns", 8 * values, path.stat().st_size)
