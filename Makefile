@@ -20,10 +20,15 @@ docs: $(DEVELOPS)  ## the site, in docs/build/html; needs no network, and fails 
 faults: $(DEVELOPS)  ## the long campaign: kills, flipped bits, bad disks, fuzzed inputs, long work; hours on two busy cores
 	$(BIN)/python -m benchmarks.faults --out benchmarks/FAULTS.md
 
-bench: $(DEVELOPS)  ## start-up, the store, and extract beside its peers, in some minutes
+bench: $(DEVELOPS)  ## start-up, store, extract, readouts, workers and plan beside peers and floors, in some minutes
 	$(BIN)/python benchmarks/startup.py --repeats 3
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/extract.py --tokens 64,256 --work 4096
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/hotspots.py --tokens 64,512 --work 1024
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/readouts.py --rows 4000 --width 128 --columns 2 --penalties 10 --logistic-rows 2000
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/targets.py --pairs 1
+	$(BIN)/python benchmarks/scale.py --rows 600 --backbone mini --workers 2 --pairs 1
+	$(BIN)/python benchmarks/plan.py --case 0
 
 results: $(DEVELOPS)  ## every accuracy of benchmarks/RESULTS.md that has a command, made again (hours): DATA=DIR
 	$(BIN)/python benchmarks/results.py --write --long --data $(DATA)
