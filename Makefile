@@ -25,11 +25,13 @@ bench: $(DEVELOPS)  ## start-up, the store, and extract beside its peers, in som
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/extract.py --tokens 64,256 --work 4096
 
-results: $(DEVELOPS)  ## every accuracy of benchmarks/RESULTS.md that has a command, made again (hours): DATA=DIR
-	$(BIN)/python benchmarks/results.py --write --long --data $(DATA)
+PLACES = $(foreach name,DATA TEXT VIT ANTIBERTY PEER,$(if $($(name)),$(name)=$($(name))))
 
-results-check: $(DEVELOPS)  ## the cheap half of them, compared with what is written: DATA=DIR
-	$(BIN)/python benchmarks/results.py --check $(if $(DATA),--data $(DATA))
+results: $(DEVELOPS)  ## every table of benchmarks/RESULTS.md, made again (says what it costs): DATA=DIR, TEXT= VIT= ANTIBERTY= PEER=
+	$(BIN)/python benchmarks/results.py --write $(PLACES)
+
+results-check: $(DEVELOPS)  ## the cheap ones of them, compared with what is written: DATA=DIR, and the same
+	$(BIN)/python benchmarks/results.py --check $(PLACES)
 
 lint: $(DEVELOPS)  ## style and types
 	$(BIN)/ruff check
