@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from reservoir_pipelines.extraction.plan import BATCH_TOKENS, BLOCK_ROWS
 
-from reservoir.features import batches
+from reservoir.features import padded_lengths, token_batches
 from reservoir.tasks import task_named
 
 
@@ -37,12 +37,17 @@ def show(name: str, most: int, lengths: np.ndarray, device: str) -> None:
     """Print the row of a task and a kind of device."""
     batch, block = max(1, BATCH_TOKENS[device] // most), BLOCK_ROWS[device]
     blocks = [lengths[low : low + block] for low in range(0, len(lengths), block)]
-    ours = sum(len(rows) * part[rows].max() for part in blocks for rows in batches(part, batch))
+    padded = [padded_lengths(part) for part in blocks]
+    ours = sum(
+        len(rows) * longest[rows[-1]]
+        for part, longest in zip(blocks, padded, strict=True)
+        for rows in token_batches(part, longest, batch * most)
+    )
     plain = [lengths[low : low + batch] for low in range(0, len(lengths), batch)]
     unsorted, whole = sum(len(rows) * rows.max() for rows in plain), len(lengths) * most
     print(
-        f"{name:10} {len(lengths):6,} rows of {lengths.mean():.0f} tokens, {device:4} batches of {batch:3} among "
-        f"{block:4,}: {100 * (1 - lengths.sum() / ours):4.1f}% padding, "
+        f"{name:10} {len(lengths):6,} rows of {lengths.mean():.0f} tokens, {device:4} batches of {batch * most:6,} "
+        f"tokens among {block:4,}: {100 * (1 - lengths.sum() / ours):4.1f}% padding, "
         f"{unsorted / ours:.2f} and {whole / ours:.2f} times fewer tokens"
     )
 

@@ -64,15 +64,14 @@ def stage(name: str, arguments: dict[str, Any]) -> dict[str, float]:
 
     from reservoir import features
 
-    counts, batches = np.zeros(2), features.batches
-    step = features.LENGTH_STEP if "words" in arguments["task"] else 1
+    counts, model_batches = np.zeros(2), features.model_batches
 
-    def counted(lengths: np.ndarray, *more: Any) -> Iterator[np.ndarray]:
-        for batch in batches(lengths, *more):
-            counts[:] += lengths[batch].sum(), -(-lengths[batch].max() // step) * step * len(batch)
-            yield batch
+    def counted(model: Any, lengths: np.ndarray, batch_rows: int) -> Iterator[tuple[np.ndarray, int]]:
+        for rows, tokens in model_batches(model, lengths, batch_rows):
+            counts[:] += lengths[rows].sum(), len(rows) * tokens
+            yield rows, tokens
 
-    features.batches = counted
+    features.model_batches = counted
     start = time.perf_counter()
     getattr(reservoir_pipelines, name)(**arguments)
     found = {

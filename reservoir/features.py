@@ -15,13 +15,13 @@ from reservoir.tasks.own.decode import as_patches
 from reservoir.tasks.own.letters import to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
 
-MOST_PADDING = 0.03
-"""Share of padding at which a batch of what a model reads by itself ends, once it is a sixteenth of what it may be."""
+MOST_PADDING = 0.035
+"""Share of padding at which a batch ends, once it is more than a 32nd of what it may be: much smaller batches cost more
+time than the padding that they save."""
 
-
-LENGTH_STEP = 8
-"""Batches of texts are padded to multiples of it: a processor's library keeps compiled code for each shape of bfloat16
-products, which for 8,000 texts of every length took half a gigabyte and 40% of the time."""
+LENGTH_STEPS = 32
+"""A batch is padded to one of about so many lengths from each power of two to the next: a processor's library keeps
+compiled code for each shape of bfloat16 products, which for 8,000 texts of every length took half a gigabyte."""
 
 
 def column_shapes(task: Task, width: int, columns: Sequence[str]) -> dict[str, tuple[int, int]]:
@@ -39,17 +39,14 @@ def forward(
 ) -> dict[str, np.ndarray]:
     """Return pooled hidden states (rows, kept tokens, kept width) of stored sequences by column.
 
-    They are a function of these rows and the batch size alone: rows of like length share a batch, ties in row order.
+    They are a function of these rows and the batch size alone: rows of like length share a batch.
     """
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
     x, lengths, owner = to_pieces(model, scaling, x, lengths)
     out = {column: torch.zeros((len(x), *shapes[column]), device=model.device) for column in columns}
-    for batch in model_batches(model, lengths, batch_rows):
-        longest = int(lengths[batch].max())
-        if model.reader:
-            longest = min(-(-longest // LENGTH_STEP) * LENGTH_STEP, x.shape[1])
+    for batch, tokens in model_batches(model, lengths, batch_rows):
         pooled = model.fpt.features(
-            torch.from_numpy(np.ascontiguousarray(x[batch, :longest])).to(model.device),
+            torch.from_numpy(np.ascontiguousarray(x[batch, :tokens])).to(model.device),
             torch.from_numpy(lengths[batch].astype(np.int64)).to(model.device),
             list(columns),
         )
@@ -71,10 +68,38 @@ def to_pieces(
     return *to_tokens(model, scaling, x, lengths), None
 
 
-def model_batches(model: LoadedModel, lengths: np.ndarray, batch_rows: int) -> Iterator[np.ndarray]:
-    """Yield `batches` as a model takes them: of texts as many as fit into the tokens of ``batch_rows`` usual ones."""
+def model_batches(model: LoadedModel, lengths: np.ndarray, batch_rows: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Yield the rows of each batch and the tokens that they are padded to.
+
+    A batch has as many tokens as fit into ``batch_rows`` rows of the greatest length, or, of texts, of a usual one.
+    """
     most_tokens = batch_rows * (model.reader.row_tokens if model.reader else model.fpt.task.max_tokens)
-    return batches(lengths, batch_rows, most_tokens, MOST_PADDING if model.reader else 1.0)
+    padded = padded_lengths(lengths)
+    for rows in token_batches(lengths, padded, most_tokens):
+        yield rows, int(padded[rows[-1]])
+
+
+def padded_lengths(lengths: np.ndarray) -> np.ndarray:
+    """Return the tokens that rows of these lengths are padded to where they are the longest of a batch."""
+    steps = np.left_shift(1, np.maximum(0, np.frexp(lengths // LENGTH_STEPS)[1] - 1))
+    return np.minimum((lengths + steps - 1) // steps * steps, lengths.max())
+
+
+def token_batches(lengths: np.ndarray, padded: np.ndarray, most_tokens: int) -> Iterator[np.ndarray]:
+    """Yield the row numbers of batches of so many tokens in all: rows of like length together, ties in row order.
+
+    A single row may have more. Of more than a 32nd of these tokens at most `MOST_PADDING` is padding.
+    """
+    order = np.argsort(lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        mine = order[start : start + most_tokens]
+        tokens = padded[mine].astype(np.int64) * np.arange(1, len(mine) + 1)
+        little = (1 - np.cumsum(lengths[mine]) / tokens <= MOST_PADDING) | (tokens <= most_tokens / 32)
+        fits = np.flatnonzero((tokens <= most_tokens) & little)
+        stop = start + 1 + int(fits[-1] if len(fits) else 0)
+        yield order[start:stop]
+        start = stop
 
 
 def joined(values: np.ndarray, pooling: str, owner: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -89,24 +114,11 @@ def joined(values: np.ndarray, pooling: str, owner: np.ndarray, lengths: np.ndar
     return np.add.reduceat(values * weights, starts) / np.add.reduceat(weights, starts)
 
 
-def batches(
-    lengths: np.ndarray, batch_rows: int, most_tokens: float = np.inf, most_padding: float = 1.0
-) -> Iterator[np.ndarray]:
-    """Yield the row numbers of each batch, rows of like length together, ties in row order.
-
-    A batch has at most so many rows, and with their padding so many tokens, unless a single row has more. One of more
-    than a sixteenth of these tokens has at most such a share of padding.
-    """
+def batches(lengths: np.ndarray, batch_rows: int) -> Iterator[np.ndarray]:
+    """Yield the row numbers of batches of so many rows, those of like length together, ties in row order."""
     order = np.argsort(lengths, kind="stable")
-    start = 0
-    while start < len(order):
-        mine = lengths[order[start : start + batch_rows]].astype(np.int64)
-        padded = mine * np.arange(1, len(mine) + 1)
-        little = (1 - np.cumsum(mine) / padded <= most_padding) | (padded <= most_tokens / 16)
-        fits = np.flatnonzero((padded <= most_tokens) & little)
-        stop = start + 1 + int(fits[-1] if len(fits) else 0)
-        yield order[start:stop]
-        start = stop
+    for start in range(0, len(order), batch_rows):
+        yield order[start : start + batch_rows]
 
 
 def to_tokens(

@@ -139,7 +139,7 @@ class FeatureOptions(PrecisionOptions):
         shown="named tasks: last,mean; your own series: quantiles9,shares13,max,min,segments8; symbols: "
         "shares13,max,min,segments8,tokens; texts in a model's own tokens: cls or last, and mean",
     )
-    batch_rows: int | None = option(None, "Rows per batch of a new entry.", at_least(1))
+    batch_rows: int | None = option(None, "Rows of the greatest length per batch of a new entry.", at_least(1))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from reservoir_pipelines.preparation.prepare import prepare
 from safetensors.torch import load_file, save_file
 
 from reservoir import InputError
-from reservoir.features import batches, forward
+from reservoir.features import batches, forward, padded_lengths, token_batches
 from reservoir.options import ReservoirOptions
 from reservoir.reservoir import Reservoir, load_model
 from reservoir.tasks import task_named
@@ -171,20 +171,44 @@ def test_batches_hold_each_row_once_and_rows_of_like_length_together():
     assert [lengths[b].tolist() for b in found] == [[1, 1, 2], [2, 3, 5], [5, 9]]
 
 
+LETTERS = np.random.default_rng(0).integers(20, 2001, 8192)
+PADDED = {  # most tokens of a row, and usual ones of texts: lengths of 20 to 2,000 letters as models see them
+    "listops": (512, None),
+    "homology": (1024, np.random.default_rng(0).lognormal(np.log(145), 0.55, 4096).clip(21, 860).astype(int)),
+    "letters": (2000, LETTERS),
+    "letters, of 20,000 rows": (100, -(-LETTERS // 20)),
+    "letters, of 100,000 rows": (20, -(-LETTERS // 100)),
+    "words": (64, (LETTERS / 4.4 + 2).clip(max=512).astype(int)),
+    "sentences": (64, np.random.default_rng(0).poisson(20, 4096) + 3),
+}
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize(("name", "tokens"), [("listops", 512), ("homology", 1024)])
-def test_padding_is_less_than_a_twentieth(device, name, tokens):
-    """ListOps' own lengths, and lengths drawn like those of TAPE's proteins (21 to 860, mean 167)."""
-    if name == "listops":
+@pytest.mark.parametrize("name", PADDED)
+def test_padding_is_less_than_a_twentieth(device, name):
+    """ListOps' own lengths, lengths drawn like those of TAPE's proteins (21 to 860, mean 167), and of strings."""
+    tokens, lengths = PADDED[name]
+    if lengths is None:
         source = task_named("listops", train_rows=4096, valid_rows=1, test_rows=1)
         lengths = np.concatenate([source.read(p)["train"].lengths for p in source.pieces() if p.part == "train"])
-    else:
-        lengths = np.random.default_rng(0).lognormal(np.log(145), 0.55, 4096).clip(21, 860).astype(int)
-    rows = BLOCK_ROWS[device]
-    blocks = [lengths[low : low + rows] for low in range(0, len(lengths), rows)]
-    batch = max(1, BATCH_TOKENS[device] // tokens)
-    padded = sum(len(rows) * block[rows].max() for block in blocks for rows in batches(block, batch))
-    assert padded < 1.05 * lengths.sum()
+    rows, found = BLOCK_ROWS[device], 0
+    most_tokens = max(1, BATCH_TOKENS[device] // tokens) * tokens
+    for block in (lengths[low : low + rows] for low in range(0, len(lengths), rows)):
+        padded = padded_lengths(block)
+        assert (padded >= block).all()
+        cut = list(token_batches(block, padded, most_tokens))
+        assert sorted(np.concatenate(cut)) == list(range(len(block)))
+        found += sum(len(batch) * padded[batch[-1]] for batch in cut)
+    assert found < 1.05 * lengths.sum()
+
+
+def test_rows_of_one_length_are_batches_of_as_many_rows_as_asked_for():
+    for length in (7, 64, 785):
+        lengths = np.full(100, length)
+        assert set(padded_lengths(lengths)) == {length}
+        found = list(token_batches(lengths, padded_lengths(lengths), 32 * length))
+        assert np.concatenate(found).tolist() == list(range(100))
+        assert [len(batch) for batch in found] == [32, 32, 32, 4]
 
 
 def test_bfloat16_is_close_to_float32(small):

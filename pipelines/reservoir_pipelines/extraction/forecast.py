@@ -149,7 +149,7 @@ def _lengths(run: Run, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 def _tokens(run: Run, lengths: np.ndarray) -> float:
     """Return the tokens that go through the model for rows of such lengths, padding included."""
-    return float(sum(len(b) * lengths[b].max() for b in model_batches(run.model, lengths, run.layout.batch_rows)))
+    return float(sum(len(rows) * tokens for rows, tokens in model_batches(run.model, lengths, run.layout.batch_rows)))
 
 
 def _seconds_per_token(run: Run) -> float:

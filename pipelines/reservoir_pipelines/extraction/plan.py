@@ -23,7 +23,7 @@ LIMIT_SEED = 0
 # One batch holds about this many tokens: enough to keep the device busy, little enough to stay in its caches.
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
 # A block is what a kill can lose, one file, and the rows among which those of like length share a batch: so many that
-# padding is under 5% of the tokens of ListOps and of homology.
+# padding is under 5% of the tokens, see `reservoir.features.token_batches`.
 BLOCK_ROWS = {"cpu": 256, "cuda": 4096}
 PICTURE_ROWS = 64  # of photographs, whose files have megabytes
 BLOCK_BYTES = 2**28  # of float32: several blocks wait in the writer's queue

@@ -28,6 +28,7 @@ from reservoir_pipelines.preparation.prepared import (
     scaling_to_json,
     split_order,
 )
+from reservoir_pipelines.preparation.source_files import contents
 from reservoir_pipelines.progress import meter
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workers import map_pieces
@@ -41,7 +42,7 @@ def prepare(
     """Prepare a task's data, or open it where that has been done.
 
     The data lies under ``<root>/prepared/<task>-<settings>/<files>/``, the last two being digests of the task's
-    parameters and of the names, sizes and times of the source files. Such a folder is written under another name and
+    parameters and of the names and contents of the source files. Such a folder is written under another name and
     then renamed, so it is whole or absent, and never changes: changed source files lead to another folder.
 
     Parameters
@@ -63,7 +64,7 @@ def prepare(
     source = task_named(task, data=folder, **options.given)
     settings = settings_folder(task, source, cache)
     try:
-        origin = [_origin(path, Path(task)) for path in source.files()]
+        origin = contents(source.files(), Path(task), settings)
     except InputError:
         earlier = latest(settings)
         if folder is not None or earlier is None:
@@ -191,12 +192,6 @@ def _warnings(task: Task, splits: Mapping[str, PreparedSplit]) -> list[str]:
             classes = ", ".join(str(task.label(c)) for c in unseen[:5]) + (", ..." if len(unseen) > 5 else "")
             warnings.append(f"classes of the split {name!r} that no row of 'train' has ({len(unseen)}): {classes}")
     return warnings
-
-
-def _origin(path: Path, task: Path) -> dict[str, Any]:
-    stat = path.stat()
-    name = path.relative_to(task) if path.is_relative_to(task) and path != task else path.name
-    return {"name": str(name), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
 
 
 def _hash(value: Any) -> str:

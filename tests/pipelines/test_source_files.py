@@ -1,0 +1,91 @@
+"""Own and publishers' files are known by what they hold, whatever their names and times say."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+from reservoir_pipelines import prepare
+from reservoir_pipelines.preparation import source_files
+
+
+@pytest.fixture
+def table(tmp_path):
+    draw = np.random.default_rng(0)
+    path = tmp_path / "data.npz"
+    np.savez(path, x=draw.normal(size=(40, 6, 1)).astype("f4"), y=np.arange(40) % 2)
+    return path
+
+
+def rewrite(path, change):
+    """Write other values of the same number of bytes, and give the file the times that it had."""
+    before = path.stat()
+    with np.load(path) as stored:
+        values = {**stored}
+    values["x"] = values["x"] + np.float32(change)
+    np.savez(path, **values)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+def test_other_values_of_the_same_size_and_time_are_other_data(cache, table):
+    first, original = prepare(str(table)), table.read_bytes()
+    assert prepare(str(table)).reused
+    rewrite(table, 1)
+    second = prepare(str(table))
+    assert (second.reused, second.digest == first.digest) == (False, False)
+    table.write_bytes(original)
+    again = prepare(str(table))
+    assert (again.reused, again.path) == (True, first.path)
+
+
+def test_a_publishers_file_of_the_same_size_and_time_is_another_file(cache, mnist_files):
+    first = prepare("mnist", data=str(mnist_files))
+    labels = mnist_files / "train-labels-idx1-ubyte"
+    before, values = labels.stat(), bytearray(labels.read_bytes())
+    values[-1] = (values[-1] + 1) % 10
+    labels.write_bytes(bytes(values))
+    os.utime(labels, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert prepare("mnist", data=str(mnist_files)).digest != first.digest
+
+
+def test_the_same_files_written_again_are_the_same_data(cache, mnist_files, tmp_path):
+    first = prepare("mnist", data=str(mnist_files))
+    for file in mnist_files.iterdir():
+        os.utime(file, (1, 1))
+    assert prepare("mnist", data=str(mnist_files)).reused
+    moved = shutil.copytree(mnist_files, tmp_path / "elsewhere")
+    again = prepare("mnist", data=str(moved))
+    assert (again.reused, again.path) == (True, first.path)
+
+
+def test_a_file_that_rests_is_read_once(table, tmp_path, monkeypatch):
+    read = []
+    real = source_files.file_digest
+    monkeypatch.setattr(source_files, "file_digest", lambda path: read.append(path) or real(path))
+    first = source_files.contents([table], table, tmp_path)
+    assert source_files.contents([table], table, tmp_path) == first
+    assert len(read) == 2  # it was written a moment ago: another change might carry the same time
+    monkeypatch.setattr(source_files, "UNSETTLED", -(10**18))
+    for _ in range(3):
+        assert source_files.contents([table], table, tmp_path) == first
+    assert len(read) == 3
+
+
+@pytest.mark.parametrize("kind", ["pipe", "locked"])
+def test_what_cannot_be_read_is_one_line(call, cache, mnist_files, kind, monkeypatch):
+    labels = mnist_files / "train-labels-idx1-ubyte"
+    if kind == "pipe":
+        labels.unlink()
+        os.mkfifo(labels)
+    else:
+        refused = PermissionError(13, "Permission denied")
+
+        def refuse(path):
+            raise refused
+
+        monkeypatch.setattr(source_files, "file_digest", refuse)
+    code, out, told = call("prepare", "mnist", "--data", mnist_files)
+    assert (code, out) == (2, "")
+    assert told.count("\n") == 1
+    assert "train-labels-idx1-ubyte" in told or kind == "locked"
