@@ -1,6 +1,6 @@
 """What pretraining gives a frozen backbone: pretrained, statistics only and random, output only, on several tasks.
 
-    python benchmarks/inits.py --data DIR                          # mini on digits, mnist, bit-memory and listops
+    python benchmarks/inits.py --data DIR                          # mini on digits, mnist and bit-memory
     python benchmarks/inits.py --backbone gpt2 --seeds 3 --tasks digits
 
 Every readout is the best on validation among all layers x `last`, `mean` and `segments8` x 25 penalties; the test
@@ -19,8 +19,7 @@ from reservoir_pipelines import extract, fit
 TASKS: dict[str, dict[str, Any]] = {
     "digits": {},
     "mnist": {"limit": 3000},
-    "bit-memory": {"parameters": {"train_rows": 4000}},
-    "listops": {"limit": 1000},
+    "bit-memory": {"parameters": {"train_rows": 1000}},
 }
 """What is run of each task: how many rows of each split at most."""
 
