@@ -104,8 +104,11 @@ def test_a_table_is_written_and_checked_by_its_commands(results, tmp_path, monke
 
 def test_other_pages_cite_what_stands_there(results):
     rows = [row for name in ("output-only", "more-rows") for row in results.parsed(results.block(name))]
-    table = (ROOT / "README.md").read_text().partition("## How far it goes")[2]
-    cited = results.parsed(table.partition("\n## ")[0])
+    readme = (ROOT / "README.md").read_text()
+    native, in_float32 = results.parsed(results.block("digits"))
+    assert f"all layers do best together does not: {in_float32['test']}% in float32" in " ".join(readme.split())
+    assert f"{native['valid']}%  {native['test']}%" in readme
+    cited = results.parsed(readme.partition("## How far it goes")[2].partition("\n## ")[0])
     numbers = [[row[head] for head in ("train rows", "test", "raw input", "paper")] for row in rows]
     assert [[cell.strip("%") for cell in list(row.values())[1:]] for row in cited] == numbers
     mean = next(row for row in results.parsed(results.block("series")) if row["set"] == "mean")
