@@ -52,9 +52,24 @@ class Attention:
     arrays: Path
     plot: Path
 
+    @property
+    def diagonal_strength(self) -> float | None:
+        """Mean weight that readout tokens put on the diagonals, over that on all other tokens they see."""
+        if not self.diagonals:
+            return None
+        mean = np.nan_to_num(self.mean.mean(axis=0))
+        first = len(mean) - min(back for back in self.diagonals if back)
+        query = np.arange(first, len(mean))[:, None]
+        key = np.arange(len(mean))
+        on = np.isin(query - key, list(self.diagonals))
+        seen = (query >= key) if not np.triu(mean, 1).any() else np.ones_like(on)
+        rows = mean[first:]
+        return float(rows[on].mean() / rows[seen & ~on].mean())
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, the arrays by their shape and file."""
         values = dict(vars(self)) | {"arrays": str(self.arrays), "plot": str(self.plot)}
+        values["diagonal_strength"] = self.diagonal_strength
         return values | {"one": list(self.one.shape), "mean": list(self.mean.shape)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,25 @@ class Card:
         """Return trained parameters over those of the whole model."""
         return sum(counts.values()) / self.whole
 
+    @property
+    def weight_deviation(self) -> float | None:
+        """Mean over the kinds of weights of their mean deviation over the blocks."""
+        return self._mean(bias=False)
+
+    @property
+    def bias_deviation(self) -> float | None:
+        """The same of the biases."""
+        return self._mean(bias=True)
+
+    def _mean(self, *, bias: bool) -> float | None:
+        kinds = [[v for v in values if v is not None] for n, values in self.deviations.items() if ("bias" in n) == bias]
+        means = [fmean(values) for values in kinds if values]
+        return fmean(means) if means else None
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields, sums and shares as JSON values."""
+        """Return the fields, means, sums and shares as JSON values."""
         values = dict(vars(self)) | {"plot": str(self.plot)}
+        values |= {"weight_deviation": self.weight_deviation, "bias_deviation": self.bias_deviation}
         for name in ("trained", "paper"):
             counts = getattr(self, name)
             if counts:

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from reservoir_pipelines.fitting.summary import SUMMARY
+from reservoir_pipelines.fitting.summary import SUMMARY, read_summary, write_summary
 from reservoir_pipelines.reports.charts import image_uri
 from reservoir_pipelines.reports.report import report
 from reservoir_pipelines.reproduction.reproduce import reproduce
@@ -112,6 +112,11 @@ def test_a_fit_and_a_run_alone_have_a_page(cache, tmp_path):
     for command in ("reservoir extract digits --", "reservoir fit /", "reservoir train bit-xor --"):
         assert f"<code>{command}" in text
     assert report([]).parts == 1  # of all, the fits
+    summary = read_summary(done.saved.parent)
+    del summary["evaluation"]["reliability"]
+    write_summary(done.saved.parent, summary)
+    with pytest.raises(InputError, match=r"another version of reservoir \('reliability'\); run"):
+        report([done.saved.parent])
     (done.saved.parent / SUMMARY).write_text("{}")
     with pytest.raises(InputError, match="run reservoir fit again"):
         report([done.saved.parent])

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from reservoir_pipelines.checked import read_checked, write_checked
 from reservoir_pipelines.reproduction import reproduce as module
 from reservoir_pipelines.reproduction.kept import Kept
 from reservoir_pipelines.reproduction.reproduce import reproduce
@@ -62,6 +63,22 @@ def test_shared_cells_run_once_and_finished_ones_never_again(cache, tmp_path, ru
     assert (table["FPT"]["published"], table["output"]["published"]) == (100, "-")
     again = reproduce([mine, other])
     assert (again.ran, again.reused, len(runs), again.tables) == (0, 2, 2, done.tables)
+
+
+def test_what_an_earlier_version_kept_counts_as_not_run(cache, tmp_path, call, runs):
+    mine = recipe(tmp_path, ROWS)
+    call("reproduce", mine)
+    kept = Kept(cache / "reproductions" / "smoke")
+    for path in kept.path.glob("*/*.json"):
+        values = read_checked(path)
+        del values["format"]
+        write_checked(path, values)
+    assert kept.results() == kept.tables() == []
+    code, _, err = call("report", kept.path)
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"{kept.path}: kept by another version of reservoir; run" in err
+    assert reproduce([mine]).ran == 2
+    assert call("report", kept.path)[0] == 0
 
 
 def test_seeds_give_a_mean_and_a_standard_error(cache, tmp_path):
@@ -187,6 +204,16 @@ rows = [
 """
 
 
+KEPT = {
+    "fit": "classes confusion cost extract_seconds fit_seconds metric passes raw_score readout recall reliability "
+    "reused sweep test_interval test_score tried valid_score",
+    "train": "best_step converged_step cost diverged_step groups losses metric passes steps swept test_score "
+    "train_score train_seconds trained valid_score validations",
+    "attention": "diagonals layer lines map passes rows",
+    "backbone": "bias_deviation blocks deviations heads parameters weight_deviation width",
+}
+
+
 def test_the_command_of_a_cell_gives_its_number(cache, tmp_path, call, monkeypatch):
     small = SMALL.replace('columns = ["bit-xor"]', "").replace("init =", "limit = 60, batch_tokens = 240, init =")
     (tmp_path / "ten.toml").write_text(small + TEN)
@@ -194,18 +221,24 @@ def test_the_command_of_a_cell_gives_its_number(cache, tmp_path, call, monkeypat
     assert not done.failed
     kept = Kept(done.folder)
     monkeypatch.setenv("RESERVOIR_CACHE", str(tmp_path / "elsewhere"))
-    checked = 0
+    checked, names = 0, {}
     for row, spot in spots(done.tables[0]).items():
         result = kept.result(spot["cells"][0][0])
         for line in result["commands"]:
             code, out, err = call(*shlex.split(line)[1:], "--json")
             assert code == 0, (line, err)
         values, found = result["values"], json.loads(out)
+        names[result["stage"]] = " ".join(sorted(values))
         if result["stage"] == "fit":
             assert found["best"]["test_score"] == values["test_score"], row
         elif result["stage"] == "train":
-            assert found["test_score"] == values["test_score"], row
-        elif result["stage"] == "backbone":
+            for name in ("test_score", "train_score", "converged_step"):
+                assert found[name] == values[name], row
+        elif result["stage"] == "attention":
+            assert found["diagonal_strength"] == values["diagonals"]
+        else:
             assert found["whole"] == values["parameters"]
+            assert found["weight_deviation"] == values["weight_deviation"]
         checked += 1
     assert checked == 11
+    assert names == KEPT, "the page reads these: with other names, raise FORMAT in kept.py and change them here"

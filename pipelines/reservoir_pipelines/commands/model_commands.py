@@ -50,6 +50,7 @@ def backbone(
         print_json(done.to_dict())
         return
     frozen = sum(done.groups.values())
+    spread = {"weights": done.weight_deviation, "biases": done.bias_deviation}
     rows: list[tuple[str, Any]] = [
         ("family", f"{done.family}, {'causal' if done.causal else 'sees both ways'}"),
         ("weights", f"{done.init}: {done.weights}"),
@@ -57,6 +58,7 @@ def backbone(
         ("width", done.width),
         ("longest", f"{done.max_tokens:,} tokens" if done.max_tokens else "any number of tokens"),
         ("parameters", f"{done.whole:,} in the whole model, {frozen:,} on the way of a vector"),
+        ("deviation", ", ".join(f"{value:.3g} of {name}" for name, value in spread.items() if value is not None)),
         ("plot", done.plot),
     ]
     print_table(("backbone", ""), [("name", done.name), *rows])
@@ -106,12 +108,14 @@ def attention(
     if json:
         print_json(done.to_dict())
         return
+    strength = done.diagonal_strength
     print_table(
         ("attention", ""),
         [
             ("task", done.task),
             ("backbone", f"{done.backbone}, block {done.layer}"),
             ("maps", f"{len(done.mean)} heads over {len(done.mean[0])} tokens, mean of {done.rows} rows"),
+            *([] if strength is None else [("diagonals", f"{strength:.3g} times the mean weight off them")]),
             ("colours", f"from 0 to {done.top:.3g}; --top gives another picture the same"),
             ("plot", done.plot),
             ("arrays", done.arrays),

@@ -108,9 +108,8 @@ def _show_plan(tables: list[str], given: dict[str, Any], *, json: bool) -> None:
     from reservoir_pipelines.reproduction.reproduce import plan, title
 
     cells, kept, places = plan(tables, **given)
-    costs = (
-        estimate([c for c in cells if not kept.result(c.key)], places).costs if given.get("scale") == "paper" else {}
-    )
+    todo = [cell for cell in cells if not kept.result(cell.key)]
+    costs = {} if given.get("scale", "smoke") == "smoke" else estimate(todo, places).costs
     lines = []
     for cell in cells:
         result, cost = kept.result(cell.key), costs.get(cell.key)

@@ -36,7 +36,7 @@ def train(
     if not _speaks():
         return
     if json:
-        print_json(done.to_dict())
+        print_json(done.to_dict() | {"train_score": done.train_score})
     else:
         _show(done)
 

@@ -13,6 +13,7 @@ from typing import Any
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, OutOptions
 from reservoir_pipelines.fitting.summary import SUMMARY
+from reservoir_pipelines.output import say
 from reservoir_pipelines.reports.markdown import as_markdown
 from reservoir_pipelines.reports.reproduced import reproduction_part
 from reservoir_pipelines.reports.single import fit_part, is_fit, is_run, run_part
@@ -56,10 +57,9 @@ def report(sources: Sequence[str | Path], result: OutOptions, place: CacheOption
     1
     """
     root = cache_root(place.cache)
-    found = [Path(source) for source in sources] or _all(root)
-    if not found:
+    parts = [_part(Path(path), number) for number, path in enumerate(sources, start=1)] or _all_parts(root)
+    if not parts:
         raise InputError(f"{root}: nothing to report on yet; run reservoir fit TASK or reproduce TABLE first")
-    parts = [_part(path, number) for number, path in enumerate(found, start=1)]
     out = result.out or root / ("report.md" if markdown else "report.html")
     text = as_markdown(parts) if markdown else _page(parts)
     try:
@@ -67,6 +67,17 @@ def report(sources: Sequence[str | Path], result: OutOptions, place: CacheOption
     except OSError as error:
         raise InputError(f"--out {out}: cannot be written ({error.strerror}); name another file") from error
     return Report(page=Path(out), parts=len(parts), bytes=len(text.encode()))
+
+
+def _all_parts(root: Path) -> list[dict[str, Any]]:
+    """Return the parts of all that is kept; what cannot be shown is named and left out."""
+    parts = []
+    for number, path in enumerate(_all(root), start=1):
+        try:
+            parts.append(_part(path, number))
+        except InputError as error:
+            say(f"left out: {error}")
+    return parts
 
 
 def _all(root: Path) -> list[Path]:
@@ -78,12 +89,15 @@ def _all(root: Path) -> list[Path]:
 
 
 def _part(path: Path, number: int) -> dict[str, Any]:
-    if is_reproduction(path):
-        return reproduction_part(Kept(path), number)
-    if is_fit(path):
-        return fit_part(path, number)
-    if is_run(path):
-        return run_part(path, number)
+    try:
+        if is_reproduction(path):
+            return reproduction_part(Kept(path), number)
+        if is_fit(path):
+            return fit_part(path, number)
+        if is_run(path):
+            return run_part(path, number)
+    except (KeyError, TypeError) as error:  # each file is whole, but what it holds has other names now
+        raise InputError(f"{path}: kept by another version of reservoir ({error}); run its command again") from error
     raise InputError(f"{path}: not a folder that reproduce, fit or train has finished; name one of these")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from reservoir.errors import InputError
 from reservoir_pipelines.output import size_text
 from reservoir_pipelines.reports.charts import bar_chart, legend, scatter
 from reservoir_pipelines.reports.views import charts_of, cost_facts, facts_of
@@ -24,6 +25,8 @@ Values = Mapping[str, Any]
 def reproduction_part(kept: Kept, number: int) -> dict[str, Any]:
     """Return the page's part about a reproduction."""
     tables = kept.tables()
+    if not tables:
+        raise InputError(f"{kept.path}: kept by another version of reservoir; run the same reproduce again")
     keys = dict.fromkeys(
         k for t in tables for row in t["rows"] for s in row["spots"] if s for c in s["cells"] for k in c
     )
@@ -37,10 +40,11 @@ def reproduction_part(kept: Kept, number: int) -> dict[str, Any]:
     ]
     scales = dict.fromkeys(SCALES[table["scale"]] for table in tables)
     passes = sum(r["values"].get("passes") or 0 for r in results.values())
+    minutes = {name: sum(r[name] for r in results.values()) / 60 for name in ("seconds", "cpu_seconds")}
     facts = [
         ("scale", " ".join(scales)),
         ("cells", f"{len(results)} finished, {len(keys) - len(results)} missing"),
-        ("time", f"{sum(r['seconds'] for r in results.values()) / 60:.1f} minutes of work"),
+        ("time", f"{minutes['seconds']:.1f} minutes of work, {minutes['cpu_seconds']:.1f} of a processor"),
         ("forward passes", f"{passes:,} rows, those of validations left out"),
         ("disk", size_text(sum(r["bytes"] for r in results.values()))),
         ("versions", "; ".join(dict.fromkeys(_versions(r["made_with"]) for r in results.values()))),
@@ -157,6 +161,7 @@ def _cell(key: str, result: Values, prefix: str) -> dict[str, Any]:
     facts = [
         ("folder", result["folder"]),
         ("seed", settings.get("seed", 0)),
+        ("time of a processor", f"{result['cpu_seconds']:.1f} s"),
         *cost_facts(result["seconds"], result["bytes"], result["values"].get("passes")),
         *facts_of(result["stage"], result["values"]),
         ("made with", _versions(result["made_with"])),

@@ -12,6 +12,9 @@ from reservoir.errors import InputError
 from reservoir_pipelines.checked import read_checked, write_checked
 from reservoir_pipelines.reproduction.cell import Cell
 
+FORMAT = 1
+"""Of what is kept; raised when any of it gets another name or meaning. What has another counts as not run."""
+
 
 class Kept:
     """What a reproduction has finished; a file of it is whole, or it is not there."""
@@ -57,16 +60,16 @@ class Kept:
 
     def keep(self, cell: Cell, result: Mapping[str, Any]) -> None:
         """Keep what a cell came to."""
-        write_checked(self.path / "cells" / f"{cell.key}.json", {**cell.to_dict(), **result})
+        self._write(self.path / "cells" / f"{cell.key}.json", {**cell.to_dict(), **result})
         (self.path / "cells" / f"{cell.key}.failed.json").unlink(missing_ok=True)
 
     def fail(self, cell: Cell, reason: str) -> None:
         """Keep why a cell failed; it is tried again by the next run."""
-        write_checked(self.path / "cells" / f"{cell.key}.failed.json", {**cell.to_dict(), "reason": reason})
+        self._write(self.path / "cells" / f"{cell.key}.failed.json", {**cell.to_dict(), "reason": reason})
 
     def keep_table(self, name: str, table: Mapping[str, Any]) -> None:
         """Keep a table with its numbers."""
-        write_checked(self.path / "tables" / f"{name}.json", table)
+        self._write(self.path / "tables" / f"{name}.json", table)
 
     def tables(self) -> list[dict[str, Any]]:
         """Return the tables that are there, tables before figures."""
@@ -84,9 +87,13 @@ class Kept:
                 return
             yield True
 
+    def _write(self, path: Path, values: Mapping[str, Any]) -> None:
+        write_checked(path, {**values, "format": FORMAT})
+
     def _read(self, path: Path) -> dict[str, Any] | None:
         try:
-            return read_checked(path)
+            found = read_checked(path)
+            return found if found.get("format") == FORMAT else None
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

@@ -200,7 +200,7 @@ def _run_one(cell: Cell, kept: Kept, places: Mapping[str, Any], count: str) -> N
         else:
             kept.fail(cell, f"it needs a {need.stage} that failed: {kept.failure(need.key) or 'it was not run'}")
             return
-    started, notes = time.monotonic(), io.StringIO()
+    started, busy, notes = time.monotonic(), time.process_time(), io.StringIO()
     try:
         with redirect_stderr(notes):
             result = run_cell(cell, kept.work, folders, places)
@@ -211,7 +211,8 @@ def _run_one(cell: Cell, kept: Kept, places: Mapping[str, Any], count: str) -> N
         reason = f"{type(error).__name__}: {text}"
     else:
         seconds = round(time.monotonic() - started, 1)
-        kept.keep(cell, {**result, "seconds": seconds, "notes": notes.getvalue().splitlines()})
+        spent = {"seconds": seconds, "cpu_seconds": round(time.process_time() - busy, 1)}
+        kept.keep(cell, {**result, **spent, "notes": notes.getvalue().splitlines()})
         score = result["values"].get("test_score")
         say(f"{count}: {title(cell)}: {'done' if score is None else f'{100 * score:.1f}%'} in {seconds:.0f} s")
         return
@@ -224,5 +225,5 @@ def title(cell: Cell) -> str:
     backbone, depth = cell.settings.get("backbone", ""), cell.settings.get("depth")
     shape = f"{'a backbone made here' if isinstance(backbone, Cell) else backbone}{f' depth {depth}' if depth else ''}"
     what = cell.task or cell.settings.get("corpus", "")
-    words = [cell.stage, what, shape, cell.settings.get("init", ""), cell.settings.get("train", "")]
+    words = [cell.stage, what, shape, *(cell.settings.get(name, "") for name in ("init", "train", "columns"))]
     return " ".join([*filter(None, words), f"seed {cell.seed}"])

@@ -12,7 +12,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import FitOptions, TrainOptions
-from reservoir_pipelines.attention_maps import Attention, attention
+from reservoir_pipelines.attention_maps import attention
 from reservoir_pipelines.card import card
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.fitting.fit import fit
@@ -88,12 +88,20 @@ def _train(cell: Cell, settings: dict[str, Any], _: Path, places: dict[str, Any]
     assert cell.task
     done = train(cell.task, **settings, **places)
     history = done.history
-    right = [line["accuracy"] for line in history if line.get("accuracy") is not None]
     losses = [(line["step"], line["loss"]) for line in history if line.get("loss") is not None]
     valid = [(line["step"], line["valid_score"]) for line in history if line.get("valid_score") is not None]
-    last = right[-max(1, len(right) // 10) :]
     step = settings.get("batch", TrainOptions().batch) * settings.get("accumulate", TrainOptions().accumulate)
-    kept = ("metric", "steps", "best_step", "valid_score", "test_score", "converged_step", "diverged_step", "trained")
+    kept = (
+        "metric",
+        "steps",
+        "best_step",
+        "valid_score",
+        "test_score",
+        "train_score",
+        "converged_step",
+        "diverged_step",
+        "trained",
+    )
     return {
         "commands": [command_line("train", cell.task, settings | places)],
         "folder": done.run,
@@ -101,7 +109,6 @@ def _train(cell: Cell, settings: dict[str, Any], _: Path, places: dict[str, Any]
         "values": {
             **{name: getattr(done, name) for name in kept},
             "groups": list(done.groups),
-            "train_score": sum(last) / len(last) if last else None,
             "train_seconds": done.seconds,
             "cost": sum(run["seconds"] for run in done.swept) or done.seconds,
             "passes": done.steps * step * max(1, len(done.swept)),
@@ -116,33 +123,19 @@ def _attention(cell: Cell, settings: dict[str, Any], folder: Path, places: dict[
     assert cell.task
     plot = folder / f"{cell.key}.png"
     done = attention(cell.task, out=plot, **settings, **places)
-    mean = np.nan_to_num(done.mean.mean(axis=0))
     return {
         "commands": [command_line("attention", cell.task, settings | places | {"out": plot})],
         "folder": str(plot),
         "bytes": plot.stat().st_size + done.arrays.stat().st_size,
         "values": {
-            "diagonals": diagonal_strength(mean, done),
-            "map": _numbers(_coarse(mean)),
+            "diagonals": done.diagonal_strength,
+            "map": _numbers(_coarse(np.nan_to_num(done.mean.mean(axis=0)))),
             "layer": done.layer,
             "rows": done.rows,
             "passes": done.rows,
             "lines": {str(back): what for back, what in done.diagonals.items()},
         },
     }
-
-
-def diagonal_strength(mean: np.ndarray, done: Attention) -> float | None:
-    """Return the mean weight that readout tokens put on the diagonals, over that on all other tokens they see."""
-    if not done.diagonals:
-        return None
-    first = len(mean) - min(back for back in done.diagonals if back)
-    query = np.arange(first, len(mean))[:, None]
-    key = np.arange(len(mean))
-    on = np.isin(query - key, list(done.diagonals))
-    seen = (query >= key) if not np.triu(mean, 1).any() else np.ones_like(on)
-    rows = mean[first:]
-    return float(rows[on].mean() / rows[seen & ~on].mean())
 
 
 def _pretrain(cell: Cell, settings: dict[str, Any], folder: Path, places: dict[str, Any]) -> dict[str, Any]:
@@ -169,11 +162,6 @@ def _backbone(cell: Cell, settings: dict[str, Any], folder: Path, places: dict[s
     name = settings.pop("backbone")
     plot, on = folder / f"{cell.key}.png", {name: value for name, value in places.items() if name == "cache"}
     done = card(name, out=plot, **settings, **on)
-    spread = {key: [v for v in values if v is not None] for key, values in done.deviations.items()}
-    means = {
-        kind: [np.mean(values) for key, values in spread.items() if ("bias" in key) == (kind == "bias") and values]
-        for kind in ("weight", "bias")
-    }
     return {
         "commands": [command_line("backbone", name, settings | on | {"out": plot})],
         "folder": str(plot),
@@ -183,7 +171,8 @@ def _backbone(cell: Cell, settings: dict[str, Any], folder: Path, places: dict[s
             "width": done.width,
             "heads": done.heads,
             "parameters": done.whole,
-            **{f"{kind}_deviation": float(np.mean(values)) if values else None for kind, values in means.items()},
+            "weight_deviation": done.weight_deviation,
+            "bias_deviation": done.bias_deviation,
             "deviations": done.deviations,
         },
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,6 +95,13 @@ class Training:
     def losses(self) -> list[float]:
         """Loss of each step."""
         return [line["loss"] for line in self.history if "loss" in line]
+
+    @property
+    def train_score(self) -> float | None:
+        """Accuracy on the training rows, over the last tenth of the steps; None of a regression."""
+        right = [line["accuracy"] for line in self.history if line.get("accuracy") is not None]
+        last = right[-max(1, len(right) // 10) :]
+        return fmean(last) if last else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
