@@ -20,17 +20,12 @@ docs: $(DEVELOPS)  ## the site, in docs/build/html; needs no network, and fails 
 faults: $(DEVELOPS)  ## the long campaign: kills, flipped bits, bad disks, fuzzed inputs, long work; hours on two busy cores
 	$(BIN)/python -m benchmarks.faults --out benchmarks/FAULTS.md
 
-bench: $(DEVELOPS)  ## start-up, the store, and extract beside its peers, in some minutes
-	$(BIN)/python benchmarks/startup.py --repeats 3
-	$(BIN)/python benchmarks/store.py
-	$(BIN)/python benchmarks/extract.py --tokens 64,256 --work 4096
-
 PLACES = $(foreach name,DATA TEXT VIT ANTIBERTY PEER,$(if $($(name)),$(name)=$($(name))))
 
 results: $(DEVELOPS)  ## every table of benchmarks/RESULTS.md, made again (says what it costs): DATA=DIR, TEXT= VIT= ANTIBERTY= PEER=
 	$(BIN)/python benchmarks/results.py --write $(PLACES)
 
-results-check: $(DEVELOPS)  ## the cheap ones of them, compared with what is written: DATA=DIR, and the same
+results-check: $(DEVELOPS)  ## those of accuracies, compared with what is written, in about 20 minutes: DATA=DIR, and the same
 	$(BIN)/python benchmarks/results.py --check $(PLACES)
 
 lint: $(DEVELOPS)  ## style and types

@@ -1,7 +1,6 @@
 """The tables of RESULTS.md, each by its commands: made again, and compared or written.
 
-    python benchmarks/results.py --check DATA=DIR            # what takes at most two minutes, against what is written
-    python benchmarks/results.py --check --all DATA=DIR      # all that is no time
+    python benchmarks/results.py --check DATA=DIR            # all but times, against what is written
     python benchmarks/results.py --write DATA=DIR            # all of it, written
     python benchmarks/results.py --write --only symbols
 
@@ -42,7 +41,6 @@ from reservoir.reservoir import choose_compute, choose_device
 HERE = Path(__file__).parent
 TABLES, RESULTS = HERE / "results.toml", HERE / "RESULTS.md"
 PLACES = ("DATA", "TEXT", "VIT", "ANTIBERTY", "PEER")
-CHEAP = 2  # minutes
 HEADS = ("task", "train rows", "best readout", "valid", "test", "raw input", "paper", "instructions")
 
 
@@ -159,8 +157,6 @@ def _plan(asked: argparse.Namespace, places: dict[str, str]) -> dict[str, dict[s
             continue
         if missing := lacking(table, places):
             print(f"{name}: left out, needs {', '.join(missing)}")
-        elif asked.check and not (asked.all or asked.only) and table["minutes"] > CHEAP:
-            print(f"{name}: left out, {table['minutes']} minutes; --all")
         else:
             chosen[name] = table
     print(
@@ -176,7 +172,6 @@ def main() -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--check", action="store_true", help="Compare; end with 1 where a table does not agree.")
     what.add_argument("--write", action="store_true", help="Write what is found.")
-    parser.add_argument("--all", action="store_true", help="Compare those of many minutes too.")
     parser.add_argument("--only", metavar="NAMES", help="Tables, comma-separated.")
     asked = parser.parse_args()
     places, failed = dict(place.split("=", 1) for place in asked.places if "=" in place), 0
