@@ -172,6 +172,7 @@ def main() -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--check", action="store_true", help="Compare; end with 1 where a table does not agree.")
     what.add_argument("--write", action="store_true", help="Write what is found.")
+    parser.add_argument("--cache", metavar="DIR", help="Where features are kept; by default until the end alone.")
     parser.add_argument("--only", metavar="NAMES", help="Tables, comma-separated.")
     asked = parser.parse_args()
     places, failed = dict(place.split("=", 1) for place in asked.places if "=" in place), 0
@@ -179,7 +180,7 @@ def main() -> int:
     here = choose_compute("auto", choose_device("cpu"))
     chosen = _plan(asked, places)
     with tempfile.TemporaryDirectory() as cache:
-        os.environ.setdefault("RESERVOIR_CACHE", cache)
+        os.environ["RESERVOIR_CACHE"] = asked.cache or cache
         for name, table in chosen.items():
             started = time.monotonic()
             try:
