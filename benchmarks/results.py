@@ -126,7 +126,8 @@ def machine(compute: str) -> str:
     info = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.is_file() else []
     name = re.sub(r"\(R\)|\(TM\)", "", names[0] if names else platform.processor())
-    return f"one thread of {os.cpu_count()} cores, {name}, {compute}, torch {version('torch').partition('+')[0]}"
+    load = f"a load of {os.getloadavg()[2]:.0f} on {os.cpu_count()} cores"
+    return f"one thread, {load}, {name}, {compute}, torch {version('torch').partition('+')[0]}"
 
 
 def _run(words: list[str], places: dict[str, str]) -> str:
