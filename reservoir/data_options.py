@@ -26,7 +26,7 @@ class OwnDataOptions(Options):
     time: str | None = option(None, "Column that orders the rows of a sequence in long form.")
     group: str | None = option(None, "Column of what rows have in common that are never on both sides of a split.")
     drop: str | Sequence[str] | None = option(None, "Columns that are left out, comma-separated.")
-    text: str | None = option(None, "Column of texts, whose letters are the symbols.")
+    text: str | None = option(None, "Column of texts, whose letters are the symbols, or of whole sequences.")
     values: bool = option(False, "Whole numbers are values.")
     symbols: bool = option(False, "Whole numbers are symbols.")
     regression: bool = option(False, "Whole-number labels are targets.")

@@ -11,9 +11,13 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from reservoir.errors import InputError
+from reservoir_pipelines.output import say
 
 PAYS_OFF = 5.0
 """Seconds of work below which starting processes costs more than they save (``benchmarks/prepare.py``)."""
+
+PATIENCE = 30
+"""Seconds in which a scheduler has to answer."""
 
 
 def map_pieces(
@@ -27,22 +31,28 @@ def map_pieces(
     """Return ``work(*a)`` for each tuple of arguments, in their order.
 
     ``work`` is a function of a module, as it is sent to other processes by name, and must give the same whenever it is
-    called again: a worker that dies has its pieces done once more. With 0 or 1 workers the work is done here, one piece
-    after the other, and also where the time of the first piece says that processes would not pay off. The address of a
-    ``scheduler`` (``tcp://host:port``) goes before ``workers``. ``done`` is given each result when it is there.
+    called again: what was in hand when a worker died, or the connection to a scheduler broke, is done once more. With 0
+    or 1 workers the work is done here, one piece after the other, and also where the time of the first piece says that
+    processes would not pay off. The address of a ``scheduler`` (``tcp://host:port``) goes before ``workers``. ``done``
+    is given each result when it is there.
     """
     tasks = list(arguments)
     if scheduler is not None:
         return _on_cluster(work, tasks, scheduler, done)
     if workers > 1 and len(tasks) > 1:
         return _in_processes(work, tasks, workers, done)
-    return [_counted(work, task, done) for task in tasks]
+    return _here(work, tasks, {}, done)
 
 
-def _counted(work: Callable[..., Any], task: tuple, done: Callable[[Any], None]) -> Any:
-    result = work(*task)
-    done(result)
-    return result
+def _here(
+    work: Callable[..., Any], tasks: list[tuple], found: dict[int, Any], done: Callable[[Any], None]
+) -> list[Any]:
+    """Do what is not found yet, and return all."""
+    for number, task in enumerate(tasks):
+        if number not in found:
+            found[number] = work(*task)
+            done(found[number])
+    return [found[number] for number in range(len(tasks))]
 
 
 def _in_processes(work: Callable[..., Any], tasks: list[tuple], workers: int, done: Callable[[Any], None]) -> list[Any]:
@@ -50,19 +60,26 @@ def _in_processes(work: Callable[..., Any], tasks: list[tuple], workers: int, do
     from dask.callbacks import Callback
     from dask.delayed import delayed
 
+    found: dict[int, Any] = {}
+
+    def keep(key: str, result: Any, *_: Any) -> None:
+        found[int(key.rpartition("-")[2])] = result
+        done(result)
+
     started = time.perf_counter()
-    first = _counted(work, tasks[0], done)
-    rest = tasks[1:]
-    if (time.perf_counter() - started) * len(rest) < PAYS_OFF:
-        return [first, *(_counted(work, task, done) for task in rest)]
-    graph = [delayed(work, pure=False)(*task) for task in rest]
-    settings = {"scheduler": "processes", "num_workers": workers, "initializer": end_with_parent}
-    try:
-        with Callback(posttask=lambda _key, result, *_: done(result)):
-            return [first, *dask.compute(*graph, **settings)]  # pyright: ignore
-    except BrokenProcessPool:
-        # A worker was killed, by the system for want of memory, say; one process needs the least of it.
-        return [first, *(work(*task) for task in rest)]
+    keep("piece-0", work(*tasks[0]))
+    if (time.perf_counter() - started) * (len(tasks) - 1) < PAYS_OFF:
+        return _here(work, tasks, found, done)
+    settings: dict[str, Any] = {"scheduler": "processes", "initializer": end_with_parent}
+    while workers > 1 and len(found) < len(tasks):
+        left = [number for number in range(len(tasks)) if number not in found]
+        graph = [delayed(work)(*tasks[number], dask_key_name=f"piece-{number}") for number in left]
+        try:
+            with Callback(posttask=keep):
+                dask.compute(*graph, num_workers=workers, **settings)  # pyright: ignore
+        except BrokenProcessPool:
+            workers //= 2  # one was killed, by the system for want of memory, say: fewer need less of it
+    return _here(work, tasks, found, done)
 
 
 def end_with_parent() -> None:
@@ -79,15 +96,27 @@ def end_with_parent() -> None:
 
 def _on_cluster(work: Callable[..., Any], tasks: list[tuple], address: str, done: Callable[[Any], None]) -> list[Any]:
     try:
-        from distributed import Client, as_completed
+        from distributed import CancelledError, Client, as_completed
+        from distributed.comm import CommClosedError
     except ImportError:
         raise InputError("a scheduler needs a package: pip install distributed; or give --workers N") from None
-    try:
-        client = Client(address, timeout=30, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise InputError(f"no dask scheduler answers at {address} ({error}); start one, or give --workers N") from None
-    with client:
-        futures = [client.submit(work, *task, pure=False) for task in tasks]
-        for _, result in as_completed(futures, loop=client.loop, with_results=True):
-            done(result)
-        return client.gather(futures)  # pyright: ignore[reportReturnType]
+    found: dict[int, Any] = {}
+    while len(found) < len(tasks):
+        try:
+            client = Client(address, timeout=PATIENCE, set_as_default=False)
+        except (OSError, ValueError) as error:
+            told = f"no dask scheduler answers at {address} ({error})"
+            since = f"; {len(found)} of {len(tasks)} pieces are done, and stay so" if found else ""
+            raise InputError(f"{told}{since}; start one, or give --workers N") from None
+        with client:
+            if not client.scheduler_info()["workers"]:
+                say(f"{address}: the scheduler has no worker yet; it is waited for")
+            left = [number for number in range(len(tasks)) if number not in found]
+            numbers = {client.submit(work, *tasks[number], pure=False): number for number in left}
+            try:
+                for future in as_completed(numbers, loop=client.loop):
+                    found[numbers[future]] = result = future.result()
+                    done(result)
+            except (CancelledError, CommClosedError):  # what was submitted is forgotten with the connection
+                say(f"{address}: the connection broke; what was under way is asked for again")
+    return [found[number] for number in range(len(tasks))]

@@ -19,9 +19,10 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.readouts.gather import head
 from reservoir.readouts.kernel import Kernel
-from reservoir.readouts.linear import Scorer
+from reservoir.readouts.linear import LinearPath, Scorer
 from reservoir.readouts.moments import Accumulator, Moments, leave_one_out
-from reservoir.readouts.ridge import DEFAULT_ALPHAS, ridge_path
+from reservoir.readouts.ridge import DEFAULT_ALPHAS
+from reservoir.readouts.spectral import SpectralPath, path_of
 from reservoir.readouts.sweep import Sweep, Tally
 from reservoir.readouts.targets import Targets
 
@@ -29,7 +30,10 @@ FoldBlock = tuple[np.ndarray, ...]
 """Features (m, w), labels (m, outputs), fold numbers, (m,) or (m, repeats), and perhaps weights (m,), of samples."""
 
 HeldOut = Iterable[tuple[Any, ...]]
-"""Fold, scores (A, m, t) of every penalty by the other folds, labels (m, outputs) and perhaps weights of samples."""
+"""Fold, scores (A, m, t) of every penalty by the other folds, labels (m, outputs) and perhaps weights of samples.
+
+Of many real targets their sums of squared residuals (A, t) stand for the scores.
+"""
 
 
 def cross_sweep(
@@ -64,13 +68,15 @@ def cross_sweep(
     else:
         parts = moments or [part for n in range(repeats) for part in fold_moments(_Deal(train, n), targets, folds)]
         whole = functools.reduce(operator.add, parts[:folds])
-        path = ridge_path(whole, alphas, emphasis=emphasis)
+        path = path_of(whole, alphas, targets, emphasis=emphasis)
         rests = [leave_one_out(parts[n * folds : (n + 1) * folds]) for n in range(repeats)]
-        paths = [[ridge_path(rest, alphas, whole.std, emphasis) for rest in deal] for deal in rests]
-        deals = [_Scored(_Deal(train, n), [Scorer(one, targets) for one in paths[n]]) for n in range(repeats)]
+        paths = [[path_of(rest, alphas, targets, whole.std, emphasis) for rest in deal] for deal in rests]
+        deals = [_Scored(_Deal(train, n), paths[n], targets) for n in range(repeats)]
     together = Tally(targets)
     error = np.mean([_count(deal, together, folds) for deal in deals], axis=0)
     found = Sweep.of(path, together, whole, error if one_standard_error else None)
+    if not targets.classes:
+        return found
     chosen = [(scores[found.best], *rest) for _, scores, *rest in deals[0]]
     return replace(found, temperature=targets.fit_temperature(*map(np.concatenate, zip(*chosen, strict=True))))
 
@@ -92,11 +98,14 @@ class _Scored:
     """Blocks of one deal scored by the paths of the other folds, as often as they are iterated."""
 
     deal: _Deal
-    scorers: Sequence[Scorer]
+    paths: Sequence[LinearPath | SpectralPath]
+    targets: Targets
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        scorers = [Scorer(path, self.targets) if isinstance(path, LinearPath) else path for path in self.paths]
         for k, x, *rest in _by_fold(self.deal):
-            yield k, self.scorers[k](x), *rest
+            by = scorers[k]
+            yield k, by(x) if isinstance(by, Scorer) else by.squares(x, *rest), *rest
 
 
 def _held_out(
@@ -111,9 +120,9 @@ def _held_out(
 def _count(deal: HeldOut, together: Tally, folds: int) -> np.ndarray:
     """Count the held-out scores of all samples, and return the standard error of the accuracy (A,) over folds."""
     apart = [Tally(together.targets) for _ in range(folds)]
-    for k, scores, *rest in deal:
-        together.update(scores, *rest)
-        apart[k].update(scores, *rest)
+    for k, found, *rest in deal:
+        for tally in (together, apart[k]):
+            (tally.update if found.ndim == 3 else tally.update_squares)(found, *rest)
     spread = np.std([tally.accuracy() for tally in apart], axis=0, ddof=1)
     return spread / np.sqrt(folds)
 

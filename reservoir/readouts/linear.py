@@ -99,9 +99,11 @@ class LinearPath:
         intercept = offset - mean @ coef
         return cls(alphas=alphas, coef=coef, intercept=intercept, center=mean, converged=converged)
 
-    def readout(self, index: int, targets: Targets, temperature: float = 1.0) -> LinearReadout:
-        """Return the readout of one penalty, by its index."""
-        coef, intercept = self.coef[index], self.intercept[index]
+    def readout(self, index: int | np.ndarray, targets: Targets, temperature: float = 1.0) -> LinearReadout:
+        """Return the readout of one penalty, or of each target's own, by index or indices (t,)."""
+        one = index if isinstance(index, int) else (index, np.arange(len(index)))
+        coef = self.coef[index] if isinstance(index, int) else self.coef.transpose(0, 2, 1)[one].T
+        intercept = self.intercept[one]
         return LinearReadout(coef=coef, intercept=intercept, targets=targets, temperature=temperature)
 
 

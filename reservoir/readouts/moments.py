@@ -101,7 +101,8 @@ class Accumulator:
         self._shift: tuple[Any, Any] | None = None
         self._xx = on.zeros((width, width))
         self._xz = on.zeros((width, targets + 1))
-        self._zz = on.zeros((targets + 1, targets + 1))
+        self._sums = on.zeros((1, targets + 1))
+        self._squares = on.zeros((targets + 1,))
 
     def update(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Accumulator:
         """Take in samples: features (m, w) and targets (m, t) of any real dtype, and weights (m,) if not all are 1."""
@@ -130,16 +131,17 @@ class Accumulator:
         if self._filled:
             self._multiply()
         t = self._xz.shape[1] - 1
-        count = float(self._zz[t, t])
+        count = float(self._sums[0, t])
         if self._shift is None or count <= 0:
             raise InputError("moments: no sample has a weight above 0; give at least one")
-        xz, zz, shift, y_shift = (self._on.fetch(part) for part in (self._xz, self._zz, *self._shift))
-        apart, y_apart = xz[:, t] / count, zz[:t, t] / count
+        parts = self._xz, self._sums, self._squares, *self._shift
+        xz, sums, squares, shift, y_shift = (self._on.fetch(part) for part in parts)
+        apart, y_apart = xz[:, t] / count, sums[0, :t] / count
         xx = np.multiply.outer(-count * apart, apart)
         xx += self._on.fetch(self._xx)
         for row in range(1, len(xx)):  # the sums are kept in the lower triangle alone
             xx[:row, row] = xx[row, :row]
-        yy = np.diagonal(zz)[:t] - count * np.square(y_apart)
+        yy = squares[:t] - count * np.square(y_apart)
         _check_finite("feature", np.diagonal(xx))
         _check_finite("target", yy)
         return Moments(
@@ -164,7 +166,8 @@ class Accumulator:
             z *= roots
         on.add_square(self._xx, x)
         self._xz += on.product(x.T, z)
-        self._zz += on.product(z.T, z)
+        self._sums += on.product(z[:, -1:].T, z)
+        self._squares += (z * z).sum(0)
         self._filled = 0
 
 

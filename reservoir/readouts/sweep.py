@@ -11,6 +11,7 @@ from reservoir.readouts.gather import Training, gather, solve
 from reservoir.readouts.linear import LinearPath, LinearReadout, Scorer
 from reservoir.readouts.moments import Block, Moments
 from reservoir.readouts.ridge import DEFAULT_ALPHAS
+from reservoir.readouts.spectral import SpectralPath, path_of
 from reservoir.readouts.targets import Targets
 
 
@@ -37,31 +38,40 @@ class Tally:
     def update(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Tally:
         """Count a block: scores (A, m, T) of each readout against labels (m, outputs), weighted (m,) or once each."""
         counted = np.ones(len(y)) if weights is None else weights
-        if self.targets.classes:
-            hits = (self.targets.predict(scores) == y).sum(axis=2) @ counted
-            apart = np.square(scores - self.targets.encode(y)).sum(axis=2, dtype=np.float64)
-            self._far = self._far + apart @ counted
-        else:
-            values = y.astype(np.float64)
-            if not self.samples:
-                self._origin = values[0]  # sums of squares about a value of the data's own size lose no digits
-            hits = counted @ np.square(scores - values)
-            self._sum += counted @ (values - self._origin)
-            self._squares += counted @ np.square(values - self._origin)
+        if not self.targets.classes:
+            return self.update_squares(counted @ np.square(scores - y.astype(np.float64)), y, weights)
+        hits = (self.targets.predict(scores) == y).sum(axis=2) @ counted
+        apart = np.square(scores - self.targets.encode(y)).sum(axis=2, dtype=np.float64)
+        self._far = self._far + apart @ counted
         self._hits = hits if self._hits is None else self._hits + hits
+        self.samples += float(counted.sum())
+        return self
+
+    def update_squares(self, squares: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Tally:
+        """Count a block of real targets by its weighted sums of squared residuals (A, outputs)."""
+        counted, values = np.ones(len(y)) if weights is None else weights, y.astype(np.float64)
+        if not self.samples:
+            self._origin = values[0]  # sums of squares about a value of the data's own size lose no digits
+        self._sum += counted @ (values - self._origin)
+        self._squares += counted @ np.square(values - self._origin)
+        self._hits = squares if self._hits is None else self._hits + squares
         self.samples += float(counted.sum())
         return self
 
     def accuracy(self) -> np.ndarray:
         """Return the accuracy of each readout, (A,), over all samples so far; `ValueError` where there are none."""
+        if self.targets.classes and self._hits is not None:
+            return self._hits / (self.samples * self.targets.outputs)
+        return self.by_target().mean(axis=-1)
+
+    def by_target(self) -> np.ndarray:
+        """Return R^2 of each readout and real target, (A, outputs); `ValueError` where there are no samples."""
         if self._hits is None:
             raise ValueError("no samples were counted")
-        if self.targets.classes:
-            return self._hits / (self.samples * self.targets.outputs)
         total = self._squares - np.square(self._sum) / self.samples
         constant = total <= 0
         ratio = self._hits / np.where(constant, 1.0, total)
-        return np.where(constant, np.where(self._hits > 0, 0.0, 1.0), 1.0 - ratio).mean(axis=-1)
+        return np.where(constant, np.where(self._hits > 0, 0.0, 1.0), 1.0 - ratio)
 
     def loss(self) -> np.ndarray:
         """Return the loss of each readout, (A,), mean over all samples so far; of real targets 1 - R^2."""
@@ -94,21 +104,23 @@ class Sweep:
     ``path`` holds the model of every penalty, fitted on all training samples; ``accuracy`` (A,) that on held-out ones
     (R^2 for regression), ``loss`` (A,) their `Tally.loss`; ``best`` the index of the chosen one. ``moments`` are those
     of the training samples, None where the solution came from the samples themselves; ``temperature`` is that of the
-    chosen readout's probabilities, where held-out scores were at hand to fit it.
+    chosen readout's probabilities, where held-out scores were at hand to fit it. ``by_target`` (A, outputs) is the
+    accuracy of each real target.
     """
 
-    path: LinearPath
+    path: LinearPath | SpectralPath
     accuracy: np.ndarray
     loss: np.ndarray
     best: int
     targets: Targets
     moments: Moments | None = None
     temperature: float = 1.0
+    by_target: np.ndarray | None = None
 
     @classmethod
     def of(
         cls,
-        path: LinearPath,
+        path: LinearPath | SpectralPath,
         tally: Tally,
         training: Training | None = None,
         errors: np.ndarray | None = None,
@@ -117,7 +129,16 @@ class Sweep:
         accuracy, loss = tally.accuracy(), tally.loss()
         best = best_penalty(path.alphas, accuracy, loss, errors)
         moments = training if isinstance(training, Moments) else None
-        return cls(path=path, accuracy=accuracy, loss=loss, best=best, targets=tally.targets, moments=moments)
+        by_target = None if tally.targets.classes else tally.by_target()
+        return cls(
+            path=path,
+            accuracy=accuracy,
+            loss=loss,
+            best=best,
+            targets=tally.targets,
+            moments=moments,
+            by_target=by_target,
+        )
 
     @property
     def alpha(self) -> float:
@@ -127,6 +148,12 @@ class Sweep:
     def readout(self) -> LinearReadout:
         """Return the readout of the chosen penalty."""
         return self.path.readout(self.best, self.targets, self.temperature)
+
+    def best_by_target(self) -> np.ndarray:
+        """Return the index of each real target's own best penalty, (outputs,); of equal ones that of the largest."""
+        assert self.by_target is not None, "labels of classes share one penalty"
+        order = np.argsort(-self.path.alphas, kind="stable")
+        return order[self.by_target[order].argmax(axis=0)]
 
 
 def sweep(
@@ -145,13 +172,21 @@ def sweep(
     by ``emphasis`` (w,), if it is given.
     """
     training = gather(train, targets) if moments is None else moments
-    path = solve(training, alphas, emphasis)
+    if isinstance(training, Moments):
+        path = path_of(training, alphas, targets, emphasis=emphasis)
+    else:
+        path = solve(training, alphas, emphasis)
     return Sweep.of(path, score(path, valid, targets), training)
 
 
-def score(path: LinearPath, blocks: Iterable[Block], targets: Targets) -> Tally:
+def score(path: LinearPath | SpectralPath, blocks: Iterable[Block], targets: Targets) -> Tally:
     """Return the tally of every penalty over blocks of features (m, w) and labels (m, outputs)."""
-    scorer, tally = Scorer(path, targets), Tally(targets)
+    tally = Tally(targets)
+    if isinstance(path, SpectralPath):
+        for x, y in blocks:
+            tally.update_squares(path.squares(x, y), y)
+        return tally
+    scorer = Scorer(path, targets)
     for x, y in blocks:
         tally.update(scorer(x), y)
     return tally

@@ -101,7 +101,7 @@ def test_a_fit_and_a_run_alone_have_a_page(cache, tmp_path):
     from reservoir_pipelines import extract, fit, train
 
     small = {"backbone": "mini:n_layer=1,n_embd=16,n_head=2"}
-    done = fit(extract("digits", limit=60, **small))
+    done = fit(extract("digits", limit=60, **small), curve="30,60")
     ran = train("bit-xor", steps=2, eval_every=1, **small)
     page = report([done.saved.parent, ran.run], out=tmp_path / "page.html").page
     text = page.read_text()
@@ -109,6 +109,7 @@ def test_a_fit_and_a_run_alone_have_a_page(cache, tmp_path):
     assert f"{100 * done.best.test_score:.1f}%" in text
     assert f"{100 * ran.test_score:.1f}%" in text
     assert "calibration error" in text
+    assert f"60 rows {100 * done.curve[-1][2]:.1f}%" in text
     for command in ("reservoir extract digits --", "reservoir fit /", "reservoir train bit-xor --"):
         assert f"<code>{command}" in text
     assert report([]).parts == 1  # of all, the fits

@@ -185,6 +185,18 @@ def test_the_papers_scale_is_estimated_and_asked_about(cache, tmp_path, call, ru
     assert len(runs) == 2
 
 
+def test_a_dry_run_above_smoke_estimates_each_cell_and_says_why_one_cannot_run(
+    cache, tmp_path, call, runs, monkeypatch
+):
+    monkeypatch.delenv("RESERVOIR_DATA", raising=False)
+    mine = recipe(tmp_path, 'rows = [{ name = "a", cell = "output" }, { name = "b", cell = "output", task = "mnist" }]')
+    code, out, err = call("reproduce", mine, "--scale", "hour", "--dry-run")
+    assert (code, runs) == (0, [])
+    assert [" kB" in line for line in out.splitlines() if "seed 0" in line] == [True, False]
+    assert "1 of them cannot run here: " in err
+    assert "--data DIR" in err
+
+
 TEN = """
 task = "bit-xor"
 columns = ["one"]
@@ -205,8 +217,8 @@ rows = [
 
 
 KEPT = {
-    "fit": "classes confusion cost extract_seconds fit_seconds metric passes raw_score readout recall reliability "
-    "reused sweep test_interval test_score tried valid_score",
+    "fit": "classes confusion cost curve extract_seconds fit_seconds metric passes raw_score readout recall "
+    "reliability reused sweep test_interval test_score tried valid_score",
     "train": "best_step converged_step cost diverged_step groups losses metric passes steps swept test_score "
     "train_score train_seconds trained valid_score validations",
     "attention": "diagonals layer lines map passes rows",

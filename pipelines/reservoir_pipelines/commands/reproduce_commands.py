@@ -103,20 +103,20 @@ def _agree(cells: list[Any], places: dict[str, Any]) -> bool:
 
 def _show_plan(tables: list[str], given: dict[str, Any], *, json: bool) -> None:
     """Print the cells that would run, with their time and disk where a trial says so."""
-    from reservoir_pipelines.output import print_json, print_table, size_text
-    from reservoir_pipelines.reproduction.estimate import estimate, time_text
+    from reservoir_pipelines.output import print_json, print_table, say, size_text
+    from reservoir_pipelines.reproduction.estimate import Estimate, estimate, time_text
     from reservoir_pipelines.reproduction.reproduce import plan, title
 
     cells, kept, places = plan(tables, **given)
     todo = [cell for cell in cells if not kept.result(cell.key)]
-    costs = {} if given.get("scale", "smoke") == "smoke" else estimate(todo, places).costs
+    found = Estimate({}) if given.get("scale", "smoke") == "smoke" else estimate(todo, places)
     lines = []
     for cell in cells:
-        result, cost = kept.result(cell.key), costs.get(cell.key)
+        result, cost = kept.result(cell.key), found.costs.get(cell.key)
         if result:
             how = ("finished", time_text(result["seconds"]), size_text(result["bytes"]))
         elif cost and cost.reason:
-            how = (f"cannot run here: {cost.reason}", "-", "-")
+            how = ("cannot run here", "-", "-")
         elif cost:
             how = ("to run", time_text(cost.seconds), size_text(int(cost.bytes)))
         else:
@@ -127,6 +127,8 @@ def _show_plan(tables: list[str], given: dict[str, Any], *, json: bool) -> None:
         print_json([dict(zip(names, line, strict=True)) for line in lines])
     else:
         print_table(("key", "cell", "state", "#time", "#disk"), lines)
+    if found.costs:
+        say(found.text)
 
 
 def _show(table: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ def request_of(prepared: Prepared, asked: Iterable[Options], splits: Sequence[st
     if not (folders or drawn or name == "mini"):
         return None
     here = {
-        "host": socket.gethostname(),
+        "host": [socket.gethostname(), _machine()],
         "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "code": _code(),
         "weights": [_stamps(folder) for folder in folders],
@@ -74,6 +74,16 @@ def remember(root: Path, request: str | None, entry: Entry, columns: Sequence[st
 
 def _file(root: Path, request: str) -> Path:
     return root / "receipts" / f"{request[:32]}.json"
+
+
+@cache
+def _machine() -> str:
+    """Return what tells two machines of one name apart, where the system says it."""
+    for name in ("/etc/machine-id", "/proc/sys/kernel/random/boot_id"):
+        with suppress(OSError):
+            if said := Path(name).read_text().strip():
+                return said
+    return ""
 
 
 @cache

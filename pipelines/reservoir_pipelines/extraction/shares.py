@@ -11,6 +11,7 @@ from reservoir_cache import Entry
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions
+from reservoir.reservoir import full_name
 from reservoir_pipelines.extraction.compute import missing_blocks
 from reservoir_pipelines.extraction.run import Run, plan_run
 from reservoir_pipelines.output import hushed
@@ -49,9 +50,15 @@ def share_blocks(run: Run, entry: Entry, call: Call, cluster: ClusterOptions, ad
     size = min(TASK_BLOCKS, -(-len(todo) // MOST_TASKS) or 1)
     threads = max(1, torch.get_num_threads() // cluster.workers) if cluster.workers else None
     root = run.root.resolve()
+    backbone, init = call.reservoir.backbone, call.reservoir.init
     full = replace(
         call,
         task=run.call["task"],
+        reservoir=replace(
+            call.reservoir,
+            backbone=backbone and full_name(backbone),
+            init=str(Path(init).resolve()) if init and Path(init).is_dir() else init,
+        ),
         prepared=run.prepared.path.resolve(),
         source=replace(call.source, data=call.source.data and call.source.data.resolve()),
         place=replace(call.place, cache=root),

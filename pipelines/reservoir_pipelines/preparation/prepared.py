@@ -21,7 +21,7 @@ from reservoir.tasks import SPLITS, Scaling, Split, Task
 if TYPE_CHECKING:
     import h5py
 
-VERSION = 3
+VERSION = 4
 """Version of the files. Part of the folder's name, so another version's files are never misread."""
 
 GAP = 64

@@ -36,6 +36,7 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
         "readout": f"{found['title']}, {best['readout']} {best['alpha'] or 0:.3g}",
         "raw_score": found["raw"]["test_score"] if found["raw"] else None,
         "tried": found["tried"],
+        "curve": found["curve"],
         "sweep": _sweep(lines),
     }
     entry = Path(found["entry"])

@@ -81,6 +81,12 @@ def fit_charts(values: Values) -> list[Markup]:
             f"best validation {values['metric']} over depth, from {layers[0]} to {layers[-1]}, a line for each pooling"
         )
         charts.append(line_chart(lines, f"depth, 0 is {layers[0]}", f"validation {values['metric']}", says))
+    if curve := values.get("curve"):
+        grown = {n: [(point["rows"], factor * point[f"{n}_score"]) for point in curve] for n in ("valid", "test")}
+        says = f"{values['metric']} over training rows: " + "; ".join(
+            f"{point['rows']:,} rows {score_text(point['test_score'], values['metric'])}" for point in curve
+        )
+        charts.append(line_chart(grown, "training rows", values["metric"], says, log=True))
     counts = values.get("confusion")
     if counts and len(counts) <= MOST_CLASSES:
         shares = np.array(counts, float)

@@ -51,18 +51,25 @@ class Estimate:
 
 
 def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> Estimate:
-    """Try one cell of each kind (stage, task, shape and init) for some steps or rows; the others cost in proportion."""
+    """Try one cell of each kind for some steps or rows; the others cost in proportion."""
     tried: dict[tuple[Any, ...], Cost] = {}
     costs = {}
     for cell in cells:
-        shape = cell.settings.get("backbone")
-        shape = "" if isinstance(shape, Cell) else shape
-        kind = (cell.stage, cell.task, shape, cell.settings.get("depth"), cell.settings.get("init"))
+        kind = _kind(cell)
         if kind not in tried:
             say(f"trying {title(cell)}")
             tried[kind] = _try(cell, places)
         costs[cell.key] = tried[kind]
     return Estimate(costs)
+
+
+def _kind(cell: Cell) -> tuple[Any, ...]:
+    """Return what decides the cost of a cell: its stage, task, model, and whether most, or the output alone, learns."""
+    settings = cell.settings
+    shape, train = settings.get("backbone"), settings.get("train", "")
+    most = any(group in train for group in ("all", "attention", "feedforward"))
+    model = "" if isinstance(shape, Cell) else shape, settings.get("depth"), settings.get("init")
+    return (cell.stage, cell.task, *model, most, train == "output")
 
 
 def _try(cell: Cell, places: Mapping[str, Any]) -> Cost:

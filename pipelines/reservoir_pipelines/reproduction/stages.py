@@ -67,6 +67,7 @@ def _fit(cell: Cell, settings: dict[str, Any], _: Path, places: dict[str, Any]) 
         "bytes": 0 if raw_alone else features.bytes,
         "values": {
             **{name: evaluation[name] for name in ("recall", "classes", "confusion", "reliability")},
+            "curve": done.to_dict()["curve"],
             "metric": done.best.metric,
             "test_score": done.best.test_score,
             "test_interval": done.best.test_interval,

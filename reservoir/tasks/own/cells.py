@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -77,8 +79,13 @@ def numbers(path: Path, row: int, cell: Any) -> Any:
         return cell
     found = _as_numbers(cell)
     if found is None:
-        raise InputError(f"{path}, row {row}: the sequence {cell[:40]!r} is not numbers with spaces between")
+        raise InputError(f"{path}, row {row}: the sequence {cell[:40]!r} is not numbers with spaces or commas between")
     return found
+
+
+def holds_numbers(cell: str) -> bool:
+    """Return whether a text is numbers, with spaces, commas or semicolons between, or a list as JSON writes it."""
+    return _as_numbers(cell) is not None
 
 
 def labels_of(path: Path, name: str, cells: Sequence[Any], *, every: bool) -> np.ndarray:
@@ -99,15 +106,25 @@ def ordered(path: Path, name: str, cells: Sequence[Any]) -> np.ndarray:
     """Return a column of times: numbers, or dates as ISO 8601 writes them."""
     texts = [cell.isoformat() if hasattr(cell, "isoformat") else cell for cell in cells]
     times = column(path, name, texts)
-    if times.dtype.kind != "U":
-        return times
-    try:
-        return np.array([time.removesuffix("Z") for time in times.tolist()], "datetime64[us]")
-    except ValueError:
+    found = dates(times.tolist()) if times.dtype.kind == "U" else times
+    if found is None:
         raise InputError(
             f"{path}, column {name!r}: times like {str(times[0])[:40]!r} tell no order; write dates as 2024-12-31, or "
             f"numbers, or say --drop {name} if the rows stand in order"
-        ) from None
+        )
+    return found
+
+
+def dates(cells: Sequence[Any]) -> np.ndarray | None:
+    """Return texts that are all dates as ISO 8601 writes them, on one clock where they name several, else None."""
+    if not all(isinstance(cell, str) and "-" in cell for cell in cells):
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # NumPy counts time zones in, and warns that it does not keep them
+            return np.array([cell.strip().removesuffix("Z") for cell in cells], "datetime64[us]")
+    except ValueError:
+        return None
 
 
 def values(path: Path, name: str, cells: Sequence[Any]) -> np.ndarray:
@@ -127,13 +144,23 @@ def _value(path: Path, row: int, name: str, cell: Any) -> float:
         return float(cell)
     except (TypeError, ValueError):
         what = f"{str(cell)[:40]!r} is no number"
-        raise InputError(f"{path}, row {row}, column {name!r}: {what}; leave the column out (--drop {name})") from None
+        several = isinstance(cell, list) or (isinstance(cell, str) and holds_numbers(cell))
+        or_else = f", or say --text {name} if it holds the sequences" if several else ""
+        raise InputError(
+            f"{path}, row {row}, column {name!r}: {what}; leave the column out (--drop {name}){or_else}"
+        ) from None
 
 
-def _as_numbers(cell: str) -> np.ndarray | None:
+def _as_numbers(cell: str) -> np.ndarray | list[Any] | None:
+    if cell.strip().startswith("["):
+        try:
+            return json.loads(cell)
+        except (ValueError, RecursionError):
+            cell = cell.strip().strip("[]")  # as NumPy prints an array
+    between = next((mark for mark in ",;" if mark in cell), None)
     for kind in (np.int64, np.float64):
         try:
-            return np.array(cell.split(), dtype=kind)
+            return np.array(cell.split(between), dtype=kind)
         except (ValueError, OverflowError):
             continue
     return None

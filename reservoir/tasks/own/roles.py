@@ -13,22 +13,26 @@ from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.cells import column, is_text, labels_of, numbers, ordered, pad, values
 from reservoir.tasks.own.columns import Columns, InMemory
+from reservoir.tasks.own.guesses import (
+    IDS,
+    INDEX,
+    SEQUENCES,
+    TIMES,
+    are_times,
+    checksums,
+    counts_rows,
+    holds_digits,
+    holds_sequences,
+    ids_among,
+    labels_among,
+    listed,
+    single,
+    times_among,
+)
 from reservoir.tasks.own.tables import Table
 from reservoir.tasks.own.texts import Texts
 
-LABELS = ("y", "label")
-"""Names of a column of labels; with a number behind (``y0``, ``y1``) they are several outputs."""
-
-SEQUENCES = ("x", "sequence")
-"""Names of a column that holds whole sequences; without it the other columns are the values, in their order."""
-
-IDS = ("id", "series_id", "case")
-TIMES = ("time", "t", "step", "timestamp", "date")
 DECIMAL = re.compile(r"-?\d+\.\d+")
-INDEX = re.compile(r"Unnamed: \d+")
-
-FEWEST_COUNTED = 4
-"""Rows from which on a column of their numbers is no value."""
 
 MOST_NAMES = 256
 """So many columns of values are known again by their names; more are places of a series, known by their number."""
@@ -83,19 +87,12 @@ class Sorting:
         }
         kept = {*named, *IDS, *self._labels()}
         for name in {next(iter(self.table), "") if self.labelled else "index", "index"} & self.table.keys() - kept:
-            if self._counts(self.table[name]):
+            if counts_rows(self.table[name]):
                 del self.table[name]
                 self.notes.append(f"the column {name!r} is left out, as it counts the rows")
         for name in [name for name in self.table if INDEX.fullmatch(name) and name not in named]:
             del self.table[name]
             self.notes.append(f"the column {name!r} is left out, as it has no name")
-
-    def _counts(self, cells: Sequence[Any]) -> bool:
-        """Return whether cells are the numbers of the rows, from 0 or 1."""
-        texts = [str(cell) for cell in cells]
-        return self.rows >= FEWEST_COUNTED and any(
-            texts == [str(row + first) for row in range(self.rows)] for first in (0, 1)
-        )
 
     def _named(self, role: str) -> str:
         """Return the column that was named for a role, if any."""
@@ -113,14 +110,19 @@ class Sorting:
     def _labels(self) -> list[str]:
         if named := self._named("label"):
             return [named]
-        found = [name for name in self.table if name in LABELS or (name[:1] == "y" and name[1:].isdigit())]
+        found = labels_among(self.table, self.parameters.get("columns", ()))
         if "label" in found and len(found) > 1 and self.labelled:
-            raise InputError(f"{self.path}: labels in the columns {found[:8]}; say --label NAME, and --drop the others")
+            raise InputError(
+                f"{self.path}: labels in the columns {found[:8]}; say --label NAME, and --drop those that are no values"
+            )
         return found
 
     def _ids(self) -> Sequence[Any]:
-        taken = {self.roles.group, self.roles.label, self.roles.text, self.roles.time}
-        name = self._named("id") or next((name for name in IDS if name in self.table and name not in taken), "")
+        taken = {self.roles.group, self.roles.label, self.roles.text, self.roles.time, *self._labels()}
+        free = [name for name in self.table if name not in taken]
+        name = self._named("id") or next((name for name in free if name.lower() in IDS), "")
+        if not name and self.labelled:
+            name = ids_among(self.path, {name: self.table[name] for name in free})
         if not name:
             return ()
         ids = [str(cell) for cell in self.table.pop(name)]
@@ -132,11 +134,17 @@ class Sorting:
 
     def _whole(self) -> str:
         """Return the column that holds whole sequences: the one named, x or sequence, or the only texts."""
-        whole = self._named("text") or next((name for name in SEQUENCES if name in self.table), "")
-        if whole:
+        if whole := self._named("text"):
             return whole
         labels, others = self._labels(), {"split", "lengths", "groups", self.roles.group, self.roles.time}
+        others |= {name for name in self.table if name.lower() in TIMES and are_times(self.table[name])}
         rest = [name for name in self.table if name not in {*labels, *others}]
+        known = self.parameters.get("columns", ())
+        for name in [name for name in SEQUENCES if name in self.table and name not in known]:
+            if len(rest) == 1 or not single(self.table[name]):  # else x is one value of several, as in x, y, z
+                return name
+        if self.labelled and len(rest) == 1 and holds_sequences(self.table[rest[0]]):
+            return rest[0]
         if not rest or not all(is_text(self.table[name]) for name in rest):
             return ""
         rest.sort(key=lambda name: sum(len(str(cell)) for cell in self.table[name]))
@@ -163,12 +171,8 @@ class Sorting:
             words = [name for name, cells in self.table.items() if name != whole and is_text(cells)]
             name = words[0] if len(words) == 1 else "NAME"
             raise InputError(f"{self.path}: no column of labels among {has}; call it label, or say --label {name}")
-        again = next((name for name in TIMES if name in self.table and not ids and not time), "")
-        if again and self.labelled and _repeats(self.table[again]):
-            raise InputError(
-                f"{self.path}: the column {again!r} has the same times again and again, as in long form, and no column "
-                f"is called id; say --id NAME, or --drop {again}"
-            )
+        if not time and self.labelled and (time := times_among(self.path, self.table, known=bool(ids))):
+            self.found["time"] = time
         if ids:
             repeats = len(set(ids)) < self.rows
             if repeats and (self.roles.id or not self.labelled):
@@ -203,7 +207,10 @@ class Sorting:
         sequences = self.table.pop(whole)
         if self.table:
             self.notes.append(f"columns that are not read, beside {whole!r}: {', '.join(list(self.table)[:8])}")
-        if self.roles.text or is_text(sequences):
+        several = self.parameters.get("numbers", False) or (self.labelled and holds_sequences(sequences))
+        if several and whole not in SEQUENCES:
+            self.found |= {"text": whole, "numbers": True}
+        if not several and (self.roles.text or is_text(sequences) or holds_digits(sequences)):
             texts = ["" if cell is None else str(cell) for cell in sequences]
             self.found["text"], self.texts = whole, texts
         else:
@@ -218,6 +225,9 @@ class Sorting:
         lengths = len(names) - np.argmin(empty[:, ::-1], axis=1)
         if short := int((lengths < len(names)).sum()):
             self.notes.append(f"{short:,} rows end before the last column, at their last value")
+            self.found["early"] = True
+        if self.labelled and (shown := listed(names)):
+            self.notes.append(f"{len(names)} values per row: {shown}")
         x = np.stack([values(self.path, name, cells) for name, cells in zip(names, columns, strict=True)], axis=1)
         x[np.arange(len(names)) >= lengths[:, None]] = 0
         self._check_gaps(x, names)
@@ -227,18 +237,23 @@ class Sorting:
         """Keep the columns of values that the task knows, in its order; rows may end before the last of them."""
         known = self.parameters.get("columns", [])
         if not self.labelled and known:
-            end = len(known) if "long" in self.parameters else sum(1 for name in known if name in self.table)
+            early = self.parameters.get("early", False)
+            end = sum(1 for name in known if name in self.table) if early else len(known)
             for name in known[: max(end, 1)]:
                 if name not in self.table:
+                    others = [other for other in self.table if other not in known]
                     raise InputError(
                         f"{self.path}: no column {name!r}, as there was where the readout was fitted, among "
-                        f"{list(self.table)[:8]}{nearest(name, self.table)}"
+                        f"{list(self.table)[:8]}{nearest(name, others)}"
                     )
             self.table = {name: self.table[name] for name in known if name in self.table}
-        if not self.table:
+        names = list(self.table)
+        if not names:
             raise InputError(f"{self.path}: no columns of values; give one column per value of a sequence")
-        if len(self.table) <= MOST_NAMES:
-            self.found["columns"] = list(self.table)
+        order, before = checksums(names), self.parameters.get("order", [])
+        if before[1:] == order[1:] and before != order:
+            raise InputError(f"{self.path}: its columns stand in another order than where the readout was fitted")
+        self.found |= {"columns": names} if len(names) <= MOST_NAMES else {"order": order}
 
     # ---- several lines per sequence
 
@@ -248,7 +263,7 @@ class Sorting:
         if not labels and self.labelled:
             raise InputError(f"{self.path}: no column of labels among {list(self.table)[:8]}; say --label NAME")
         self._take(labels, groups)
-        time = time or next((name for name in TIMES if name in self.table), "")
+        time = time or next((name for name in self.table if name.lower() in TIMES), "")
         if time:
             self.found |= {} if self.roles.time else {"time": time}
             times = ordered(self.path, time, self.table.pop(time))
@@ -302,9 +317,3 @@ class Sorting:
                 f"{self.path}, row {row}, column {names[place]!r}: an empty cell; only the end of a row may be empty, "
                 "or say --missing interpolate or mask"
             )
-
-
-def _repeats(cells: Sequence[Any]) -> bool:
-    """Return whether times stand there several times on average: whole numbers or texts, not measured values."""
-    texts = [str(cell) for cell in cells]
-    return 2 * len(set(texts)) <= len(texts) and not any("." in text for text in texts)

@@ -1,0 +1,135 @@
+"""extract over a dask cluster: the bytes of one process, whatever becomes of a worker or of the connection."""
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+from reservoir_cache import verify
+from reservoir_pipelines import extract
+from reservoir_pipelines.extraction import plan, shares
+
+distributed = pytest.importorskip("distributed")
+
+SETTINGS = {"limit": 200, "compute": "float32", "layers": "embed,final"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_blocks():
+    """Cut 600 rows into 39 blocks, one to a task of a worker."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(plan.BLOCK_ROWS, "cpu", 16)
+        patch.setattr(shares, "TASK_BLOCKS", 1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_gpt2, tmp_path_factory):
+    return files_of(extract("digits", backbone=str(tiny_gpt2), cache=tmp_path_factory.mktemp("alone"), **SETTINGS))
+
+
+def files_of(done):
+    assert verify(done.store.entry) == []
+    return {str(p.relative_to(done.entry)): p.read_bytes() for p in sorted(done.entry.rglob("*.h5"))}
+
+
+def after_shards(root, act):
+    """Do something once ten of the 39 blocks are there; return the thread that does."""
+
+    def watch():
+        while len(list(root.rglob("0*-0.h5"))) < 10:
+            time.sleep(0.005)
+        act()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+class Relay:
+    """A port that passes everything on to another, until its connections are cut."""
+
+    def __init__(self, address):
+        self.target = ("127.0.0.1", int(address.rpartition(":")[2]))
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self.server.getsockname()[1]}"
+        self.open = []
+        self.cuts = 0
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self):
+        with suppress(OSError):
+            while True:
+                ends = self.server.accept()[0], socket.create_connection(self.target)
+                self.open += ends
+                for a, b in (ends, ends[::-1]):
+                    threading.Thread(target=self.pump, args=(a, b), daemon=True).start()
+
+    def pump(self, a, b):
+        with suppress(OSError):
+            while data := a.recv(65536):
+                b.sendall(data)
+        for end in (a, b):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self):
+        self.cuts += 1
+        for end in self.open:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Start a scheduler and one worker, both in this process, where torch is loaded already."""
+    settings = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    with distributed.LocalCluster(protocol="tcp://", **settings) as cluster:
+        yield cluster
+
+
+def test_a_connection_that_breaks_is_sought_again(cluster, expected, tiny_gpt2, tmp_path, capsys):
+    relay = Relay(cluster.scheduler_address)
+    watch = after_shards(tmp_path, relay.cut)
+    done = extract("digits", backbone=str(tiny_gpt2), cache=tmp_path, scheduler=relay.address, **SETTINGS)
+    watch.join()
+    relay.server.close()
+    assert files_of(done) == expected
+    assert relay.cuts == 1
+    assert "the connection broke" in capsys.readouterr().err
+
+
+def test_a_worker_that_is_killed_has_its_blocks_done_by_another(cluster, expected, tiny_gpt2, tmp_path):
+    command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address, "--no-nanny"]
+    other = subprocess.Popen([*command, "--nthreads", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        with distributed.Client(cluster, set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=300)
+        watch = after_shards(tmp_path, other.kill)  # by then it has been given blocks
+        settings = SETTINGS | {"scheduler": cluster.scheduler_address}
+        done = extract("digits", backbone=str(tiny_gpt2), cache=tmp_path, **settings)
+        watch.join()
+        assert other.wait() == -signal.SIGKILL
+    finally:
+        other.kill()
+        other.wait()
+    assert files_of(done) == expected
+    assert extract("digits", backbone=str(tiny_gpt2), cache=tmp_path, **settings).reused
+
+
+def test_workers_are_told_full_paths(expected, tiny_gpt2, tmp_path, monkeypatch):
+    monkeypatch.chdir(tiny_gpt2.parent)
+    calls = []
+
+    def note(work, tasks, **_):
+        calls.extend(call for call, *_ in tasks)
+        return []
+
+    monkeypatch.setattr(shares, "map_pieces", note)
+    extract("digits", backbone=tiny_gpt2.name, cache=tmp_path, scheduler="tcp://nowhere:1", **SETTINGS)
+    assert {call.reservoir.backbone for call in calls} == {str(tiny_gpt2)}
+    assert all(call.prepared.is_absolute() and call.place.cache.is_absolute() for call in calls)

@@ -1,0 +1,137 @@
+"""What columns of a table are for where nobody says it (siblings of line 5): told or refused, never quietly wrong."""
+
+import numpy as np
+import pytest
+
+from reservoir.errors import InputError
+from reservoir.tasks import Tokens, Vectors, read_new, task_named
+
+RNG = np.random.default_rng(0)
+ROWS = 40
+LABEL = np.array(["a", "b"])[np.arange(ROWS) % 2]
+VALUES = RNG.normal(size=(ROWS, 3)).round(3)
+WIDE = {f"v{n}": VALUES[:, n] for n in range(3)}
+EVENTS = [RNG.integers(0, 9, n).tolist() for n in RNG.integers(2, 7, ROWS)]
+DAYS = [f"2024-01-{n % 28 + 1:02d}" for n in range(ROWS)]
+
+
+def write(path, columns):
+    lines = [columns, *zip(*columns.values(), strict=True)]
+    path.write_text("\n".join(",".join(map(str, line)) for line in lines) + "\n")
+    return path
+
+
+def stored(path, **asked):
+    """Return the task of a file, its rows in any order with their ends cut, and what was said."""
+    source = task_named(str(path), **asked)
+    parts = [split for piece in source.pieces() for split in source.read(piece).values()]
+    rows = [row[:n].astype(np.float64) for part in parts for row, n in zip(part.x, part.lengths, strict=True)]
+    return source.task, sorted(row.round(3).tolist() for row in rows), " ".join(source.notes())
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        ({"timestamp": 1_700_000_000 + 60 * np.arange(ROWS)}, "'timestamp' is left out, as each row is"),
+        ({"Date": DAYS}, "'Date' is left out"),
+        ({"row_id": RNG.permutation(900)[:ROWS]}, "'row_id' names the rows"),
+        ({"ID": 1000 + np.arange(ROWS)}, "'ID' names the rows"),
+        ({"sampleId": [f"s{n}" for n in range(ROWS)]}, "'sampleId' names the rows"),
+        ({"__index_level_0__": RNG.permutation(ROWS)}, "'__index_level_0__' is left out, as it has no name"),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_line_5_names_and_times_of_rows_are_no_values(tmp_path, column, said, first):
+    columns = {**column, **WIDE} if first else {**WIDE, **column}
+    task, rows, notes = stored(write(tmp_path / "t.csv", {**columns, "label": LABEL}))
+    assert task.max_tokens == 3 and said in notes
+    assert rows == sorted(np.asarray(VALUES, np.float32).astype(float).round(3)[:, :, None].tolist())
+    new = write(tmp_path / "new.csv", {name: np.asarray(cells)[[7, 2]] for name, cells in columns.items()})
+    assert np.array_equal(read_new(new, task)[0], VALUES[[7, 2]])
+
+
+def test_line_5_values_that_are_not_of_one_series_are_listed(tmp_path):
+    _, _, notes = stored(write(tmp_path / "t.csv", {**WIDE, "answer": VALUES[:, 0], "label": LABEL}))
+    assert "4 values per row: v0 ... v2, answer" in notes
+    assert "values per row" not in stored(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))[2]
+
+
+def test_line_5_an_id_that_repeats_is_asked_for(tmp_path):
+    path = write(tmp_path / "t.csv", {"patient_id": np.arange(ROWS) // 4, **WIDE, "label": LABEL})
+    with pytest.raises(InputError, match="say --id patient_id if their rows make one sequence, --group patient_id"):
+        task_named(str(path)).task  # noqa: B018
+    assert stored(path, group="patient_id")[0].max_tokens == 3
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda row: " ".join(map(str, row)),
+        lambda row: f'"{",".join(map(str, row))}"',
+        lambda row: f'"{row}"',
+        lambda row: ";".join(map(str, row)),
+        lambda row: f"[{' '.join(map(str, row))}]",
+    ],
+)
+@pytest.mark.parametrize("name", ["x", "events"])
+def test_line_4_a_column_of_numbers_in_each_cell_is_the_sequences(tmp_path, form, name):
+    columns = {"date": DAYS, name: [form(row) for row in EVENTS], "label": LABEL}
+    task, rows, _ = stored(write(tmp_path / "t.csv", columns))
+    assert isinstance(task.form, Tokens) and task.form.vocabulary == 9 and not task.alphabet
+    assert rows == sorted([float(value) for value in row] for row in EVENTS)
+    new = write(tmp_path / "new.csv", {"other": [1, 2], name: [form([3]), form([1, 4, 8])]})
+    x, lengths, _, _ = read_new(new, task)
+    assert x.tolist() == [[3, 0, 0], [1, 4, 8]] and lengths.tolist() == [1, 3]
+
+
+def test_line_4_sequences_beside_values_are_named(tmp_path):
+    path = write(tmp_path / "t.csv", {"age": VALUES[:, 0], "events": [f'"{row}"' for row in EVENTS], "label": LABEL})
+    with pytest.raises(InputError, match="say --text events if it holds the sequences"):
+        task_named(str(path)).task  # noqa: B018
+    assert stored(path, text="events")[1] == sorted([float(value) for value in row] for row in EVENTS)
+
+
+@pytest.mark.parametrize("width", [1, 8, 40])
+def test_line_4_digits_with_nothing_between_are_letters(tmp_path, width):
+    bits = ["".join(map(str, row)) for row in RNG.integers(0, 2, (ROWS, width + 1))]
+    task, _, notes = stored(write(tmp_path / "t.csv", {"sequence": bits, "label": LABEL}))
+    assert task.alphabet == "01" and task.max_tokens == width + 1 and "the letters 01" in notes
+
+
+@pytest.mark.parametrize("long", [True, False])
+def test_line_5_x_y_and_z_are_places(tmp_path, long):
+    ids = {"id": np.arange(ROWS) // 4, "Time": np.tile(range(4), ROWS // 4)} if long else {}
+    label = LABEL[np.arange(ROWS) // 4] if long else LABEL
+    columns = {**ids, **dict(zip("xyz", VALUES.T, strict=True))}
+    path = write(tmp_path / "t.csv", {**columns, "label": label})
+    task, _, notes = stored(path)
+    assert (task.form == Vectors(3) and task.max_tokens == 4) if long else task.max_tokens == 3
+    assert "x, y, z" in notes and task.labels == ("a", "b")
+    x, _, _, y = read_new(write(tmp_path / "new.csv", columns), task)
+    assert np.array_equal(x.reshape(ROWS, 3), VALUES) and y is None
+
+
+def test_line_5_zones_of_times_are_counted_in(tmp_path, recwarn):
+    times = np.tile(["2024-01-01T03:00:00+02:00", "2024-01-01T02:00:00Z"], ROWS)
+    series = np.repeat(np.arange(ROWS), 2)
+    columns = {"id": series, "time": times, "u": np.tile([1.5, 2.5], ROWS), "label": LABEL[series]}
+    assert stored(write(tmp_path / "t.csv", columns))[1] == [[[1.5], [2.5]]] * ROWS  # 1:00 and 2:00 of UTC
+    assert not recwarn.list
+
+
+def test_line_5_many_columns_are_known_by_their_order(tmp_path):
+    wide = {f"w{n}": RNG.normal(size=ROWS).round(3) for n in range(300)}
+    task = task_named(str(write(tmp_path / "t.csv", {**wide, "label": LABEL}))).task
+    assert read_new(write(tmp_path / "new.csv", wide), task)[0].shape == (ROWS, 300)
+    with pytest.raises(InputError, match="its columns stand in another order"):
+        read_new(write(tmp_path / "new.csv", dict(reversed(wide.items()))), task)
+
+
+def test_line_5_a_last_column_that_is_not_there_is_missing(tmp_path):
+    task = task_named(str(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))).task
+    new = write(tmp_path / "new.csv", {name: cells for name, cells in WIDE.items() if name != "v2"})
+    with pytest.raises(InputError, match=r"no column 'v2', as there was where the readout was fitted") as error:
+        read_new(new, task)
+    assert "did you mean" not in str(error.value)
+    early = {**WIDE, "v2": np.where(np.arange(ROWS) == 3, "", VALUES[:, 2]), "label": LABEL}
+    assert read_new(new, task_named(str(write(tmp_path / "t.csv", early))).task)[1].tolist() == [2] * ROWS
