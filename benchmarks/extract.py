@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from reservoir_pipelines.extraction.call import Call
 from reservoir_pipelines.extraction.run import plan_run
 from reservoir_pipelines.output import hushed
 from reservoir_pipelines.preparation.prepare import prepare
@@ -109,7 +110,7 @@ def extracted(backbone: str, rows: int, tokens: int) -> float:
         keep = FeatureOptions(layers="all", pool="last,mean", store="float16")
         place = PlaceOptions(cache=root)
         prepared = prepare(str(file), cache=root)
-        run = plan_run(str(file), prepared, root, reservoir, RowOptions(), keep, place, None)
+        run = plan_run(Call(str(file), reservoir, RowOptions(), keep, place), prepared, root)
         run.model.fpt.features(  # as the others are warm too
             torch.zeros(1, tokens, 4, device=run.model.device),
             torch.tensor([tokens], device=run.model.device),

@@ -27,15 +27,6 @@ def contributions(model: SequenceModel, x: Tensor, lengths: Tensor) -> Tensor:
     Only what a readout reads of means, segments, single tokens, all tokens or the raw input is a sum over positions;
     the rest (quantiles, shares, extremes, deviations) is left out. What a window adds is shared among the values from
     its own to the next window's.
-
-    Parameters
-    ----------
-    model : SequenceModel
-        With one label per sequence.
-    x : Tensor, (rows, positions, ...)
-        Sequences as stored, right-padded.
-    lengths : Tensor of int64, (rows,)
-        Real positions of each.
     """
     scaled = (x - model.offset) * model.scale if model.scaled else x
     found = torch.zeros(*x.shape[:2], model.weight.shape[1], dtype=torch.float64)

@@ -89,7 +89,8 @@ def test_no_files_import_each_other_in_a_circle():
     assert circle(graph) == []
 
 
-def test_no_folders_import_each_other_in_a_circle():
+def rooms():
+    """Return the rooms that each room imports."""
     known = modules()
 
     def room(name):
@@ -103,7 +104,20 @@ def test_no_folders_import_each_other_in_a_circle():
     for name, targets in arrows().items():
         if not facade(name, known[name]):
             graph.setdefault(room(name), set()).update({room(target) for target in targets} - {room(name)})
-    assert circle(graph) == []
+    return graph
+
+
+def test_no_folders_import_each_other_in_a_circle():
+    assert circle(rooms()) == []
+
+
+def test_pipelines_has_nine_floors():
+    own = {name: targets for name, targets in rooms().items() if name.startswith("reservoir_pipelines.")}
+
+    def floor(name):
+        return 1 + max((floor(target) for target in own[name] & own.keys()), default=0)
+
+    assert max(map(floor, own)) <= 9
 
 
 def test_each_option_is_declared_once():

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from reservoir_pipelines.estimators.classifier import ReservoirClassifier
     from reservoir_pipelines.estimators.regressor import ReservoirRegressor
     from reservoir_pipelines.estimators.transformer import ReservoirTransformer
-    from reservoir_pipelines.explanation import Explanation, explain
     from reservoir_pipelines.extraction.extract import Extraction, extract
     from reservoir_pipelines.extraction.forecast import Forecast, plan
     from reservoir_pipelines.fitting.fit import fit
     from reservoir_pipelines.fitting.results import Fit, Result
     from reservoir_pipelines.foreign_backbone import Imported, import_backbone
-    from reservoir_pipelines.prediction import Prediction, predict
+    from reservoir_pipelines.prediction.explain import Explanation, explain
+    from reservoir_pipelines.prediction.predict import Prediction, predict
     from reservoir_pipelines.preparation.prepare import prepare
     from reservoir_pipelines.preparation.prepared import Prepared
     from reservoir_pipelines.pretraining.compared import Comparison
@@ -77,7 +77,7 @@ _HOME = {
     "ReservoirRegressor": "estimators.regressor",
     "ReservoirTransformer": "estimators.transformer",
     **dict.fromkeys(("Attention", "attention"), "attention_maps"),
-    **dict.fromkeys(("Explanation", "explain"), "explanation"),
+    **dict.fromkeys(("Explanation", "explain"), "prediction.explain"),
     **dict.fromkeys(("Extraction", "extract"), "extraction.extract"),
     "Comparison": "pretraining.compared",
     "compare_pretraining": "pretraining.comparison",
@@ -89,7 +89,7 @@ _HOME = {
     "prepare": "preparation.prepare",
     "Pretraining": "pretraining.outcome",
     "pretrain": "pretraining.pretrain",
-    **dict.fromkeys(("Prediction", "predict"), "prediction"),
+    **dict.fromkeys(("Prediction", "predict"), "prediction.predict"),
     **dict.fromkeys(("Report", "report"), "reports.report"),
     **dict.fromkeys(("Reproduction", "reproduce"), "reproduction.reproduce"),
     "train": "training.train",

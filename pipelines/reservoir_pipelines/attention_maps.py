@@ -15,13 +15,14 @@ from reservoir.options import AttentionOptions, OwnDataOptions, PlaceOptions, Re
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks import TASKS, own_name, task_named
 from reservoir.tasks.task import Task, Tokens
+from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.plots import attention_top, plot_attention
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.training.run import Run
 from reservoir_pipelines.training.trained import load_run
-from reservoir_pipelines.workspace import cache_root, data_folder, replace_file
+from reservoir_pipelines.workspace import cache_root, data_folder
 
 if TYPE_CHECKING:
     from reservoir.tasks.task import Scaling

@@ -10,15 +10,11 @@ import typer
 from reservoir_pipelines.command import HELP
 from reservoir_pipelines.commands import (
     cache_commands,
-    compare_commands,
     data_commands,
-    export_commands,
     fit_commands,
     model_commands,
-    pretrain_commands,
     reproduce_commands,
     train_commands,
-    tune_commands,
 )
 from reservoir_pipelines.faults import Interruptible, system_fault
 
@@ -33,18 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for commands in (
-    data_commands,
-    fit_commands,
-    tune_commands,
-    model_commands,
-    export_commands,
-    train_commands,
-    pretrain_commands,
-    compare_commands,
-    reproduce_commands,
-    cache_commands,
-):
+for commands in (data_commands, fit_commands, model_commands, train_commands, reproduce_commands, cache_commands):
     commands.register(app)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError
-from reservoir_pipelines.workspace import save_tensors
+from reservoir_pipelines.files import save_tensors
 
 BESIDE = (
     *("config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 
 def print_json(value: Any) -> None:
@@ -70,11 +72,6 @@ def hushed() -> Iterator[None]:
         _hushed.reset(token)
 
 
-def is_hushed() -> bool:
-    """Whether somebody else shows how it goes."""
-    return _hushed.get()
-
-
 def say(text: str) -> None:
     """Print one line for a person to stderr; stdout is kept for results."""
     if not _hushed.get():
@@ -86,3 +83,110 @@ def console(*, soft_wrap: bool = False) -> Console:
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=soft_wrap)
+
+
+clock = time.monotonic
+
+SECONDS = 30.0
+SHARE = 0.1
+LONGEST = 600.0
+"""A line comes after so many seconds and this share of the whole, whichever is later, or after the longest time."""
+
+
+class Lines:
+    """Says now and then how much of the whole is done, at which rate, and how long the rest will take."""
+
+    def __init__(self, title: str, total: int, unit: str, done: int = 0, *, each: int = 1) -> None:
+        self._title, self._total, self._unit, self._each = title, total, unit, each
+        self._first = self._told = done
+        self._started = self._last = clock()
+
+    def show(self, done: int, text: str = "") -> None:
+        """Print a line if it is time for one."""
+        now = clock()
+        waited, gained = now - self._last, done - self._told
+        if waited < SECONDS or done >= self._total or (gained < SHARE * self._total and waited < LONGEST):
+            return
+        self._last, self._told = now, done
+        speed = (done - self._first) / (now - self._started)
+        left = f", {time_text((self._total - done) / speed)} left" if speed else ""
+        share = f"{done:,} of {self._total:,} ({100 * done / self._total:.0f}%)"
+        say(f"{self._title}: {share}, {self._each * speed:,.3g} {self._unit}/s{text and '  ' + text}{left}")
+
+
+class Meter:
+    """Progress over rows, with rows per second and gigabytes written."""
+
+    def __init__(self, progress: Progress, title: str, rows: int, unit: str) -> None:
+        self._progress, self._done = progress, 0
+        self._bar = progress.add_task(title, total=rows, text="")
+        self._lines = Lines(title, rows, unit)
+
+    def advance(self, rows: int, written: int | None = None) -> None:
+        """Count ``rows`` more as done; ``written`` is the number of bytes written so far."""
+        self._done += rows
+        size = "" if written is None else f"{written / 1e9:.2f} GB"
+        if self._progress.disable:
+            self._lines.show(self._done, size)
+            return
+        self._progress.advance(self._bar, rows)
+        speed = self._progress.tasks[self._bar].speed or 0
+        self._progress.update(self._bar, text=f"{speed:.0f}/s  {size}")
+
+
+@contextmanager
+def meter(title: str, rows: int, unit: str = "rows") -> Iterator[Meter]:
+    """Show progress over so many rows for the time of the context."""
+    with _progress(title, unit) as progress:
+        yield Meter(progress, title, rows, unit)
+
+
+@contextmanager
+def training_meter(
+    steps: int, done: int, text: str, *, each: int = 1, unit: str = "steps"
+) -> Iterator[Callable[..., None]]:
+    """Yield ``show(step, *numbers)``, which shows running means of the numbers as ``text`` formats them.
+
+    ``each`` units make a step, of the speed that is shown.
+    """
+    means: list[float] = []
+    with _progress("train", "") as progress:
+        bar = progress.add_task("train", total=steps, completed=done, text="")
+        lines = Lines("train", steps, unit, done, each=each)
+
+        def show(step: int, *numbers: float) -> None:
+            means[:] = [0.95 * m + 0.05 * v for m, v in zip(means or numbers, numbers, strict=True)]
+            if progress.disable:
+                lines.show(step, text.format(*means))
+                return
+            speed = each * (progress.tasks[0].speed or 0.0)
+            progress.update(bar, completed=step, text=f"{text.format(*means)}  {speed:,.3g} {unit}/s")
+
+        yield show
+
+
+def time_text(seconds: float) -> str:
+    """Return a time for a person: ``40 s``, ``12 min``, ``3 h 20 min``, ``11.3 days``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes < 48 * 60 else f"{seconds / 86400:.1f} days"
+
+
+def _progress(title: str, unit: str) -> Progress:
+    """Return one live line on stderr; nothing where it is no terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    place = console()
+    columns = (
+        TextColumn(title),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        *([TextColumn(unit)] if unit else []),
+        TextColumn("{task.fields[text]}"),
+        TimeRemainingColumn(compact=True),
+        TextColumn("left"),
+    )
+    return Progress(*columns, console=place, disable=_hushed.get() or not place.is_terminal, transient=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reservoir_pipelines.workspace import replace_file
+from reservoir_pipelines.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,6 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from reservoir.errors import InputError
-from reservoir_pipelines.output import say
 
 PAYS_OFF = 5.0
 """Seconds of work below which starting processes costs more than they save (``benchmarks/prepare.py``)."""
@@ -27,6 +26,7 @@ def map_pieces(
     workers: int = 0,
     scheduler: str | None = None,
     done: Callable[[Any], None] = lambda result: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[Any]:
     """Return ``work(*a)`` for each tuple of arguments, in their order.
 
@@ -34,11 +34,11 @@ def map_pieces(
     called again: what was in hand when a worker died, or the connection to a scheduler broke, is done once more. With 0
     or 1 workers the work is done here, one piece after the other, and also where the time of the first piece says that
     processes would not pay off. The address of a ``scheduler`` (``tcp://host:port``) goes before ``workers``. ``done``
-    is given each result when it is there.
+    is given each result when it is there, ``say`` what a person should know meanwhile.
     """
     tasks = list(arguments)
     if scheduler is not None:
-        return _on_cluster(work, tasks, scheduler, done)
+        return _on_cluster(work, tasks, scheduler, done, say)
     if workers > 1 and len(tasks) > 1:
         return _in_processes(work, tasks, workers, done)
     return _here(work, tasks, {}, done)
@@ -94,9 +94,15 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _on_cluster(work: Callable[..., Any], tasks: list[tuple], address: str, done: Callable[[Any], None]) -> list[Any]:
+def _on_cluster(
+    work: Callable[..., Any],
+    tasks: list[tuple],
+    address: str,
+    done: Callable[[Any], None],
+    say: Callable[[str], None],
+) -> list[Any]:
     try:
-        from distributed import CancelledError, Client, as_completed
+        from distributed import CancelledError, Client, KilledWorker, as_completed
         from distributed.comm import CommClosedError
     except ImportError:
         raise InputError("a scheduler needs a package: pip install distributed; or give --workers N") from None
@@ -117,6 +123,8 @@ def _on_cluster(work: Callable[..., Any], tasks: list[tuple], address: str, done
                 for future in as_completed(numbers, loop=client.loop):
                     found[numbers[future]] = result = future.result()
                     done(result)
+            except KilledWorker as error:
+                raise InputError(f"{address}: {error}; for want of memory, say: give each worker more") from None
             except (CancelledError, CommClosedError):  # what was submitted is forgotten with the connection
                 say(f"{address}: the connection broke; what was under way is asked for again")
     return [found[number] for number in range(len(tasks))]

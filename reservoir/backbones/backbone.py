@@ -124,12 +124,6 @@ class Backbone(nn.Module):
         """Hand the hidden states of some layers to callbacks during every forward pass inside the context.
 
         Blocks above the deepest of these layers are taken out for the time of the context, so they cost nothing.
-
-        Parameters
-        ----------
-        layers : dict of str to callable
-            For each layer a function of its hidden states (batch, tokens, width); an `InputError` names one that does
-            not exist.
         """
         self.check_layers(layers)
         blocks = self.blocks

@@ -24,13 +24,7 @@ Weights = tuple[dict[str, Any], dict[str, np.ndarray], list[str]]
 
 
 def read_onnx(path: Path) -> Weights:
-    """Return what an ONNX file holds of a ViT or DINOv2 whose tensors have the names of transformers.
-
-    Raises
-    ------
-    InputError
-        If the file is not readable, or holds no such model.
-    """
+    """Return what an ONNX file holds of a ViT or DINOv2 whose tensors have the names of transformers."""
     graph = _Graph(path)
     start = next((name.removesuffix(PATCHES) for name in graph.tensors if name.endswith(PATCHES)), None)
     if start is None:

@@ -63,13 +63,7 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
 
 
 def load_native(name: str, depth: int | None = None) -> tuple[Backbone, nn.Module]:
-    """Make a frozen backbone with its pretrained weights, and the module that is its own way in.
-
-    Raises
-    ------
-    InputError
-        As `load_backbone` does; and if the family has no way in of its own.
-    """
+    """Make a frozen backbone with its pretrained weights, and the module that is its own way in."""
     with _LOADING:
         family, config = _find(name, depth)
         if not family.door:

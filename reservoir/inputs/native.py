@@ -48,13 +48,7 @@ class Native:
 
 
 def open_native(task: Task, name: str, init: str, depth: int | None) -> Native:
-    """Load a pretrained model with its own way in, for a task.
-
-    Raises
-    ------
-    InputError
-        If the model has no such way in, or reads other things than the task holds.
-    """
+    """Load a pretrained model with its own way in, for a task."""
     if init != "pretrained":
         raise InputError(f"--input native: the embeddings are the pretrained ones, and --init {init} draws the rest")
     family, _ = find(name)

@@ -107,13 +107,7 @@ def has_tokenizer(name: str) -> bool:
 
 
 def read_tokenizer(name: str, positions: int | None) -> TextReader:
-    """Return the reader of a model of so many positions, by its folder, GGUF file or hub name.
-
-    Raises
-    ------
-    InputError
-        If there is no tokenizer, or it is not readable without running code of the folder.
-    """
+    """Return the reader of a model of so many positions, by its folder, GGUF file or hub name."""
     from transformers import AutoTokenizer
 
     quiet()

@@ -15,8 +15,8 @@ import skops.io
 from reservoir_cache import Entry
 from reservoir_cache.publish import publish_json, read_json
 from reservoir_pipelines import extract, fit, predict
-from reservoir_pipelines.checked import file_digest, read_checked, write_checked
 from reservoir_pipelines.cli import run
+from reservoir_pipelines.files import file_digest, read_checked, write_checked
 from reservoir_pipelines.fitting import estimator_files
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.estimator_files import load_estimator, save_estimator

@@ -7,12 +7,12 @@ import h5py
 import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, predict
-from reservoir_pipelines.fitting.evaluation import evaluate_classes, evaluate_values, reliability
-from reservoir_pipelines.prediction import evaluate_predictions
+from reservoir_pipelines.prediction.predict import evaluate_predictions
 from sklearn import metrics
 from sklearn.calibration import calibration_curve
 
 from reservoir import InputError
+from reservoir.readouts.evaluation import evaluate_classes, evaluate_values, reliability
 
 SMALL = {"layers": "block01", "pool": "mean"}
 

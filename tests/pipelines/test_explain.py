@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 from reservoir_pipelines import explain, extract, fit
-from reservoir_pipelines.explanation import explain_rows
-from reservoir_pipelines.export import build
 from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.prediction.explain import explain_rows
+from reservoir_pipelines.prediction.export import build
 
 from reservoir import InputError
 from reservoir.features import forward

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from reservoir_pipelines import extract, fit, predict
-from reservoir_pipelines.checked import read_checked, write_checked
 from reservoir_pipelines.cli import run as command
-from reservoir_pipelines.export import build, export
+from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.prediction.export import build, export
 
 from reservoir import InputError
 from reservoir.features import forward
@@ -229,7 +229,7 @@ def test_what_cannot_be_exported_is_refused(readouts, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="no readout"):
         export(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("reservoir_pipelines.export.find_spec", lambda name: None)
+        patch.setattr("reservoir_pipelines.prediction.export.find_spec", lambda name: None)
         with pytest.raises(InputError, match="pip install"):
             export(saved, to="onnx")
     (tmp_path / "file").write_text("")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from reservoir_cache import FeatureStore
 from reservoir_pipelines import extract, fit, predict
-from reservoir_pipelines.checked import read_checked, write_checked
+from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.preparation.prepare import prepare

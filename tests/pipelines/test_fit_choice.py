@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from reservoir_cache.shard import decode, encode
 from reservoir_pipelines.fitting.engines import LogisticEngine, RidgeEngine
-from reservoir_pipelines.fitting.evaluation import compare, evaluate
 
 from reservoir.readouts import LOGISTIC_ALPHAS
+from reservoir.readouts.evaluation import compare, evaluate
 
 ALPHAS = np.logspace(-2, 6, 25)
 
@@ -79,9 +79,9 @@ def test_labels_that_say_nothing_give_chance_and_no_p_value_that_is_too_small():
         raw, *sources = (held(rng.standard_normal((300, width)), y) for width in (20, 20, 60, 300))
         trials = [engine.run(source) for source in sources]
         best = max(range(3), key=lambda i: trials[i].result.merit)
-        found = evaluate(trials[best].readout, sources[best], ["a", "b"])
+        found = evaluate(trials[best].readout, sources[best].blocks("test"), ["a", "b"])
         accuracies.append(found.scores["accuracy"])
-        p_values.append(compare(found, evaluate(engine.run(raw).readout, raw, ["a", "b"])))
+        p_values.append(compare(found, evaluate(engine.run(raw).readout, raw.blocks("test"), ["a", "b"])))
         assert trials[best].result.valid_score > 0.5  # the best of many flatters itself: it is not what is reported
     assert abs(np.mean(accuracies) - 0.5) < 2 * 0.5 / np.sqrt(100 * 60)
     for level in (0.05, 0.1, 0.25, 0.5):

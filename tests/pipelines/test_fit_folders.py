@@ -12,7 +12,7 @@ import pytest
 from reservoir_pipelines import extract, fit, predict
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.fitting import fit as fitting
-from reservoir_pipelines.prediction import Prediction
+from reservoir_pipelines.prediction.predict import Prediction
 
 from reservoir import InputError
 

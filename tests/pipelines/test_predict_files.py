@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, predict
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.prediction import evaluate_predictions
+from reservoir_pipelines.prediction.predict import evaluate_predictions
 from sklearn import metrics
 
 SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}

@@ -1,16 +1,15 @@
 """Where no terminal shows a bar, lines say how far something is: by an injected clock."""
 
 import pytest
-from reservoir_pipelines import progress
-from reservoir_pipelines.output import hushed
-from reservoir_pipelines.progress import Lines, meter, time_text, training_meter
+from reservoir_pipelines import output
+from reservoir_pipelines.output import Lines, hushed, meter, time_text, training_meter
 
 
 @pytest.fixture
 def pass_time(monkeypatch):
     """Return a function that lets time pass, which otherwise stands still."""
     now = [1000.0]
-    monkeypatch.setattr(progress, "clock", lambda: now[0])
+    monkeypatch.setattr(output, "clock", lambda: now[0])
 
     def wait(seconds):
         now[0] += seconds

@@ -5,7 +5,8 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from reservoir_pipelines.fitting.summary import SUMMARY, read_summary, write_summary
+from reservoir_pipelines.files import read_checked, write_checked
+from reservoir_pipelines.fitting.results import SUMMARY
 from reservoir_pipelines.reports.charts import image_uri
 from reservoir_pipelines.reports.report import report
 from reservoir_pipelines.reproduction.reproduce import reproduce
@@ -113,9 +114,9 @@ def test_a_fit_and_a_run_alone_have_a_page(cache, tmp_path):
     for command in ("reservoir extract digits --", "reservoir fit /", "reservoir train bit-xor --"):
         assert f"<code>{command}" in text
     assert report([]).parts == 1  # of all, the fits
-    summary = read_summary(done.saved.parent)
+    summary = read_checked(done.saved.parent / SUMMARY)
     del summary["evaluation"]["reliability"]
-    write_summary(done.saved.parent, summary)
+    write_checked(done.saved.parent / SUMMARY, summary)
     with pytest.raises(InputError, match=r"another version of reservoir \('reliability'\); run"):
         report([done.saved.parent])
     (done.saved.parent / SUMMARY).write_text("{}")
@@ -141,5 +142,5 @@ def test_a_matrix_is_a_png_that_others_read():
     found = imread(io.BytesIO(base64.b64decode(image_uri(values).partition(",")[2])))
     assert found.shape == (2, 3, 4)
     assert np.allclose(found[0, 0, :3] * 255, (68, 1, 84))
-    assert np.allclose(found[0, 1, :3] * 255, (253, 231, 37))
+    assert np.allclose(found[0, 1, :3] * 255, (253, 231, 37), atol=1)
     assert found[0, 2, 3] == 0

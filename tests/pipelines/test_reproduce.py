@@ -8,10 +8,12 @@ import sys
 import time
 
 import pytest
-from reservoir_pipelines.checked import read_checked, write_checked
+from reservoir_pipelines import report
+from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.reproduction import reproduce as module
-from reservoir_pipelines.reproduction.kept import Kept
+from reservoir_pipelines.reproduction.cell import Cell
 from reservoir_pipelines.reproduction.reproduce import reproduce
+from reservoir_pipelines.reproduction_folder import Kept
 
 SMALL = """
 title = "a table of mine"
@@ -93,10 +95,10 @@ def test_seeds_give_a_mean_and_a_standard_error(cache, tmp_path):
 def test_what_was_killed_goes_on(cache, tmp_path, runs, monkeypatch):
     keep = Kept.keep
 
-    def killed(self, cell, result):
+    def killed(self, key, result):
         if len(runs) == 2:
             raise KeyboardInterrupt
-        keep(self, cell, result)
+        keep(self, key, result)
 
     mine = recipe(tmp_path, ROWS)
     monkeypatch.setattr(Kept, "keep", killed)
@@ -144,7 +146,7 @@ def test_a_cell_that_another_process_has_is_waited_for(cache, tmp_path, runs):
     mine = recipe(tmp_path, ROWS)
     cells, kept, places = module.plan([mine])
     kept.make()
-    with kept.lock(cells[0], wait=False) as held, kept.lock(cells[0], wait=False) as taken:
+    with kept.lock(cells[0].key, wait=False) as held, kept.lock(cells[0].key, wait=False) as taken:
         assert held
         assert not taken
     module.run_cells(cells, kept, places)
@@ -211,6 +213,7 @@ rows = [
     { name = "maps", cell = "attention", measure = "diagonals" },
     { name = "card", cell = "card", measure = "parameters" },
     { name = "bit", cell = "bit", settings = { depth = 1 } },
+    { name = "made", cell = "bit-pretraining" },
     { name = "swept", cell = "fpt", settings = { sweep = { learning_rate = [1e-3, 1e-2] } } },
 ]
 """
@@ -222,6 +225,7 @@ KEPT = {
     "train": "best_step converged_step cost diverged_step groups losses metric passes steps swept test_score "
     "train_score train_seconds trained valid_score validations",
     "attention": "diagonals layer lines map passes rows",
+    "pretrain": "cost steps test_bits test_score train_seconds",
     "backbone": "bias_deviation blocks deviations heads parameters weight_deviation width",
 }
 
@@ -248,9 +252,40 @@ def test_the_command_of_a_cell_gives_its_number(cache, tmp_path, call, monkeypat
                 assert found[name] == values[name], row
         elif result["stage"] == "attention":
             assert found["diagonal_strength"] == values["diagonals"]
+        elif result["stage"] == "pretrain":
+            assert found["test_accuracy"] == values["test_score"]
         else:
             assert found["whole"] == values["parameters"]
             assert found["weight_deviation"] == values["weight_deviation"]
         checked += 1
-    assert checked == 11
+    assert checked == 12
+    bit = [line for line in TEN.splitlines() if "made" not in line and ("{" not in line or '"bit"' in line)]
+    (tmp_path / "ten.toml").write_text(small + "\n".join(bit))
+    assert reproduce([str(tmp_path / "ten.toml")], out=done.folder).ran == 0
+    page = report([done.folder]).page.read_text()
+    assert "<code>reservoir pretrain bit-memory" in page  # what a cell needs has its command on the page too
+    assert "train bit-xor backbone of bit-memory" in page
     assert names == KEPT, "the page reads these: with other names, raise FORMAT in kept.py and change them here"
+
+
+def test_cells_are_tasks_of_a_cluster(cache, tmp_path, runs, monkeypatch):
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.delenv("RESERVOIR_DATA", raising=False)
+    mine = recipe(tmp_path, ROWS.replace("]\n", '    { name = "b", cell = "output", task = "mnist" },\n]\n', 1)[1:])
+    settings = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
+    with distributed.LocalCluster(protocol="tcp://", **settings) as cluster:
+        done = reproduce([mine], scheduler=cluster.scheduler_address)
+    assert (done.ran, len(done.failed), len(runs)) == (2, 1, 3)
+    cells, kept, places = module.plan([mine])
+    told = [module.run_there(cell, kept, places) for cell in cells]  # of what is finished it only tells
+    assert sum("% in" in line for line in told) == 2
+    assert sum("failed, task 'mnist' needs its files" in line for line in told) == 1
+
+
+def test_a_cluster_is_given_first_what_others_need(tmp_path, monkeypatch):
+    made = Cell("pretrain", None, {"corpus": "uniform"})
+    trained = [Cell("train", "bit-xor", {"backbone": made, "seed": seed}) for seed in range(2)]
+    sent = []
+    monkeypatch.setattr(module, "map_pieces", lambda work, tasks, **_: sent.append([cell for cell, *_ in tasks]))
+    module._run_on_cluster([*trained, made], Kept(tmp_path), {}, "tcp://somewhere:1")
+    assert sent == [[made], trained]

@@ -12,7 +12,7 @@ import textwrap
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines.prediction import predict
+from reservoir_pipelines.prediction.predict import predict
 from reservoir_pipelines.training.checkpoint import last_checkpoint
 from reservoir_pipelines.training.journal import Journal, read_journal
 from reservoir_pipelines.training.run import Run

@@ -64,7 +64,7 @@ def rows_of(source):
 
 def test_splits_and_classes_are_the_datasets_own(library, monkeypatch):
     monkeypatch.setattr("reservoir.tasks.own.hub.STEP", 7)
-    monkeypatch.setattr("reservoir.tasks.own.hub.PIECE_LETTERS", 300)
+    monkeypatch.setattr("reservoir.tasks.own.texts.PIECE_LETTERS", 300)
     library.found = {"train": labelled(slice(20)), "test": labelled(slice(20, 30)), "unsupervised": labelled()}
     source = task_named("hf:someone/reviews:plain")
     assert library.calls == [] and source.task.labels == ("neg", "pos") and len(source.pieces()) > 1

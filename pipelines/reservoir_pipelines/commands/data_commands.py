@@ -121,7 +121,7 @@ def plan(
     Time, disk and memory for as many rows and workers as there will be; the data may be a sample.
     """
     from reservoir_pipelines.extraction.forecast import plan as stage
-    from reservoir_pipelines.progress import time_text
+    from reservoir_pipelines.output import time_text
 
     found = stage(task, rows=rows, workers=workers, **given)
     if json:

@@ -1,4 +1,4 @@
-"""The commands ``reservoir fit``, ``reservoir predict`` and ``reservoir explain``."""
+"""The commands about readouts: ``reservoir fit``, ``tune``, ``predict``, ``explain`` and ``export``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from reservoir.options import (
     DeviceOptions,
     ExplainOptions,
     FitOptions,
+    OutOptions,
     OwnDataOptions,
+    PlaceOptions,
     ReservoirOptions,
     RowOptions,
+    ShapeOptions,
+    TuneOptions,
 )
 from reservoir_pipelines.command import command
-from reservoir_pipelines.output import print_json, print_table, say
+from reservoir_pipelines.output import print_json, print_table, say, score_text, size_text
 
 Entries = Annotated[
     list[str],
@@ -35,8 +39,10 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     choosing = (ReservoirOptions, OwnDataOptions, (RowOptions, "limit"))
     command(app, FitOptions, DeviceOptions, CacheOptions, *choosing)(fit)
+    command(app, TuneOptions, ShapeOptions, RowOptions, PlaceOptions)(tune)
     command(app, DeviceOptions)(predict)
     command(app, ExplainOptions)(explain)
+    command(app, OutOptions)(export)
 
 
 def fit(
@@ -67,6 +73,34 @@ def fit(
         report_fit.show(stage([entry.path for entry in found], **given), json=json)
 
 
+def tune(
+    task: Annotated[str, typer.Argument(help="A task's name, or the path of your own data.")],
+    given: dict[str, Any],
+    json: bool,
+) -> None:
+    """Find the reservoirs that suit some data.
+
+    They are searched for within a budget of time, by cross-validation on train and valid alone. The best are read side
+    by side and scored on test once. What was tried is kept: the same command goes on from it.
+    """
+    from reservoir_pipelines.commands import report_fit
+    from reservoir_pipelines.tuning.table import trial_table
+    from reservoir_pipelines.tuning.tune import tune as stage
+
+    with trial_table() as show:
+        done = stage(task, **given, show=show)
+    if json:
+        print_json(done.to_dict())
+        return
+    report_fit.show(done.fit, json=False)
+    lines = [("tried", f"{len(done.trials):,} reservoirs in {done.seconds:.0f} s, all in {done.folder}")]
+    lines.append((f"held-out {done.metric}", f"{score_text(done.score, done.metric)}, by which it was chosen"))
+    if done.raw_score is not None:
+        lines.append(("... of the raw input", score_text(done.raw_score, done.metric)))
+    print_table(("", ""), lines)
+    print_table(("", ""), [("again", line) for line in done.commands])
+
+
 def predict(
     readout: Readout,
     file: Annotated[Path, typer.Argument(help="New sequences: any file that extract reads, or an idx file of images.")],
@@ -81,9 +115,9 @@ def predict(
     file has labels, it is told how well they were met.
     """
     from reservoir_pipelines.commands.report_fit import evaluation_lines
-    from reservoir_pipelines.prediction import evaluate_predictions
-    from reservoir_pipelines.prediction import predict as stage
-    from reservoir_pipelines.prediction_files import check_out, columns_of, write_predictions
+    from reservoir_pipelines.prediction.files import check_out, columns_of, write_predictions
+    from reservoir_pipelines.prediction.predict import evaluate_predictions
+    from reservoir_pipelines.prediction.predict import predict as stage
 
     if out:
         check_out(out)
@@ -113,7 +147,7 @@ def explain(
     json: bool,
 ) -> None:
     """Draw what each position adds to a label's score."""
-    from reservoir_pipelines.explanation import explain as stage
+    from reservoir_pipelines.prediction.explain import explain as stage
 
     done = stage(readout, file, **given)
     if json:
@@ -134,3 +168,27 @@ def place(values: list[float]) -> str:
         return "-"
     at = max(range(len(values)), key=values.__getitem__)
     return f"{at} ({values[at]:+.2g})"
+
+
+def export(
+    readout: Readout,
+    to: Annotated[str, typer.Option(help="torch (for torch.export.load) or onnx.")] = "torch",
+    *,
+    given: dict[str, Any],
+    json: bool,
+) -> None:
+    """Write a readout with its model as one file.
+
+    From a raw sequence to logits; it runs without this program.
+    """
+    from reservoir_pipelines.prediction.export import export as stage
+
+    done = stage(readout, to=to, **given)
+    if json:
+        print_json(done.to_dict())
+        return
+    fewest, most = done.tokens
+    length = f"{most} tokens, padded to it" if fewest == most else f"{fewest} to {most} tokens"
+    size = size_text(done.bytes)
+    rows = [("model", done.model), ("size", size), ("sequences", length), ("how to call it", done.card)]
+    print_table(("exported", ""), rows)

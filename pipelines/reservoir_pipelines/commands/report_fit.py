@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from reservoir_pipelines.output import percent, print_json, print_table, score_text
 
 if TYPE_CHECKING:
-    from reservoir_pipelines.fitting.evaluation import Evaluation
+    from reservoir.readouts.evaluation import Evaluation
     from reservoir_pipelines.fitting.results import Fit, Result
     from reservoir_pipelines.fitting.seeds import SeedsFit
 

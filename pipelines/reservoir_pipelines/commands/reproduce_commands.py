@@ -18,7 +18,7 @@ Tables = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    command(app, ReproduceOptions, (ClusterOptions, "workers"), (TaskOptions, "data"), PlaceOptions)(reproduce)
+    command(app, ReproduceOptions, ClusterOptions, (TaskOptions, "data"), PlaceOptions)(reproduce)
     command(app, OutOptions, CacheOptions)(report)
 
 
@@ -134,7 +134,7 @@ def _show_plan(tables: list[str], given: dict[str, Any], *, json: bool) -> None:
 def _show(table: dict[str, Any]) -> None:
     """Print a table, the paper's numbers in brackets, and below it why numbers are missing."""
     from reservoir_pipelines.output import print_table
-    from reservoir_pipelines.reproduction.table import number_text, spot_text
+    from reservoir_pipelines.reports.reproduced import number_text, spot_text
 
     lines, reasons = [], {}
     for row in table["rows"]:

@@ -1,30 +1,40 @@
-"""The command ``reservoir train``."""
+"""The commands ``reservoir train``, ``pretrain`` and ``compare-pretraining``."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from reservoir.options import RECIPE, PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
+from reservoir.options import (
+    RECIPE,
+    ComparisonOptions,
+    PlaceOptions,
+    PretrainOptions,
+    ReservoirOptions,
+    RowOptions,
+    ShapeOptions,
+    TrainOptions,
+)
 from reservoir_pipelines.command import command
 from reservoir_pipelines.commands.report_fit import evaluation_lines
 from reservoir_pipelines.output import percent, print_json, print_table, say, score_text
 
+Task = Annotated[str, typer.Argument(help="A task's name, or the path of your own data.")]
+
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
+    """Add the commands to the command line."""
     command(app, TrainOptions, ReservoirOptions, RowOptions, PlaceOptions)(train)
+    command(app, ShapeOptions, PretrainOptions, PlaceOptions)(pretrain)
+    command(app, ComparisonOptions, ShapeOptions, RowOptions, PlaceOptions)(compare_pretraining)
 
 
-def train(
-    task: Annotated[str, typer.Argument(help="A task's name, or the path of your own data.")],
-    given: dict[str, Any],
-    json: bool,
-) -> None:
+def train(task: Task, given: dict[str, Any], json: bool) -> None:
     """Train groups of parameters, the rest frozen.
 
     End to end; chosen by validation, scored on test once.
@@ -38,7 +48,7 @@ def train(
     if json:
         print_json(done.to_dict() | {"train_score": done.train_score})
     else:
-        _show(done)
+        _show_training(done)
 
 
 @contextmanager
@@ -64,7 +74,7 @@ def _speaks() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _show(done: Any) -> None:
+def _show_training(done: Any) -> None:
     of_all = done.test_score if done.test_score_of_all is None else done.test_score_of_all
     name = "" if done.metric == "accuracy" else f" {done.metric}"
     speed = f", {done.steps / done.seconds:.3g} steps/s" if done.seconds else ""
@@ -91,3 +101,83 @@ def _show(done: Any) -> None:
         print_table((*(f"#{key}" for key in swept), f"#valid{name}", "run"), lines)
     if done.evaluation:
         print_table(("on test", ""), evaluation_lines(done.evaluation))
+
+
+def pretrain(
+    corpus: Annotated[
+        str, typer.Argument(help="A text file (also .gz), a folder of them, a stream's name, or bit-memory.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the model, for --backbone.")],
+    given: dict[str, Any],
+    json: bool,
+) -> None:
+    """Make a backbone from a random start.
+
+    By training on text, on a stream of tokens, or on the task bit-memory.
+    """
+    from reservoir_pipelines.pretraining.pretrain import pretrain as stage
+
+    with training_ends():
+        done = stage(corpus, out=out, **given)
+    if json:
+        print_json(done.to_dict())
+    else:
+        _show_pretraining(done)
+
+
+def _show_pretraining(done: Any) -> None:
+    speed = f", {done.tokens / done.seconds:,.0f} a second" if done.seconds else ""
+    least = [] if done.entropy is None else [("least possible", f"{done.entropy:.3f} bits per {done.unit}")]
+    print_table(
+        ("pretrained", ""),
+        [
+            ("model", _as_backbone(done.folder)),
+            ("parameters", f"{done.parameters:,}"),
+            ("corpus", ", ".join(_fact(*fact) for fact in done.corpus.items() if fact[0] != "sha256")),
+            ("read", f"{done.tokens:,} tokens in {done.steps:,} steps{speed}"),
+            ("valid", done.score_text("valid")),
+            ("test", done.score_text("test")),
+            *least,
+        ],
+    )
+
+
+def _fact(name: str, value: Any) -> str:
+    return str(value) if name in ("corpus", "name") else f"{name} {value}"
+
+
+def _as_backbone(folder: str) -> str:
+    """Return a folder as ``--backbone`` takes it: one without a slash could be a known name."""
+    return folder if os.sep in folder else f".{os.sep}{folder}"
+
+
+def compare_pretraining(task: Task, given: dict[str, Any], json: bool) -> None:
+    """Compare what pretraining on each corpus is worth.
+
+    One shape, and equally many tokens of each.
+    """
+    from reservoir_pipelines.pretraining.comparison import compare_pretraining as stage
+
+    with training_ends(again="again to go on"):
+        done = stage(task, **given)
+    if json:
+        print_json(done.to_dict())
+    else:
+        _show_comparison(done)
+
+
+def _show_comparison(done: Any) -> None:
+    cells = [
+        (
+            row.corpus,
+            f"{row.pretraining.tokens:,}" if row.pretraining else "-",
+            row.pretraining.score_text("test") if row.pretraining else "-",
+            f"{row.pretraining.entropy:.3f}" if row.pretraining and row.pretraining.entropy is not None else "-",
+            score_text(row.output_only.test_score, done.metric),
+            score_text(row.fpt.test_score if row.fpt else None, done.metric),
+        )
+        for row in done.rows
+    ]
+    headings = ("pretrained on", "#tokens", "held out", "#least possible", "#output only", "#FPT")
+    print_table(headings, cells, f"{done.task}, {done.backbone}: test {done.metric}")
+    print_table(("written", ""), [("table", done.results), ("plot", done.plot)])

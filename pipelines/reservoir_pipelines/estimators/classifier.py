@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import ClassifierMixin
 
-from reservoir.readouts.estimators import code_labels, sample_weights
+from reservoir.readouts import Targets
+from reservoir.readouts.estimators import code_labels
 from reservoir_pipelines.estimators.parameters import with_parameters
 from reservoir_pipelines.estimators.predictor import ReservoirPredictor
 
@@ -64,36 +63,9 @@ class ReservoirClassifier(ClassifierMixin, ReservoirPredictor):
     True
     """
 
-    def fit(
-        self,
-        X: npt.ArrayLike,
-        y: npt.ArrayLike,
-        sample_weight: npt.ArrayLike | None = None,
-        groups: npt.ArrayLike | None = None,
-    ) -> Self:
-        """Fit every penalty to every column and choose one.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_values) or (n_samples, n_values, n_channels), or list of arrays
-            Sequences; of unequal length as a list of arrays (n_values,) or (n_values, n_channels).
-        y : array-like of shape (n_samples,)
-            Labels.
-        sample_weight : array-like of shape (n_samples,), default=None
-            A sample of weight 2 counts as two, one of weight 0 as none.
-        groups : array-like of shape (n_samples,), default=None
-            Samples of a group are held out together.
-
-        Returns
-        -------
-        self : object
-            The fitted estimator.
-        """
-        (checked, labels), lengths = self._checked(X, y, reset=True)
-        weights = sample_weights(sample_weight, checked)
+    def _coded(self, labels: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, Targets]:
         self.classes_, codes, targets = code_labels(labels, vars(self)["class_weight"], weights)
-        self._choose(self._learn(checked, lengths, weights), codes[:, None], targets, weights, groups)
-        return self
+        return codes[:, None], targets
 
     def decision_function(self, X: npt.ArrayLike) -> np.ndarray:
         """Return the scores of sequences: (n_samples,) for two classes, else (n_samples, n_classes)."""

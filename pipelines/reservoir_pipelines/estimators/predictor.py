@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from sklearn.utils.validation import column_or_1d
 
 from reservoir.features import column_shapes
 from reservoir.readouts import LinearReadout, Targets, beside_raw, cross_sweep, deal_folds, parse_alphas
-from reservoir.readouts.estimators import fold_numbers, present
+from reservoir.readouts.estimators import fold_numbers, present, sample_weights
 from reservoir_pipelines.estimators.reservoir_estimator import ReservoirEstimator
 from reservoir_pipelines.estimators.sequences import Rows
 from reservoir_pipelines.fitting.engines import AUTO_FOLDS, RIDGE_ALPHAS, repeats_of
@@ -28,6 +28,42 @@ class ReservoirPredictor(ReservoirEstimator):
     column_: str
     alphas: npt.ArrayLike | None
     cv: int | BaseCrossValidator | None
+    _checks: ClassVar[dict[str, bool]] = {}
+
+    def fit(
+        self,
+        X: npt.ArrayLike,
+        y: npt.ArrayLike,
+        sample_weight: npt.ArrayLike | None = None,
+        groups: npt.ArrayLike | None = None,
+    ) -> Self:
+        """Fit every penalty to every column and choose one.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_values) or (n_samples, n_values, n_channels), or list of arrays
+            Sequences; of unequal length as a list of arrays (n_values,) or (n_values, n_channels).
+        y : array-like of shape (n_samples,) or (n_samples, n_targets)
+            Labels of a classifier (n_samples,), targets of a regressor.
+        sample_weight : array-like of shape (n_samples,), default=None
+            A sample of weight 2 counts as two, one of weight 0 as none.
+        groups : array-like of shape (n_samples,), default=None
+            Samples of a group are held out together.
+
+        Returns
+        -------
+        self : object
+            The fitted estimator.
+        """
+        (checked, labels), lengths = self._checked(X, y, reset=True, **self._checks)
+        weights = sample_weights(sample_weight, checked)
+        coded, targets = self._coded(labels, weights)
+        self._choose(self._learn(checked, lengths, weights), coded, targets, weights, groups)
+        return self
+
+    def _coded(self, labels: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, Targets]:
+        """Return the labels (n, outputs) as they are fitted, and what they are."""
+        raise NotImplementedError
 
     def _choose(
         self,

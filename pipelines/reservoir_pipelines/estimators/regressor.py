@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import RegressorMixin
 
 from reservoir.readouts import Targets
-from reservoir.readouts.estimators import sample_weights
 from reservoir_pipelines.estimators.parameters import with_parameters
 from reservoir_pipelines.estimators.predictor import ReservoirPredictor
 
@@ -34,38 +33,12 @@ class ReservoirRegressor(RegressorMixin, ReservoirPredictor):
     True
     """
 
-    def fit(
-        self,
-        X: npt.ArrayLike,
-        y: npt.ArrayLike,
-        sample_weight: npt.ArrayLike | None = None,
-        groups: npt.ArrayLike | None = None,
-    ) -> Self:
-        """Fit every penalty to every column and choose one.
+    _checks: ClassVar = {"multi_output": True, "y_numeric": True}
 
-        Parameters
-        ----------
-        X : array-like of shape (n_samples, n_values) or (n_samples, n_values, n_channels), or list of arrays
-            Sequences; of unequal length as a list of arrays (n_values,) or (n_values, n_channels).
-        y : array-like of shape (n_samples,) or (n_samples, n_targets)
-            Targets.
-        sample_weight : array-like of shape (n_samples,), default=None
-            A sample of weight 2 counts as two, one of weight 0 as none.
-        groups : array-like of shape (n_samples,), default=None
-            Samples of a group are held out together.
-
-        Returns
-        -------
-        self : object
-            The fitted estimator.
-        """
-        (checked, values), lengths = self._checked(X, y, reset=True, multi_output=True, y_numeric=True)
-        weights = sample_weights(sample_weight, checked)
-        targets = np.asarray(values, np.float64).reshape(len(values), -1)
-        self._single = values.ndim == 1
-        rows = self._learn(checked, lengths, weights)
-        self._choose(rows, targets, Targets(targets.shape[1], 0), weights, groups)
-        return self
+    def _coded(self, labels: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, Targets]:
+        self._single = labels.ndim == 1
+        values = np.asarray(labels, np.float64).reshape(len(labels), -1)
+        return values, Targets(values.shape[1], 0)
 
     def predict(self, X: npt.ArrayLike) -> np.ndarray:
         """Return the predictions, (n_samples,) or (n_samples, n_targets), of sequences."""

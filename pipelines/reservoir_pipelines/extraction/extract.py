@@ -13,19 +13,16 @@ from reservoir_cache import FeatureStore, entry_bytes
 from reservoir.option_fields import as_group
 from reservoir.options import (
     ClusterOptions,
-    DeviceOptions,
     FeatureOptions,
     PlaceOptions,
     ReservoirOptions,
     RowOptions,
     TaskOptions,
 )
-from reservoir.tasks import TASKS
-from reservoir.tasks.own.sounds import has_sounds
+from reservoir_pipelines.extraction.call import Call, heard
 from reservoir_pipelines.extraction.receipts import recall, remember, request_of
-from reservoir_pipelines.output import say
+from reservoir_pipelines.output import meter, say
 from reservoir_pipelines.preparation.prepare import prepare
-from reservoir_pipelines.progress import meter
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workspace import cache_root
 
@@ -121,24 +118,23 @@ def extract(
     """
     started = time.monotonic()
     root = cache_root(place.cache)
-    source = heard(task, reservoir, source)
-    prepared = prepare(task, as_group(source, TaskOptions), cache=root)
+    call = Call(task, reservoir, heard(task, reservoir, source), keep, place)
+    prepared = prepare(task, as_group(call.source, TaskOptions), cache=root)
     for note in prepared.notes():
         say(note)
-    request = request_of(prepared, (reservoir, source, keep, as_group(place, DeviceOptions)), splits)
+    request = request_of(prepared, call, splits)
     if found := recall(root, request):
         entry, columns, computed = *found, 0
         name = f"{prepared.task.name} x {entry.path.name.rpartition('-')[0]}"
         say(f"{name}: everything is cached already in {entry.path}; no forward pass")
     else:
         from reservoir_pipelines.extraction.run import plan_run  # which imports torch
-        from reservoir_pipelines.extraction.shares import Call, share_blocks
+        from reservoir_pipelines.extraction.shares import share_blocks
 
-        run = plan_run(task, prepared, root, reservoir, source, keep, place, splits)
+        run = plan_run(call, prepared, root, splits)
         entry, rows = run.open()
         with meter("extract", rows) as bar:
             shared = rows and (cluster.workers > 1 or cluster.scheduler)
-            call = Call(task, prepared.path, reservoir, source, keep, place)
             computed = share_blocks(run, entry, call, cluster, bar.advance) if shared else 0
             computed += run.compute(entry, bar.advance)
         columns = run.columns
@@ -152,12 +148,3 @@ def extract(
         reused=computed == 0,
         computed_rows=computed,
     )
-
-
-def heard(task: str, reservoir: ReservoirOptions, source: RowOptions) -> RowOptions:
-    """Return the options of data, of sounds as the named backbone hears them."""
-    if not reservoir.backbone or task in TASKS or not has_sounds(Path(task)):
-        return source
-    from reservoir.defaults import as_model_hears  # which imports torch
-
-    return as_model_hears(source, reservoir)

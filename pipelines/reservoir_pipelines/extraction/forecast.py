@@ -13,7 +13,7 @@ from reservoir_cache import required_bytes
 from reservoir.features import column_shapes, forward, model_batches, to_pieces
 from reservoir.option_fields import as_group
 from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions
-from reservoir_pipelines.extraction.extract import heard
+from reservoir_pipelines.extraction.call import Call, heard
 from reservoir_pipelines.extraction.run import Run, plan_run
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.stage import stage
@@ -105,9 +105,10 @@ def plan(
     >>> plan("digits", rows=1_000_000, layers="block01", pool="mean").rows
     1000000
     """
-    started, source = clock(), heard(task, reservoir, source)
-    prepared = prepare(task, as_group(source, TaskOptions), cache=cache_root(place.cache))
-    run = plan_run(task, prepared, cache_root(place.cache), reservoir, source, keep, place, None)
+    started, call = clock(), Call(task, reservoir, heard(task, reservoir, source), keep, place)
+    root = cache_root(place.cache)
+    prepared = prepare(task, as_group(call.source, TaskOptions), cache=root)
+    run = plan_run(call, prepared, root)
     loading = clock() - started
     have = sum(run.spec.rows.values())
     rows = rows or have

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
@@ -17,21 +17,21 @@ from typing import Any
 from reservoir_cache import CacheError, Entry, verify
 
 from reservoir import backbone_names
-from reservoir.option_fields import Options
-from reservoir_pipelines.checked import read_checked, write_checked
+from reservoir_pipelines.extraction.call import Call
+from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.preparation.prepared import Prepared
 
 PACKAGES = (Path(backbone_names.__file__).parent, Path(__file__).parents[1])
 """The code that decides what a call means and computes it; the weights that come with it lie there too."""
 
 
-def request_of(prepared: Prepared, asked: Iterable[Options], splits: Sequence[str] | None) -> str | None:
+def request_of(prepared: Prepared, call: Call, splits: Sequence[str] | None) -> str | None:
     """Return the SHA-256 of all that decides what a call of extract is about; None where the hub has a say in it."""
-    said = [asdict(group) for group in asked]
-    whole = {name: value for values in said for name, value in values.items()}
-    folders = [Path(name) for name in (whole["backbone"], whole["init"]) if name and Path(name).exists()]
-    name = whole["backbone"] or "mini"
-    drawn = str(whole["init"]).startswith("random") and name.partition(":")[0] in backbone_names.NAMES
+    reservoir = call.reservoir
+    said = [*(asdict(group) for group in (reservoir, call.source, call.keep)), call.place.device]
+    folders = [Path(name) for name in (reservoir.backbone, reservoir.init) if name and Path(name).exists()]
+    name = reservoir.backbone or "mini"
+    drawn = str(reservoir.init).startswith("random") and name.partition(":")[0] in backbone_names.NAMES
     if not (folders or drawn or name == "mini"):
         return None
     here = {

@@ -13,10 +13,9 @@ from reservoir_cache import Entry, Layout, Spec, check_space, repair, required_b
 
 from reservoir.defaults import choose_reservoir, default_layers, default_pools, default_store
 from reservoir.features import column_shapes, forward
-from reservoir.option_fields import typed
-from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions
 from reservoir.reservoir import LoadedModel, load_model
 from reservoir.tasks import TASKS
+from reservoir_pipelines.extraction.call import Call
 from reservoir_pipelines.extraction.compute import compute_blocks, compute_missing
 from reservoir_pipelines.extraction.plan import check_windows, choose_columns, choose_layout, draw_rows, make_spec
 from reservoir_pipelines.output import say, size_text
@@ -24,20 +23,12 @@ from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 from reservoir_pipelines.workspace import versions
 
 
-def plan_run(
-    task: str,
-    prepared: Prepared,
-    root: Path,
-    reservoir: ReservoirOptions,
-    source: RowOptions,
-    keep: FeatureOptions,
-    place: PlaceOptions,
-    splits: Sequence[str] | None,
-) -> Run:
+def plan_run(call: Call, prepared: Prepared, root: Path, splits: Sequence[str] | None = None) -> Run:
     """Load the model, and choose what will be computed."""
+    task, source, keep = call.task, call.source, call.keep
     count = sum(prepared.rows.values())
-    settings = choose_reservoir(reservoir, prepared.task, count, published=source.published)
-    model = load_model(prepared.task, settings, place.device, keep.compute)
+    settings = choose_reservoir(call.reservoir, prepared.task, count, published=source.published)
+    model = load_model(prepared.task, settings, call.place.device, keep.compute)
     if model.reader:
         say(f"{prepared.task.name}: read by {model.reader.said}")
     columns = choose_columns(
@@ -54,12 +45,12 @@ def plan_run(
         layers=",".join(dict.fromkeys(column.partition("/")[0] for column in columns)),
         pool=",".join(dict.fromkeys(column.partition("/")[2] for column in columns)),
     )
-    call = {
+    made = {
         "task": str(Path(task).resolve()) if task not in TASKS and Path(task).exists() else task,
         "settings": settings.to_dict() | source.to_dict() | asked.to_dict(),
-        "command": typed("extract", [str(task)], reservoir, source, keep, place),
+        "command": call.typed(),
     }
-    return Run(root, prepared, model, rows, columns, spec, layout, call, splits or list(rows))
+    return Run(root, prepared, model, rows, columns, spec, layout, made, splits or list(rows))
 
 
 @dataclass

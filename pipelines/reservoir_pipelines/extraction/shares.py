@@ -10,11 +10,12 @@ from pathlib import Path
 from reservoir_cache import Entry
 
 from reservoir.errors import InputError
-from reservoir.options import ClusterOptions, FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions
+from reservoir.options import ClusterOptions
 from reservoir.reservoir import full_name
+from reservoir_pipelines.extraction.call import Call
 from reservoir_pipelines.extraction.compute import missing_blocks
 from reservoir_pipelines.extraction.run import Run, plan_run
-from reservoir_pipelines.output import hushed
+from reservoir_pipelines.output import hushed, say
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.workers import map_pieces
 
@@ -26,16 +27,12 @@ _alone = threading.Lock()  # a pass takes blocks out of the backbone, so that no
 
 
 @dataclass(frozen=True)
-class Call:
+class Share:
     """A call of extract as another process repeats it, which has to come to the same key, with so many threads."""
 
-    task: str
+    call: Call
     prepared: Path
-    reservoir: ReservoirOptions
-    source: RowOptions
-    keep: FeatureOptions
-    place: PlaceOptions
-    key: str = ""
+    key: str
     threads: int | None = None
 
 
@@ -50,52 +47,48 @@ def share_blocks(run: Run, entry: Entry, call: Call, cluster: ClusterOptions, ad
     size = min(TASK_BLOCKS, -(-len(todo) // MOST_TASKS) or 1)
     threads = max(1, torch.get_num_threads() // cluster.workers) if cluster.workers else None
     root = run.root.resolve()
+    source = replace(call.source, data=call.source.data and call.source.data.resolve())
     backbone, init = call.reservoir.backbone, call.reservoir.init
-    full = replace(
-        call,
-        task=run.call["task"],
-        reservoir=replace(
-            call.reservoir,
-            backbone=backbone and full_name(backbone),
-            init=str(Path(init).resolve()) if init and Path(init).is_dir() else init,
-        ),
-        prepared=run.prepared.path.resolve(),
-        source=replace(call.source, data=call.source.data and call.source.data.resolve()),
-        place=replace(call.place, cache=root),
-        key=entry.key,
-        threads=threads,
+    reservoir = replace(
+        call.reservoir,
+        backbone=backbone and full_name(backbone),
+        init=str(Path(init).resolve()) if init and Path(init).is_dir() else init,
     )
+    place = replace(call.place, cache=root)
+    full = replace(call, task=run.call["task"], reservoir=reservoir, source=source, place=place)
+    share = Share(full, run.prepared.path.resolve(), entry.key, threads)
     _runs[entry.key] = run  # this process has the model already
     tasks = [
-        (full, entry.path.resolve(), run.columns, todo[first : first + size]) for first in range(0, len(todo), size)
+        (share, entry.path.resolve(), run.columns, todo[first : first + size]) for first in range(0, len(todo), size)
     ]
     try:
-        return sum(map_pieces(work, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=advance))
+        done = map_pieces(work, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=advance, say=say)
+        return sum(done)
     finally:
         del _runs[entry.key]
 
 
-def work(call: Call, path: Path, columns: tuple[str, ...], blocks: list[tuple[str, int]]) -> int:
+def work(share: Share, path: Path, columns: tuple[str, ...], blocks: list[tuple[str, int]]) -> int:
     """Compute some blocks of an entry and publish them; return their rows."""
     with _alone, hushed():
-        run = _runs.get(call.key) or _open(call)
+        run = _runs.get(share.key) or _open(share)
         return run.compute_blocks(Entry.open(path), blocks, columns)
 
 
-def _open(call: Call) -> Run:
+def _open(share: Share) -> Run:
     """Load the model of a call in this process, once, and refuse one that is not the caller's."""
     import torch
 
-    if call.threads:
-        torch.set_num_threads(call.threads)
-    prepared = Prepared.open(call.prepared, verify=False)  # as whoever called has done
-    assert call.place.cache
-    run = plan_run(call.task, prepared, call.place.cache, call.reservoir, call.source, call.keep, call.place, None)
-    if run.spec.key != call.key:
+    if share.threads:
+        torch.set_num_threads(share.threads)
+    prepared = Prepared.open(share.prepared, verify=False)  # as whoever called has done
+    assert share.call.place.cache
+    run = plan_run(share.call, prepared, share.call.place.cache)
+    if run.spec.key != share.key:
         raise InputError(
-            f"a worker comes to another key, {run.spec.key[:16]} for {call.key[:16]}: its model, data, precision or "
+            f"a worker comes to another key, {run.spec.key[:16]} for {share.key[:16]}: its model, data, precision or "
             "version of this program differ; give all workers the same, and name --compute"
         )
     _runs.clear()
-    _runs[call.key] = run
+    _runs[share.key] = run
     return run

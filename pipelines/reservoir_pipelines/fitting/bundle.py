@@ -19,14 +19,13 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.readouts import LinearReadout, Targets
+from reservoir.readouts.evaluation import Readout
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task
-from reservoir_pipelines.checked import read_checked, remove_parts, write_checked
+from reservoir_pipelines.files import read_checked, remove_parts, replace_file, write_checked
 from reservoir_pipelines.fitting.estimator_files import load_estimator, save_estimator
-from reservoir_pipelines.fitting.evaluation import Readout
 from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout
-from reservoir_pipelines.workspace import replace_file
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore

@@ -86,13 +86,7 @@ _NODES = {
 
 
 def save_estimator(model: Any) -> bytes:
-    """Return a fitted pipeline as the bytes of a skops archive, which holds no pickle; say so if no one will load it.
-
-    Raises
-    ------
-    InputError
-        If it has parts that skops cannot write.
-    """
+    """Return a fitted pipeline as the bytes of a skops archive, without pickle; say so if no one will load it."""
     import skops.io
 
     where = f"readout {type(model[-1]).__name__}"
@@ -108,13 +102,7 @@ def save_estimator(model: Any) -> bytes:
 
 
 def load_estimator(data: bytes, where: str) -> Any:
-    """Return the estimator that `save_estimator` wrote; nothing that the file names is imported before all is checked.
-
-    Raises
-    ------
-    InputError
-        If it is damaged, or names anything but scikit-learn's classifiers and regressors and their known parts.
-    """
+    """Return the estimator that `save_estimator` wrote; nothing it names is imported before all is checked."""
     import skops.io
     from sklearn.pipeline import Pipeline
 
@@ -129,13 +117,7 @@ def load_estimator(data: bytes, where: str) -> Any:
 
 
 def check_archive(data: bytes, where: str) -> list[str]:
-    """Refuse an archive that names a class or a call not known here; return the names of its classes.
-
-    Raises
-    ------
-    InputError
-        Naming the first of them, or saying why the archive is not readable.
-    """
+    """Refuse an archive that names a class or a call not known here; return the names of its classes."""
     names: set[str] = set()
     pending: list[Any] = [_read_schema(data, where)]
     while pending:  # not by recursion, whose depth a file would choose

@@ -23,24 +23,23 @@ from reservoir.readouts import (
     parse_alphas,
     products_on,
 )
+from reservoir.readouts.evaluation import Evaluation, Readout, compare, evaluate
 from reservoir.reservoir import choose_device
 from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task
+from reservoir_pipelines.files import write_checked
 from reservoir_pipelines.fitting.bundle import Bundle, alone_in
 from reservoir_pipelines.fitting.column_moments import compute_moments
 from reservoir_pipelines.fitting.curve import learning_curve, parse_sizes
 from reservoir_pipelines.fitting.engines import RIDGE_ALPHAS, Engine, RidgeEngine, few_rows, make_engine
-from reservoir_pipelines.fitting.evaluation import Evaluation, Readout, compare, evaluate
 from reservoir_pipelines.fitting.pool import Features, Pool, choose_columns
 from reservoir_pipelines.fitting.raw import RAW
-from reservoir_pipelines.fitting.results import Fit, Result, score_matrix, write_table
+from reservoir_pipelines.fitting.results import SUMMARY, Fit, Result, score_matrix, write_table
 from reservoir_pipelines.fitting.sources import Again, ColumnSource, JoinedSource, Source, groups_of
-from reservoir_pipelines.fitting.summary import write_summary
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
-from reservoir_pipelines.output import say
+from reservoir_pipelines.output import meter, say
 from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep
 from reservoir_pipelines.preparation.prepared import scaling_from_json
-from reservoir_pipelines.progress import meter
 from reservoir_pipelines.stage import stage
 
 # Greedy selection holds the moments of all candidates side by side, of order the square of their joint width.
@@ -142,7 +141,8 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
             saved=saved,
             seconds=time.monotonic() - started,
         )
-        write_summary(folder, {**done.to_dict(), "title": chosen.title, "commands": _commands(pool, options)})
+        told = {"title": chosen.title, "commands": _commands(pool, options)}
+        write_checked(folder / SUMMARY, {**done.to_dict(), **told})
     return done
 
 
@@ -252,7 +252,7 @@ def _finish(best: Trial, source: Source, engine: Engine, task: Task, kept: float
         model = model.calibrate(source.blocks("valid"))
     if isinstance(engine, RidgeEngine) and isinstance(model, LinearReadout) and engine.refits:
         model = engine.refit(source, model, float(best.result.alpha or 0))
-    evaluation = evaluate(model, source, class_names(task)).beside(task.floor, kept)
+    evaluation = evaluate(model, source.blocks("test"), class_names(task), source.tokens()).beside(task.floor, kept)
     return best.result.tested(evaluation), model, evaluation
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,8 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from reservoir_pipelines.fitting.evaluation import Evaluation, Readout
-from reservoir_pipelines.workspace import replace_file
+from reservoir.readouts.evaluation import Evaluation, Readout
+from reservoir_pipelines.files import write_csv
+
+SUMMARY = "fit.json"
+"""The file of a fit's folder that can be read without what made it."""
 
 FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "chosen", "test_score")
 
@@ -166,17 +168,11 @@ def score_matrix(table: Sequence[Result]) -> tuple[list[str], list[str], np.ndar
 
 
 def write_table(path: Path, results: Sequence[Result], chosen: Result, raw: Result | None) -> None:
-    """Write one line per readout as CSV, the chosen one marked; the file is replaced whole."""
-
-    def write(part: Path) -> None:
-        with part.open("x", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(FIELDS)
-            for result in [*results, *([raw] if raw else [])]:
-                mine = (result.columns, result.readout, result.alpha) == (chosen.columns, chosen.readout, chosen.alpha)
-                test = chosen.test_score if mine else result.test_score
-                alpha = "" if result.alpha is None else f"{result.alpha:.6g}"
-                line = [result.name, result.readout, alpha, result.metric, f"{result.valid_score:.6f}"]
-                writer.writerow([*line, int(result.converged), int(mine), "" if test is None else f"{test:.6f}"])
-
-    replace_file(path, write)
+    """Write one line per readout as CSV, the chosen one marked."""
+    lines = []
+    for result in [*results, *([raw] if raw else [])]:
+        mine = (result.columns, result.readout, result.alpha) == (chosen.columns, chosen.readout, chosen.alpha)
+        alpha = "" if result.alpha is None else f"{result.alpha:.6g}"
+        scores = result.valid_score, int(result.converged), int(mine), (chosen if mine else result).test_score
+        lines.append((result.name, result.readout, alpha, result.metric, *scores))
+    write_csv(path, [FIELDS, *lines])

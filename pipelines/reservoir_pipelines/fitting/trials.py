@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from reservoir.readouts import Tally, Targets, balanced_weights, metric_name, widened
-from reservoir_pipelines.fitting.evaluation import Readout
+from reservoir.readouts.evaluation import Readout
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sources import Source
 

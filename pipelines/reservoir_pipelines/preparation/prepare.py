@@ -18,6 +18,7 @@ from reservoir_cache import fault_point, file_crc32, new_file, publish_json, syn
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, TaskOptions
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Split, Task, check_split, own_name, task_named
+from reservoir_pipelines.output import meter, say
 from reservoir_pipelines.preparation.download import download
 from reservoir_pipelines.preparation.prepared import (
     INDEX,
@@ -29,7 +30,6 @@ from reservoir_pipelines.preparation.prepared import (
     split_order,
 )
 from reservoir_pipelines.preparation.source_files import contents
-from reservoir_pipelines.progress import meter
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workers import map_pieces
 from reservoir_pipelines.workspace import cache_root, data_folder
@@ -103,7 +103,12 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
         tasks = [(source, piece, number, folder) for number, piece in enumerate(source.pieces())]
         with meter("prepare", len(tasks), "pieces") as bar:
             written = map_pieces(
-                write_piece, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=lambda _: bar.advance(1)
+                write_piece,
+                tasks,
+                workers=cluster.workers,
+                scheduler=cluster.scheduler,
+                done=lambda _: bar.advance(1),
+                say=say,
             )
         _write_index(source, origin, folder, written)
         fault_point("gathered")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError
-from reservoir_pipelines.checked import file_digest, read_checked, write_checked
+from reservoir_pipelines.files import file_digest, read_checked, write_checked
 
 MEMO = "files.json"
 """What was read of which file, beside the folders of prepared data."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.plots import COLOURS, INK, figure_of, in_unit, save, style
 from reservoir_pipelines.pretraining.outcome import Pretraining
 from reservoir_pipelines.training.training_result import Training
-from reservoir_pipelines.workspace import replace_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,19 +82,6 @@ class Comparison:
         """Return the fields as JSON values."""
         rows, texts = [row.to_dict() for row in self.rows], {"results": str(self.results), "plot": str(self.plot)}
         return {**vars(self), "rows": rows, **texts, "seconds": round(self.seconds, 3)}
-
-
-def write_comparison(path: Path, rows: Sequence[Compared]) -> None:
-    """Write one line per corpus as CSV; the file is replaced whole."""
-
-    def write(part: Path) -> None:
-        with part.open("x", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(rows[0].cells())
-            for row in rows:
-                writer.writerow([f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row.cells().values()])
-
-    replace_file(path, write)
 
 
 def plot_comparison(path: Path, rows: Sequence[Compared], title: str, metric: str = "accuracy") -> None:

@@ -28,11 +28,12 @@ from reservoir.readouts import metric_name
 from reservoir.reservoir import Reservoir, choose_compute, choose_device, load_model
 from reservoir.tasks.bits import BitMemory
 from reservoir_pipelines.extraction.extract import extract
+from reservoir_pipelines.files import write_csv
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.output import say
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.pretraining.bit_memory import BIT_MEMORY, ROW_TOKENS, rows_of
-from reservoir_pipelines.pretraining.compared import Compared, Comparison, plot_comparison, write_comparison
+from reservoir_pipelines.pretraining.compared import Compared, Comparison, plot_comparison
 from reservoir_pipelines.pretraining.pretrain import pretrain
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.training.train import STEPS, train
@@ -90,7 +91,7 @@ def compare_pretraining(
     folder = options.out or default
     folder.mkdir(parents=True, exist_ok=True)
     results, plot, metric = folder / "results.csv", folder / "comparison.png", metric_name(prepared.task.classes)
-    write_comparison(results, rows)
+    write_csv(results, [rows[0].cells(), *(row.cells().values() for row in rows)])
     title = f"{prepared.task.name}: {drawn.backbone}, pretrained on {options.tokens:,} tokens"
     plot_comparison(plot, rows, title, metric)
     return Comparison(

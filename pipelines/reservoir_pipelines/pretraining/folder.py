@@ -11,8 +11,7 @@ from reservoir_cache import fault_point
 from reservoir.errors import InputError
 from reservoir.pretraining.corpora import Corpus
 from reservoir.pretraining.language_model import LanguageModel
-from reservoir_pipelines.checked import remove_parts
-from reservoir_pipelines.workspace import share, system_errors
+from reservoir_pipelines.files import remove_parts, share, system_errors
 
 RUN = "pretraining"
 """Folder inside the model's that holds the course of its pretraining."""

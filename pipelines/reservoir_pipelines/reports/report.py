@@ -12,14 +12,15 @@ from typing import Any
 
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, OutOptions
-from reservoir_pipelines.fitting.summary import SUMMARY
+from reservoir_pipelines.files import replace_file
+from reservoir_pipelines.fitting.results import SUMMARY
 from reservoir_pipelines.output import say
 from reservoir_pipelines.reports.markdown import as_markdown
 from reservoir_pipelines.reports.reproduced import reproduction_part
 from reservoir_pipelines.reports.single import fit_part, is_fit, is_run, run_part
-from reservoir_pipelines.reproduction.kept import Kept, is_reproduction
+from reservoir_pipelines.reproduction_folder import Kept, is_reproduction
 from reservoir_pipelines.stage import stage
-from reservoir_pipelines.workspace import cache_root, replace_file
+from reservoir_pipelines.workspace import cache_root
 
 MOST = 12
 """Fits that are shown of all that are kept: the latest."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,15 +11,17 @@ from markupsafe import Markup
 from reservoir.errors import InputError
 from reservoir_pipelines.output import size_text
 from reservoir_pipelines.reports.charts import bar_chart, legend, scatter
-from reservoir_pipelines.reports.views import charts_of, cost_facts, facts_of
-from reservoir_pipelines.reproduction.kept import Kept
-from reservoir_pipelines.reproduction.table import number_text, spot_text
+from reservoir_pipelines.reports.views import charts_of, cost_facts, curve_chart, facts_of
+from reservoir_pipelines.reproduction_folder import CELL, Kept
 
 SCALES = {
     "smoke": "Smoke scale: small shapes, few rows, few steps. It shows the whole path, not the paper's results.",
     "hour": "Hour scale: all of a small backbone, thousands of rows, hundreds of steps: less than the paper's.",
     "paper": "The paper's sizes.",
 }
+PROGRESS = re.compile(r" of [\d,]+ \(\d+%\), ")
+"""What a line says that was written while a cell ran, of how far it was."""
+
 Values = Mapping[str, Any]
 
 
@@ -30,7 +33,12 @@ def reproduction_part(kept: Kept, number: int) -> dict[str, Any]:
     keys = dict.fromkeys(
         k for t in tables for row in t["rows"] for s in row["spots"] if s for c in s["cells"] for k in c
     )
-    results = {key: found for key in keys if (found := kept.result(key))}
+    results: dict[str, Any] = {}
+    for key in keys:
+        if found := kept.result(key):
+            made = {need: kept.result(need) for need in _needs(found)}
+            results |= {need: result for need, result in made.items() if result} | {key: found}
+    finished = sum(key in results for key in keys)
     prefix = f"p{number}-"
     shown = [_table(table, results, prefix) for table in tables]
     claims = [
@@ -43,7 +51,7 @@ def reproduction_part(kept: Kept, number: int) -> dict[str, Any]:
     minutes = {name: sum(r[name] for r in results.values()) / 60 for name in ("seconds", "cpu_seconds")}
     facts = [
         ("scale", " ".join(scales)),
-        ("cells", f"{len(results)} finished, {len(keys) - len(results)} missing"),
+        ("cells", f"{finished} finished, {len(keys) - finished} missing"),
         ("time", f"{minutes['seconds']:.1f} minutes of work, {minutes['cpu_seconds']:.1f} of a processor"),
         ("forward passes", f"{passes:,} rows, those of validations left out"),
         ("disk", size_text(sum(r["bytes"] for r in results.values()))),
@@ -58,8 +66,27 @@ def reproduction_part(kept: Kept, number: int) -> dict[str, Any]:
         "charts_title": "Accuracy over cost",
         "claims": claims,
         "tables": shown,
-        "cells": [_cell(key, result, prefix) for key, result in results.items()],
+        "cells": [_cell(key, results, prefix) for key in results],
     }
+
+
+def number_text(value: Any, measure: str) -> str:
+    """Return a number as a person reads it: shares with a digit behind the point, counts in full."""
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    if measure.endswith("_score"):
+        return f"{value:.1f}"
+    if value == int(value) and abs(value) >= 1:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def spot_text(spot: Mapping[str, Any]) -> str:
+    """Return our number, with its standard error where there are several seeds."""
+    text = number_text(spot["mean"], spot["measure"])
+    return f"{text} ± {number_text(spot['error'], spot['measure'])}" if spot["error"] is not None else text
 
 
 def _table(table: Values, results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -125,6 +152,9 @@ def _drawn(table: Values, results: Mapping[str, Any]) -> list[Markup]:
     if table["drawn"] in ("attention", "deviations"):
         distinct = {id(result): result for result in found}.values()
         return [chart for result in distinct for chart in charts_of(result["stage"], result["values"])]
+    if table["drawn"] == "curve":
+        charts = {result["task"]: curve_chart(result["values"]) for result in found}
+        return [Markup("<div><h4>{}</h4>{}</div>").format(*named) for named in charts.items()]
     if table["drawn"] == "bars":
         ours = {row["name"]: [s["mean"] if s else None for s in row["spots"]] for row in table["rows"]}
         paper = {row["name"]: [_number(s["published"]) if s else None for s in row["spots"]] for row in table["rows"]}
@@ -156,7 +186,13 @@ def _costs(table: Values, results: Mapping[str, Any]) -> list[Markup]:
     return charts if len(charts) > 1 else []
 
 
-def _cell(key: str, result: Values, prefix: str) -> dict[str, Any]:
+def _needs(result: Values) -> list[str]:
+    """Return the keys of the cells whose folders a cell reads."""
+    return [str(v).removeprefix(CELL) for v in result["settings"].values() if str(v).startswith(CELL)]
+
+
+def _cell(key: str, results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    result = results[key]
     settings = result["settings"]
     facts = [
         ("folder", result["folder"]),
@@ -165,11 +201,13 @@ def _cell(key: str, result: Values, prefix: str) -> dict[str, Any]:
         *cost_facts(result["seconds"], result["bytes"], result["values"].get("passes")),
         *facts_of(result["stage"], result["values"]),
         ("made with", _versions(result["made_with"])),
-        *[("note", note) for note in result["notes"][:6]],
+        *[("note", note) for note in result["notes"][:6] if not PROGRESS.search(note)],
     ]
+    corpora = [results[need]["settings"].get("corpus") for need in _needs(result) if need in results]
     depth = f"depth {settings['depth']}" if settings.get("depth") else ""
-    shape = [settings.get("backbone"), depth, settings.get("init"), settings.get("train")]
-    words = [result["stage"], result["task"], *shape, settings.get("columns")]
+    backbone = f"backbone of {corpora[0]}" if corpora and corpora[0] else settings.get("backbone")
+    shape = [backbone, depth, settings.get("init"), settings.get("train")]
+    words = [result["stage"], result["task"], settings.get("corpus"), *shape, settings.get("columns")]
     return {
         "id": f"{prefix}cell-{key}",
         "title": " ".join(str(word) for word in words if word),

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError
-from reservoir_pipelines.fitting.summary import SUMMARY, read_summary
+from reservoir_pipelines.files import read_checked
+from reservoir_pipelines.fitting.results import SUMMARY
 from reservoir_pipelines.reports.views import charts_of, cost_facts, facts_of
 
 
@@ -24,7 +25,7 @@ def is_run(path: Path) -> bool:
 def fit_part(path: Path, number: int) -> dict[str, Any]:
     """Return the page's part about a fit."""
     try:
-        found = read_summary(path)
+        found = read_checked(path / SUMMARY)
         with (path / "results.csv").open(newline="") as file:
             lines = list(csv.DictReader(file))
     except (OSError, ValueError) as error:

@@ -81,12 +81,7 @@ def fit_charts(values: Values) -> list[Markup]:
             f"best validation {values['metric']} over depth, from {layers[0]} to {layers[-1]}, a line for each pooling"
         )
         charts.append(line_chart(lines, f"depth, 0 is {layers[0]}", f"validation {values['metric']}", says))
-    if curve := values.get("curve"):
-        grown = {n: [(point["rows"], factor * point[f"{n}_score"]) for point in curve] for n in ("valid", "test")}
-        says = f"{values['metric']} over training rows: " + "; ".join(
-            f"{point['rows']:,} rows {score_text(point['test_score'], values['metric'])}" for point in curve
-        )
-        charts.append(line_chart(grown, "training rows", values["metric"], says, log=True))
+    charts.append(curve_chart(values))
     counts = values.get("confusion")
     if counts and len(counts) <= MOST_CLASSES:
         shares = np.array(counts, float)
@@ -100,6 +95,15 @@ def fit_charts(values: Values) -> list[Markup]:
         says = f"calibration on the test rows: {told}"
         charts.append(line_chart({"found": found, "calibrated": even}, "probability (%)", "right (%)", says))
     return charts
+
+
+def curve_chart(values: Values) -> Markup:
+    """Return a fit's score over training rows, if it was asked for."""
+    curve, metric = values.get("curve", ()), values["metric"]
+    factor = 100 if metric == "accuracy" else 1
+    grown = {n: [(point["rows"], factor * point[f"{n}_score"]) for point in curve] for n in ("valid", "test")}
+    told = "; ".join(f"{point['rows']:,} rows {score_text(point['test_score'], metric)}" for point in curve)
+    return line_chart(grown, "training rows", metric, f"test {metric} over training rows: {told}", log=True)
 
 
 def train_charts(values: Values) -> list[Markup]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from reservoir import options
 from reservoir.option_fields import Options, flag_of, listed
+from reservoir_pipelines.reproduction_folder import CELL
 
 STAGES: dict[str, tuple[type[Options], ...]] = {
     "fit": (options.ReservoirOptions, options.RowOptions, options.FeatureOptions, options.FitOptions),
@@ -61,7 +62,7 @@ class Cell:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what names the cell, other cells by their key."""
-        named = {n: f"cell:{v.key}" if isinstance(v, Cell) else v for n, v in self.settings.items()}
+        named = {n: f"{CELL}{v.key}" if isinstance(v, Cell) else v for n, v in self.settings.items()}
         return {"stage": self.stage, "task": self.task, "settings": named}
 
     def resolved(self, folders: Mapping[str, str]) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError
-from reservoir_pipelines.output import say, size_text
-from reservoir_pipelines.progress import time_text
+from reservoir_pipelines.output import say, size_text, time_text
 from reservoir_pipelines.reproduction.cell import Cell, options_of
 from reservoir_pipelines.reproduction.reproduce import title
 

@@ -20,9 +20,9 @@ from typing import Any
 from reservoir.errors import InputError
 from reservoir_pipelines.reproduction.cell import ALL_OPTIONS, OPTIONS, Cell
 from reservoir_pipelines.reproduction.measures import MEASURES
+from reservoir_pipelines.reproduction_folder import CELL
 
 SCALES = ("smoke", "hour", "paper")
-CELL = "cell:"
 KEYS = {
     "recipe": {"title", "note", "measure", "columns", "rows", "settings", "cell", "drawn", "claims", "task", *SCALES},
     "row": {

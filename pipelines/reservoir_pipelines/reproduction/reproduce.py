@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
@@ -14,13 +15,16 @@ from typing import Any
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
-from reservoir_pipelines.output import say
+from reservoir_pipelines.output import hushed, say
 from reservoir_pipelines.reproduction.cell import Cell
-from reservoir_pipelines.reproduction.kept import Kept
 from reservoir_pipelines.reproduction.recipe import Recipe, load_recipe, recipe_names
 from reservoir_pipelines.reproduction.table import fill
+from reservoir_pipelines.reproduction_folder import Kept
 from reservoir_pipelines.stage import stage
+from reservoir_pipelines.workers import map_pieces
 from reservoir_pipelines.workspace import cache_root, data_folder
+
+_alone = threading.Lock()  # cells that run in one process, as a dask worker with several threads would have it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,7 @@ def reproduce(
     agree : callable, optional
         Asked before anything runs, with the cells to run and their places; where it returns False, none does.
     **options
-        Fields of `ReproduceOptions`, ``workers`` of `ClusterOptions`, ``data`` of `TaskOptions`, and `PlaceOptions`.
+        Fields of `ReproduceOptions`, `ClusterOptions` and `PlaceOptions`, and ``data`` of `TaskOptions`.
 
     Raises
     ------
@@ -78,7 +82,7 @@ def reproduce(
     ran = 0
     if agree is None or agree(todo, places):
         kept.make()
-        _run(todo, kept, places, max(1, cluster.workers))
+        _run(todo, kept, places, cluster)
         ran = sum(kept.result(cell.key) is not None for cell in todo)
         for recipe in recipes:
             kept.keep_table(recipe.name, fill(recipe, kept))
@@ -138,9 +142,13 @@ def _places(source: TaskOptions, place: PlaceOptions) -> dict[str, Any]:
     return {name: path for name, path in named.items() if path} | device
 
 
-def _run(cells: list[Cell], kept: Kept, places: Mapping[str, Any], workers: int) -> None:
-    """Run cells here, or in local processes that each take the next one that nobody has."""
-    if workers == 1 or len(cells) < 2:
+def _run(cells: list[Cell], kept: Kept, places: Mapping[str, Any], cluster: ClusterOptions) -> None:
+    """Run cells here, on a dask cluster, or in local processes that each take the next one that nobody has."""
+    if cluster.scheduler:
+        _run_on_cluster(cells, kept, places, cluster.scheduler)
+        return
+    workers = cluster.workers
+    if workers < 2 or len(cells) < 2:
         run_cells(cells, kept, places)
         return
     context = multiprocessing.get_context("spawn")
@@ -158,6 +166,23 @@ def _run(cells: list[Cell], kept: Kept, places: Mapping[str, Any], workers: int)
     run_cells(cells, kept, places, again=False)  # what a process that was killed has left
 
 
+def _run_on_cluster(cells: list[Cell], kept: Kept, places: Mapping[str, Any], scheduler: str) -> None:
+    """Have each cell be a task of a cluster's workers, which see the folder too; those that others need go first."""
+    left = {cell.key: cell for cell in cells}
+    while left:
+        ready = [cell for cell in left.values() if not any(need.key in left for need in cell.needs)]
+        tasks = [(cell, kept, places) for cell in ready]
+        map_pieces(run_there, tasks, scheduler=scheduler, done=say)
+        left = {key: cell for key, cell in left.items() if cell not in ready}
+
+
+def run_there(cell: Cell, kept: Kept, places: Mapping[str, Any]) -> str:
+    """Run a cell in a worker, one at a time as models take the whole process, and return what is to be said of it."""
+    with _alone, hushed():
+        run_cells([cell], kept, places)
+    return _told(cell, kept)
+
+
 def run_cells(
     cells: Sequence[Cell], kept: Kept, places: Mapping[str, Any], number: int | None = None, *, again: bool = True
 ) -> None:
@@ -173,7 +198,7 @@ def run_cells(
         for place, cell in enumerate(cells, 1):
             if kept.result(cell.key):
                 continue
-            with kept.lock(cell, wait=wait) as mine:
+            with kept.lock(cell.key, wait=wait) as mine:
                 fresh = kept.failed_since(cell.key, since if again else 0.0)
                 if mine and not kept.result(cell.key) and not fresh:
                     _run_one(cell, kept, places, f"{place} of {len(cells)}")
@@ -198,7 +223,8 @@ def _run_one(cell: Cell, kept: Kept, places: Mapping[str, Any], count: str) -> N
         if found := kept.result(need.key):
             folders[need.key] = found["folder"]
         else:
-            kept.fail(cell, f"it needs a {need.stage} that failed: {kept.failure(need.key) or 'it was not run'}")
+            reason = f"it needs a {need.stage} that failed: {kept.failure(need.key) or 'it was not run'}"
+            kept.fail(cell.key, {**cell.to_dict(), "reason": reason})
             return
     started, busy, notes = time.monotonic(), time.process_time(), io.StringIO()
     try:
@@ -212,12 +238,20 @@ def _run_one(cell: Cell, kept: Kept, places: Mapping[str, Any], count: str) -> N
     else:
         seconds = round(time.monotonic() - started, 1)
         spent = {"seconds": seconds, "cpu_seconds": round(time.process_time() - busy, 1)}
-        kept.keep(cell, {**result, **spent, "notes": notes.getvalue().splitlines()})
-        score = result["values"].get("test_score")
-        say(f"{count}: {title(cell)}: {'done' if score is None else f'{100 * score:.1f}%'} in {seconds:.0f} s")
-        return
-    kept.fail(cell, reason)
-    say(f"{count}: {title(cell)}: failed, {reason}")
+        kept.keep(cell.key, {**cell.to_dict(), **result, **spent, "notes": notes.getvalue().splitlines()})
+        reason = ""
+    if reason:
+        kept.fail(cell.key, {**cell.to_dict(), "reason": reason})
+    say(f"{count}: {_told(cell, kept)}")
+
+
+def _told(cell: Cell, kept: Kept) -> str:
+    """Return what is said of a cell that ended."""
+    result = kept.result(cell.key)
+    if not result:
+        return f"{title(cell)}: failed, {kept.failure(cell.key)}"
+    score = result["values"].get("test_score")
+    return f"{title(cell)}: {'done' if score is None else f'{100 * score:.1f}%'} in {result['seconds']:.0f} s"
 
 
 def title(cell: Cell) -> str:

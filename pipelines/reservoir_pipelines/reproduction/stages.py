@@ -30,19 +30,7 @@ MOST_TOKENS = 120
 
 
 def run_cell(cell: Cell, folder: Path, folders: Mapping[str, str], places: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a cell and return what is kept of it: its commands, the folder it leaves, and values for tables and pictures.
-
-    Parameters
-    ----------
-    cell : Cell
-        What to run.
-    folder : Path
-        Where things may be written that have no place in the cache.
-    folders : mapping
-        The folder of each cell that this one needs, by key.
-    places : mapping
-        ``cache``, ``data`` and ``device``, those that were named.
-    """
+    """Run a cell and return what is kept of it; ``folders`` are those of the cells that it needs, by key."""
     settings = cell.resolved(folders)
     if "run" in settings:
         settings["run"] = Path(settings["run"])

@@ -8,9 +8,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from reservoir_pipelines.reproduction.cell import Cell
-from reservoir_pipelines.reproduction.kept import Kept
 from reservoir_pipelines.reproduction.measures import MEASURES, WORDS
 from reservoir_pipelines.reproduction.recipe import Recipe, Spot
+from reservoir_pipelines.reproduction_folder import Kept
 
 
 def fill(recipe: Recipe, kept: Kept) -> dict[str, Any]:
@@ -84,22 +84,3 @@ def _claim(claim: Mapping[str, Any], spots: Mapping[tuple[str, str], Mapping[str
     if more is None or None in others:
         return None
     return {"says": claim["says"], "holds": all(more > other for other in others if other is not None)}
-
-
-def number_text(value: Any, measure: str) -> str:
-    """Return a number as a person reads it: shares with a digit behind the point, counts in full."""
-    if value is None:
-        return "-"
-    if isinstance(value, str):
-        return value
-    if measure.endswith("_score"):
-        return f"{value:.1f}"
-    if value == int(value) and abs(value) >= 1:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def spot_text(spot: Mapping[str, Any]) -> str:
-    """Return our number, with its standard error where there are several seeds."""
-    text = number_text(spot["mean"], spot["measure"])
-    return f"{text} ± {number_text(spot['error'], spot['measure'])}" if spot["error"] is not None else text

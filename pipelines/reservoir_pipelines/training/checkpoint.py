@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from reservoir.errors import InputError
 from reservoir.training.trainer import State
-from reservoir_pipelines.checked import DamagedError, file_digest, read_checked, write_checked
-from reservoir_pipelines.workspace import save_tensors
+from reservoir_pipelines.files import DamagedError, file_digest, read_checked, save_tensors, write_checked
 
 TRAINED, OPTIMIZER, STATE = "trained.safetensors", "optimizer.safetensors", "state.json"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir_pipelines.workspace import replace_file
+from reservoir_pipelines.files import replace_file
 
 FLUSH_SECONDS = 1.0
 

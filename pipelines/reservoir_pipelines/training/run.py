@@ -13,7 +13,7 @@ from typing import Any
 
 from reservoir.errors import InputError
 from reservoir.training.trainer import State
-from reservoir_pipelines.checked import DamagedError, read_checked, remove_parts, write_checked
+from reservoir_pipelines.files import DamagedError, read_checked, remove_parts, write_checked
 from reservoir_pipelines.training.checkpoint import last_checkpoint, read_state
 from reservoir_pipelines.training.journal import read_journal
 from reservoir_pipelines.workspace import versions

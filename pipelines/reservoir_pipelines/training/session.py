@@ -10,7 +10,7 @@ from torch import nn
 from reservoir.options import StepOptions
 from reservoir.training.processes import Processes
 from reservoir.training.trainer import State, Steps, Trainer
-from reservoir_pipelines.progress import training_meter
+from reservoir_pipelines.output import training_meter
 from reservoir_pipelines.training.checkpoint import forget_others, load_optimizer, load_trained, save_checkpoint
 from reservoir_pipelines.training.journal import Journal
 from reservoir_pipelines.training.run import CHECKPOINTS, METRICS, Run

@@ -18,6 +18,7 @@ from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
 from reservoir.options import RECIPE, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions, TrainOptions
 from reservoir.readouts import metric_name
+from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks import Task, task_named
 from reservoir.tasks.own.sounds import holds_samples
@@ -30,9 +31,9 @@ from reservoir.training.steps import FPTSteps, default_rate
 from reservoir.training.target_scale import TargetScale
 from reservoir.training.trainer import DivergedError, State
 from reservoir.training.upper import UpperPart
-from reservoir_pipelines.extraction.extract import extract, heard
+from reservoir_pipelines.extraction.call import heard
+from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.extraction.plan import check_windows, draw_rows, make_spec
-from reservoir_pipelines.fitting.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir_pipelines.output import say
 from reservoir_pipelines.plots import plot_confusion
 from reservoir_pipelines.preparation.prepare import prepare

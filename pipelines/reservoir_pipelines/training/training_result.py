@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reservoir_pipelines.fitting.evaluation import Evaluation
+from reservoir.readouts.evaluation import Evaluation
 from reservoir_pipelines.plots import INK, draw_course, figure_of, in_unit, save, style
 from reservoir_pipelines.training.journal import course, read_journal
 from reservoir_pipelines.training.run import METRICS

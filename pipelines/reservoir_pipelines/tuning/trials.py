@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reservoir_pipelines.checked import checked_line, read_lines
-from reservoir_pipelines.workspace import replace_file
+from reservoir_pipelines.files import checked_line, read_lines, replace_file
 
 FILE = "trials.jsonl"
 

@@ -23,8 +23,8 @@ from reservoir.options import (
 )
 from reservoir.readouts import HeldOut
 from reservoir.reservoir import load_model
+from reservoir_pipelines.extraction.call import heard
 from reservoir_pipelines.extraction.entries import keep_last
-from reservoir_pipelines.extraction.extract import heard
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.raw import RAW as RAW_COLUMN
 from reservoir_pipelines.fitting.results import Fit
@@ -120,11 +120,6 @@ def tune(
     Returns
     -------
     Tuning
-
-    Raises
-    ------
-    InputError, CacheError
-        For input that cannot be used.
 
     Examples
     --------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,39 +20,36 @@ FREE_BYTES = 2**27
 """Up to this size an array may shrink as it likes: rows of zeros are harmless."""
 
 
-class Columns(Protocol):
-    """Named arrays with one row per sequence, and what a person should know of how they were read."""
+class Columns:
+    """Named arrays with one row per sequence, and what a person should know of how they were read.
 
-    shapes: dict[str, tuple[int, ...]]
-    dtypes: dict[str, np.dtype]
-    piece_rows: int
-    notes: list[str]
-    found: dict[str, str]  # names of the columns that were taken unasked, by their role
-    letters: bool  # x holds the code points of texts
+    They are held in memory, but for one ``x`` of such a shape and type that `sequences` gives stretch by stretch.
+    """
 
-    def read(self, name: str, lo: int, hi: int) -> np.ndarray:
-        """Return the rows ``lo`` to ``hi`` of an array."""
-        ...
-
-
-class InMemory:
-    """Arrays held in memory."""
+    piece_rows = 2**62
+    letters = False  # x holds the code points of texts
 
     def __init__(
         self,
         arrays: Mapping[str, np.ndarray],
         notes: Sequence[str] = (),
-        found: Mapping[str, str] | None = None,
+        found: Mapping[str, Any] | None = None,
+        x: tuple[tuple[int, ...], np.dtype] | None = None,
     ):
-        self._arrays = dict(arrays)
-        self.piece_rows, self.letters = 2**62, False
-        self.notes, self.found = list(notes), dict(found or {})
-        self.shapes = {name: array.shape for name, array in arrays.items()}
-        self.dtypes = {name: array.dtype for name, array in arrays.items()}
+        self._arrays, self.notes = dict(arrays), list(notes)
+        self.found = dict(found or {})  # names of the columns that were taken unasked, by their role
+        self.shapes = ({"x": x[0]} if x else {}) | {name: array.shape for name, array in arrays.items()}
+        self.dtypes = ({"x": x[1]} if x else {}) | {name: array.dtype for name, array in arrays.items()}
 
     def read(self, name: str, lo: int, hi: int) -> np.ndarray:
         """Return the rows ``lo`` to ``hi`` of an array."""
-        return self._arrays[name][lo:hi]
+        if name in self._arrays:
+            return self._arrays[name][lo:hi]
+        return self.sequences(lo, min(hi, self.shapes["x"][0]))
+
+    def sequences(self, lo: int, hi: int) -> np.ndarray:
+        """Return the rows ``lo`` to ``hi`` of ``x``, where it is not held in memory."""
+        raise NotImplementedError
 
 
 def check_expansion(path: Path, name: str, size: int, stored: int) -> None:

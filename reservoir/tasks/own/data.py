@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,24 +11,21 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.columns import Columns
 from reservoir.tasks.own.encode import clean_lengths, encode_own
 from reservoir.tasks.own.files import function_file, open_columns, source_files
 from reservoir.tasks.own.hub import HubTexts, is_hub
 from reservoir.tasks.own.kinds import MOST_SYMBOLS, SAMPLE, Reading, read_integers
-from reservoir.tasks.own.labels import Labels, encode_labels, split_rows
 from reservoir.tasks.own.letters import UNKNOWN, alphabet_of, are_words, shown
+from reservoir.tasks.own.own_source import FUNCTION, OwnSource, own_name
 from reservoir.tasks.own.sounds import Sounds, names_sounds
 from reservoir.tasks.own.values import as_values, clean_symbols, standardisation
-from reservoir.tasks.source import Piece, Source
-from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
-
-FUNCTION = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
+from reservoir.tasks.source import Piece
+from reservoir.tasks.task import Scaling, Task, Tokens, Vectors
 
 
 @dataclass(frozen=True)
-class OwnData(Source):
+class OwnData(OwnSource):
     """A task from the arrays ``x``, ``y`` and optionally ``lengths``, ``split`` and ``groups``.
 
     - ``x`` (rows, tokens, dim): vectors; (rows, tokens) of floats: vectors of one value; (rows, tokens) of integers:
@@ -44,13 +40,6 @@ class OwnData(Source):
     They are the arrays of an ``.npz`` or ``.h5`` file, or come from a table, a FASTA file or a function; see
     `reservoir.tasks.own.roles` for how the columns of a table are told apart, where ``asked`` does not say it.
     """
-
-    origin: str  # the path of the file, or module:function
-    asked: OwnDataOptions = field(default_factory=OwnDataOptions)
-
-    def __reduce__(self) -> tuple[type, tuple]:
-        """Leave the arrays behind when another process is to read the file."""
-        return type(self), tuple(getattr(self, field.name) for field in fields(self))
 
     @cached_property
     def task(self) -> Task:
@@ -79,21 +68,6 @@ class OwnData(Source):
         """Return stretches of rows."""
         rows, step = self._shape[0], self._columns.piece_rows
         return [Piece("rows", lo, min(lo + step, rows)) for lo in range(0, rows, step)]
-
-    def read(self, piece: Piece) -> dict[str, Split]:
-        """Return a stretch of rows, divided into its splits."""
-        x, lengths = self._rows(piece)
-        y, split = self._labels.y[piece.lo : piece.hi], self._split[piece.lo : piece.hi]
-        groups = None if self._group_numbers is None else self._group_numbers[piece.lo : piece.hi]
-        return {
-            name: Split(
-                x=x[split == name],
-                y=y[split == name],
-                lengths=lengths[split == name],
-                groups=None if groups is None else groups[split == name],
-            )
-            for name in sorted(set(split.tolist()))
-        }
 
     def scaling(self) -> Scaling | None:
         """Return the standardisation by the training split, or None for symbols."""
@@ -190,29 +164,10 @@ class OwnData(Source):
         return 2 * channels if self.asked.missing == "mask" else channels
 
     @cached_property
-    def _labels(self) -> Labels:
-        y, asked = self._column("y"), self.asked
-        return encode_labels(self.origin, y, regression=asked.regression, classes=asked.classes)
-
-    @cached_property
-    def _groups(self) -> np.ndarray | None:
-        return self._column("groups") if "groups" in self._columns.shapes else None
-
-    @cached_property
-    def _group_numbers(self) -> np.ndarray | None:
-        return None if self._groups is None else np.unique(self._groups, return_inverse=True)[1]
-
-    @cached_property
-    def _split(self) -> np.ndarray:
-        given = self._column("split") if "split" in self._columns.shapes else None
-        return split_rows(self.origin, self._labels, given, self._groups)
-
-    @cached_property
     def _lengths(self) -> np.ndarray:
         rows, tokens = self._shape[:2]
-        if "lengths" not in self._columns.shapes:
-            return np.full(rows, tokens, np.int32)
-        return clean_lengths(self.origin, self._column("lengths"), rows, tokens)
+        given = self._column("lengths")
+        return np.full(rows, tokens, np.int32) if given is None else clean_lengths(self.origin, given, rows, tokens)
 
     @cached_property
     def _alphabet(self) -> tuple[str, str]:
@@ -237,11 +192,10 @@ class OwnData(Source):
             raise InputError(f"{self.origin}: x holds the symbol {largest}; if these are values, leave out --symbols")
         return largest + 1
 
-    def _column(self, name: str) -> np.ndarray:
-        return self._columns.read(name, 0, self._shape[0])
+    def _column(self, name: str) -> np.ndarray | None:
+        return self._columns.read(name, 0, self._shape[0]) if name in self._columns.shapes else None
 
     def _rows(self, piece: Piece) -> tuple[np.ndarray, np.ndarray]:
-        """Return a stretch of rows as stored, and their lengths."""
         lengths = self._lengths[piece.lo : piece.hi]
         x = self._columns.read("x", piece.lo, piece.hi)
         if self._alphabet[0]:
@@ -257,10 +211,3 @@ class OwnData(Source):
             train = self._split[piece.lo : piece.hi] == "train"
             if train.any():
                 yield x[train][np.arange(x.shape[1]) < lengths[train, None]]
-
-
-def own_name(origin: str) -> str:
-    """Return the name of a task of your own: the file's, with "-" for what no folder should hold, or the function's."""
-    if FUNCTION.fullmatch(origin):
-        return origin.replace(":", ".")
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(origin).name).lstrip("._-") or "data"

@@ -14,7 +14,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.cells import array_of, pad
-from reservoir.tasks.own.columns import Columns, InMemory
+from reservoir.tasks.own.columns import Columns
 from reservoir.tasks.own.fasta import header_labels, read_fasta
 from reservoir.tasks.own.hdf5 import Hdf5
 from reservoir.tasks.own.hub import HubTexts, is_hub
@@ -156,7 +156,7 @@ def read_function(name: str) -> Columns:
     if all(isinstance(sequence, str) for sequence in sequences):
         return Texts(str(path), sequences, arrays)
     x, lengths = pad(str(path), sequences)
-    return InMemory({"x": x, "lengths": lengths, **arrays})
+    return Columns({"x": x, "lengths": lengths, **arrays})
 
 
 def function_file(name: str) -> Path:

@@ -10,7 +10,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.isolated import Isolated, limit
-from reservoir.tasks.own.columns import NAMES, check_expansion
+from reservoir.tasks.own.columns import NAMES, Columns, check_expansion
 
 PIECE_ROWS = 4096
 
@@ -18,19 +18,17 @@ PIECE_BYTES = 2**28
 """Rows that are read at a time have no more bytes than this."""
 
 
-class Hdf5:
+class Hdf5(Columns):
     """The datasets at the root of an HDF5 file."""
 
     def __init__(self, path: Path):
+        super().__init__({})
         self._file = Isolated(__name__, path)
         found = self._file.ask()
         self.shapes = {name: tuple(shape) for name, (shape, _) in found.items()}
         self.dtypes = {name: np.dtype(dtype) for name, (_, dtype) in found.items()}
         row = math.prod(self.shapes["x"][1:]) * self.dtypes["x"].itemsize if "x" in found else 1
         self.piece_rows = min(PIECE_ROWS, max(1, PIECE_BYTES // max(row, 1)))
-        self.notes: list[str] = []
-        self.found: dict[str, str] = {}
-        self.letters = False
 
     def read(self, name: str, lo: int, hi: int) -> np.ndarray:
         """Return the rows ``lo`` to ``hi`` of a dataset."""

@@ -13,9 +13,8 @@ import numpy as np
 from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.cells import labels_of
-from reservoir.tasks.own.columns import check_padding
 from reservoir.tasks.own.labels import SPLIT_NAMES
-from reservoir.tasks.own.letters import codes_of
+from reservoir.tasks.own.texts import Letters
 
 PREFIX = "hf:"
 TEXTS = ("text", "sentence", "sequence", "x")
@@ -23,16 +22,12 @@ LABELS = ("label", "labels", "y")
 STEP = 10_000
 """Rows that are looked at together."""
 
-PIECE_LETTERS = 2**23
 
-
-class HubTexts:
-    """Texts as ``x``, read from disk stretch by stretch, beside labels, ids and groups."""
+class HubTexts(Letters):
+    """Texts read from disk stretch by stretch, beside labels, ids and groups."""
 
     def __init__(self, origin: str, asked: OwnDataOptions, *, labelled: bool):
         self.notes: list[str] = []
-        self.found: dict[str, str] = {}
-        self.letters = True
         self._origin, self._parts = origin, _open(origin)
         columns = next(iter(self._parts.values())).features
         self._text = _chosen(origin, "text", asked.text, TEXTS, columns, needed=True)
@@ -41,28 +36,11 @@ class HubTexts:
             self._choose_splits(label)
         self.files = [Path(file["filename"]) for part in self._parts.values() for file in part.cache_files]
         self._ends = list(accumulate(map(len, self._parts.values())))
-        self._arrays = self._other_arrays(asked, label, labelled=labelled)
-        lengths, largest = self._measure()
-        kind = np.min_scalar_type(largest)
-        check_padding(origin, lengths, kind.itemsize)
-        self._arrays["lengths"] = lengths
-        self.piece_rows = max(1, PIECE_LETTERS // int(lengths.max()))
-        self.shapes = {"x": (len(lengths), int(lengths.max()))} | {n: a.shape for n, a in self._arrays.items()}
-        self.dtypes = {"x": kind} | {name: array.dtype for name, array in self._arrays.items()}
+        arrays = self._other_arrays(asked, label, labelled=labelled)
+        super().__init__(origin, *self._measure(), arrays, self.notes)
 
-    def read(self, name: str, lo: int, hi: int) -> np.ndarray:
-        """Return the rows ``lo`` to ``hi`` of an array."""
-        if name != "x":
-            return self._arrays[name][lo:hi]
-        found = np.zeros((min(hi, self._ends[-1]) - lo, self.shapes["x"][1]), self.dtypes["x"])
-        done = 0
-        for texts in self._texts(lo, hi):
-            codes, _ = codes_of(self._origin, texts)
-            found[done : done + len(codes), : codes.shape[1]] = codes
-            done += len(codes)
-        return found
-
-    def _texts(self, lo: int, hi: int) -> Iterator[list[str]]:
+    def texts(self, lo: int, hi: int) -> Iterator[list[str]]:
+        """Yield the texts of the rows ``lo`` to ``hi``."""
         start = 0
         for part, end in zip(self._parts.values(), self._ends, strict=True):
             for at in range(max(lo, start), min(hi, end), STEP):
@@ -72,7 +50,7 @@ class HubTexts:
     def _measure(self) -> tuple[np.ndarray, int]:
         """Return the letters of each text, and the largest code point."""
         lengths, largest, row = [], 0, 0
-        for texts in self._texts(0, self._ends[-1]):
+        for texts in self.texts(0, self._ends[-1]):
             empty = next((n for n, text in enumerate(texts) if not (text or "").strip()), None)
             if empty is not None:
                 raise InputError(f"{self._origin}, row {row + empty}: an empty text; remove the row")

@@ -45,18 +45,6 @@ def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
     other than any two tokens are (steps between unlike neighbours, so that long stays do not count); and those with
     more than 256 different numbers, the commonest hundredth of which is not far commoner than the rest, as it is in any
     vocabulary in use. All others are symbols.
-
-    Parameters
-    ----------
-    x : ndarray of int, (rows, tokens)
-        Whole rows; the first million tokens are looked at.
-    lengths : ndarray of int, (rows,), optional
-        Real tokens of each row; all of them by default.
-
-    Returns
-    -------
-    Reading
-        ``names`` is true for symbols; ``why`` is a clause for a person.
     """
     x = x[: max(1, SAMPLE // max(x.shape[1], 1))]
     full = np.full(len(x), x.shape[1]) if lengths is None else lengths[: len(x)]
@@ -86,16 +74,6 @@ def read_labels(y: np.ndarray) -> Reading:
 
     Two different numbers are classes. Others are where they are counted through from 0 or 1 and have two labels each,
     up to 20 where they have 5 labels each on average, and more where they have 50.
-
-    Parameters
-    ----------
-    y : ndarray of int
-        All labels.
-
-    Returns
-    -------
-    Reading
-        ``names`` is true for classes; ``why`` is a clause for a person.
     """
     numbers = np.unique(y)
     many = f"{len(numbers):,} different ones among {y.size:,}"

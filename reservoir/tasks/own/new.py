@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.options import OwnDataOptions
 from reservoir.tasks.images.idx import read_idx
 from reservoir.tasks.own.files import SUFFIXES, open_columns
 from reservoir.tasks.own.letters import texts_of
+from reservoir.tasks.own.own_source import as_asked
 from reservoir.tasks.own.pictures import new_pictures
 from reservoir.tasks.task import Task, Tokens
 
@@ -20,36 +19,13 @@ NewRows = tuple[np.ndarray, np.ndarray | None, list[str] | None, np.ndarray | No
 
 
 def read_new(path: Path, task: Task) -> NewRows:
-    """Return the sequences of a file, their lengths and the names of the rows, and their labels where it has them.
-
-    Parameters
-    ----------
-    path : Path
-        Any file that a task can be made from, or an idx file of images of 28x28 pixels.
-    task : Task
-        The task that the sequences are for; it says which columns of a table are what.
-
-    Returns
-    -------
-    x : ndarray
-        For `reservoir.tasks.encode`: sequences or raw inputs; texts (rows,).
-    lengths : ndarray of int, (rows,), or None
-    ids : list of str, or None
-    y : ndarray, (rows, ...), or None
-        Labels as they are there; None for a row of a table that has none.
-
-    Raises
-    ------
-    InputError
-        If the file is not there, not readable, or has no sequences of the form of the task.
-    """
+    """Return the sequences of a file, their lengths and the names of the rows, and their labels where it has them."""
     if task.pictures:
         pictures, names, labels = new_pictures(path, task)
         return pictures, None, names, labels
     if path.suffix not in SUFFIXES and path.is_file():
         return read_idx(path, (28, 28)), None, None, None
-    asked = {f.name: task.parameters[f.name] for f in fields(OwnDataOptions) if f.name in task.parameters}
-    columns = open_columns(str(path), OwnDataOptions(**asked), task.parameters)
+    columns = open_columns(str(path), as_asked(task.parameters), task.parameters)
     if "x" not in columns.shapes:
         raise InputError(f"{path}: it has no array 'x'; put the sequences there")
     if not columns.shapes["x"]:

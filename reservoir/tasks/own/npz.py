@@ -9,21 +9,17 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.own.columns import NAMES, check_expansion
+from reservoir.tasks.own.columns import NAMES, Columns, check_expansion
 
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
-class Npz:
+class Npz(Columns):
     """The arrays of an archive. It unpacks an array as a whole, so all rows are one piece."""
 
     def __init__(self, path: Path):
-        self._path, self.piece_rows = path, 2**62
-        self.notes: list[str] = []
-        self.found: dict[str, str] = {}
-        self.letters = False
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.dtypes: dict[str, np.dtype] = {}
+        super().__init__({})
+        self._path = path
         try:
             with zipfile.ZipFile(path) as archive:
                 members = [member.filename for member in archive.infolist()]

@@ -12,7 +12,7 @@ import numpy as np
 from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.cells import column, is_text, labels_of, numbers, ordered, pad, values
-from reservoir.tasks.own.columns import Columns, InMemory
+from reservoir.tasks.own.columns import Columns
 from reservoir.tasks.own.guesses import (
     IDS,
     INDEX,
@@ -69,7 +69,7 @@ class Sorting:
             self._wide(ids, labels, groups, time, whole)
         if self.texts is not None:
             return Texts(str(self.path), self.texts, self.arrays, self.notes, self.found)
-        return InMemory(self.arrays, self.notes, self.found)
+        return Columns(self.arrays, self.notes, self.found)
 
     # ---- which column is what
 

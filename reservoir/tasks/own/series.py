@@ -10,7 +10,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.own.cells import pad
-from reservoir.tasks.own.columns import InMemory
+from reservoir.tasks.own.columns import Columns
 from reservoir.tasks.own.tables import lines_of
 
 PARTS = {"train": "_TRAIN", "test": "_TEST"}
@@ -54,7 +54,7 @@ def is_bare(path: Path) -> bool:
     return len(cells) > 1 and all(map(_is_number, cells))
 
 
-def read_series(files: dict[str, Path], *, regression: bool = False) -> InMemory:
+def read_series(files: dict[str, Path], *, regression: bool = False) -> Columns:
     """Return the arrays of files by their splits, or of one file whose split is ""."""
     read = [(_read_ts if file.suffix == ".ts" else _read_bare)(file) for file in files.values()]
     first = next(iter(files.values()))
@@ -71,7 +71,7 @@ def read_series(files: dict[str, Path], *, regression: bool = False) -> InMemory
     if len(files) > 1:
         arrays["split"] = np.repeat(list(files), [len(series.x) for series in read])
         notes.append(f"split as published: {' and '.join(file.name for file in files.values())}")
-    return InMemory(arrays, notes)
+    return Columns(arrays, notes)
 
 
 # ---- .ts

@@ -21,7 +21,7 @@ TABLES = (".csv", ".tsv", ".jsonl")
 PIECE_VALUES = 2**25
 
 
-class Sounds:
+class Sounds(Columns):
     """Sounds as ``x``, decoded stretch by stretch, beside arrays that are known already."""
 
     def __init__(self, files: Sequence[Path], arrays: Mapping[str, np.ndarray], rate: int | None, *, waveform: bool):
@@ -31,25 +31,19 @@ class Sounds:
         lengths = samples if waveform else np.array([frame_count(int(n), self._rate) for n in samples], np.int64)
         dim = 1 if waveform else BANDS
         check_padding(str(files[int(np.argmax(lengths))]), lengths, 4 * dim)
-        self._arrays = {**arrays, "lengths": lengths}
-        self._shape = (len(files), int(lengths.max()), dim)
-        self.piece_rows = max(1, PIECE_VALUES // (self._shape[1] * dim))
-        self.shapes = {"x": self._shape} | {name: array.shape for name, array in self._arrays.items()}
-        self.dtypes = {"x": np.dtype(np.float32)} | {name: array.dtype for name, array in self._arrays.items()}
-        self.letters, self.found = False, {}
+        shape = (len(files), int(lengths.max()), dim)
+        super().__init__({**arrays, "lengths": lengths}, x=(shape, np.dtype(np.float32)))
+        self.piece_rows = max(1, PIECE_VALUES // (shape[1] * dim))
         form = "as their samples" if waveform else f"as {BANDS} bands of the mel scale every 10 ms"
         rates = sorted({wav.rate for wav in self._wavs} - {self._rate})
         also = f", brought there from {', '.join(f'{rate:,}' for rate in rates[:5])} Hz" if rates else ""
         longest = samples.max() / self._rate
         self.notes = [f"{len(files):,} sounds of up to {longest:.3g} s, {form}, at {self._rate:,} Hz{also}"]
 
-    def read(self, name: str, lo: int, hi: int) -> np.ndarray:
-        """Return the rows ``lo`` to ``hi`` of an array."""
-        if name != "x":
-            return self._arrays[name][lo:hi]
-        wavs = self._wavs[lo:hi]
-        x = np.zeros((len(wavs), *self._shape[1:]), np.float32)
-        for row, wav in zip(x, wavs, strict=True):
+    def sequences(self, lo: int, hi: int) -> np.ndarray:
+        """Return the sounds of the rows ``lo`` to ``hi``."""
+        x = np.zeros((hi - lo, *self.shapes["x"][1:]), np.float32)
+        for row, wav in zip(x, self._wavs[lo:hi], strict=True):
             samples = read_samples(wav, self._rate)
             found = samples[:, None] if self._waveform else mel_frames(samples, self._rate)
             row[: len(found)] = found

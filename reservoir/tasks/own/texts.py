@@ -2,18 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from reservoir.tasks.own.columns import check_padding
+from reservoir.tasks.own.columns import Columns, check_padding
 from reservoir.tasks.own.letters import check_texts, codes_of
 
 PIECE_LETTERS = 2**23
 
 
-class Texts:
-    """Texts as ``x``, beside arrays that are known already."""
+class Letters(Columns):
+    """Texts as ``x``, of which ``texts`` gives stretches, beside arrays that are known already."""
+
+    letters = True
+
+    def __init__(
+        self,
+        where: str,
+        lengths: np.ndarray,
+        largest: int,
+        arrays: Mapping[str, np.ndarray],
+        notes: Sequence[str] = (),
+        found: Mapping[str, Any] | None = None,
+    ):
+        kind, longest = np.min_scalar_type(largest), int(lengths.max())
+        check_padding(where, lengths, kind.itemsize)
+        super().__init__({"lengths": lengths, **arrays}, notes, found, x=((len(lengths), longest), kind))
+        self._where, self.piece_rows = where, max(1, PIECE_LETTERS // longest)
+
+    def texts(self, lo: int, hi: int) -> Iterator[Sequence[str]]:
+        """Yield the texts of the rows ``lo`` to ``hi``."""
+        raise NotImplementedError
+
+    def sequences(self, lo: int, hi: int) -> np.ndarray:
+        """Return the code points of the rows ``lo`` to ``hi``."""
+        found, done = np.zeros((hi - lo, self.shapes["x"][1]), self.dtypes["x"]), 0
+        for texts in self.texts(lo, hi):
+            codes, _ = codes_of(self._where, texts)
+            found[done : done + len(codes), : codes.shape[1]] = codes
+            done += len(codes)
+        return found
+
+
+class Texts(Letters):
+    """Texts in memory."""
 
     def __init__(
         self,
@@ -21,23 +55,12 @@ class Texts:
         texts: Sequence[str],
         arrays: Mapping[str, np.ndarray],
         notes: Sequence[str] = (),
-        found: Mapping[str, str] | None = None,
+        found: Mapping[str, Any] | None = None,
     ):
-        self._where, self._texts = where, [text.strip() for text in texts]
+        self._texts = [text.strip() for text in texts]
         lengths = check_texts(where, self._texts)
-        kind = np.min_scalar_type(max(ord(max(text)) for text in self._texts))
-        check_padding(where, lengths, kind.itemsize)
-        self._arrays = {"lengths": lengths, **arrays}
-        self.letters, self.notes, self.found = True, list(notes), dict(found or {})
-        self.piece_rows = max(1, PIECE_LETTERS // int(lengths.max()))
-        self.shapes = {"x": (len(lengths), int(lengths.max()))} | {n: a.shape for n, a in self._arrays.items()}
-        self.dtypes = {"x": kind} | {name: array.dtype for name, array in self._arrays.items()}
+        super().__init__(where, lengths, max(ord(max(text)) for text in self._texts), arrays, notes, found)
 
-    def read(self, name: str, lo: int, hi: int) -> np.ndarray:
-        """Return the rows ``lo`` to ``hi`` of an array."""
-        if name != "x":
-            return self._arrays[name][lo:hi]
-        codes, _ = codes_of(self._where, self._texts[lo:hi])
-        found = np.zeros((len(codes), self.shapes["x"][1]), self.dtypes["x"])
-        found[:, : codes.shape[1]] = codes
-        return found
+    def texts(self, lo: int, hi: int) -> Iterator[Sequence[str]]:
+        """Yield the texts of the rows ``lo`` to ``hi``."""
+        yield self._texts[lo:hi]

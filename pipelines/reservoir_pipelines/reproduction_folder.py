@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError
-from reservoir_pipelines.checked import read_checked, write_checked
-from reservoir_pipelines.reproduction.cell import Cell
+from reservoir_pipelines.files import read_checked, write_checked
+
+CELL = "cell:"
+"""Stands before the name of a cell in a recipe, and before its key in what is kept."""
 
 FORMAT = 1
 """Of what is kept; raised when any of it gets another name or meaning. What has another counts as not run."""
@@ -58,14 +60,14 @@ class Kept:
         except FileNotFoundError:
             return False
 
-    def keep(self, cell: Cell, result: Mapping[str, Any]) -> None:
+    def keep(self, key: str, result: Mapping[str, Any]) -> None:
         """Keep what a cell came to."""
-        self._write(self.path / "cells" / f"{cell.key}.json", {**cell.to_dict(), **result})
-        (self.path / "cells" / f"{cell.key}.failed.json").unlink(missing_ok=True)
+        self._write(self.path / "cells" / f"{key}.json", result)
+        (self.path / "cells" / f"{key}.failed.json").unlink(missing_ok=True)
 
-    def fail(self, cell: Cell, reason: str) -> None:
-        """Keep why a cell failed; it is tried again by the next run."""
-        self._write(self.path / "cells" / f"{cell.key}.failed.json", {**cell.to_dict(), "reason": reason})
+    def fail(self, key: str, cell: Mapping[str, Any]) -> None:
+        """Keep a cell with the ``reason`` why it failed; it is tried again by the next run."""
+        self._write(self.path / "cells" / f"{key}.failed.json", cell)
 
     def keep_table(self, name: str, table: Mapping[str, Any]) -> None:
         """Keep a table with its numbers."""
@@ -77,9 +79,9 @@ class Kept:
         return [table for path in found if (table := self._read(path))]
 
     @contextmanager
-    def lock(self, cell: Cell, *, wait: bool) -> Iterator[bool]:
+    def lock(self, key: str, *, wait: bool) -> Iterator[bool]:
         """Hold a cell for the time of the context; yield False where another process has it and one does not wait."""
-        with (self.path / "cells" / f".{cell.key}.lock").open("w") as file:
+        with (self.path / "cells" / f".{key}.lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:

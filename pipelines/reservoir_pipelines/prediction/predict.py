@@ -14,15 +14,15 @@ from reservoir.features import forward
 from reservoir.options import DeviceOptions
 from reservoir.raw_input import raw_features
 from reservoir.readouts import samples, unsample
+from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks import encode, read_new
 from reservoir.tasks.own import letter_symbols
 from reservoir.tasks.own.letters import are_words
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.fitting.evaluation import Evaluation, evaluate_classes, evaluate_values
+from reservoir_pipelines.prediction.opened import load_part, open_readout
 from reservoir_pipelines.stage import stage
-from reservoir_pipelines.training.trained import load_part, open_readout
 
 BATCH_ROWS = 32
 BLOCK_ROWS = 256

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reservoir import InputError
-from reservoir_pipelines.workspace import replace_file
+from reservoir_pipelines.files import replace_file
 
 if TYPE_CHECKING:
-    from reservoir_pipelines.prediction import Prediction
+    from reservoir_pipelines.prediction.predict import Prediction
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from reservoir.readouts import LinearReadout, Targets, accuracy_interval, mcnemar, paired_bootstrap
-from reservoir_pipelines.fitting.sources import Source
+from reservoir.readouts.confidence import accuracy_interval, mcnemar, paired_bootstrap
+from reservoir.readouts.linear import LinearReadout
+from reservoir.readouts.targets import Targets
 
 MOST_PRINTED = 100  # classes whose confusion goes into JSON
 
@@ -165,10 +166,12 @@ def reliability(sure: np.ndarray, right: np.ndarray) -> tuple[tuple[int, float, 
     return tuple((len(p), float(p.mean()), float(hits.mean())) for p, hits in bins if len(p))
 
 
-def evaluate(readout: Readout, source: Source, classes: Sequence[str]) -> Evaluation:
-    """Compare a readout with the labels of the test split: the one time that test is looked at for it."""
+def evaluate(
+    readout: Readout, blocks: Iterable[tuple[np.ndarray, np.ndarray]], classes: Sequence[str], tokens: int = 1
+) -> Evaluation:
+    """Compare a readout with the labels of blocks of samples, ``tokens`` of which make a row."""
     parts: list[tuple[np.ndarray, ...]] = []
-    for x, y in source.blocks("test"):
+    for x, y in blocks:
         if not classes:
             parts.append((y, readout.predict(x)))
             continue
@@ -180,7 +183,7 @@ def evaluate(readout: Readout, source: Source, classes: Sequence[str]) -> Evalua
     if not classes:
         return evaluate_values(*(np.concatenate(values) for values in zip(*parts, strict=True)))
     y, predicted, sure, *ranks = (np.concatenate(values) for values in zip(*parts, strict=True))
-    rows = len(y) // source.tokens()
+    rows = len(y) // tokens
     y, predicted = (values.reshape(rows, -1).astype(int) for values in (y, predicted))
     found = evaluate_classes(y, predicted, classes, ranks[0] if ranks else None)
     return replace(found, reliability=reliability(sure.ravel(), (y == predicted).ravel()))

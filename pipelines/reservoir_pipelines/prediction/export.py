@@ -21,11 +21,11 @@ from reservoir.raw_input import RawInput
 from reservoir.readouts import LinearReadout
 from reservoir.sequence_model import Branch, SequenceModel
 from reservoir.tasks.task import Task, Vectors
+from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import say
+from reservoir_pipelines.prediction.opened import load_part, open_readout
 from reservoir_pipelines.stage import stage
-from reservoir_pipelines.training.trained import load_part, open_readout
-from reservoir_pipelines.workspace import replace_file
 
 FORMAT = 1
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}

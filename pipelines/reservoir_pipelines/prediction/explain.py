@@ -17,37 +17,23 @@ from reservoir.tasks import encode, read_new
 from reservoir.tasks.own import letter_symbols
 from reservoir.tasks.own.decode import as_patches
 from reservoir.tasks.task import Task, Tokens
-from reservoir_pipelines.export import build
 from reservoir_pipelines.plots import COLOURS, INK, figure_of, save, style
+from reservoir_pipelines.prediction.export import build
+from reservoir_pipelines.prediction.opened import open_readout
 from reservoir_pipelines.stage import stage
-from reservoir_pipelines.training.trained import open_readout
 
 MOST_LETTERS = 120  # that can be read side by side
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explained:
-    """Why a readout says what it says of one sequence.
-
-    Parameters
-    ----------
-    label : str, int or float
-        What the readout says.
-    score : float
-        Of a class: its logit less the mean of all logits; of a regression: the value.
-    added : list of float
-        What each position adds to the score beyond a mean token of the sequences that are explained.
-    elsewhere : float
-        The rest of the score: what is the same for all, and what is no sum over positions.
-    occluded : list of float
-        How far the score falls where a stretch of the input is hidden, shared among its positions.
-    """
+    """Why a readout says what it says of one sequence."""
 
     label: Any
-    score: float
-    added: list[float]
-    elsewhere: float
-    occluded: list[float]
+    score: float  # of a class: its logit less the mean of all logits; of a regression: the value
+    added: list[float]  # by each position, beyond a mean token of the sequences that are explained
+    elsewhere: float  # the rest of the score: what is the same for all, and what is no sum over positions
+    occluded: list[float]  # how far the score falls where a stretch is hidden, shared among its positions
 
 
 @dataclass(frozen=True, kw_only=True)

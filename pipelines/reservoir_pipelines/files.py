@@ -1,16 +1,23 @@
-"""JSON files that hold their own SHA-256, and what a killed process has left beside them."""
+"""Files that are whole or as they were: any file, JSON that holds its own SHA-256, and tensors."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
+import os
 import re
 import shutil
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from reservoir_pipelines.workspace import replace_file
+from reservoir_cache import fault_point, sync
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DIGEST = "sha256"
 PART = re.compile(r"\..+-[0-9a-f]{32}\.part")
@@ -19,6 +26,33 @@ PART = re.compile(r"\..+-[0-9a-f]{32}\.part")
 
 class DamagedError(ValueError):
     """A file is not what was written."""
+
+
+def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
+    """Write a file under a temporary name and move it into place, so that it is whole or as it was."""
+    part = path.with_name(f".{path.name}-{uuid.uuid4().hex}.part")
+    try:
+        fault_point("begun")
+        write(part)
+        fault_point("written")
+        sync(part)
+        fault_point("synced")
+        part.replace(path)
+        fault_point("replaced")
+        sync(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
+    """Write rows as CSV, floats with six digits behind the point; the file is replaced whole."""
+
+    def write(part: Path) -> None:
+        with part.open("x", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerows([f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row] for row in rows)
+
+    replace_file(path, write)
 
 
 def write_checked(path: Path, values: Mapping[str, Any]) -> None:
@@ -67,6 +101,35 @@ def remove_parts(folder: Path) -> None:
     for path in folder.glob(".*.part"):
         if PART.fullmatch(path.name):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a safetensors file that others may read as they may read every new file."""
+    from safetensors.torch import save_file
+
+    with system_errors():
+        save_file(dict(tensors), path)
+    share(path)
+
+
+@contextmanager
+def system_errors() -> Iterator[None]:
+    """Raise what safetensors says of the system as the OSError that it is."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        if not (found := re.search(r"\(os error (\d+)\)", str(error))):
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
+
+
+def share(path: Path) -> None:
+    """Give a file, which safetensors makes for its owner alone, the permissions of every new file."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
 
 
 def _digest(values: Mapping[str, Any]) -> str:

@@ -1,0 +1,73 @@
+"""Saved readouts and runs opened again, with the maps that stand before them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from reservoir.errors import InputError
+from reservoir.readouts import LinearReadout, Targets
+from reservoir.reservoir import LoadedModel, Reservoir, load_model
+from reservoir.tasks.task import Task
+from reservoir.training.target_scale import TargetScale
+from reservoir_pipelines.fitting.bundle import Bundle, Part
+from reservoir_pipelines.preparation.prepared import scaling_from_json
+from reservoir_pipelines.training.checkpoint import trained_output
+from reservoir_pipelines.training.run import CONFIG, Run, is_run
+from reservoir_pipelines.training.trained import check_digest, load_run
+
+
+def open_readout(path: Path) -> Bundle:
+    """Open what `fit` saved, or a run of `train`, which is the readout of the last layer of a trained map."""
+    folder = path.parent if path.name == CONFIG else path
+    if not is_run(folder):
+        return Bundle.load(path)
+    config = Run(folder).model_config
+    spec = config["settings"]["spec"]
+    task = Task.from_dict(spec["task"])
+    part = Part(
+        reservoir=Reservoir(**config["reservoir"]),
+        digest=spec["backbone"]["digest"],
+        compute=spec["compute"],
+        columns=("final/last",),
+        run=str(folder),
+    )
+    trained = trained_output(Run(folder).best) or load_run(folder, "cpu").fpt.output
+    scale = config["settings"].get("targets")
+    return Bundle(
+        task=task,
+        scaling=scaling_from_json(config["scaling"]),
+        parts=(part,),
+        readout=linear_readout(task, trained, TargetScale.from_json(scale) if scale else None),
+        scores=Run(folder).result or {},
+        lengths=config["lengths"],
+    )
+
+
+def linear_readout(task: Task, output: nn.Linear, scale: TargetScale | None = None) -> LinearReadout:
+    """Return a trained output layer as a readout: the same labels and probabilities, targets in the data's own unit."""
+    targets = Targets(task.outputs, task.classes)
+    coef, intercept = (p.detach().cpu().double().numpy() for p in (output.weight.T, output.bias))
+    if task.classes == 2:  # the readout's score s stands for the logits -s and +s
+        coef, intercept = ((values[..., 1::2] - values[..., ::2]) / 2 for values in (coef, intercept))
+    if scale:
+        coef, intercept = scale.undo(coef, intercept)
+    return LinearReadout(coef=np.ascontiguousarray(coef), intercept=intercept, targets=targets)
+
+
+def load_part(task: Task, part: Part, device: str, where: Path, compute: str | None = None) -> LoadedModel:
+    """Load the map that a readout reads, frozen or trained; ``where`` is the readout, for messages."""
+    if part.reservoir is None:
+        raise InputError(f"readout {where}: it reads the input itself, without a model")
+    if part.run:
+        return load_run(Path(part.run), device, compute)
+    model = load_model(task, part.reservoir, device, compute or part.compute)
+    check_digest(model, part.digest, f"readout {where}")
+    if dict(model.door) != part.door:
+        raise InputError(
+            f"readout {where}: the {' or the '.join(model.door)} of {model.settings.backbone!r} have changed; "
+            "bring them back, or fit again"
+        )
+    return model
