@@ -20,9 +20,9 @@ docs: $(DEVELOPS)  ## the site, in docs/build/html; needs no network, and fails 
 faults: $(DEVELOPS)  ## the long campaign: kills, flipped bits, bad disks, fuzzed inputs, long work; hours on two busy cores
 	$(BIN)/python -m benchmarks.faults --out benchmarks/FAULTS.md
 
-PLACES = $(foreach name,DATA TEXT VIT ANTIBERTY PEER,$(if $($(name)),$(name)=$($(name))))
+PLACES = $(foreach name,DATA TEXT VIT PEER,$(if $($(name)),$(name)=$($(name))))
 
-results: $(DEVELOPS)  ## every table of benchmarks/RESULTS.md, made again (says what it costs): DATA=DIR, TEXT= VIT= ANTIBERTY= PEER=
+results: $(DEVELOPS)  ## every table of benchmarks/RESULTS.md, made again (says what it costs): DATA=DIR, TEXT= VIT= PEER=
 	$(BIN)/python benchmarks/results.py --write $(PLACES)
 
 results-check: $(DEVELOPS)  ## those of accuracies, compared with what is written, in about 20 minutes: DATA=DIR, and the same
