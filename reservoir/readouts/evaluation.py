@@ -13,6 +13,7 @@ from reservoir.readouts.linear import LinearReadout
 from reservoir.readouts.targets import Targets
 
 MOST_PRINTED = 100  # classes whose confusion goes into JSON
+MOST_LABELS = 8  # of a row that are things of their own, each with a score; of more, as of tokens, all are one
 
 
 class Readout(Protocol):
@@ -47,7 +48,8 @@ class Evaluation:
     scores : dict of str to float
         By name. Of classes: ``accuracy``, ``majority_baseline`` (always the most common class), ``balanced_accuracy``
         (mean recall of the classes that occur), ``macro_f1``, and for two classes ``auc``; of real targets ``R²``,
-        ``rmse`` and ``mae``, means over outputs. Also ``copy_baseline`` (copying what is shown) and
+        ``rmse`` and ``mae``. Where rows have up to 8 labels these are means over them, and ``accuracy_of_label_0`` ...
+        (``R²_of_label_0``, ``rmse_of_label_0``) stand beside. Also ``copy_baseline`` (copying what is shown) and
         ``accuracy_of_all`` (sequences left out as too long count as wrong), where there are such.
     interval : tuple of (float, float), optional
         95% interval of the accuracy, for as many independent answers as rows are worth.
@@ -110,23 +112,23 @@ def evaluate_classes(
     y: np.ndarray, predicted: np.ndarray, classes: Sequence[str], chances: np.ndarray | None = None
 ) -> Evaluation:
     """Compare class numbers (rows, ...) with labels; ``chances`` (rows, ...) rank them by how likely 1 is, of two."""
-    from sklearn.metrics import confusion_matrix, f1_score, roc_auc_score
+    from sklearn.metrics import confusion_matrix
 
-    merits = (y == predicted).reshape(len(y), -1).mean(axis=1)
+    y, predicted = (values.reshape(len(y), -1) for values in (y, predicted))
+    merits = (y == predicted).mean(axis=1)
+    ranks = None if chances is None or len(classes) != 2 else chances.reshape(y.shape)
+    apart = 1 < y.shape[1] <= MOST_LABELS  # one and the same guess for labels of unlike shares is no skill
+    labels = [slice(n, n + 1) for n in range(y.shape[1])] if apart else [slice(None)]
+    each = [_class_scores(y[:, n], predicted[:, n], None if ranks is None else ranks[:, n]) for n in labels]
+    names = dict.fromkeys(name for one in each for name in one)
+    scores = {name: float(np.mean([one[name] for one in each if name in one])) for name in names}
+    scores |= {f"accuracy_of_label_{n}": one["accuracy"] for n, one in enumerate(each)} if apart else {}
     interval = accuracy_interval(merits)
     y, predicted = y.ravel(), predicted.ravel()
     confusion = confusion_matrix(y, predicted, labels=range(len(classes)))
     counts = confusion.sum(axis=1)
     present = np.flatnonzero(counts).tolist()
     recall = confusion.diagonal()[present] / counts[present]
-    scores = {
-        "accuracy": float((y == predicted).mean()),
-        "majority_baseline": float(counts.max() / len(y)),
-        "balanced_accuracy": float(recall.mean()),
-        "macro_f1": float(f1_score(y, predicted, average="macro", zero_division=0)),  # pyright: ignore[reportArgumentType]
-    }
-    if chances is not None and len(classes) == len(present) == 2:
-        scores["auc"] = float(roc_auc_score(y, chances.ravel()))
     return Evaluation(
         samples=len(y),
         scores=scores,
@@ -138,6 +140,22 @@ def evaluate_classes(
     )
 
 
+def _class_scores(y: np.ndarray, predicted: np.ndarray, ranks: np.ndarray | None) -> dict[str, float]:
+    """Return the scores of labels of one kind by name, the area under the curve where both of two classes occur."""
+    from sklearn.metrics import f1_score, recall_score, roc_auc_score
+
+    y, predicted = y.ravel(), predicted.ravel()
+    found, counts = np.unique(y, return_counts=True)
+    recall = recall_score(y, predicted, labels=found, average="macro", zero_division=0)  # pyright: ignore[reportArgumentType]
+    scores = {
+        "accuracy": float((y == predicted).mean()),
+        "majority_baseline": float(counts.max() / len(y)),
+        "balanced_accuracy": float(recall),
+        "macro_f1": float(f1_score(y, predicted, average="macro", zero_division=0)),  # pyright: ignore[reportArgumentType]
+    }
+    return scores | ({"auc": float(roc_auc_score(y, ranks.ravel()))} if ranks is not None and len(found) == 2 else {})
+
+
 def evaluate_values(y: np.ndarray, predicted: np.ndarray) -> Evaluation:
     """Compare predicted real values (n, outputs) with targets."""
     from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
@@ -145,6 +163,10 @@ def evaluate_values(y: np.ndarray, predicted: np.ndarray) -> Evaluation:
     r2 = r2_score(y, predicted) if len(y) > 1 else float(np.array_equal(y, predicted))
     scores = {"R²": r2, "rmse": root_mean_squared_error(y, predicted), "mae": mean_absolute_error(y, predicted)}
     found = {name: float(value) for name, value in scores.items()}
+    if 1 < y.shape[1] <= MOST_LABELS:
+        for n, (truth, guess) in enumerate(zip(y.T, predicted.T, strict=True)):
+            found[f"R²_of_label_{n}"] = float(r2_score(truth, guess)) if len(y) > 1 else r2
+            found[f"rmse_of_label_{n}"] = float(root_mean_squared_error(truth, guess))
     none = np.zeros((0, 0), int)
     merits = -((y - predicted) ** 2).reshape(len(y), -1).mean(axis=1)
     return Evaluation(samples=len(y), scores=found, interval=None, recall={}, classes=(), confusion=none, merits=merits)

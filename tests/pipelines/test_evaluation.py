@@ -46,6 +46,21 @@ def test_the_reliability_of_probabilities_is_scikit_learns_calibration_curve():
     assert reliability(np.ones(5), np.arange(5) > 2) == ()
 
 
+def test_line_11_the_most_common_answer_to_each_of_several_labels_is_no_skill():
+    draw = np.random.default_rng(0)
+    y = np.stack([draw.random(200) < 0.05, draw.random(200) < 0.9], axis=1).astype(int)
+    common = np.repeat([[0, 1]], 200, axis=0)
+    found = evaluate_classes(y, common, ["no", "yes"], common * 0.8 + 0.1).scores
+    assert found["accuracy"] == pytest.approx(found["majority_baseline"])
+    assert found["accuracy_of_label_0"] == pytest.approx(1 - y[:, 0].mean())
+    assert found["balanced_accuracy"] == found["auc"] == 0.5
+    assert found["macro_f1"] == pytest.approx(
+        np.mean([metrics.f1_score(y[:, n], common[:, n], average="macro", zero_division=0) for n in range(2)])
+    )
+    tokens = evaluate_classes(np.repeat(y, 5, axis=1), np.repeat(common, 5, axis=1), ["no", "yes"]).scores
+    assert tokens["majority_baseline"] < 0.6 and "accuracy_of_label_0" not in tokens
+
+
 def test_two_classes_have_an_area_under_the_curve_and_values_their_errors():
     draw = np.random.default_rng(0)
     y, chances = draw.integers(0, 2, 100), draw.random(100)
@@ -58,6 +73,8 @@ def test_two_classes_have_an_area_under_the_curve_and_values_their_errors():
             "R²": metrics.r2_score(values, near),
             "rmse": metrics.root_mean_squared_error(values, near),
             "mae": metrics.mean_absolute_error(values, near),
+            **{f"R²_of_label_{n}": metrics.r2_score(values[:, n], near[:, n]) for n in range(2)},
+            **{f"rmse_of_label_{n}": metrics.root_mean_squared_error(values[:, n], near[:, n]) for n in range(2)},
         }
     )
 

@@ -133,3 +133,32 @@ def test_line_9_where_nothing_can_be_written_is_said_first(tmp_path, capsys, out
     file.touch()
     assert run(["predict", str(tmp_path), str(file), "--out", str(tmp_path / out)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_line_1_predictions_of_the_file_that_was_fitted_on_are_said_to_be_no_test(tmp_path, capsys):
+    x, y = rows()
+    file = write(tmp_path / "t.npz", x, y)
+    fitted = fit(extract(str(file), cache=tmp_path / "cache", pool="mean", **SMALL), out=tmp_path / "readout").saved
+    write(tmp_path / "new.npz", x[:5], y[:5])
+    for name, said in (("t.npz", "t.npz: the readout was fitted on rows of this file"), ("new.npz", "")):
+        capsys.readouterr()
+        assert run(["predict", str(fitted), str(tmp_path / name), "--json"]) == 0
+        err = capsys.readouterr().err
+        assert said in err and ("fitted on" in err) == bool(said)
+    np.savez(tmp_path / "short.npz", x=x[:5, :3, None])
+    assert run(["predict", str(fitted), str(tmp_path / "short.npz"), "--json"]) == 0
+    assert "5 rows are shorter than the 4 tokens of every row that the readout" in capsys.readouterr().err
+
+
+def test_line_1_a_name_that_is_no_file_here_says_whose_features_are_taken(tmp_path, capsys, monkeypatch):
+    x, y = rows()
+    (tmp_path / "a b").mkdir()
+    file = write(tmp_path / "a b" / "t.npz", x, y)
+    extract(str(file), cache=tmp_path / "cache", pool="mean", **SMALL)
+    monkeypatch.chdir(tmp_path)
+    assert run(["fit", "t.npz", "--cache", "cache", "--json"]) == 0
+    assert f"t.npz: no such file here; taken is what was extracted last of {file}" in capsys.readouterr().err
+    assert run(["fit", "a b/t.npz", "--cache", "cache", "--json"]) == 0
+    assert "no such file" not in capsys.readouterr().err
+    assert run(["fit", "a b/u.npz", "--cache", "cache"]) == 2
+    assert "run reservoir extract 'a b/u.npz' first" in capsys.readouterr().err

@@ -96,6 +96,12 @@ def test_what_is_wrong_in_a_recipe_is_named(tmp_path, text, fault):
     assert fault in str(error.value)
 
 
+def test_a_row_named_like_a_task_keeps_the_task_that_its_column_says():
+    spots = [spot for spot in load_recipe("table-pretraining", "smoke").spots if spot.row == "bit-memory"]
+    assert [spot.cells[0][0].task for spot in spots] == ["bit-xor", "bit-xor", "listops", "listops"]
+    assert {spot.cells[0][0].task for spot in load_recipe("table18", "smoke").spots if spot.row == "mnist"} == {"mnist"}
+
+
 def test_what_is_asked_wrongly_is_named():
     with pytest.raises(InputError, match="did you mean table1"):
         load_recipe("tabel1", "smoke")

@@ -34,7 +34,8 @@ def test_line_11_train_ends_with_an_evaluation(cache, tmp_path, kind, call):
     assert done.evaluation.scores[done.metric] == pytest.approx(done.test_score)
     assert Training.from_dict(json.loads(json.dumps(done.to_dict()))).to_dict() == done.to_dict()
     names = {"accuracy", "majority_baseline", "balanced_accuracy", "macro_f1", "auc"}
-    assert done.evaluation.scores.keys() == (names if kind == "classes" else {"R²", "rmse", "mae"})
+    each = {f"{name}_of_label_{n}" for name in ("R²", "rmse") for n in range(2)}
+    assert done.evaluation.scores.keys() == (names if kind == "classes" else {"R²", "rmse", "mae", *each})
     assert (done.path / "confusion.png").exists() == (kind == "classes")
     if kind == "classes":
         np.testing.assert_array_equal(done.evaluation.confusion, found.confusion)

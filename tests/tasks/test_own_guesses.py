@@ -1,7 +1,11 @@
 """What columns of a table are for where nobody says it (siblings of line 5): told or refused, never quietly wrong."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from PIL import Image
+from scipy.io import wavfile
 
 from reservoir.errors import InputError
 from reservoir.tasks import Tokens, Vectors, read_new, task_named
@@ -135,3 +139,31 @@ def test_line_5_a_last_column_that_is_not_there_is_missing(tmp_path):
     assert "did you mean" not in str(error.value)
     early = {**WIDE, "v2": np.where(np.arange(ROWS) == 3, "", VALUES[:, 2]), "label": LABEL}
     assert read_new(new, task_named(str(write(tmp_path / "t.csv", early))).task)[1].tolist() == [2] * ROWS
+
+
+def fill(folder: Path, kind: str, rows: int = 4):
+    """Write rows of two classes into a folder, and what programs leave there unseen."""
+    for name in ("Vögel", "große Hunde"):
+        for row in range(rows):
+            for place in (folder / name, folder / name / ".ipynb_checkpoints"):
+                place.mkdir(parents=True, exist_ok=True)
+                if kind == "PNG":
+                    Image.fromarray(RNG.integers(0, 255, (5 + row, 7, 3), np.uint8)).save(place / f"{row}.PNG")
+                else:
+                    wavfile.write(place / f"{row}.WAV", 16_000, RNG.integers(-99, 99, 900).astype(np.int16))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WAV"])
+def test_line_5_folders_of_splits_and_hidden_copies_are_no_classes(tmp_path, kind):
+    fill(tmp_path / "plain", kind, 8)
+    plain = task_named(str(tmp_path / "plain"))
+    assert plain.task.labels == ("Vögel", "große Hunde") and plain.pieces()[-1].hi == 16
+    for split in ("Training", "VAL", "Test"):
+        fill(tmp_path / "split" / split, kind)
+    source = task_named(str(tmp_path / "split"))
+    assert source.task.labels == plain.task.labels
+    found = [source.read(piece) for piece in source.pieces()]
+    assert [sum(len(one[name].y) for one in found if name in one) for name in ("train", "valid", "test")] == [8] * 3
+    fill(tmp_path / "split" / "unlabelled", kind)
+    with pytest.raises(InputError, match="'unlabelled' stands beside the splits"):
+        task_named(str(tmp_path / "split")).task  # noqa: B018

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from reservoir_cache import Entry, last_entry, list_entries
@@ -14,6 +15,7 @@ from reservoir.option_fields import as_group
 from reservoir.options import RowOptions, TaskOptions
 from reservoir.reservoir import full_name
 from reservoir.tasks import TASKS, own_name
+from reservoir_pipelines.output import say
 
 
 def find_entry(root: Path, name: str, **flags: Any) -> Entry:
@@ -43,6 +45,8 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
         return not own or _holds(entry, name, root)
 
     found = last_entry(root, task, lambda entry: wanted.items() <= _settings(entry).items() and is_of(entry))
+    if found and not own and task not in TASKS and ":" not in name:
+        say(f"{name}: no such file here; taken is what was extracted last of {_origin(found)}")
     return found or _refuse(root, name, task, wanted, entries)
 
 
@@ -61,22 +65,22 @@ def _holds(entry: Entry, file: str, root: Path) -> bool:
 
 def _refuse(root: Path, name: str, task: str, wanted: dict[str, Any], entries: list[Entry]) -> Entry:
     """Say why there is no entry, and how to make it."""
+    extract = f"run reservoir extract {quote(name)}"
     same = [entry for entry in entries if entry.spec.task["name"] == task]
-    of_path = [e for e in same if e.made_with.get("call", {}).get("task") == str(Path(name).resolve())]
+    of_path = [e for e in same if _origin(e) == str(Path(name).resolve())]
     if wanted and any(not wanted.items() <= _settings(entry).items() for entry in same):
         said = ", ".join(f"{flag} {value}" for flag, value in wanted.items())
-        raise InputError(f"nothing extracted for {name!r} with {said}; run reservoir extract {name} with these first")
+        raise InputError(f"nothing extracted for {name!r} with {said}; {extract} with these first")
     if of_path:
-        raise InputError(f"{name}: the file has changed since it was extracted; run reservoir extract {name} again")
+        raise InputError(f"{name}: the file has changed since it was extracted; {extract} again")
     if same and Path(name).exists():
-        other = same[0].made_with.get("call", {}).get("task")
+        other = _origin(same[0])
         raise InputError(
-            f"nothing extracted for {name!r}: what is cached under this name is of {other}; run reservoir extract "
-            f"{name} first"
+            f"nothing extracted for {name!r}: what is cached under this name is of {other}; {extract} first"
         )
     tasks = sorted({entry.spec.task["name"] for entry in entries})
     have = f"the cache in {root} has {', '.join(tasks)}" if tasks else f"the cache in {root} is empty"
-    raise InputError(f"nothing extracted for {name!r}: {have}; run reservoir extract {name} first")
+    raise InputError(f"nothing extracted for {name!r}: {have}; {extract} first")
 
 
 @contextmanager
@@ -88,6 +92,11 @@ def keep_last(root: Path, task: str) -> Iterator[None]:
     finally:
         if last and last.path.is_dir():
             Entry.create(root, last.path.name.rpartition("-")[0], last.spec, last.layout, last.made_with)
+
+
+def _origin(entry: Entry) -> str | None:
+    """Return the task that an entry was made of, or the path of own data."""
+    return entry.made_with.get("call", {}).get("task")
 
 
 def _settings(entry: Entry) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class Bundle:
     """A fitted readout with the maps in front of it, whose columns it reads side by side.
 
     ``scaling`` leads from stored values to what the model sees; ``lengths`` says that sequences of several lengths were
-    fitted on; ``scores`` is how it did.
+    fitted on; ``scores`` is how it did; ``origin`` is the task, or the path of the data, that it was fitted on.
     """
 
     task: Task
@@ -71,6 +71,7 @@ class Bundle:
     readout: Readout
     scores: dict[str, Any]
     lengths: bool = False
+    origin: str = ""
 
     @classmethod
     def of(cls, stores: Sequence[FeatureStore], scaling: Scaling | None, readout: Readout, result: Result) -> Bundle:
@@ -100,6 +101,7 @@ class Bundle:
             readout=readout,
             scores=result.to_dict(),
             lengths=bool(lengths.min() < lengths.max()),
+            origin=stores[0].entry.made_with.get("call", {}).get("task", ""),
         )
 
     def save(self, folder: Path) -> Path:
@@ -115,6 +117,7 @@ class Bundle:
             "format": FORMAT,
             "task": self.task.to_dict(),
             "lengths": self.lengths,
+            "origin": self.origin,
             "parts": [asdict(part) for part in self.parts],
             "scores": self.scores,
         }
@@ -184,6 +187,7 @@ class Bundle:
             readout=readout,
             scores=card["scores"],
             lengths=card["lengths"],
+            origin=card["origin"],
         )
 
 

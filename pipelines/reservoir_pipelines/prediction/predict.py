@@ -21,6 +21,7 @@ from reservoir.tasks.own import letter_symbols
 from reservoir.tasks.own.letters import are_words
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.output import say
 from reservoir_pipelines.prediction.opened import load_part, open_readout
 from reservoir_pipelines.stage import stage
 
@@ -103,6 +104,7 @@ def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Predict
     if bundle.task.alphabet and any(_by_letter(bundle.task, part.reservoir) for part in bundle.parts):
         letter_symbols(str(file), bundle.task, x, lengths)
     truths = _truths(bundle, file, y, len(x))
+    _tell(bundle, file, lengths, labelled=y is not None)
     models = [load_part(bundle.task, p, place.device, readout) if p.reservoir else None for p in bundle.parts]
     for start in range(0, len(x), BLOCK_ROWS):
         rows = slice(start, start + BLOCK_ROWS)
@@ -136,6 +138,16 @@ def evaluate_predictions(predictions: Sequence[Prediction]) -> Evaluation | None
     )
     chances = np.asarray([one.probabilities for one in predictions])[..., 1]
     return evaluate_classes(y, predicted, classes, chances)
+
+
+def _tell(bundle: Bundle, file: Path, lengths: np.ndarray, *, labelled: bool) -> None:
+    """Say what makes predictions worth less than they look."""
+    short = 0 if bundle.lengths else int((lengths < bundle.task.max_tokens).sum())
+    if short:
+        every = f"the {bundle.task.max_tokens:,} tokens of every row that the readout was fitted on"
+        say(f"{file}: {short:,} rows are shorter than {every}")
+    if labelled and bundle.origin and file.resolve() == Path(bundle.origin):
+        say(f"{file}: the readout was fitted on rows of this file; how it does on new ones is what fit says of test")
 
 
 def _by_letter(task: Task, reservoir: Reservoir | None) -> bool:

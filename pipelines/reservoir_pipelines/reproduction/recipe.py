@@ -1,7 +1,8 @@
 """Recipes: a table or a figure as data, read from TOML and turned into cells at one of three scales.
 
 A recipe has ``title``, ``rows`` and ``columns``; both may name a ``task``, a ``cell`` (of ``cells.toml``), ``settings``
-and a ``measure``, and where a row and a column meet, the row's are taken first. Settings that hold at one scale alone
+and a ``measure``, and where a row and a column meet, the row's are taken first; a name that is a task's is that
+task, where neither says another. Settings that hold at one scale alone
 stand under its name, ``smoke`` (and of ``hour``, where that has none), ``hour`` or ``paper``; the paper's numbers
 under ``published``, in the order of the columns; ``absent`` says of a column why the small backbone of the smaller
 scales has no such cell.
@@ -186,14 +187,13 @@ class _Maker:
             yield claim
 
     def _entry(self, kind: str, entry: Any) -> dict[str, Any]:
-        """Return a row or a column as a table; a plain name that is a task's stands for that task."""
+        """Return a row or a column as a table."""
         if isinstance(entry, str):
             entry = {"name": entry}
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
             raise InputError(f"recipe {self.origin}: a {kind} without a name")
         self._check_keys(kind, entry, entry["name"])
-        named = {"task": entry["name"]} if entry["name"] in self.shared["tasks"] else {}
-        return named | entry
+        return entry
 
     def _check_keys(self, kind: str, entry: Mapping[str, Any], name: str) -> None:
         for key in entry.keys() - KEYS[kind]:
@@ -233,7 +233,8 @@ class _Maker:
         if named is None:
             raise InputError(f"recipe {self.origin}: no cell {name!r}; there are {', '.join(self.shared['cells'])}")
         stage, options = named["stage"], OPTIONS[named["stage"]]
-        task = row.get("task") or column.get("task") or self.table.get("task")
+        tasks = (name for name in (row.get("name"), column.get("name")) if name in self.shared["tasks"])
+        task = row.get("task") or column.get("task") or next(tasks, None) or self.table.get("task")
         task = task if stage in ("fit", "train", "attention") else None
         defaults = [
             self.shared[self.scale].get(part, {}).get(key, {}) for part in ("all", stage) for key in ("any", task)

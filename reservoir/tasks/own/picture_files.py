@@ -16,7 +16,7 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.decode import SUFFIXES
 from reservoir.tasks.own.files import open_columns
-from reservoir.tasks.own.labels import SPLIT_NAMES
+from reservoir.tasks.own.labels import folder_splits, is_hidden
 from reservoir.tasks.own.letters import texts_of
 from reservoir.tasks.own.tables import lines_of, separator
 
@@ -83,18 +83,19 @@ def _folder(root: Path, labels: Collection[Any], *, labelled: bool) -> Listing:
     if not labelled:
         named = [next((name for name in part[:-1] if name in labels), None) for part in parts]
         return Listing(paths=paths, ids=ids, y=np.array(named, object) if any(named) else None)
-    divided = {part[0] for part in parts} <= SPLIT_NAMES.keys()
+    splits = folder_splits(root, dict.fromkeys(part[0] for part in parts if len(part) > 1), labelled=True)
+    divided = bool(splits)
     short = next((id for part, id in zip(parts, ids, strict=True) if len(part) < 2 + divided), None)
     if short:
         raise InputError(
             f"{root}: {short} is in no folder of a class; write {'train/' * divided}CLASS/{Path(short).name}"
         )
-    others = sum(1 for path in root.rglob("*") if path.is_file() and path.name[0] != ".") - len(paths)
+    others = sum(1 for path in root.rglob("*") if path.is_file() and not is_hidden(path, root)) - len(paths)
     return Listing(
         paths=paths,
         ids=ids,
         y=np.array([part[divided] for part in parts]),
-        split=np.array([SPLIT_NAMES[part[0]] for part in parts]) if divided else None,
+        split=np.array([splits[part[0]] for part in parts]) if divided else None,
         notes=(f"{others:,} files that are no pictures are left out",) if others else (),
     )
 
@@ -125,7 +126,7 @@ def _table(path: Path, asked: OwnDataOptions, parameters: Mapping[str, Any] | No
 def _walk(root: Path) -> Iterator[Path]:
     """Yield the files of a folder that are called as pictures are, hidden ones left out."""
     for path in root.rglob("*"):
-        if path.suffix.lower() in SUFFIXES and path.name[0] != "." and path.is_file():
+        if path.suffix.lower() in SUFFIXES and not is_hidden(path, root) and path.is_file():
             yield path
 
 

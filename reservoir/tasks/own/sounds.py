@@ -10,7 +10,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.own.columns import Columns, check_padding
-from reservoir.tasks.own.labels import SPLIT_NAMES
+from reservoir.tasks.own.labels import folder_splits, is_hidden
 from reservoir.tasks.own.letters import texts_of
 from reservoir.tasks.own.tables import lines_of
 from reservoir.tasks.own.wav import BANDS, RATE, frame_count, mel_frames, read_header, read_samples
@@ -53,7 +53,7 @@ class Sounds(Columns):
 def sound_files(path: Path) -> list[Path]:
     """Return the sounds of a folder and of those in it, in the order of their names; or the one that a path names."""
     found = path.rglob("*") if path.is_dir() else [path]
-    named = (file for file in found if file.suffix.lower() == SUFFIX and not file.name.startswith("."))
+    named = (file for file in found if file.suffix.lower() == SUFFIX and not is_hidden(file, path))
     return sorted(file for file in named if file.is_file())
 
 
@@ -73,9 +73,10 @@ def folder_arrays(folder: Path, files: Sequence[Path], *, labelled: bool) -> dic
         file.relative_to(folder).parts if folder != file else (file.name,) for file in files
     ]
     arrays = {"ids": np.array(["/".join(parts) for parts in inside])}
-    split = all(len(parts) == 3 and parts[0] in SPLIT_NAMES for parts in inside)
+    splits = folder_splits(folder, dict.fromkeys(parts[0] for parts in inside), labelled=labelled)
+    split = bool(splits) and all(len(parts) == 3 for parts in inside)
     if split:
-        arrays["split"] = np.array([SPLIT_NAMES[parts[0]] for parts in inside])
+        arrays["split"] = np.array([splits[parts[0]] for parts in inside])
     if split or all(len(parts) == 2 for parts in inside):
         arrays["y"] = np.array([parts[-2] for parts in inside])
     elif labelled:
