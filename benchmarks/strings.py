@@ -1,11 +1,11 @@
 """Memory and padding while many strings of 20 to 2,000 letters go through a frozen model.
 
-    python benchmarks/strings.py                      # 20,000 strings of letters, and of words, through a tiny model
-    python benchmarks/strings.py --rows 100000
+    python benchmarks/strings.py                                   # 20,000 strings of letters, and of words
+    python benchmarks/strings.py --rows 100000 --kinds letters
 
 Each stage runs in a process of its own, on strings whose lengths are drawn evenly. Padding is what stands behind the
-real tokens of a batch, as a share of all tokens that the model is given. The model has one block of width 16; letters
-reach it through kernels, words through a tokenizer that gives it up to 512 tokens.
+real tokens of a batch, as a share of all tokens that the model is given. Letters reach the first block of mini through
+kernels of five letters, side by side; words reach one block of width 16 through a tokenizer, in up to 512 tokens.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 SHORTEST, LONGEST = 20, 2000
+WINDOWS = {"input": "kernels", "patch": 5, "stride": 5, "layers": "block01", "pool": "last,mean"}
 WORDS = ("one", "two", "frozen", "map", "of", "any", "sequence", "reads", "strings")
 
 
@@ -85,6 +86,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--kinds", nargs="+", default=["letters", "words"], choices=["letters", "words"])
     parser.add_argument("--stage", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.stage:
@@ -92,11 +94,14 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        model = save_model(folder / "model")
-        for kind in ("letters", "words"):
+        models: dict[str, dict[str, Any]] = {
+            "letters": WINDOWS,
+            "words": {"backbone": str(save_model(folder / "model"))},
+        }
+        for kind in asked.kinds:
             path = folder / f"{kind}.csv"
             write(path, asked.rows, words=kind == "words")
-            for name, settings in (("prepare", {}), ("extract", {"backbone": str(model)})):
+            for name, settings in (("prepare", {}), ("extract", models[kind])):
                 call = json.dumps({"task": str(path), "cache": str(folder / "cache"), **settings})
                 done = subprocess.run(
                     [sys.executable, __file__, "--stage", name, call],

@@ -15,6 +15,7 @@ from reservoir.options import ReservoirOptions, RowOptions
 from reservoir.pooling import WIDEST_TOKENS
 from reservoir.reservoir import MOST_SYMBOLS, Reservoir, full_name
 from reservoir.tasks import TASKS
+from reservoir.tasks.own.each import TOKEN
 from reservoir.tasks.own.letters import are_words
 from reservoir.tasks.own.sounds import holds_samples
 from reservoir.tasks.task import Task, Tokens, Vectors
@@ -61,10 +62,16 @@ def is_letters(task: Task) -> bool:
 def default_windows(task: Task, rows: int) -> dict[str, Any]:
     """Return those fields of `ReservoirOptions` that a task's kind decides, for all its ``rows``.
 
+    Where every token has a label, each is the middle of a window.
     One's own series go through random kernels of 9 values at dilations 1, 2, 4 ... up to the length, at every value or,
     of long or many rows, at every so-and-so-many-th: values on the scale of the channel and that of the row, and their
     differences; one's own symbols through kernels of 5 neighbours. Everything else keeps its tokens.
     """
+    if task.each == TOKEN and not (isinstance(task.form, Tokens) and task.form.vocabulary > MOST_SYMBOLS):
+        around = {"stride": 1, "pad": "same", "patch": TAPS}
+        if isinstance(task.form, Tokens):
+            return around | {"input": "orthogonal"}  # of which a readout has the letters around each themselves
+        return around | {"input": "kernels", "dilations": "auto", "normalise": "both"}
     most = max(1, min(MOST_WINDOWS, MOST_TOKENS // max(rows, 1)))
     kernels = {"input": "kernels", "stride": -(-task.max_tokens // most), "pad": "same"}
     if is_series(task):
@@ -117,6 +124,8 @@ def default_layers(task: Task, *, native: bool = False) -> str:
     """Return the layers that are kept: all; of own sequences the first ones; deeper ones cost more than they add."""
     if native:
         return "all"
+    if task.each:
+        return "embed,block01"
     if is_series(task) or is_letters(task):
         return "embed,block01"
     return "embed,block01,block02" if task.name not in TASKS and isinstance(task.form, Tokens) else "all"
@@ -129,6 +138,8 @@ def default_pools(task: Task, width: int, reader: Reader | None = None) -> str:
     sequences what the channels take, and eight stretches, and of symbols, where they fit, all tokens side by side; of
     named tasks the last token and the mean.
     """
+    if task.each:
+        return "all"
     if holds_samples(task) and reader:
         return "mean,std"
     if reader:
@@ -148,6 +159,9 @@ def default_columns(task: Task) -> tuple[str, ...]:
     Without and with the stretches, which tell where in the sequence something is; and these beside the raw input. Of
     symbols also each layer's tokens, where they are kept.
     """
+    if task.each:
+        whole = "+".join(f"{layer}/all" for layer in default_layers(task).split(","))
+        return ("raw", whole, f"{whole}+raw")
     if not (is_series(task) or is_letters(task)):
         return ()
     layers = default_layers(task).split(",")

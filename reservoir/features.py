@@ -12,6 +12,7 @@ from reservoir.inputs.text import TextReader
 from reservoir.pooling import parse_column, pooled_shape
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.own.decode import as_patches
+from reservoir.tasks.own.each import WORD
 from reservoir.tasks.own.letters import to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
 
@@ -26,6 +27,8 @@ compiled code for each shape of bfloat16 products, which for 8,000 texts of ever
 
 def column_shapes(task: Task, width: int, columns: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Return (tokens, width) of one row of each column, such as ``block06/mean``, at a hidden width."""
+    if task.each:
+        return dict.fromkeys(columns, (task.readout_tokens, width))
     return {c: pooled_shape(parse_column(c)[1], width, task.max_tokens, task.readout_tokens) for c in columns}
 
 
@@ -42,6 +45,7 @@ def forward(
     They are a function of these rows and the batch size alone: rows of like length share a batch.
     """
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
+    places = label_places(model, x, lengths)
     x, lengths, owner = to_pieces(model, scaling, x, lengths)
     out = {column: torch.zeros((len(x), *shapes[column]), device=model.device) for column in columns}
     for batch, tokens in model_batches(model, lengths, batch_rows):
@@ -51,12 +55,28 @@ def forward(
             list(columns),
         )
         rows = torch.from_numpy(batch).to(model.device)
+        if places is not None:
+            at = torch.from_numpy(places[batch]).to(model.device)
+            for column, values in pooled.items():
+                found = values.gather(1, at.clamp(min=0)[:, :, None].expand(-1, -1, values.shape[2]))
+                pooled[column] = found.masked_fill((at < 0)[:, :, None], 0.0)
         for column, values in pooled.items():
             out[column][rows, : values.shape[1]] = values
     found = {column: values.cpu().numpy() for column, values in out.items()}
     if owner is None:
         return found
     return {column: joined(values, parse_column(column)[1], owner, lengths) for column, values in found.items()}
+
+
+def label_places(model: LoadedModel, x: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
+    """Return the token at which each label of stored sequences is read, (rows, labels), -1 where there is none.
+
+    None where tokens are kept as they are.
+    """
+    task = model.fpt.task
+    if not task.each or not isinstance(model.reader, TextReader):
+        return None
+    return model.reader.places(x, lengths, words=task.each == WORD)
 
 
 def to_pieces(

@@ -96,7 +96,7 @@ class Reservoir(ReservoirOptions):
             raise InputError(
                 f"{what}windows are of up to {MOST_SYMBOLS} symbols; those of {task.name!r} are {channels}"
             )
-        if task.readout_tokens > 1:
+        if task.readout_tokens > 1 and not (task.each == "token" and self.stride == 1 and self.pad == "same"):
             raise InputError(f"{what}task {task.name!r} labels single tokens, which windows do not keep")
         tokens = int(windows.counts(np.array(task.max_tokens)))
         if tokens < 1:

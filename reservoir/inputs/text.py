@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,32 @@ class TextReader:
         owner = np.array(found["overflow_to_sample_mapping"])
         self.read, self.long = self.read + len(texts), self.long + int((np.bincount(owner) > 1).sum())
         return *self._padded([texts[row] for row in owner], found["input_ids"]), owner
+
+    def places(self, x: np.ndarray, lengths: np.ndarray, *, words: bool) -> np.ndarray:
+        """Return of each letter, or word, of stored texts its last token, which has seen all of it; (rows, most)."""
+        found = [self._places(text, words=words) for text in self._texts(x, lengths)]
+        places = np.full((len(found), max(map(len, found))), -1, np.int64)
+        for row, tokens in enumerate(found):
+            places[row, : len(tokens)] = tokens
+        return places
+
+    def _places(self, text: str, *, words: bool) -> np.ndarray:
+        read = self._tokenizer(text, return_offsets_mapping=self._tokenizer.is_fast)
+        tokens = len(read["input_ids"])
+        ends = np.array([match.end() for match in re.finditer(r"\S+" if words or self._spaced else r".", text, re.S)])
+        if tokens > self.max_tokens:
+            raise InputError(
+                f"the text {text[:40]!r} has {tokens:,} tokens, of which the model reads {self.max_tokens:,}, and "
+                "labels for all of it: cut the row in two, or leave it out"
+            )
+        if self._tokenizer.is_fast:
+            spans = [(low, token) for token, (low, high) in enumerate(read["offset_mapping"]) if high > low]
+            begins, numbers = np.array(spans).T
+            return numbers[np.searchsorted(begins, ends) - 1]  # the last that begins before the end
+        special = self._tokenizer("")["input_ids"]
+        if tokens - len(special) != len(ends):
+            raise InputError("labels of every token need a tokenizer.json, which the model has not; take another model")
+        return np.arange(len(ends)) + int(bool(special) and special[0] == read["input_ids"][0])
 
     def _texts(self, x: np.ndarray, lengths: np.ndarray) -> list[str]:
         texts = texts_of(x, lengths)

@@ -26,7 +26,7 @@ from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic
 from reservoir.readouts.moments import Block, Moments, accumulate
 from reservoir.readouts.ridge import DEFAULT_ALPHAS, beside_raw, parse_alphas, ridge_path, widened
 from reservoir.readouts.sweep import Sweep, Tally, score, sweep
-from reservoir.readouts.targets import Targets, balanced_weights, metric_name, samples, unsample
+from reservoir.readouts.targets import Targets, balanced_weights, metric_name, samples, there, unsample
 
 if TYPE_CHECKING:
     from reservoir.readouts.estimators import RidgeSweepClassifier, RidgeSweepRegressor
@@ -76,6 +76,7 @@ __all__ = [
     "score",
     "solve",
     "sweep",
+    "there",
     "training_moments",
     "unsample",
     "widened",

@@ -109,13 +109,22 @@ class Evaluation:
 
 
 def evaluate_classes(
-    y: np.ndarray, predicted: np.ndarray, classes: Sequence[str], chances: np.ndarray | None = None
+    y: np.ndarray,
+    predicted: np.ndarray,
+    classes: Sequence[str],
+    chances: np.ndarray | None = None,
+    counts: np.ndarray | None = None,
 ) -> Evaluation:
-    """Compare class numbers (rows, ...) with labels; ``chances`` (rows, ...) rank them by how likely 1 is, of two."""
+    """Compare class numbers (rows, ...) with labels; ``chances`` (rows, ...) rank them by how likely 1 is, of two.
+
+    Where every token is given by itself, ``counts`` are those of each row.
+    """
     from sklearn.metrics import confusion_matrix
 
     y, predicted = (values.reshape(len(y), -1) for values in (y, predicted))
     merits = (y == predicted).mean(axis=1)
+    if counts is not None:
+        merits = _by_row(merits, counts)
     ranks = None if chances is None or len(classes) != 2 else chances.reshape(y.shape)
     apart = 1 < y.shape[1] <= MOST_LABELS  # one and the same guess for labels of unlike shares is no skill
     labels = [slice(n, n + 1) for n in range(y.shape[1])] if apart else [slice(None)]
@@ -189,9 +198,12 @@ def reliability(sure: np.ndarray, right: np.ndarray) -> tuple[tuple[int, float, 
 
 
 def evaluate(
-    readout: Readout, blocks: Iterable[tuple[np.ndarray, np.ndarray]], classes: Sequence[str], tokens: int = 1
+    readout: Readout,
+    blocks: Iterable[tuple[np.ndarray, np.ndarray]],
+    classes: Sequence[str],
+    counts: np.ndarray | None = None,
 ) -> Evaluation:
-    """Compare a readout with the labels of blocks of samples, ``tokens`` of which make a row."""
+    """Compare a readout with the labels of blocks of samples, of which each row has ``counts``; one by default."""
     parts: list[tuple[np.ndarray, ...]] = []
     for x, y in blocks:
         if not classes:
@@ -203,9 +215,16 @@ def evaluate(
         ranks = () if len(classes) != 2 else (scores if linear else chances[..., 1],)
         parts.append((y, readout.targets.predict(scores), chances.max(axis=-1), *ranks))
     if not classes:
-        return evaluate_values(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+        found = evaluate_values(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+        return found if counts is None else replace(found, merits=_by_row(found.merits, counts))
     y, predicted, sure, *ranks = (np.concatenate(values) for values in zip(*parts, strict=True))
-    rows = len(y) // tokens
-    y, predicted = (values.reshape(rows, -1).astype(int) for values in (y, predicted))
-    found = evaluate_classes(y, predicted, classes, ranks[0] if ranks else None)
+    y, predicted = y.astype(int), predicted.astype(int)
+    if counts is not None and counts.min() == counts.max():
+        y, predicted, counts = y.reshape(len(counts), -1), predicted.reshape(len(counts), -1), None
+    found = evaluate_classes(y, predicted, classes, ranks[0] if ranks else None, counts)
     return replace(found, reliability=reliability(sure.ravel(), (y == predicted).ravel()))
+
+
+def _by_row(merits: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the mean of samples (n,) in each row, of which it has so many."""
+    return np.add.reduceat(merits, np.cumsum(counts) - counts) / counts

@@ -22,7 +22,7 @@ from reservoir.readouts.linear import LinearPath
 from reservoir.readouts.moments import Moments
 from reservoir.readouts.tridiagonal import Tridiagonal
 
-DEFAULT_ALPHAS = np.logspace(-2, 6, 25)
+DEFAULT_ALPHAS = np.geomspace(1e-2, 1e6, 25)
 MOST_ALPHAS = 1000  # the models of all are held at once
 WIDEST = 1e-6, 1e10
 

@@ -131,14 +131,21 @@ def balanced_weights(counts: np.ndarray) -> tuple[float, ...]:
 def samples(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Lay a column (rows, tokens, width) and its labels (rows, readout_tokens, outputs) out as samples.
 
-    With as many tokens as readout tokens, and more than one, each token is a sample and all share the weights.
+    With as many tokens as readout tokens, and more than one, each token that has labels is a sample, see `there`, and
+    all share the weights.
     Otherwise each row is a sample, its tokens side by side and the labels of its readout tokens too.
     """
     if len(x) != len(y):
         raise InputError(f"readout: {len(x)} rows of features and {len(y)} of labels; give as many of both")
     if 1 < x.shape[1] == y.shape[1]:
-        return x.reshape(-1, x.shape[2]), y.reshape(-1, y.shape[2])
+        known = there(y)
+        return x[known], y[known]
     return x.reshape(len(x), -1), y.reshape(len(y), -1)
+
+
+def there(y: np.ndarray) -> np.ndarray:
+    """Return which readout tokens (rows, readout_tokens) have labels: behind a row's end the class is -1, or NaN."""
+    return (np.isfinite(y) if y.dtype.kind == "f" else y >= 0).all(axis=-1)
 
 
 def unsample(values: np.ndarray, readout_tokens: int, outputs: int) -> np.ndarray:

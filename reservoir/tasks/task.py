@@ -12,6 +12,9 @@ from reservoir.errors import InputError
 
 SPLITS = ("train", "valid", "test")
 
+MISSING = -1
+"""The class of labels that are not there, behind the end of a row whose every token has one; of targets it is NaN."""
+
 
 @dataclass(frozen=True)
 class Vectors:
@@ -68,6 +71,11 @@ class Task:
     alphabet: str = ""
     pictures: int = 0
     floor: float | None = None
+
+    @property
+    def each(self) -> str:
+        """What has labels of its own, every ``token`` or ``word``, those of shorter rows missing; else ""."""
+        return self.parameters.get("each", "")
 
     def label(self, index: int) -> str | int:
         """Return the name of a class, or its number where it has no name."""
@@ -159,13 +167,15 @@ def check_split(task: Task, name: str, split: Split) -> None:
         raise InputError(f"{where}: sequences of {split.x.shape[1:]} {split.x.dtype} each, not {per_row} {task.form}")
     if split.y.shape[1:] != (task.readout_tokens, task.outputs):
         raise InputError(f"{where}: labels of shape {split.y.shape}, not {(rows, task.readout_tokens, task.outputs)}")
-    wrong = np.flatnonzero((split.lengths < task.readout_tokens) | (split.lengths > task.max_tokens))
+    wrong = np.flatnonzero(
+        (split.lengths < (1 if task.each else task.readout_tokens)) | (split.lengths > task.max_tokens)
+    )
     if wrong.size:
         row = int(wrong[0])
         raise InputError(
             f"{where}, row {row}: length {int(split.lengths[row])} is not between {task.readout_tokens} and "
             f"{split.x.shape[1]} tokens"
         )
-    if task.classes and not (split.y.min() >= 0 and split.y.max() < task.classes):
-        row = int(np.flatnonzero(((split.y < 0) | (split.y >= task.classes)).any(axis=(1, 2)))[0])
+    if task.classes and not (split.y.min() >= -bool(task.each) and split.y.max() < task.classes):
+        row = int(np.flatnonzero(((split.y < -bool(task.each)) | (split.y >= task.classes)).any(axis=(1, 2)))[0])
         raise InputError(f"{where}, row {row}: label {split.y[row].tolist()} is not in 0..{task.classes - 1}")

@@ -11,11 +11,11 @@ from sklearn.model_selection import BaseCrossValidator
 from sklearn.utils.validation import column_or_1d
 
 from reservoir.features import column_shapes
-from reservoir.readouts import LinearReadout, Targets, beside_raw, cross_sweep, deal_folds, parse_alphas
+from reservoir.readouts import DEFAULT_ALPHAS, LinearReadout, Targets, beside_raw, cross_sweep, deal_folds
 from reservoir.readouts.estimators import fold_numbers, present, sample_weights
 from reservoir_pipelines.estimators.reservoir_estimator import ReservoirEstimator
 from reservoir_pipelines.estimators.sequences import Rows
-from reservoir_pipelines.fitting.engines import AUTO_FOLDS, RIDGE_ALPHAS, repeats_of
+from reservoir_pipelines.fitting.engines import AUTO_FOLDS, repeats_of
 from reservoir_pipelines.fitting.pool import joined_columns, known_columns
 from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.fitting.trials import Trial, trial_of, widened_trial
@@ -117,7 +117,7 @@ class ReservoirPredictor(ReservoirEstimator):
         """Sweep one column, or several side by side; an end of the penalties that does best carries them on."""
         deals: dict[str, Any] = {"folds": int(block[2].max()) + 1, "repeats": block[2].shape[1], "emphasis": emphasis}
         swept = partial(cross_sweep, [block], targets, **deals)
-        given = parse_alphas(RIDGE_ALPHAS) if self.alphas is None else np.asarray(self.alphas, np.float64)
+        given = DEFAULT_ALPHAS if self.alphas is None else np.asarray(self.alphas, np.float64)
         columns = tuple(name.split("+"))
         return widened_trial(lambda alphas: trial_of("ridge", columns, swept(alphas)), given, self.alphas is None)
 

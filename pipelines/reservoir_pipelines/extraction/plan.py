@@ -14,6 +14,7 @@ from reservoir import InputError
 from reservoir.features import column_shapes
 from reservoir.pooling import check_poolings
 from reservoir.reservoir import LoadedModel
+from reservoir.tasks.own.each import WORD
 from reservoir.tasks.task import Tokens, Vectors
 from reservoir.tasks.windows import Windows
 from reservoir_pipelines.preparation.prepare import Prepared
@@ -38,6 +39,13 @@ def choose_columns(model: LoadedModel, layers: str | Sequence[str], pool: str | 
     model.fpt.backbone.check_layers(wanted)
     pools = list(dict.fromkeys(_names(pool)))
     check_poolings(pools)
+    task = model.fpt.task
+    if task.each and pools != ["all"]:
+        raise InputError(
+            f"--pool {','.join(pools)}: every {task.each} has a label of its own, so take all, or leave it out"
+        )
+    if task.each == WORD and not model.reader:
+        raise InputError("labels of every word are for a model with a tokenizer of its own; name one by --backbone")
     if "cls" in pools and not (model.reader and model.reader.has_cls):
         raise InputError("--pool cls: the sequences do not begin with a class token; take first, last or mean")
     if not wanted or not pools:

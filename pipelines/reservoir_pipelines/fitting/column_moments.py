@@ -111,7 +111,7 @@ def range_moments(
         if not folds:
             return {0: training_moments(blocks, targets)}
         before = len(source.labels("train")) if split == "valid" else 0
-        first = before + source.store.entry.blocks(split)[start][0] * source.tokens()
+        first = before + int(source.counts(split)[: source.store.entry.blocks(split)[start][0]].sum())
         return partial_moments(numbered(blocks, deal(source, folds, targets.classes)[first:]), targets)
 
 

@@ -11,14 +11,22 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.options import FitOptions
-from reservoir.readouts import LOGISTIC_ALPHAS, LinearReadout, Moments, cross_sweep, logistic_sweep, parse_alphas, sweep
+from reservoir.readouts import (
+    DEFAULT_ALPHAS,
+    LOGISTIC_ALPHAS,
+    LinearReadout,
+    Moments,
+    cross_sweep,
+    logistic_sweep,
+    parse_alphas,
+    sweep,
+)
 from reservoir_pipelines.fitting.column_moments import ColumnMoments, column_moments, compute_moments
 from reservoir_pipelines.fitting.raw import emphasis_of
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorEngine
 from reservoir_pipelines.fitting.sources import Again, Source, fold_blocks, hold
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of, widened_trial
 
-RIDGE_ALPHAS = "1e-2:1e6:25"
 AUTO_FOLDS = 5
 
 ENOUGH_VALID = 1000
@@ -135,8 +143,9 @@ def make_engine(options: FitOptions, classes: int, rows: Mapping[str, int], grou
         raise InputError("--class-weight balanced: the task has no classes")
     if readout == "ridge":
         settings = {"folds": folds, "repeats": repeats, "refits": options.select == "auto" and not folds}
+        values = parse_alphas(alphas) if alphas else DEFAULT_ALPHAS
         choice = {"one_standard_error": options.one_standard_error, "balanced": balanced, "widens": not alphas}
-        return RidgeEngine(classes=classes, alphas=parse_alphas(alphas or RIDGE_ALPHAS), **settings, **choice)
+        return RidgeEngine(classes=classes, alphas=values, **settings, **choice)
     if folds:
         raise InputError(f"--select {options.select}: cross-validation is for ridge; choose {readout} on valid")
     if readout == "logistic":

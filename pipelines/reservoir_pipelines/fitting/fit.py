@@ -16,11 +16,11 @@ from reservoir import InputError
 from reservoir.option_fields import typed
 from reservoir.options import DeviceOptions, FitOptions
 from reservoir.readouts import (
+    DEFAULT_ALPHAS,
     LinearReadout,
     NumpyArithmetic,
     TorchArithmetic,
     forward_selection,
-    parse_alphas,
     products_on,
 )
 from reservoir.readouts.evaluation import Evaluation, Readout, compare, evaluate
@@ -31,7 +31,7 @@ from reservoir_pipelines.files import write_checked
 from reservoir_pipelines.fitting.bundle import Bundle, alone_in
 from reservoir_pipelines.fitting.column_moments import compute_moments
 from reservoir_pipelines.fitting.curve import learning_curve, parse_sizes
-from reservoir_pipelines.fitting.engines import RIDGE_ALPHAS, Engine, RidgeEngine, few_rows, make_engine
+from reservoir_pipelines.fitting.engines import Engine, RidgeEngine, few_rows, make_engine
 from reservoir_pipelines.fitting.pool import Features, Pool, choose_columns
 from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.fitting.results import SUMMARY, Fit, Result, score_matrix, write_table
@@ -165,7 +165,7 @@ def _raw(trials: Sequence[Trial], source: Source | None, engine: Engine) -> Tria
         say("raw input: the prepared data is gone, so it is left out; reservoir prepare brings it back")
         return None
     if isinstance(engine, RidgeEngine) and len(engine.alphas) == 1:  # a penalty that suits the columns
-        return replace(engine, alphas=parse_alphas(RIDGE_ALPHAS), widens=True).run(source)
+        return replace(engine, alphas=DEFAULT_ALPHAS, widens=True).run(source)
     return next((trial for trial in trials if trial.result.columns == (RAW,)), None) or engine.run(source)
 
 
@@ -252,7 +252,9 @@ def _finish(best: Trial, source: Source, engine: Engine, task: Task, kept: float
         model = model.calibrate(source.blocks("valid"))
     if isinstance(engine, RidgeEngine) and isinstance(model, LinearReadout) and engine.refits:
         model = engine.refit(source, model, float(best.result.alpha or 0))
-    evaluation = evaluate(model, source.blocks("test"), class_names(task), source.tokens()).beside(task.floor, kept)
+    evaluation = evaluate(model, source.blocks("test"), class_names(task), source.counts("test")).beside(
+        task.floor, kept
+    )
     return best.result.tested(evaluation), model, evaluation
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from reservoir import InputError
-from reservoir.readouts import deal_folds, samples
+from reservoir.readouts import deal_folds, samples, there
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
@@ -37,7 +37,11 @@ class Source(Protocol):
         ...
 
     def tokens(self) -> int:
-        """Return the number of samples of a row."""
+        """Return the number of samples of a row, the most of any."""
+        ...
+
+    def counts(self, split: str) -> np.ndarray:
+        """Return the samples of each row, (rows,)."""
         ...
 
 
@@ -64,7 +68,12 @@ class ColumnSource:
     def labels(self, split: str) -> np.ndarray:
         """Return the labels (n, outputs) of all samples."""
         y = self.store[split].labels
-        return y.reshape(len(y) * self.tokens(), -1)
+        return y[there(y)] if self.tokens() > 1 else y.reshape(len(y), -1)
+
+    def counts(self, split: str) -> np.ndarray:
+        """Return the samples of each row, (rows,)."""
+        y = self.store[split].labels
+        return there(y).sum(axis=1) if self.tokens() > 1 else np.ones(len(y), int)
 
     def groups(self) -> np.ndarray | None:
         """Return the group of each row of train, then of valid."""
@@ -138,8 +147,12 @@ class JoinedSource:
         return self.parts[0].groups()
 
     def tokens(self) -> int:
-        """Return the number of samples of a row."""
+        """Return the number of samples of a row, the most of any."""
         return self.parts[0].tokens()
+
+    def counts(self, split: str) -> np.ndarray:
+        """Return the samples of each row, (rows,)."""
+        return self.parts[0].counts(split)
 
 
 def groups_of(store: FeatureStore) -> np.ndarray | None:
@@ -189,10 +202,10 @@ def deal(source: Source, folds: int, classes: int, repeat: int = 0) -> np.ndarra
     """
     labels = np.concatenate([source.labels(split) for split in ("train", "valid")])
     single = classes and source.tokens() == labels.shape[1] == 1
-    rows = len(labels) // source.tokens()
+    counts = np.concatenate([source.counts(split) for split in ("train", "valid")])
     groups = source.groups()
-    found = deal_folds(rows, folds, labels=labels[:, 0] if single else None, groups=groups, repeat=repeat)
-    return np.repeat(found, source.tokens())
+    found = deal_folds(len(counts), folds, labels=labels[:, 0] if single else None, groups=groups, repeat=repeat)
+    return np.repeat(found, counts)
 
 
 def strata_blocks(source: Source, bounds: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -200,8 +213,9 @@ def strata_blocks(source: Source, bounds: np.ndarray) -> Iterator[tuple[np.ndarr
 
     Stretch i holds the rows whose rank in a fixed shuffle is below bounds[i] and not below bounds[i - 1].
     """
-    rank = np.random.default_rng(0).permutation(len(source.labels("train")) // source.tokens())
-    stratum = np.repeat(np.searchsorted(bounds, rank, side="right"), source.tokens())
+    counts = source.counts("train")
+    rank = np.random.default_rng(0).permutation(len(counts))
+    stratum = np.repeat(np.searchsorted(bounds, rank, side="right"), counts)
     for x, y, part in numbered(source.blocks("train"), stratum):
         kept = part < len(bounds)
         if kept.any():

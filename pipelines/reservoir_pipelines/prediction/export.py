@@ -86,6 +86,8 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
     """Return the module of a bundle on the CPU, its maps in the precision of the fit, or in another."""
     if not isinstance(bundle.readout, LinearReadout):
         raise InputError(f"readout {where}: only linear readouts can be exported; fit with --readout ridge or logistic")
+    if bundle.task.each:
+        raise InputError(f"readout {where}: it labels every {bundle.task.each}; export takes one of whole sequences")
     branches: list[Branch | RawInput] = []
     for part in bundle.parts:
         if part.reservoir is None:

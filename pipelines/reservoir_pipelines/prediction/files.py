@@ -39,6 +39,13 @@ def columns_of(predictions: Sequence[Prediction]) -> dict[str, list[Any]]:
         "id" if named else "row": [p.id if named else n for n, p in enumerate(predictions)]
     }
     truths = any(one.truth is not None for one in predictions)
+    if predictions[0].each:  # in one cell: letters as they are, others with spaces between
+        cells_of = {"label": [one.label for one in predictions]}
+        cells_of |= {"truth": [one.truth for one in predictions]} if truths else {}
+        for name, cells in cells_of.items():
+            written = [one.written(cell) for one, cell in zip(predictions, cells, strict=True)]
+            columns[name] = [" ".join(map(str, _flat(cell))) if isinstance(cell, list) else cell for cell in written]
+        return columns
     several = isinstance(predictions[0].label, list)
     labels = [_flat(one.label) for one in predictions]
     chances = [_flat(one.probabilities) for one in predictions]

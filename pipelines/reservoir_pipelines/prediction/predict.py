@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate
 from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks import encode, read_new
 from reservoir.tasks.own import letter_symbols
+from reservoir.tasks.own.each import units
 from reservoir.tasks.own.letters import are_words
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.bundle import Bundle
@@ -45,6 +47,8 @@ class Prediction:
         The label that the file gives; None where it gives none.
     id : str, optional
         The name that the file gives the row.
+    each : bool, default False
+        Whether every token, or word, has a label; the lists are then as long as the sequence.
     """
 
     label: Any
@@ -52,12 +56,18 @@ class Prediction:
     classes: tuple[str | int, ...] = ()
     truth: Any = None
     id: str | None = None
+    each: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, each probability under the name of its class."""
         named = {} if self.id is None else {"id": self.id}
-        found = {"label": self.label, "probabilities": self._named(self.probabilities)}
-        return named | found | ({} if self.truth is None else {"truth": self.truth})
+        found = {"label": self.written(self.label), "probabilities": self._named(self.probabilities)}
+        return named | found | ({} if self.truth is None else {"truth": self.written(self.truth)})
+
+    def written(self, label: Any) -> Any:
+        """Return the label or the truth for a file: labels of every token that are single letters as one text."""
+        letters = self.each and label and all(isinstance(one, str) and len(one) == 1 for one in label)
+        return "".join(label) if letters else label
 
     def _named(self, chances: list[Any]) -> Any:
         if chances and isinstance(chances[0], list):
@@ -103,17 +113,22 @@ def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Predict
     x, lengths = encode(bundle.task, raw, given)
     if bundle.task.alphabet and any(_by_letter(bundle.task, part.reservoir) for part in bundle.parts):
         letter_symbols(str(file), bundle.task, x, lengths)
-    truths = _truths(bundle, file, y, len(x))
+    counts = units(bundle.task, x, lengths) if bundle.task.each else None
+    if counts is not None:  # new sequences may be longer
+        bundle = replace(bundle, task=replace(bundle.task, readout_tokens=int(counts.max())))
+    truths = _truths(bundle, file, y, len(x), counts)
     _tell(bundle, file, lengths, labelled=y is not None)
     models = [load_part(bundle.task, p, place.device, readout) if p.reservoir else None for p in bundle.parts]
     for start in range(0, len(x), BLOCK_ROWS):
         rows = slice(start, start + BLOCK_ROWS)
-        features = _features(bundle, models, x[rows], lengths[rows])
+        here = None if counts is None else counts[rows]
+        features = _features(bundle, models, x[rows], lengths[rows], here)
         wrong = ~np.isfinite(features).all(axis=1)
         if wrong.any():
-            row = start + int(np.argmax(wrong)) * len(x[rows]) // len(features)
+            shares = np.full(len(x[rows]), len(features) // len(x[rows])) if here is None else here
+            row = start + int(np.searchsorted(shares.cumsum(), np.argmax(wrong), "right"))
             raise InputError(f"{file}: the model overflows in row {row}; its values are too large: repair or remove it")
-        for number, answer in enumerate(_answers(bundle, features, truths[rows]), start):
+        for number, answer in enumerate(_answers(bundle, features, truths[rows], here), start):
             yield replace(answer, id=ids[number]) if ids else answer
 
 
@@ -125,7 +140,10 @@ def evaluate_predictions(predictions: Sequence[Prediction]) -> Evaluation | None
     predictions = [one for one in predictions if one.truth is not None]
     if not predictions:
         return None
-    truth, label = (np.asarray([getattr(one, name) for one in predictions]) for name in ("truth", "label"))
+    parts = [[getattr(one, name) for one in predictions] for name in ("truth", "label", "probabilities")]
+    if predictions[0].each:
+        parts = [list(chain.from_iterable(part)) for part in parts]
+    truth, label = map(np.asarray, parts[:2])
     names = predictions[0].classes
     if not names:
         return evaluate_values(truth.reshape(len(truth), -1), label.reshape(len(label), -1))
@@ -136,7 +154,7 @@ def evaluate_predictions(predictions: Sequence[Prediction]) -> Evaluation | None
         np.array([number[str(value)] for value in part.ravel().tolist()]).reshape(len(part), -1)
         for part in (truth, label)
     )
-    chances = np.asarray([one.probabilities for one in predictions])[..., 1]
+    chances = np.asarray(parts[2])[..., 1]
     return evaluate_classes(y, predicted, classes, chances)
 
 
@@ -155,54 +173,77 @@ def _by_letter(task: Task, reservoir: Reservoir | None) -> bool:
     return reservoir.input != "native" if reservoir else not are_words(task.alphabet)
 
 
-def _features(bundle: Bundle, models: Sequence[LoadedModel | None], x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def _features(
+    bundle: Bundle,
+    models: Sequence[LoadedModel | None],
+    x: np.ndarray,
+    lengths: np.ndarray,
+    counts: np.ndarray | None,
+) -> np.ndarray:
     """Return what the readout reads of sequences, (samples, width); a row has one sample or more."""
     empty = np.zeros((len(x), bundle.task.readout_tokens, bundle.task.outputs))
+    if counts is not None:
+        empty[np.arange(empty.shape[1]) >= counts[:, None]] = np.nan
     read = []
     for part, model in zip(bundle.parts, models, strict=True):
         if model is None:
-            read.append(raw_features(bundle.task, bundle.scaling, x, lengths))
+            raw = raw_features(bundle.task, bundle.scaling, x, lengths)
+            read.append(samples(raw if raw.ndim == 3 else raw[:, None], empty)[0])
             continue
         features = forward(model, bundle.scaling, x, lengths, part.columns, BATCH_ROWS)
         read += [samples(features[column], empty)[0] for column in part.columns]
     return np.concatenate(read, axis=1)
 
 
-def _answers(bundle: Bundle, features: np.ndarray, truths: Sequence[Any]) -> Iterator[Prediction]:
-    task = bundle.task
-    labels = unsample(bundle.readout.predict(features), task.readout_tokens, task.outputs)
-    chances = None
+def _answers(
+    bundle: Bundle, features: np.ndarray, truths: Sequence[Any], counts: np.ndarray | None
+) -> Iterator[Prediction]:
+    """Yield the prediction of each row; of ``counts`` labels where every token has one."""
+    task, predicted, chances = bundle.task, bundle.readout.predict(features), None
     if task.classes:
-        chances = bundle.readout.probabilities(features).reshape(*labels.shape, task.classes)
+        chances = bundle.readout.probabilities(features).reshape(*predicted.shape, task.classes)
+    if counts is None:
+        labels = unsample(predicted, task.readout_tokens, task.outputs)
+        likely = [] if chances is None else chances.reshape(*labels.shape, task.classes)
+    else:
+        ends = np.cumsum(counts)[:-1]
+        labels, likely = np.split(predicted, ends), [] if chances is None else np.split(chances, ends)
     classes = tuple(task.label(number) for number in range(task.classes))
     for row, values in enumerate(labels):
         named = np.vectorize(task.label, otypes=[object])(values) if task.classes else values.astype(float)
         yield Prediction(
-            label=_bare(named.tolist()),
-            probabilities=[] if chances is None else _bare(np.round(chances[row], 6).tolist()),
+            label=_bare(named.tolist(), each=counts is not None),
+            probabilities=_bare(np.round(likely[row], 6).tolist(), each=counts is not None) if len(likely) else [],
             classes=classes,
             truth=truths[row],
+            each=counts is not None,
         )
 
 
-def _bare(nested: list[Any]) -> Any:
-    """Return (tokens, outputs, ...) without the levels that have a single member."""
+def _bare(nested: list[Any], *, each: bool = False) -> Any:
+    """Return (tokens, outputs, ...) without the levels that have a single member; with ``each`` tokens stay a level."""
     outer = [inner[0] if len(inner) == 1 else inner for inner in nested]
-    return outer[0] if len(outer) == 1 else outer
+    return outer[0] if len(outer) == 1 and not each else outer
 
 
-def _truths(bundle: Bundle, file: Path, y: np.ndarray | None, rows: int) -> list[Any]:
+def _truths(bundle: Bundle, file: Path, y: np.ndarray | None, rows: int, counts: np.ndarray | None) -> list[Any]:
     """Return the label that the file gives each row, nested as predictions are; None where it gives none."""
     if y is None:
         return [None] * rows
     task = bundle.task
+
+    def plain(values: list[Any]) -> list[Any]:
+        return [_as_class(value) if task.classes else _as_number(file, value) for value in values]
+
+    if counts is not None and len(y) == rows:
+        cut = [None if row is None else list(row)[:count] for row, count in zip(y, counts, strict=True)]
+        return [None if row is None else plain(np.asarray(row).ravel().tolist()) for row in cut]
     if y.size != rows * task.readout_tokens * task.outputs or len(y) != rows:
         raise InputError(
             f"{file}: y has the shape {y.shape}, and the readout gives {rows} rows {task.readout_tokens} x "
             f"{task.outputs} labels; give as many, or leave y out"
         )
-    plain = [_as_class(value) if task.classes else _as_number(file, value) for value in y.ravel().tolist()]
-    shaped = np.array(plain, object).reshape(rows, task.readout_tokens, task.outputs)
+    shaped = np.array(plain(y.ravel().tolist()), object).reshape(rows, task.readout_tokens, task.outputs)
     unknown = np.equal(shaped, None).any(axis=(1, 2))  # pyright: ignore
     return [None if no else _bare(row) for row, no in zip(shaped.tolist(), unknown, strict=True)]
 

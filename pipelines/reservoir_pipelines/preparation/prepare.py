@@ -18,6 +18,7 @@ from reservoir_cache import fault_point, file_crc32, new_file, publish_json, syn
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, TaskOptions
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Split, Task, check_split, own_name, task_named
+from reservoir.tasks.task import MISSING
 from reservoir_pipelines.output import meter, say
 from reservoir_pipelines.preparation.download import download
 from reservoir_pipelines.preparation.prepared import (
@@ -143,7 +144,7 @@ def _write_rows(path: Path, split: Split) -> None:
 
     path.parent.mkdir(exist_ok=True)
     temporary = path.with_suffix(f".{uuid.uuid4().hex}")
-    y = split.y if split.y.dtype.kind == "f" else split.y.astype(np.min_scalar_type(int(split.y.max())))
+    y = split.y if split.y.dtype.kind == "f" else split.y.astype(_smallest(split.y))
     with new_file(temporary) as file:
         arrays = {"x": split.x, "y": y, "lengths": split.lengths.astype(np.int32), "groups": split.groups}
         for name, array in arrays.items():
@@ -152,6 +153,10 @@ def _write_rows(path: Path, split: Split) -> None:
                 file.create_dataset(name, data=array, dtype=kind, track_times=False)
     sync(temporary)
     temporary.replace(path)
+
+
+def _smallest(y: np.ndarray) -> np.dtype:
+    return np.result_type(*(np.min_scalar_type(int(end)) for end in (y.min(), y.max())))
 
 
 def _write_index(
@@ -192,7 +197,7 @@ def _warnings(task: Task, splits: Mapping[str, PreparedSplit]) -> list[str]:
     known = set(np.unique(splits["train"].y).tolist())
     warnings = []
     for name in splits:
-        unseen = sorted(set(np.unique(splits[name].y).tolist()) - known)
+        unseen = sorted(set(np.unique(splits[name].y).tolist()) - known - {MISSING})
         if unseen:
             classes = ", ".join(str(task.label(c)) for c in unseen[:5]) + (", ..." if len(unseen) > 5 else "")
             warnings.append(f"classes of the split {name!r} that no row of 'train' has ({len(unseen)}): {classes}")

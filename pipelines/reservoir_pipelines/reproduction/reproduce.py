@@ -172,7 +172,7 @@ def _run_on_cluster(cells: list[Cell], kept: Kept, places: Mapping[str, Any], sc
     while left:
         ready = [cell for cell in left.values() if not any(need.key in left for need in cell.needs)]
         tasks = [(cell, kept, places) for cell in ready]
-        map_pieces(run_there, tasks, scheduler=scheduler, done=say)
+        map_pieces(run_there, tasks, scheduler=scheduler, done=say, say=say)
         left = {key: cell for key, cell in left.items() if cell not in ready}
 
 

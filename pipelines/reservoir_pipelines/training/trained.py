@@ -21,6 +21,10 @@ def load_trainable(
     task: Task, settings: Reservoir, groups: Sequence[str] | None, device: str, compute: str, output_init: str
 ) -> tuple[LoadedModel, tuple[str, ...]]:
     """Make a model and unfreeze some groups, by default those of an FPT; only frozen weights multiply in bfloat16."""
+    if task.each:
+        raise InputError(
+            f"task {task.name!r}: every {task.each} has a label, which extract and fit read; train does not"
+        )
     model = load_model(task, settings, device, "float32", output_init)
     chosen = tuple(groups or default_groups(model.fpt.backbone))
     unfreeze(model.fpt, chosen)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.defaults import choose_reservoir, default_layers, default_pools
+from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
 from reservoir.options import (
     CacheOptions,
@@ -168,6 +169,8 @@ def _where(task: str, shape: ShapeOptions, source: RowOptions, place: PlaceOptio
     root = cache_root(place.cache)
     source = heard(task, as_group(shape, ReservoirOptions), source)
     prepared = prepare(task, as_group(source, TaskOptions), cache=root)
+    if each := prepared.task.each:
+        raise InputError(f"{task}: every {each} has a label, which extract and fit read; tune does not")
     count = sum(prepared.rows.values())
     settings = choose_reservoir(as_group(shape, ReservoirOptions), prepared.task, count)
     model = load_model(prepared.task, settings, place.device)

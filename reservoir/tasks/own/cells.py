@@ -164,3 +164,14 @@ def _as_numbers(cell: str) -> np.ndarray | list[Any] | None:
         except (ValueError, OverflowError):
             continue
     return None
+
+
+def check_gaps(path: Path, x: np.ndarray, names: Sequence[str], *, fill: bool) -> None:
+    """Refuse empty cells among values (rows, columns), unless they are to be filled."""
+    gaps = np.argwhere(np.isnan(x))
+    if len(gaps) and not fill:
+        row, place = (int(i) for i in gaps[0])
+        raise InputError(
+            f"{path}, row {row}, column {names[place]!r}: an empty cell; only the end of a row may be empty, or say "
+            "--missing interpolate or mask"
+        )

@@ -12,6 +12,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.own.columns import Columns
+from reservoir.tasks.own.each import TOKEN
 from reservoir.tasks.own.encode import clean_lengths, encode_own
 from reservoir.tasks.own.files import function_file, open_columns, source_files
 from reservoir.tasks.own.hub import HubTexts, is_hub
@@ -89,6 +90,8 @@ class OwnData(OwnSource):
         """Return what was decided unasked."""
         lines = [*self._columns.notes, *self._labels.notes]
         alphabet, others = self._alphabet
+        if self._units is not None and "each" not in self._columns.found:
+            lines.append("y labels every token of x, as it is as long")
         if alphabet:
             unknown = f"; unknown, as no training row has them: {shown(others)}" if others else ""
             letters = alphabet.removeprefix(UNKNOWN)
@@ -127,7 +130,8 @@ class OwnData(OwnSource):
         """Return what was asked for, and the columns that were found, as needed to read new data alike."""
         unheard = {"standardise"} if self._symbols else set()
         given = {name: value for name, value in self.asked.said.items() if name not in unheard}
-        return self._columns.found | given
+        each = {} if self._units is None else {"each": TOKEN}
+        return each | self._columns.found | given
 
     @cached_property
     def _shape(self) -> tuple[int, ...]:
@@ -162,6 +166,13 @@ class OwnData(OwnSource):
     def _channels(self) -> int:
         channels = 1 if len(self._shape) == 2 else self._shape[2]
         return 2 * channels if self.asked.missing == "mask" else channels
+
+    @cached_property
+    def _units(self) -> np.ndarray | None:  # also of arrays as long as the sequences
+        if "units" in self._columns.shapes:
+            return self._column("units")
+        y, x = self._columns.shapes["y"], self._shape
+        return self._lengths if len(y) > 1 and y[:2] == x[:2] and x[1] > 1 else None
 
     @cached_property
     def _lengths(self) -> np.ndarray:

@@ -41,7 +41,7 @@ def encode_own(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> 
         want = "integers (rows, tokens)" if symbols else f"numbers (rows, tokens, {dim})"
         raise InputError(f"{where}: inputs of shape {x.shape} and type {x.dtype}; give {want}")
     given = full_lengths(x) if lengths is None else lengths
-    lengths = clean_lengths(where, given, *x.shape[:2], fewest=task.readout_tokens)
+    lengths = clean_lengths(where, given, *x.shape[:2], fewest=1 if task.each else task.readout_tokens)
     if isinstance(task.form, Tokens):
         x = clean_symbols(where, x, lengths, task.form.vocabulary)
     else:

@@ -15,6 +15,7 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.cells import array_of, pad
 from reservoir.tasks.own.columns import Columns
+from reservoir.tasks.own.each import each_of, padded
 from reservoir.tasks.own.fasta import header_labels, read_fasta
 from reservoir.tasks.own.hdf5 import Hdf5
 from reservoir.tasks.own.hub import HubTexts, is_hub
@@ -50,7 +51,7 @@ def open_columns(origin: str, asked: OwnDataOptions, parameters: Mapping[str, An
     if path.suffix in ARRAYS:
         if parameters is None:
             _refuse_columns(origin, asked, "it holds arrays by the names x, y, lengths, split, groups and ids")
-        return _with_letters(origin, ARRAYS[path.suffix](path))
+        return _with_letters(origin, ARRAYS[path.suffix](path), labelled=parameters is None)
     if path.suffix in TABLES:
         columns = Sorting(path, TABLES[path.suffix](path), asked, parameters).arrays_of_table()
         return _with_sounds(path, columns, asked) or columns
@@ -126,7 +127,7 @@ def _with_sounds(path: Path, columns: Columns, asked: OwnDataOptions) -> Columns
     return sounds
 
 
-def _with_letters(origin: str, columns: Columns) -> Columns:
+def _with_letters(origin: str, columns: Columns, *, labelled: bool) -> Columns:
     """Return arrays of which ``x`` may be texts (rows,) as arrays of their letters."""
     if "x" not in columns.shapes or columns.dtypes["x"].kind not in "US" or len(columns.shapes["x"]) != 1:
         return columns
@@ -136,7 +137,12 @@ def _with_letters(origin: str, columns: Columns) -> Columns:
     except UnicodeDecodeError as error:
         raise InputError(f"{origin}: x holds bytes that are no UTF-8 ({error}); give texts") from None
     del arrays["x"]
-    return Texts(origin, texts, arrays)
+    y, found = arrays.get("y", np.zeros(0)), {}
+    each = each_of(origin, texts, y.tolist()) if labelled and y.ndim == 1 and y.dtype.kind == "U" else None
+    if each:
+        found["each"] = each[0]
+        arrays["y"], arrays["units"] = padded(Path(origin), "y", each[1])
+    return Texts(origin, texts, arrays, found=found)
 
 
 def read_function(name: str) -> Columns:

@@ -7,12 +7,13 @@ import zlib
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from reservoir.errors import InputError
-from reservoir.tasks.own.cells import dates, holds_numbers
+from reservoir.errors import InputError, nearest
+from reservoir.tasks.own.cells import dates, holds_numbers, is_text
+from reservoir.tasks.own.tables import Table
 
 LABELS = ("y", "label")
 """Names of a column of labels; with a number behind (``y0``, ``y1``) they are several outputs."""
@@ -26,6 +27,7 @@ TIMES = ("time", "t", "step", "timestamp", "date", "datetime")
 
 NAMED_ID = re.compile(r"\w*([_ -](id|ID|Id)|[a-z](Id|ID))|(?i:uuid|guid)")
 INDEX = re.compile(r"Unnamed: \d+|__index_level_\d+__")
+DECIMAL = re.compile(r"-?\d+\.\d+")
 STEM = re.compile(r"\d+$")
 MOST_SHOWN = 8
 
@@ -127,3 +129,21 @@ def listed(names: Sequence[str]) -> str:
         return ""
     shown = [f"{run[0]} ... {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs]
     return ", ".join(shown[:MOST_SHOWN]) + (", ..." if len(shown) > MOST_SHOWN else "")
+
+
+def refuse(path: Path, table: Table, name: str, role: str) -> NoReturn:
+    """Say that a column that was named is not there."""
+    if role == "text" and "," in name:
+        raise InputError(
+            f"{path}: --text {name}: one column is read; write both texts into one, with the separator of the model "
+            "between, such as ' [SEP] '"
+        )
+    raise InputError(f"{path}: no column {name!r} (--{role}) among {list(table)[:8]}{nearest(name, table)}")
+
+
+def refuse_unlabelled(path: Path, table: Table, whole: str) -> NoReturn:
+    """Say that no column is one of labels, and which may be meant."""
+    bare = " (is the line of names missing?)" if any(DECIMAL.fullmatch(name) for name in table) else ""
+    words = [name for name, cells in table.items() if name != whole and is_text(cells)]
+    name = words[0] if len(words) == 1 else "NAME"
+    raise InputError(f"{path}: no column of labels among {list(table)[:8]}{bare}; call it label, or say --label {name}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from reservoir.errors import InputError
 from reservoir.tasks.own.cells import GAPS
 from reservoir.tasks.own.kinds import FEW_CLASSES, counted_through, read_labels
 from reservoir.tasks.rows import HELD_OUT, SHARES, grouped, stratified
+from reservoir.tasks.task import MISSING
 
 MOST_ROUNDING = 1e-3
 """Share of an output's standard deviation that float32 may change a target by."""
@@ -58,16 +59,21 @@ class Labels:
     notes: tuple[str, ...] = ()
 
 
-def encode_labels(where: str, y: np.ndarray, *, regression: bool = False, classes: bool = False) -> Labels:
+def encode_labels(
+    where: str, y: np.ndarray, units: np.ndarray | None = None, *, regression: bool = False, classes: bool = False
+) -> Labels:
     """Return the labels (rows,), (rows, outputs) or (rows, readout_tokens, outputs) with their classes numbered.
 
     Floats are targets, strings and booleans classes, integers as `reservoir.tasks.own.kinds.read_labels` finds, unless
-    one is asked for. Classes are numbered in sorted order; integers that are just 0, 1, ..., n - 1 need no names.
+    one is asked for. Classes are numbered in sorted order; integers that are just 0, 1, ..., n - 1 need no names. Of
+    rows with so many ``units``, each with labels of its own, those behind are missing: class -1, or NaN.
     """
     if y.dtype.kind not in "biufUS":
         raise InputError(f"{where}: y holds {y.dtype} values; give integers or strings for classes, floats for targets")
     if not 1 <= y.ndim <= 3 or not y.size:
         raise InputError(f"{where}: y has the shape {y.shape}; give (rows,) or (rows, outputs)")
+    if units is not None:
+        return _of_units(where, y, units, regression=regression, classes=classes)
     y, notes = _as_meant(where, y, regression, classes)
     shaped = y[:, None, None] if y.ndim == 1 else y[:, None] if y.ndim == 2 else y
     if y.dtype.kind == "f":
@@ -87,6 +93,14 @@ def encode_labels(where: str, y: np.ndarray, *, regression: bool = False, classe
     return Labels(
         numbers, len(names), () if y.dtype.kind != "b" and names == list(range(len(names))) else tuple(names), notes
     )
+
+
+def _of_units(where: str, y: np.ndarray, units: np.ndarray, *, regression: bool, classes: bool) -> Labels:
+    there = np.arange(y.shape[1]) < units[:, None]
+    found = encode_labels(where, y[there], regression=regression, classes=classes)
+    full = np.full((*there.shape, found.y.shape[2]), MISSING if found.classes else np.nan, found.y.dtype)
+    full[there] = found.y[:, 0]
+    return replace(found, y=full)
 
 
 def _as_meant(where: str, y: np.ndarray, regression: bool, classes: bool) -> tuple[np.ndarray, tuple[str, ...]]:

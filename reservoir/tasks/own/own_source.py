@@ -53,10 +53,15 @@ class OwnSource(Source):
         """Return what is given of each row; None where nothing is."""
         raise NotImplementedError
 
+    @property
+    def _units(self) -> np.ndarray | None:
+        """How many labels each row has, where every token or word has one."""
+        return None
+
     @cached_property
     def _labels(self) -> Labels:
         y, asked = np.asarray(self._column("y")), self.asked
-        return encode_labels(self.origin, y, regression=asked.regression, classes=asked.classes)
+        return encode_labels(self.origin, y, self._units, regression=asked.regression, classes=asked.classes)
 
     @cached_property
     def _split(self) -> np.ndarray:

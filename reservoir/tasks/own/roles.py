@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ import numpy as np
 
 from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.own.cells import column, is_text, labels_of, numbers, ordered, pad, values
+from reservoir.tasks.own.cells import check_gaps, column, is_text, labels_of, numbers, ordered, pad, values
 from reservoir.tasks.own.columns import Columns
+from reservoir.tasks.own.each import take_each
 from reservoir.tasks.own.guesses import (
     IDS,
     INDEX,
@@ -26,13 +26,13 @@ from reservoir.tasks.own.guesses import (
     ids_among,
     labels_among,
     listed,
+    refuse,
+    refuse_unlabelled,
     single,
     times_among,
 )
 from reservoir.tasks.own.tables import Table
 from reservoir.tasks.own.texts import Texts
-
-DECIMAL = re.compile(r"-?\d+\.\d+")
 
 MOST_NAMES = 256
 """So many columns of values are known again by their names; more are places of a series, known by their number."""
@@ -76,7 +76,7 @@ class Sorting:
     def _drop(self) -> None:
         for name in filter(None, map(str.strip, str(self.roles.drop or "").split(","))):
             if name not in self.table and self.labelled:
-                self._refuse(name, "drop")
+                refuse(self.path, self.table, name, "drop")
             self.table.pop(name, None)
         named = {
             self.roles.label,
@@ -99,13 +99,9 @@ class Sorting:
         name = getattr(self.roles, role)
         if name and name not in self.table:
             if self.labelled or role == "text":
-                self._refuse(name, role)
+                refuse(self.path, self.table, name, role)
             return ""
         return name
-
-    def _refuse(self, name: str, role: str) -> None:
-        near = nearest(name, self.table)
-        raise InputError(f"{self.path}: no column {name!r} (--{role}) among {list(self.table)[:8]}{near}")
 
     def _labels(self) -> list[str]:
         if named := self._named("label"):
@@ -147,8 +143,8 @@ class Sorting:
             return rest[0]
         if not rest or not all(is_text(self.table[name]) for name in rest):
             return ""
-        rest.sort(key=lambda name: sum(len(str(cell)) for cell in self.table[name]))
-        text, more = rest[-1], rest[:-1]
+        text = max(rest, key=lambda name: sum(len(str(cell)) for cell in self.table[name]))
+        more = [name for name in rest if name != text]
         if self.labelled and len(more) != (not labels):
             raise InputError(f"{self.path}: texts in the columns {rest[:8]}; say which are --text and --label")
         self.found["text"] = text
@@ -166,11 +162,7 @@ class Sorting:
     def _wide(self, ids: Sequence[Any], labels: list[str], groups: str, time: str, whole: str) -> None:
         labels = labels or self._labels()
         if not labels and self.labelled:
-            bare = " (is the line of names missing?)" if any(DECIMAL.fullmatch(name) for name in self.table) else ""
-            has = f"{list(self.table)[:8]}{bare}"
-            words = [name for name, cells in self.table.items() if name != whole and is_text(cells)]
-            name = words[0] if len(words) == 1 else "NAME"
-            raise InputError(f"{self.path}: no column of labels among {has}; call it label, or say --label {name}")
+            refuse_unlabelled(self.path, self.table, whole)
         if not time and self.labelled and (time := times_among(self.path, self.table, known=bool(ids))):
             self.found["time"] = time
         if ids:
@@ -181,7 +173,8 @@ class Sorting:
                 self.arrays["groups"] = np.array(ids)
                 self.notes.append(f"rows with the same {self.found['id']!r} are kept in one split")
             self.arrays["ids"] = np.array(ids)
-        self._take(labels, groups)
+        each = whole and len(labels) == 1 and self._take_each(labels[0], whole)
+        self._take([] if each else labels, groups)
         if time:
             del self.table[time]
             self.notes.append(f"the column {time!r} is left out, as each row is a sequence of its own")
@@ -192,6 +185,19 @@ class Sorting:
             self._values()
         if lengths is not None:
             self.arrays["lengths"] = column(self.path, "lengths", lengths)
+
+    def _take_each(self, label: str, whole: str) -> bool:
+        """Take labels of every letter, word or value of the sequences, where they are such."""
+        known = None if self.labelled else self.parameters.get("each", "")
+        taken = take_each(self.path, self.table, label, whole, text=bool(self.roles.text), known=known)
+        if taken is None:
+            return False
+        del self.table[label]
+        if self.labelled:
+            self.found["each"] = taken.kind
+            self.notes.append(f"the column {label!r} labels every {taken.kind} of {whole!r}")
+        self.arrays |= taken.arrays
+        return True
 
     def _take(self, labels: list[str], groups: str) -> None:
         """Take labels, split and groups out of the table."""
@@ -230,7 +236,7 @@ class Sorting:
             self.notes.append(f"{len(names)} values per row: {shown}")
         x = np.stack([values(self.path, name, cells) for name, cells in zip(names, columns, strict=True)], axis=1)
         x[np.arange(len(names)) >= lengths[:, None]] = 0
-        self._check_gaps(x, names)
+        check_gaps(self.path, x, names, fill=self.fill)
         self.arrays["x"], self.arrays["lengths"] = x, lengths
 
     def _choose(self) -> None:
@@ -279,7 +285,7 @@ class Sorting:
         self.found["long"] = True
         self._choose()
         tokens = np.stack([values(self.path, column, cells) for column, cells in self.table.items()], axis=1)
-        self._check_gaps(tokens, list(self.table))
+        check_gaps(self.path, tokens, list(self.table), fill=self.fill)
         for array in list(self.arrays):
             self.arrays[array] = self._of_series(array, name, member, order, lengths)
         ends = np.cumsum(lengths)
@@ -307,13 +313,3 @@ class Sorting:
                 f"sequence of its own, say --group {name} or --drop {name}"
             )
         return first
-
-    def _check_gaps(self, x: np.ndarray, names: list[str]) -> None:
-        """Refuse empty cells among values (rows, columns), unless they are to be filled."""
-        gaps = np.argwhere(np.isnan(x))
-        if len(gaps) and not self.fill:
-            row, place = (int(i) for i in gaps[0])
-            raise InputError(
-                f"{self.path}, row {row}, column {names[place]!r}: an empty cell; only the end of a row may be empty, "
-                "or say --missing interpolate or mask"
-            )

@@ -1,0 +1,177 @@
+"""A label of every residue, word or value: known by form, fitted token by token, predicted as long as the sequence."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from reservoir_pipelines import extract, fit, predict, train
+from reservoir_pipelines.cli import run
+from reservoir_pipelines.prediction.predict import evaluate_predictions
+from sklearn.linear_model import Ridge
+from sklearn.preprocessing import StandardScaler
+
+from reservoir import InputError
+from reservoir.tasks import task_named
+from tests.reservoir.models import save_with_tokenizer
+
+SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "block01"}
+OF = {"A": "H", "G": "C", "V": "E"}
+"""The label of a letter; every third hangs on the letter before."""
+
+
+def proteins(number=60, seed=0):
+    draw = np.random.default_rng(seed)
+    rows = ["".join(draw.choice(list("AGV"), draw.integers(4, 13))) for _ in range(number)]
+    return [(row, "".join(OF[row[max(0, place - 1)]] for place in range(len(row)))) for row in rows]
+
+
+def write_csv(path, rows, header="sequence,label"):
+    path.write_text("\n".join([header, *(",".join(row) for row in rows)]) + "\n")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("each")
+    path = write_csv(folder / "ss.csv", proteins())
+    features = extract(path, cache=folder / "cache", store="float32", compute="float32", **SMALL)
+    return features, fit(features, out=folder / "readout", select="valid", alphas="1:1:1")
+
+
+def test_readout_is_that_of_all_residues_of_the_training_rows(fitted):
+    features, found = fitted
+    flat = {}
+    for split in ("train", "test"):
+        part = features[split]
+        real = np.arange(part.labels.shape[1]) < part.lengths[:, None]
+        assert (part.labels[..., 0][~real] == -1).all()
+        flat[split] = features.store[split]["block01/all"][real], part.labels[..., 0][real]
+    (x, y), (new, truth) = flat["train"], flat["test"]
+    scale = StandardScaler().fit(x)
+    ridge = Ridge(alpha=1.0).fit(scale.transform(x), np.where(y[:, None] == np.arange(3), 1.0, -1.0))
+    right = (ridge.predict(scale.transform(new)).argmax(1) == truth).mean()
+    assert found.best.test_score == pytest.approx(right, abs=1e-6) and right > 0.8
+    assert found.evaluation.samples == len(truth)
+
+
+def test_a_label_string_is_predicted_for_each_sequence(fitted, tmp_path):
+    _, found = fitted
+    new = proteins(9, seed=1)
+    path = tmp_path / "new.csv"
+    write_csv(path, [(f"p{row}", *pair) for row, pair in enumerate(new)], "id,sequence,label")
+    answers = list(predict(found.saved, path))
+    assert [answer.id for answer in answers] == [f"p{row}" for row in range(9)]
+    assert ["".join(answer.truth) for answer in answers] == [label for _, label in new]
+    evaluation = evaluate_predictions(answers)
+    assert evaluation and evaluation.samples == sum(len(label) for _, label in new)
+    assert evaluation.scores["accuracy"] > 0.8
+    out = tmp_path / "found.csv"
+    assert run(["predict", str(found.saved), str(path), "--out", str(out)]) == 0
+    read = list(csv.DictReader(out.open()))
+    assert [len(row["label"]) for row in read] == [len(label) for _, label in new]
+    assert set("".join(row["label"] for row in read)) <= set("HCE")
+    write_csv(path, [(sequence,) for sequence, _ in new], "sequence")
+    bare = [answer.to_dict() for answer in predict(found.saved, path)]
+    assert [row["label"] for row in bare] == [row["label"] for row in read]
+    assert all(len(row["probabilities"]) == len(row["label"]) and "truth" not in row for row in bare)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "npz", "texts"])
+def test_lists_and_arrays_of_labels_are_read_alike(form, tmp_path):
+    rows = proteins(30)
+    numbers = [["HCE".index(one) for one in label] for _, label in rows]
+    longest = max(map(len, numbers))
+    path = tmp_path / f"ss.{form if form == 'jsonl' else 'npz'}"
+    if form == "jsonl":
+        lines = [{"text": sequence, "label": label} for (sequence, _), label in zip(rows, numbers, strict=True)]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    elif form == "texts":
+        np.savez(path, x=np.array([sequence for sequence, _ in rows]), y=np.array([label for _, label in rows]))
+    else:
+        x = np.array([["AGV".index(one) for one in sequence.ljust(longest, "A")] for sequence, _ in rows])
+        y = np.array([label + [9] * (longest - len(label)) for label in numbers])  # what stands behind is ignored
+        np.savez(path, x=x, y=y, lengths=np.array([len(label) for label in numbers]))
+    source = task_named(str(path))
+    assert source.task.each == "token" and source.task.classes == 3 and source.task.readout_tokens == longest
+    found = {}
+    for split in source.read(source.pieces()[0]).values():
+        for y, length in zip(split.y[..., 0], split.lengths, strict=True):
+            assert (y[length:] == -1).all()
+            found[tuple(y[:length])] = True
+    order = {"H": 2, "C": 0, "E": 1} if form == "texts" else {"H": 0, "C": 1, "E": 2}
+    assert set(found) == {tuple(order[one] for one in label) for _, label in rows}
+
+
+def test_targets_of_every_value_of_a_series(tmp_path):
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(60, 20, 1)).cumsum(axis=1)
+    np.savez(tmp_path / "level.npz", x=x, y=np.roll(x[:, :, 0], 1, axis=1), lengths=draw.integers(12, 21, 60))
+    features = extract(str(tmp_path / "level.npz"), cache=tmp_path / "cache", **SMALL)
+    found = fit(features, out=tmp_path / "readout")
+    assert found.best.metric == "R²" and found.best.test_score > 0.5
+    assert [len(one.label) for one in predict(found.saved, tmp_path / "level.npz")] == list(
+        np.load(tmp_path / "level.npz")["lengths"]
+    )
+
+
+def test_words_are_read_at_their_last_tokens(tmp_path):
+    """Labels of words through a model's own tokenizer, beside transformers by hand."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = save_with_tokenizer("bert", tmp_path / "bert")
+    draw = np.random.default_rng(0)
+    texts = [" ".join(draw.choice(["the", "cat", "dog", "sat", "cowmat"], draw.integers(2, 6))) for _ in range(30)]
+    lines = [{"text": text, "label": ["N" if "a" in word else "O" for word in text.split()]} for text in texts]
+    (tmp_path / "tags.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    named = {"backbone": str(folder), "compute": "float32", "store": "float32", "cache": tmp_path / "cache"}
+    features = extract(str(tmp_path / "tags.jsonl"), **named)
+    part = features.store["train"]
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    for row, values in zip(part.index[:4], part["block02/all"][:4], strict=True):
+        text = task_texts(tmp_path / "tags.jsonl", "train")[row]
+        tokens = tokenizer(text, return_tensors="pt")
+        with torch.no_grad():
+            states = model(**tokens, output_hidden_states=True).hidden_states[2][0]
+        words = [number for number in tokens.word_ids() if number is not None]
+        ends = [max(i for i, of in enumerate(tokens.word_ids()) if of == word) for word in sorted(set(words))]
+        np.testing.assert_allclose(values[: len(ends)], states[ends], atol=1e-5)
+        assert not values[len(ends) :].any()
+    found = fit(features, out=tmp_path / "readout", columns="embed/all")
+    answers = list(predict(found.saved, tmp_path / "tags.jsonl"))
+    assert [len(answer.label) for answer in answers] == [len(text.split()) for text in texts]
+
+
+def task_texts(path, split):
+    from reservoir.tasks.own.letters import texts_of
+
+    source = task_named(str(path))
+    part = source.read(source.pieces()[0])[split]
+    return texts_of(part.x, part.lengths)
+
+
+def test_mistakes_are_told(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("RESERVOIR_CACHE", str(tmp_path / "cache"))
+    rows = proteins(20)
+    rows[3] = (rows[3][0], rows[3][1][1:])
+    path = write_csv(tmp_path / "short.csv", rows)
+    assert run(["extract", path]) == 2
+    size = len(rows[3][0])
+    assert f"row 3: {size - 1} labels for {size} tokens, where most rows have one for each" in capsys.readouterr().err
+    path = write_csv(tmp_path / "whole.csv", proteins(20))
+    assert run(["extract", path, "--pool", "mean"]) == 2
+    assert "--pool mean: every token has a label of its own" in capsys.readouterr().err
+    with pytest.raises(InputError, match="every token has a label, which extract and fit read; train does not"):
+        train(path, steps=1, cache=tmp_path / "cache", **{k: v for k, v in SMALL.items() if k != "layers"})
+    words = [(" ".join(sequence), " ".join(label)) for sequence, label in proteins(20)]
+    path = write_csv(tmp_path / "words.csv", words, "text,label")
+    assert run(["extract", path, "--backbone", "gpt2:n_layer=1,n_embd=16,n_head=2", "--init", "random"]) == 2
+    assert "labels of every word are for a model with a tokenizer of its own" in capsys.readouterr().err
+
+
+def test_classes_as_long_as_their_sequences_stay_classes(tmp_path):
+    draw = np.random.default_rng(0)
+    rows = [("".join(draw.choice(list("ACGT"), 8)), ["promoter", "enhancer"][row % 2]) for row in range(20)]
+    source = task_named(write_csv(tmp_path / "dna.csv", rows))
+    assert not source.task.each and source.task.labels == ("enhancer", "promoter")
