@@ -42,11 +42,6 @@ class SpectralPath:
     center: np.ndarray
     offset: np.ndarray
 
-    @property
-    def converged(self) -> np.ndarray:
-        """All of them: nothing is solved step by step."""
-        return np.ones(len(self.alphas), bool)
-
     @classmethod
     def of(
         cls, moments: Moments, alphas: np.ndarray, std: np.ndarray | None = None, emphasis: np.ndarray | None = None
@@ -67,11 +62,6 @@ class SpectralPath:
             center=moments.mean,
             offset=moments.y_mean,
         )
-
-    @property
-    def converged(self) -> np.ndarray:
-        """Whether each model is solved, (A,): all are, in closed form."""
-        return np.ones(len(self.alphas), bool)
 
     def readout(self, index: int | np.ndarray, targets: Targets, temperature: float = 1.0) -> LinearReadout:
         """Return the readout of one penalty, or of each target's own, by index or indices (t,)."""

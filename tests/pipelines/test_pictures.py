@@ -102,7 +102,7 @@ def test_folders_of_splits_are_the_split(cache: Path, tmp_path: Path):
     assert prepare(str(root)).digest != prepared.digest
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_a_table_of_paths(suffix: str, cache: Path, tmp_path: Path):
     root = folder(tmp_path / "pictures")
     rows = [
@@ -111,8 +111,15 @@ def test_a_table_of_paths(suffix: str, cache: Path, tmp_path: Path):
         for row in range(12)
     ]
     table = root / f"table{suffix}"
-    with table.open("w", newline="") as file:
-        if suffix == ".csv":
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), table)
+    with table.open("a", newline="") as file:
+        if suffix == ".parquet":
+            pass
+        elif suffix == ".csv":
             writer = csv.DictWriter(file, rows[0])
             writer.writeheader()
             writer.writerows(rows)
@@ -182,7 +189,7 @@ def test_mistakes_are_one_line(cache: Path, tmp_path: Path, call):
     cases = {
         ("extract", root, "--label", "kind"): "--label says nothing of pictures in folders",
         ("extract", root / "table.csv"): "it leads out of",
-        ("extract", root / "none.csv"): "row 1: no picture 'red/77.png'",
+        ("extract", root / "none.csv"): "row 1: no file 'red/77.png'",
         ("extract", root, "--input", "native"): "gpt2 reads text",
     }
     for command, said in cases.items():

@@ -1,10 +1,12 @@
 """What columns of a table are for where nobody says it (siblings of line 5): told or refused, never quietly wrong."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from reservoir_pipelines import ReservoirClassifier
 from scipy.io import wavfile
 
 from reservoir.errors import InputError
@@ -167,3 +169,15 @@ def test_line_5_folders_of_splits_and_hidden_copies_are_no_classes(tmp_path, kin
     fill(tmp_path / "split" / "unlabelled", kind)
     with pytest.raises(InputError, match="'unlabelled' stands beside the splits"):
         task_named(str(tmp_path / "split")).task  # noqa: B018
+
+
+@pytest.mark.parametrize(("offset", "fits"), [(1e9, False), (1e3, True)])
+def test_line_2_values_that_float32_cannot_tell_apart_are_refused(tmp_path, offset, fits):
+    x = np.stack([VALUES, offset + 0.01 * VALUES, np.full((ROWS, 3), 0.1)], axis=2)  # the last does not vary at all
+    np.savez(tmp_path / "t.npz", x=x, y=LABEL)
+    source = task_named(str(tmp_path / "t.npz"))
+    with nullcontext() if fits else pytest.raises(InputError, match=r"x varies too little for float32 in column 1"):
+        source.scaling()
+    model = ReservoirClassifier(layers="embed", pool="mean", cache=tmp_path)
+    with nullcontext() if fits else pytest.raises(ValueError, match=r"X: x varies too little for float32 in column 1"):
+        model.fit(x, LABEL)

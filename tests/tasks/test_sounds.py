@@ -146,7 +146,7 @@ def test_a_table_of_paths_with_samples_as_they_are(tmp_path):
         and np.array_equal(x[9, :, 0], samples_of(tmp_path / "calls/high/9.wav", 8000))
     )
     table.write_text("file,label\ncalls/high/0.wav,a\ncalls/none.wav,b\n" * 1)
-    with pytest.raises(InputError, match=r"none\.wav: not readable"):
+    with pytest.raises(InputError, match=r"row 1: no file 'calls/none\.wav' beside the table"):
         task_named(str(table)).task  # noqa: B018
 
 
@@ -198,4 +198,18 @@ def test_sounds_outside_of_a_folder_of_their_class_are_named(tmp_path):
     make_folder(tmp_path / "calls")
     write(tmp_path / "calls" / "stray.wav")
     with pytest.raises(InputError, match=r"stray\.wav is in no folder of a class"):
+        task_named(str(tmp_path / "calls")).task  # noqa: B018
+
+
+def test_a_table_or_a_folder_names_no_sound_outside(tmp_path):
+    """Data of somebody else must not read files of this machine."""
+    secret = write(tmp_path / "private" / "secret.wav")
+    make_folder(tmp_path / "calls")
+    table = tmp_path / "calls" / "table.csv"
+    for name in ("../private/secret.wav", str(secret)):
+        table.write_text(f"file,label\nhigh/0.wav,a\n{name},b\n")
+        with pytest.raises(InputError, match=r"secret\.wav: it leads out of"):
+            task_named(str(table)).files()
+    (tmp_path / "calls" / "high" / "link.wav").symlink_to(secret)
+    with pytest.raises(InputError, match=r"link\.wav: it leads out of"):
         task_named(str(tmp_path / "calls")).task  # noqa: B018

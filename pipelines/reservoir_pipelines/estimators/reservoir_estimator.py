@@ -81,7 +81,7 @@ class ReservoirEstimator(BaseEstimator):
         pools = default_pools(self._task, model.fpt.backbone.width) if self.pool is None else self.pool
         self.columns_ = list(choose_columns(model, layers, pools))
         self._digest = model.digest
-        self._scaling = scaling_of(rows, self._task, weights, standardise=self.standardise)
+        self._scaling = scaling_of(x, rows, self._task, weights, standardise=self.standardise)
         return rows.scaled(self._scaling) if self._scaling else rows
 
     def _rows(self, x: Any) -> Rows:

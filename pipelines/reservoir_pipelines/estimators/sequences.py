@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from reservoir.tasks import read_integers
+from reservoir.tasks.own.values import Rounding
 from reservoir.tasks.task import Scaling, Task, Tokens
 
 
@@ -92,16 +93,22 @@ def as_rows(x: np.ndarray, lengths: np.ndarray, vocabulary: int | None) -> Rows:
     return Rows(values, lengths)
 
 
-def scaling_of(rows: Rows, task: Task, weights: np.ndarray | None, *, standardise: bool) -> Scaling | None:
+def scaling_of(
+    x: np.ndarray, rows: Rows, task: Task, weights: np.ndarray | None, *, standardise: bool
+) -> Scaling | None:
     """Return the scale of each channel, by all values of rows, weighted (n,) if not all once; None for symbols.
 
-    As of files (`reservoir.tasks.own`), a channel that does not vary is only shifted.
+    ``x`` is what the rows were given as. As of files (`reservoir.tasks.own`), a channel that does not vary is only
+    shifted, and one of which float32 leaves little is refused.
     """
     if isinstance(task.form, Tokens):
         return None
     if not standardise:
         return Scaling.uniform(1.0, task.form.dim)
     tokens = rows.x[rows.real].astype(np.float64)
+    rounding = Rounding()
+    rounding.add(x.reshape(rows.x.shape)[rows.real], tokens)
+    rounding.check("X")
     counted = np.repeat(np.ones(len(rows.x)) if weights is None else weights, rows.lengths)
     mean = np.average(tokens, axis=0, weights=counted)
     deviation = np.sqrt(np.average(np.square(tokens - mean), axis=0, weights=counted))

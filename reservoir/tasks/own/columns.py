@@ -52,6 +52,22 @@ class Columns:
         raise NotImplementedError
 
 
+def files_beside(table: Path, names: Sequence[str]) -> list[Path]:
+    """Return the files that a table names, from its folder; refuse those that are not there, or outside of it."""
+    paths = [table.parent / name for name in names]
+    for row, path in enumerate(paths):
+        if not path.is_file():
+            raise InputError(f"{table}, row {row}: no file {names[row]!r} beside the table")
+        check_inside(path, table.parent)
+    return paths
+
+
+def check_inside(path: Path, root: Path) -> None:
+    """Refuse a file outside of a folder: data of others may name any file of this machine."""
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise InputError(f"{path}: it leads out of {root}; copy the file there")
+
+
 def check_expansion(path: Path, name: str, size: int, stored: int) -> None:
     """Refuse an array that would unpack to far more than what is stored of it."""
     if size > FREE_BYTES and size > MOST_EXPANSION * stored:

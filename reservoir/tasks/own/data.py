@@ -20,7 +20,7 @@ from reservoir.tasks.own.kinds import MOST_SYMBOLS, SAMPLE, Reading, read_intege
 from reservoir.tasks.own.letters import UNKNOWN, alphabet_of, are_words, shown
 from reservoir.tasks.own.own_source import FUNCTION, OwnSource, own_name
 from reservoir.tasks.own.sounds import Sounds, names_sounds
-from reservoir.tasks.own.values import as_values, clean_symbols, standardisation
+from reservoir.tasks.own.values import Rounding, as_values, clean_symbols, standardisation
 from reservoir.tasks.source import Piece
 from reservoir.tasks.task import Scaling, Task, Tokens, Vectors
 
@@ -76,7 +76,9 @@ class OwnData(OwnSource):
             return None
         if not self.asked.standardise or self.asked.waveform:
             return Scaling.uniform(1.0, self._channels)
-        found = standardisation(self._training_values())
+        rounding = Rounding()
+        found = standardisation(self._training_values(rounding))
+        rounding.check(self.origin)
         if self.asked.missing == "mask":  # what says where a value is missing stays 0 and 1
             half = self._channels // 2
             found.offset[half:], found.scale[half:] = 0, 1
@@ -213,12 +215,17 @@ class OwnData(OwnSource):
             return x, lengths
         if self._symbols:
             return clean_symbols(self.origin, x, lengths, self._vocabulary, piece.lo), lengths
-        x = x.reshape(*x.shape[:2], -1)
-        return as_values(self.origin, x, lengths, self.asked.missing, piece.lo), lengths
+        return self._as_values(x, lengths, piece), lengths
 
-    def _training_values(self) -> Iterator[np.ndarray]:
+    def _as_values(self, x: np.ndarray, lengths: np.ndarray, piece: Piece) -> np.ndarray:
+        return as_values(self.origin, x.reshape(*x.shape[:2], -1), lengths, self.asked.missing, piece.lo)
+
+    def _training_values(self, rounding: Rounding) -> Iterator[np.ndarray]:
         for piece in self.pieces():
-            x, lengths = self._rows(piece)
+            given, lengths = self._columns.read("x", piece.lo, piece.hi), self._lengths[piece.lo : piece.hi]
+            x = self._as_values(given, lengths, piece)
             train = self._split[piece.lo : piece.hi] == "train"
             if train.any():
-                yield x[train][np.arange(x.shape[1]) < lengths[train, None]]
+                real = np.arange(x.shape[1]) < lengths[train, None]
+                rounding.add(given.reshape(*x.shape[:2], -1)[train][real], x[train][real])
+                yield x[train][real]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from reservoir.tasks.isolated import Isolated, limit
 from reservoir.tasks.own.columns import check_expansion
 from reservoir.tasks.own.tables import Table, check_names
 
+TAIL = 2**16
 BATCH = 256
 """Rows that are unpacked at a time."""
 
@@ -27,6 +28,21 @@ def read_parquet(path: Path) -> Table:
         for column, cells in zip(columns, batch, strict=True):
             column.extend(cells)
     return dict(zip(names, columns, strict=True))
+
+
+def mentions(path: Path, words: Sequence[str]) -> bool:
+    """Return whether one of some words stands in the end of a file, where the extremes of its columns are."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL))
+        end = file.read().lower()
+    return any(word.encode() in end for word in words)
+
+
+def first_rows(path: Path) -> list[list[Any]]:
+    """Return the cells of the first rows, column by column."""
+    file = Isolated(__name__, path)
+    file.ask()
+    return file.ask(more=True) or []
 
 
 def answer(path: Path, request: dict[str, Any]) -> Any:

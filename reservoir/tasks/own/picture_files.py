@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -14,13 +14,15 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
+from reservoir.tasks.own.columns import check_inside, files_beside
 from reservoir.tasks.own.decode import SUFFIXES
 from reservoir.tasks.own.files import open_columns
 from reservoir.tasks.own.labels import folder_splits, is_hidden
 from reservoir.tasks.own.letters import texts_of
+from reservoir.tasks.own.parquet import first_rows, mentions
 from reservoir.tasks.own.tables import lines_of, separator
 
-TABLES = (".csv", ".tsv", ".jsonl")
+TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 PEEKED = 5
 """Rows of a table that must name pictures, for all of them to be read so."""
 
@@ -77,7 +79,7 @@ def _folder(root: Path, labels: Collection[Any], *, labelled: bool) -> Listing:
     if not paths:
         raise InputError(f"{root}: no picture below it; known are {', '.join(SUFFIXES)}")
     for path in paths:
-        _check_inside(path, root)
+        check_inside(path, root)
     parts = [path.relative_to(root).parts for path in paths]
     ids = ["/".join(part) for part in parts]
     if not labelled:
@@ -107,13 +109,8 @@ def _table(path: Path, asked: OwnDataOptions, parameters: Mapping[str, Any] | No
     if not columns.letters:
         raise InputError(f"{path}: no column of pictures; name it with --text")
     names = texts_of(arrays["x"], arrays["lengths"])
-    paths = [path.parent / name for name in names]
-    for row, picture in enumerate(paths):
-        if not picture.is_file():
-            raise InputError(f"{path}, row {row}: no picture {names[row]!r} beside the table")
-        _check_inside(picture, path.parent)
     return Listing(
-        paths=paths,
+        paths=files_beside(path, names),
         ids=[str(name) for name in arrays["ids"]] if "ids" in arrays else names,
         y=arrays.get("y"),
         split=arrays.get("split"),
@@ -130,14 +127,11 @@ def _walk(root: Path) -> Iterator[Path]:
             yield path
 
 
-def _check_inside(path: Path, root: Path) -> None:
-    if not path.resolve().is_relative_to(root.resolve()):
-        raise InputError(f"{path}: it leads out of {root}; copy the picture there")
-
-
 def _names_pictures(path: Path) -> bool:
     """Return whether in the first rows of a table one column holds names of pictures."""
     try:
+        if path.suffix == ".parquet":
+            return mentions(path, SUFFIXES) and any(map(_all_pictures, first_rows(path)))
         lines = list(islice(lines_of(path), PEEKED + 1))
         if path.suffix == ".jsonl":
             records = [list(json.loads(line).values()) for line in lines]
@@ -145,5 +139,8 @@ def _names_pictures(path: Path) -> bool:
             records = list(csv.reader(lines, delimiter=separator(path)))[1:]
     except (InputError, ValueError, AttributeError, csv.Error):  # the reader of the table will say what is wrong
         return False
-    named = [[isinstance(cell, str) and Path(cell.strip()).suffix.lower() in SUFFIXES for cell in r] for r in records]
-    return bool(named) and any(map(all, zip(*named, strict=False)))
+    return any(map(_all_pictures, zip(*records, strict=False)))
+
+
+def _all_pictures(cells: Sequence[Any]) -> bool:
+    return all(isinstance(cell, str) and Path(cell.strip()).suffix.lower() in SUFFIXES for cell in cells)

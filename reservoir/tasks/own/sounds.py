@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.own.columns import Columns, check_padding
+from reservoir.tasks.own.columns import Columns, check_inside, check_padding, files_beside
 from reservoir.tasks.own.labels import folder_splits, is_hidden
 from reservoir.tasks.own.letters import texts_of
 from reservoir.tasks.own.tables import lines_of
@@ -69,6 +69,8 @@ def holds_samples(task: Task) -> bool:
 
 def folder_arrays(folder: Path, files: Sequence[Path], *, labelled: bool) -> dict[str, np.ndarray]:
     """Return labels by the folders of files, splits by those above, where they are called so, and names."""
+    for file in files if folder.is_dir() else ():
+        check_inside(file, folder)
     inside: list[tuple[str, ...]] = [
         file.relative_to(folder).parts if folder != file else (file.name,) for file in files
     ]
@@ -95,7 +97,7 @@ def named_sounds(path: Path, columns: Columns) -> list[Path]:
     if not columns.letters or not _all_named(texts_of(*_texts(columns, 1))):
         return []
     texts = texts_of(*_texts(columns, columns.shapes["x"][0]))
-    return [path.parent / text for text in texts] if _all_named(texts) else []
+    return files_beside(path, texts) if _all_named(texts) else []
 
 
 def _texts(columns: Columns, rows: int) -> tuple[np.ndarray, np.ndarray]:

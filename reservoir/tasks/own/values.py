@@ -10,6 +10,9 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.tasks.task import Scaling
 
+MOST_ROUNDING = 1e-3
+"""Share of what a channel spans that float32 may move a value by."""
+
 
 def clean_symbols(where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: int, first_row: int = 0) -> np.ndarray:
     """Return symbols in the smallest sufficient type, zero after each row's end; refuse those outside a vocabulary."""
@@ -65,6 +68,34 @@ def _without_gaps(where: str, x: np.ndarray, lengths: np.ndarray, first_row: int
             raise InputError(f"{where}: no value at all in row {first_row + row}, column {channel}; remove the row")
         series[missing] = np.interp(np.flatnonzero(missing), np.flatnonzero(~missing), series[~missing])
     return x
+
+
+class Rounding:
+    """What float32 leaves of the channels of values that come in stretches."""
+
+    def __init__(self) -> None:
+        self._found: list[np.ndarray] = []
+
+    def add(self, x: np.ndarray, stored: np.ndarray) -> None:
+        """Take in tokens (tokens, dim) as they were given, and as they are stored."""
+        if len(x) and x.dtype.itemsize > 2 and x.dtype != np.float32:
+            x, stored = x.astype(np.float64), stored[:, : x.shape[1]].astype(np.float64)
+            self._found.append(np.stack([np.fmax.reduce(np.abs(x - stored)), np.fmin.reduce(x), np.fmax.reduce(x)]))
+
+    def check(self, where: str) -> None:
+        """Refuse values of which little is left: it would look as if they said nothing."""
+        if not self._found:
+            return
+        moved, least, most = np.stack(self._found, axis=1)
+        moved, least, most = moved.max(axis=0), least.min(axis=0), most.max(axis=0)
+        coarse = np.flatnonzero(moved > MOST_ROUNDING * (most - least))
+        coarse = coarse[most[coarse] > least[coarse]]
+        if len(coarse):
+            c = int(coarse[0])
+            raise InputError(
+                f"{where}: x varies too little for float32 in column {c} (from {least[c]:.15g} to {most[c]:.15g}, "
+                f"rounded by up to {moved[c]:.3g}); subtract an offset from it, such as {least[c]:.6g}"
+            )
 
 
 def standardisation(stretches: Iterator[np.ndarray]) -> Scaling:
