@@ -151,8 +151,9 @@ def _same(said: str, found: str) -> bool:
 def _plan(asked: argparse.Namespace, places: dict[str, str]) -> dict[str, dict[str, Any]]:
     """Return the tables to make, and say what they cost and which are left out."""
     tables = tomllib.loads(TABLES.read_text())
-    only = asked.only.split(",") if asked.only else tables
-    chosen = {}
+    only, chosen = asked.only.split(",") if asked.only else list(tables), {}
+    if unknown := set(only) - tables.keys():
+        raise SystemExit(f"--only {', '.join(unknown)}: no such table; there are {', '.join(tables)}")
     for name, table in tables.items():
         if name not in only or (asked.check and table.get("timing")):
             continue
