@@ -103,7 +103,7 @@ def _on_cluster(
 ) -> list[Any]:
     try:
         from distributed import CancelledError, Client, KilledWorker, as_completed
-        from distributed.comm import CommClosedError
+        from distributed.comm.core import CommClosedError
     except ImportError:
         raise InputError("a scheduler needs a package: pip install distributed; or give --workers N") from None
     found: dict[int, Any] = {}

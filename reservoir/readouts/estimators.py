@@ -44,8 +44,9 @@ class _RidgeSweep(BaseEstimator):
         readout = found.path.readout(best, targets, found.temperature)
         self.coef_, self.intercept_ = readout.coef.T, readout.intercept
         self.alphas_, self.alpha_ = found.path.alphas, found.path.alphas[best]
-        self.cv_scores_ = found.by_target if self.alpha_per_target else found.accuracy
-        self.best_score_ = self.cv_scores_.max(axis=0) if self.alpha_per_target else float(found.accuracy[best])
+        scores: Any = found.by_target if self.alpha_per_target else found.accuracy
+        self.cv_scores_ = scores
+        self.best_score_ = scores.max(axis=0) if self.alpha_per_target else float(scores[best])
         return found
 
     def _scores(self, x: npt.ArrayLike) -> np.ndarray:

@@ -93,6 +93,8 @@ def test_a_page_is_complete_and_escapes_what_it_names(cache, tmp_path, monkeypat
     assert f">{ours:.1f}<" in text
     assert f"({ours - 42:+.1f})" in text
     assert "--data" in text  # what is missing says what to do
+    assert text.count("<h4>maps</h4>") == 1
+    assert 'class="mark" x1="40" y1="100.0"' in text  # the other string of the token, five before it
     assert "reservoir train bit-xor" in text
     assert "prefers-color-scheme: dark" in text
     assert EVIL not in report([], markdown=True).page.read_text()

@@ -62,9 +62,15 @@ def bar_chart(groups: Sequence[str], bars: Mapping[str, Sequence[float | None]],
 
 
 def heat_map(
-    values: np.ndarray, rows: Sequence[str], columns: Sequence[str], says: str, x: str = "", y: str = ""
+    values: np.ndarray,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    says: str,
+    x: str = "",
+    y: str = "",
+    diagonals: Sequence[int] = (),
 ) -> Markup:
-    """Draw a matrix as an image, NaN left out, with some names beside it."""
+    """Draw a matrix as an image, NaN left out, with names beside it, and diagonals so far below the main one marked."""
     high, wide = values.shape
     left, side = (110 if rows else 40), max(180, min(300, 14 * high))
     width = left + (side if high == wide else 300) + RIGHT
@@ -73,6 +79,10 @@ def heat_map(
         f'href="{image_uri(values)}" style="image-rendering:pixelated"/>'
     )
     parts = [image]
+    step = side / high
+    for back in (back for back in diagonals if back < high):
+        start, end = f'x1="{left}" y1="{TOP + back * step:.1f}"', f'y2="{TOP + side}"'
+        parts.append(f'<line class="mark" {start} x2="{left + (high - back) * step:.1f}" {end}/>')
     for places, names in (("y", rows), ("x", columns)):
         every = max(1, math.ceil(len(names) / (side / 12 if places == "y" else 6)))
         for number in range(0, len(names), every):

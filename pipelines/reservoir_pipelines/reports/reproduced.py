@@ -141,7 +141,7 @@ def _spot(spot: Values, prefix: str, results: Mapping[str, Any]) -> dict[str, An
 def _drawn(table: Values, results: Mapping[str, Any]) -> list[Markup]:
     """Return a figure's pictures; of the costs they stand at the top of the page."""
     found = [
-        results[key]
+        (row["name"], results[key])
         for row in table["rows"]
         for s in row["spots"]
         if s
@@ -150,10 +150,14 @@ def _drawn(table: Values, results: Mapping[str, Any]) -> list[Markup]:
         if key in results
     ]
     if table["drawn"] in ("attention", "deviations"):
-        distinct = {id(result): result for result in found}.values()
-        return [chart for result in distinct for chart in charts_of(result["stage"], result["values"])]
+        distinct = {id(result): (name, result) for name, result in found}.values()
+        return [
+            Markup("<div><h4>{}</h4>{}</div>").format(name, chart)
+            for name, result in distinct
+            for chart in charts_of(result["stage"], result["values"])
+        ]
     if table["drawn"] == "curve":
-        charts = {result["task"]: curve_chart(result["values"]) for result in found}
+        charts = {result["task"]: curve_chart(result["values"]) for _, result in found}
         return [Markup("<div><h4>{}</h4>{}</div>").format(*named) for named in charts.items()]
     if table["drawn"] == "bars":
         ours = {row["name"]: [s["mean"] if s else None for s in row["spots"]] for row in table["rows"]}

@@ -125,7 +125,7 @@ def attention_charts(values: Values) -> list[Markup]:
     shown = np.array(values["map"], float)
     # A causal model's first tokens have few others to attend to, and would outshine all that is worth seeing.
     shown = np.minimum(shown, np.quantile(shown[shown > 0], 0.9))
-    return [heat_map(shown, [], [], says, "attends to token", "token")]
+    return [heat_map(shown, [], [], says, "attends to token", "token", [int(back) for back in values["lines"]])]
 
 
 def spread_charts(values: Values) -> list[Markup]:
