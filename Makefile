@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 DEVELOPS := .venv/.develops
 export RESERVOIR_CACHE ?= $(CURDIR)/demo
 
-.PHONY: demo test docs faults results results-check lint clean
+.PHONY: demo test docs faults bench results results-check lint clean
 
 demo: $(INSTALLED)  ## the main job on embedded defaults: digits through mini, the GPT-2 that comes with the package
 	$(BIN)/reservoir extract digits
@@ -19,6 +19,16 @@ docs: $(DEVELOPS)  ## the site, in docs/build/html; needs no network, and fails 
 
 faults: $(DEVELOPS)  ## the long campaign: kills, flipped bits, bad disks, fuzzed inputs, long work; hours on two busy cores
 	$(BIN)/python -m benchmarks.faults --out benchmarks/FAULTS.md
+
+bench: $(DEVELOPS)  ## start-up, store, extract, readouts, workers and plan beside peers and floors, in some minutes
+	$(BIN)/python benchmarks/startup.py --repeats 3
+	$(BIN)/python benchmarks/store.py
+	$(BIN)/python benchmarks/extract.py --tokens 64,256 --work 4096
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/hotspots.py --tokens 64,512 --work 1024
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/readouts.py --rows 4000 --width 128 --columns 2 --penalties 10 --logistic-rows 2000
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/targets.py --pairs 1
+	$(BIN)/python benchmarks/scale.py --rows 600 --backbone mini --workers 2 --pairs 1
+	$(BIN)/python benchmarks/plan.py --case 0
 
 PLACES = $(foreach name,DATA TEXT VIT PEER,$(if $($(name)),$(name)=$($(name))))
 

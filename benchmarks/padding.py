@@ -1,54 +1,103 @@
-"""How much of what goes through a model is padding: counted, with the batches of extract and without its sorting.
+"""What padding costs: counted and timed, with the batches of extract and without its sorting.
 
-    python benchmarks/padding.py [--data DIR]
+    python benchmarks/padding.py [--data DIR] [--rows 256]
 
-For ListOps, and for homology where DIR has its files: the share of padding among the tokens of all batches, and how
-many times fewer tokens that is than rows in their own order, each batch as long as its longest row; and than every row
-padded to the most tokens there are.
+For ListOps, and for homology where DIR has its files: the share of padding among the tokens of all batches; and how
+many times more tokens, and more products of ``mini`` (the part that grows with its square too), rows take
+in their own order, each batch as long as its longest row, and when all are padded to the most tokens there are. Beside
+it stands what no batches can surpass, that ratio to no padding at all. ``--rows``: so many rows go through ``mini`` on
+the CPU in each of the three ways, timed by the processor.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 
 import numpy as np
+import torch
 from reservoir_pipelines.extraction.plan import BATCH_TOKENS, BLOCK_ROWS
 
-from reservoir.features import padded_lengths, token_batches
+from reservoir.features import padded_lengths, to_tokens, token_batches
+from reservoir.options import ReservoirOptions
+from reservoir.reservoir import Reservoir, load_model
 from reservoir.tasks import task_named
+from reservoir.tasks.task import Task
+
+WIDTH = 256
+"""Of ``mini``: a block takes 24 width^2 + 2 width tokens operations per token, as its attention is causal."""
+
+Batches = list[tuple[np.ndarray, int]]
+"""Row numbers of each batch, and the tokens that they are padded to."""
 
 
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
-    data = parser.parse_args().data
+    parser.add_argument("--rows", type=int, default=0)
+    asked = parser.parse_args()
     sources = [task_named("listops", train_rows=8192, valid_rows=1, test_rows=1)]
-    sources += [task_named("homology", data=data)] if data else []
+    sources += [task_named("homology", data=asked.data)] if asked.data else []
     for source in sources:
-        parts = [source.read(piece).get("train") for piece in source.pieces()]
-        lengths = np.concatenate([part.lengths for part in parts if part])
+        parts = [part for piece in source.pieces() if (part := source.read(piece).get("train"))]
+        lengths = np.concatenate([part.lengths for part in parts])
         for device in ("cpu", "cuda"):
-            show(source.task.name, source.task.max_tokens, lengths, device)
+            show(source.task, lengths, device)
+        if asked.rows:
+            measure(source.task, parts[0].x[: asked.rows], parts[0].lengths[: asked.rows])
 
 
-def show(name: str, most: int, lengths: np.ndarray, device: str) -> None:
-    """Print the row of a task and a kind of device."""
+def ways(lengths: np.ndarray, most: int, device: str) -> list[Batches]:
+    """Return the batches of extract, those in the rows' own order, and the same padded to the most tokens there are."""
     batch, block = max(1, BATCH_TOKENS[device] // most), BLOCK_ROWS[device]
-    blocks = [lengths[low : low + block] for low in range(0, len(lengths), block)]
-    padded = [padded_lengths(part) for part in blocks]
-    ours = sum(
-        len(rows) * longest[rows[-1]]
-        for part, longest in zip(blocks, padded, strict=True)
-        for rows in token_batches(part, longest, batch * most)
-    )
-    plain = [lengths[low : low + batch] for low in range(0, len(lengths), batch)]
-    unsorted, whole = sum(len(rows) * rows.max() for rows in plain), len(lengths) * most
+    ours: Batches = []
+    for low in range(0, len(lengths), block):
+        padded = padded_lengths(lengths[low : low + block])
+        for rows in token_batches(lengths[low : low + block], padded, batch * most):
+            ours.append((low + rows, int(padded[rows[-1]])))
+    plain = [np.arange(len(lengths))[low : low + batch] for low in range(0, len(lengths), batch)]
+    return [ours, [(rows, int(lengths[rows].max())) for rows in plain], [(rows, most) for rows in plain]]
+
+
+def show(task: Task, lengths: np.ndarray, device: str) -> None:
+    """Print the row of a task and a kind of device."""
+    plans = [[(len(rows), tokens) for rows, tokens in way] for way in ways(lengths, task.max_tokens, device)]
+    plans.append([(1, int(length)) for length in lengths])
+    tokens = [sum(rows * length for rows, length in plan) for plan in plans]
+    work = [sum(rows * length * (24 * WIDTH + 2 * length) for rows, length in plan) for plan in plans]
     print(
-        f"{name:10} {len(lengths):6,} rows of {lengths.mean():.0f} tokens, {device:4} batches of {batch * most:6,} "
-        f"tokens among {block:4,}: {100 * (1 - lengths.sum() / ours):4.1f}% padding, "
-        f"{unsorted / ours:.2f} and {whole / ours:.2f} times fewer tokens"
+        f"{task.name:10} {len(lengths):6,} rows of {lengths.mean():.0f} tokens, {device:4}: "
+        f"{1 - tokens[3] / tokens[0]:.1%} padding; own order {more(tokens[1], tokens)}, products "
+        f"{more(work[1], work)}; all padded {more(tokens[2], tokens)}, products {more(work[2], work)}",
+        flush=True,
+    )
+
+
+def more(other: int, costs: list[int]) -> str:
+    """Return how many times the cost of our batches another is, and that of no padding, the most there is to gain."""
+    return f"{other / costs[0]:.2f} of at most {other / costs[3]:.2f}"
+
+
+def measure(task: Task, x: np.ndarray, lengths: np.ndarray) -> None:
+    """Print how long the batches take, the three ways by turns."""
+    model = load_model(task, Reservoir.choose(ReservoirOptions()), "cpu")
+    columns = [f"{layer}/{pooling}" for layer in model.fpt.backbone.layers for pooling in ("last", "mean")]
+    x, lengths = to_tokens(model, None, x, lengths)
+    plans = ways(lengths, task.max_tokens, "cpu")
+    seconds = np.zeros((2, len(plans)))
+    for turn in range(len(seconds)):
+        for number, plan in enumerate(plans):
+            started = time.process_time()
+            for rows, tokens in plan:
+                model.fpt.features(torch.from_numpy(x[rows, :tokens]), torch.from_numpy(lengths[rows]).long(), columns)
+            seconds[turn, number] = time.process_time() - started
+    best = seconds.min(axis=0)
+    print(
+        f"{task.name:10} {len(x):6,} rows through mini in {model.compute}: {best[0]:.2f} s of a core; "
+        f"own order {best[1] / best[0]:.2f}, all padded {best[2] / best[0]:.2f} times as long",
+        flush=True,
     )
 
 

@@ -17,3 +17,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     lower = {one.lower(): one for one in known}
     found = difflib.get_close_matches(name.lower(), list(lower), n=1)
     return f"; did you mean {lower[found[0]]!r}?" if found else ""
+
+
+def first_line(error: Exception) -> str:
+    """Return the beginning of an error's message, to stand inside a line of ours."""
+    text = str(error).strip()
+    return text.splitlines()[0][:160] if text else type(error).__name__

@@ -18,13 +18,7 @@ from reservoir_pipelines.workspace import cache_root, data_folder
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What there is to know of a backbone.
-
-    ``groups`` counts the frozen parameters of what a sequence of vectors passes through, ``whole`` those of the whole
-    model, its token embeddings included; ``trained`` what a Frozen Pretrained Transformer trains on the task, and
-    ``paper`` the same as the paper counts it (GPT-2 only), by group. ``deviations`` are the standard deviations of each
-    kind of tensor in each block, None where a block has none such.
-    """
+    """What there is to know of a backbone."""
 
     name: str
     family: str
@@ -35,12 +29,12 @@ class Card:
     heads: int | None
     max_tokens: int | None
     causal: bool
-    groups: dict[str, int]
-    whole: int
+    groups: dict[str, int]  # frozen parameters of what a sequence of vectors passes through
+    whole: int  # parameters of the whole model, its token embeddings included
     task: str | None
-    trained: dict[str, int] | None
-    paper: dict[str, int] | None
-    deviations: dict[str, list[float | None]]
+    trained: dict[str, int] | None  # by group, what an FPT trains on the task
+    paper: dict[str, int] | None  # the same as the paper counts it, of GPT-2
+    deviations: dict[str, list[float | None]]  # of each kind of tensor in each block that has such
     plot: Path
 
     def share(self, counts: dict[str, int]) -> float:

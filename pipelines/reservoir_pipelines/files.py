@@ -96,6 +96,11 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def folder_bytes(folder: Path) -> int:
+    """Return the size of all files below a folder; no link is followed."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
 def remove_parts(folder: Path) -> None:
     """Remove what was being written when a process was killed; whoever calls holds the folder."""
     for path in folder.glob(".*.part"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, first_line
 from reservoir_pipelines.files import save_tensors
 
 BESIDE = (
@@ -140,10 +140,8 @@ def _torch(source: Path, folder: Path) -> tuple[list[str], list[str]]:
             found = torch.load(file, map_location="cpu", weights_only=True)
             tensors |= {name: value.contiguous().clone() for name, value in found.items()}
         except Exception as error:  # torch raises all kinds; the first says what it would have run
-            why = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
-            raise InputError(
-                f"--import {file}: not readable as weights alone, and code in it is not run ({why})"
-            ) from None
+            told = f"not readable as weights alone, and code in it is not run ({first_line(error)})"
+            raise InputError(f"--import {file}: {told}") from None
     save_tensors(tensors, folder / "model.safetensors")
     for name in BESIDE:
         if (beside / name).is_file():

@@ -12,7 +12,7 @@ from reservoir.backbone_names import check_backbone_name, did_you_mean
 from reservoir.backbones import bert, dinov2, esm, esn, gpt2, llama, lstm, t5, vit, wav2vec2
 from reservoir.backbones.family import Family
 from reservoir.backbones.hub import offline
-from reservoir.errors import InputError
+from reservoir.errors import InputError, first_line
 
 FAMILIES: dict[str, Family] = {
     family.name: family
@@ -102,12 +102,6 @@ def is_altered(name: str) -> bool:
 def gguf(name: str) -> dict[str, str]:
     """Return the further argument with which transformers reads a GGUF file; nothing for other names."""
     return {"gguf_file": Path(name).name} if name.endswith(".gguf") else {}
-
-
-def first_line(error: Exception) -> str:
-    """Return the beginning of an error's message, to stand inside a line of ours."""
-    text = str(error).strip()
-    return text.splitlines()[0][:160] if text else type(error).__name__
 
 
 def _altered(name: str, config: Any, settings: str) -> Any:

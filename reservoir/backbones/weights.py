@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import Draw, Family
 from reservoir.backbones.hub import draw_normal
-from reservoir.backbones.names import SHIPPED, find, first_line, gguf, is_altered, quiet
-from reservoir.errors import InputError
+from reservoir.backbones.names import SHIPPED, find, gguf, is_altered, quiet
+from reservoir.errors import InputError, first_line
 from reservoir.random import generator
 
 INITS = ("pretrained", "random", "random-flat", "statistics")

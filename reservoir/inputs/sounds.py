@@ -12,8 +12,8 @@ import torch
 
 from reservoir.backbones import Backbone
 from reservoir.backbones.hub import offline
-from reservoir.backbones.names import first_line, quiet
-from reservoir.errors import InputError
+from reservoir.backbones.names import quiet
+from reservoir.errors import InputError, first_line
 from reservoir.tasks.own.wav import RATE
 from reservoir.tasks.task import Task, Vectors
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.backbones import find
-from reservoir.backbones.names import first_line, quiet
+from reservoir.backbones.names import quiet
 from reservoir.backbones.weights import draw_parameters
-from reservoir.errors import InputError
+from reservoir.errors import InputError, first_line
 from reservoir.random import generator
 
 MASKED = 0.15

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 
 from reservoir.errors import InputError
@@ -102,6 +101,8 @@ class Targets:
         Guo et al. (2017), On calibration of modern neural networks, section 4.2; Platt (1999), Probabilistic outputs
         for support vector machines, section 2.2, for labels that are not quite 0 and 1.
         """
+        from scipy.optimize import minimize_scalar  # a quarter of a second, which no prediction needs
+
         if not self.classes:
             return 1.0
         logits = self.logits(np.asarray(scores, np.float64))

@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
 import samples
 from reservoir_pipelines import workers as pieces
+from reservoir_pipelines.preparation import prepare as module
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.workers import map_pieces
 
@@ -169,3 +170,17 @@ def is_alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_workers_of_a_cluster_are_told_full_paths(tmp_path, monkeypatch):
+    (tmp_path / "mine.csv").write_text("sequence,label\n" + "".join(f"{'AC' * (n + 1)},{n % 2}\n" for n in range(20)))
+    monkeypatch.chdir(tmp_path)
+    sent = []
+
+    def elsewhere(work, tasks, **_):
+        sent.extend(source.origin for source, *_ in tasks)
+        return [work(*task) for task in tasks]
+
+    monkeypatch.setattr(module, "map_pieces", elsewhere)
+    prepare("mine.csv", cache=tmp_path / "cache", scheduler="tcp://somewhere:1")
+    assert set(sent) == {str(tmp_path / "mine.csv")}

@@ -76,3 +76,8 @@ def test_a_finished_extraction_is_found_without_torch_and_a_changed_model_is_not
 
 def test_the_names_known_before_torch_are_those_of_the_families():
     assert list(NAMES) == list(KNOWN)
+
+
+def test_a_readout_is_applied_without_what_only_fits_one():
+    code = "import sys, reservoir.readouts; print(sys.modules.keys() & {'sklearn', 'scipy.optimize', 'torch'})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

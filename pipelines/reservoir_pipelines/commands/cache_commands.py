@@ -71,7 +71,9 @@ def list_kept(given: dict[str, Any], json: bool) -> None:
     headings = ("task", "entry", "#rows", "#columns", "#size", "compute", "store", "last used", "state")
     print_table(headings, rows, str(root))
     if others := _others(root):
-        lines = [(str(path.relative_to(root)), size_text(_size(path))) for path in others]
+        from reservoir_pipelines.files import folder_bytes
+
+        lines = [(str(path.relative_to(root)), size_text(folder_bytes(path))) for path in others]
         print_table(("also kept", "#size"), lines)
 
 
@@ -161,10 +163,12 @@ def remove(entry: Name, given: dict[str, Any], json: bool) -> None:
     """Delete one entry, or another folder that is kept."""
     from reservoir_cache import remove as delete
 
+    from reservoir_pipelines.files import folder_bytes
+
     root = _root(given)
     other = next((path for path in _others(root) if entry == str(path.relative_to(root)) or _same(entry, path)), None)
     path = other or _broken(entry, root) or _find(entry, given).path
-    size = _size(path)
+    size = folder_bytes(path)
     if other:
         shutil.rmtree(path)
     else:
@@ -225,10 +229,6 @@ def _others(root: Path) -> list[Path]:
 
 def _same(name: str, path: Path) -> bool:
     return Path(name).is_dir() and Path(name).resolve() == path.resolve()
-
-
-def _size(path: Path) -> int:
-    return sum(file.lstat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink())
 
 
 def _broken(name: str, root: Path) -> Path | None:

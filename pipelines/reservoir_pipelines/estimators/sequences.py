@@ -16,13 +16,10 @@ from reservoir.tasks.task import Scaling, Task, Tokens
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Sequences as a frozen map takes them, zeros behind each one's end.
+    """Sequences as a frozen map takes them, zeros behind each one's end."""
 
-    ``x`` is (rows, values, channels) of float32 or (rows, tokens) of int64, ``lengths`` (rows,) of int32.
-    """
-
-    x: np.ndarray
-    lengths: np.ndarray
+    x: np.ndarray  # (rows, values, channels) of float32 or (rows, tokens) of int64
+    lengths: np.ndarray  # (rows,) of int32
 
     @property
     def real(self) -> np.ndarray:

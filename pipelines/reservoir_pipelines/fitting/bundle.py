@@ -43,35 +43,27 @@ WEIGHTS, ESTIMATOR = "safetensors", "skops"
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A frozen map, by its settings and the SHA-256 of its weights, and the columns that are read of it, in order.
+    """A frozen map, by its settings and the SHA-256 of its weights, and the columns that are read of it, in order."""
 
-    ``door`` are the digests of a native way in. ``run`` is the folder of the run whose
-    trained weights take the place of frozen ones; none by default. Without a reservoir the input itself is read.
-    """
-
-    reservoir: Reservoir | None
+    reservoir: Reservoir | None  # None: the input itself is read
     digest: str
     compute: str
     columns: tuple[str, ...]
-    run: str = ""
-    door: dict[str, str] = field(default_factory=dict)
+    run: str = ""  # the folder of a run, whose trained weights take the place of frozen ones
+    door: dict[str, str] = field(default_factory=dict)  # digests of a native way in
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """A fitted readout with the maps in front of it, whose columns it reads side by side.
-
-    ``scaling`` leads from stored values to what the model sees; ``lengths`` says that sequences of several lengths were
-    fitted on; ``scores`` is how it did; ``origin`` is the task, or the path of the data, that it was fitted on.
-    """
+    """A fitted readout with the maps in front of it, whose columns it reads side by side."""
 
     task: Task
-    scaling: Scaling | None
+    scaling: Scaling | None  # from stored values to what the model sees
     parts: tuple[Part, ...]
     readout: Readout
-    scores: dict[str, Any]
-    lengths: bool = False
-    origin: str = ""
+    scores: dict[str, Any]  # how it did
+    lengths: bool = False  # whether sequences of several lengths were fitted on
+    origin: str = ""  # the task, or the path of the data, that it was fitted on
 
     @classmethod
     def of(cls, stores: Sequence[FeatureStore], scaling: Scaling | None, readout: Readout, result: Result) -> Bundle:

@@ -125,7 +125,7 @@ def _results(
         number = 1 if alone else max(1, sum(size <= HELD for size in sizes))
         settings = arithmetic(), None if alone else 1
         tasks = [
-            (column.entry.path, column.source.column, part, column.targets, column.folds, *settings)
+            (column.entry.path.resolve(), column.source.column, part, column.targets, column.folds, *settings)
             for column, part in jobs[:number]
         ]
         yield from map_pieces(range_moments, tasks, workers=workers, scheduler=scheduler, say=say)

@@ -131,10 +131,7 @@ def few_rows(valid: int, classes: int) -> bool:
 
 
 def make_engine(options: FitOptions, classes: int, rows: Mapping[str, int], groups: int | None = None) -> Engine:
-    """Return the engine of a readout's name for a task with so many rows of each split, and so many groups of them.
-
-    Raises `InputError` if there is no such readout, or settings do not go together.
-    """
+    """Return the engine of a readout's name for a task with so many rows of each split, and so many groups of them."""
     readout, alphas, balanced = options.readout, options.alphas, options.class_weight == "balanced"
     folds, repeats = _folds(options, rows, groups or rows["train"] + rows["valid"])
     if options.one_standard_error and not folds:

@@ -60,10 +60,7 @@ class EstimatorEngine:
 
     @classmethod
     def parse(cls, text: str, classes: int, *, balanced: bool = False) -> EstimatorEngine:
-        """Read ``module.Class:name=value,value;name=value`` into an engine over all combinations.
-
-        Raises `InputError` if there is no such estimator, it is none for the kind of task, or has no such parameter.
-        """
+        """Read ``module.Class:name=value,value;name=value`` into an engine over all combinations."""
         path, _, settings = text.partition(":")
         estimator = _import(path)
         values: dict[str, list[Any]] = {}

@@ -196,10 +196,7 @@ def fold_blocks(
 
 
 def deal(source: Source, folds: int, classes: int, repeat: int = 0) -> np.ndarray:
-    """Return the fold of every sample of train, then of valid, (n,): dealt by rows, evenly also within each class.
-
-    Rows of a group are in one fold.
-    """
+    """Return the fold of every sample of train, then of valid, (n,): dealt by groups or rows, evenly in each class."""
     labels = np.concatenate([source.labels(split) for split in ("train", "valid")])
     single = classes and source.tokens() == labels.shape[1] == 1
     counts = np.concatenate([source.counts(split) for split in ("train", "valid")])

@@ -133,10 +133,7 @@ def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Predict
 
 
 def evaluate_predictions(predictions: Sequence[Prediction]) -> Evaluation | None:
-    """Compare predictions with the labels of their file; None where it has none. An unknown label counts as wrong.
-
-    Rows without a label are left out.
-    """
+    """Compare predictions with the labels of their file, an unknown one being wrong; None where no row has one."""
     predictions = [one for one in predictions if one.truth is not None]
     if not predictions:
         return None

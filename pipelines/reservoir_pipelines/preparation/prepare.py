@@ -8,7 +8,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,8 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
     folder = final.parent.resolve() / f".{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex}"
     folder.mkdir()
     try:
-        tasks = [(source, piece, number, folder) for number, piece in enumerate(source.pieces())]
+        sent = _with_full_paths(source) if cluster.scheduler else source
+        tasks = [(sent, piece, number, folder) for number, piece in enumerate(source.pieces())]
         with meter("prepare", len(tasks), "pieces") as bar:
             written = map_pieces(
                 write_piece,
@@ -123,6 +124,13 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
         sync(final.parent)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _with_full_paths(source: Source) -> Source:
+    """Return a source whose files are found from whatever folder a worker was started in."""
+    named = {name: value for name in ("data", "origin") if (value := getattr(source, name, None))}
+    full = {name: type(value)(Path(value).resolve()) for name, value in named.items() if Path(value).exists()}
+    return replace(source, **full)  # pyright: ignore
 
 
 def write_piece(source: Source, piece: Piece, number: int, folder: Path) -> list[dict[str, Any]]:

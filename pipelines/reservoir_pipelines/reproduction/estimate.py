@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError
+from reservoir_pipelines.files import folder_bytes
 from reservoir_pipelines.output import say, size_text, time_text
 from reservoir_pipelines.reproduction.cell import Cell, options_of
 from reservoir_pipelines.reproduction.reproduce import title
@@ -97,7 +98,7 @@ def _try_train(cell: Cell, places: dict[str, Any]) -> Cost:
     short = {"steps": STEPS, "eval_every": STEPS, "limit": ROWS, "resume": False, "from_cache": False}
     with tempfile.TemporaryDirectory() as folder:
         done = train(cell.task, **settings | short, **places, run=Path(folder) / "run")
-        size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+        size = folder_bytes(Path(folder))
     step = done.seconds / done.steps
     scored = min(rows["valid"], settings.get("limit") or rows["valid"]) * steps / every
     return Cost(step * steps + FORWARD * step / settings["batch"] * scored, size)

@@ -15,6 +15,7 @@ from reservoir.options import FitOptions, TrainOptions
 from reservoir_pipelines.attention_maps import attention
 from reservoir_pipelines.card import card
 from reservoir_pipelines.extraction.extract import extract
+from reservoir_pipelines.files import folder_bytes
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.results import score_matrix
 from reservoir_pipelines.pretraining.pretrain import pretrain
@@ -94,7 +95,7 @@ def _train(cell: Cell, settings: dict[str, Any], _: Path, places: dict[str, Any]
     return {
         "commands": [command_line("train", cell.task, settings | places)],
         "folder": done.run,
-        "bytes": _size(done.path),
+        "bytes": folder_bytes(done.path),
         "values": {
             **{name: getattr(done, name) for name in kept},
             "groups": list(done.groups),
@@ -136,7 +137,7 @@ def _pretrain(cell: Cell, settings: dict[str, Any], folder: Path, places: dict[s
     return {
         "commands": [command_line("pretrain", corpus, settings | on | {"out": out})],
         "folder": str(out),
-        "bytes": _size(out),
+        "bytes": folder_bytes(out),
         "values": {
             "test_score": done.test_accuracy,
             "test_bits": done.test_bits,
@@ -209,7 +210,3 @@ def _coarse(values: np.ndarray) -> np.ndarray:
 
 def _numbers(values: np.ndarray) -> list[list[float | None]]:
     return [[None if np.isnan(v) else round(float(v), 5) for v in row] for row in values]
-
-
-def _size(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())

@@ -14,14 +14,10 @@ FILE = "trials.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A reservoir, by the number of its candidate, and how its best columns do on held-out rows.
-
-    ``limit`` is how many rows of a split it saw at most, None for all; ``judging`` the part of ``seconds`` after the
-    columns were extracted.
-    """
+    """A reservoir, by the number of its candidate, and how its best columns do on held-out rows."""
 
     number: int
-    limit: int | None
+    limit: int | None  # rows of a split that it saw at most
     title: str
     entry: str
     columns: tuple[str, ...]
@@ -32,7 +28,7 @@ class Trial:
     samples: int
     work: float
     seconds: float
-    judging: float
+    judging: float  # the part of these seconds after the columns were extracted
 
     @property
     def merit(self) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.errors import InputError, nearest
+from reservoir.errors import InputError, first_line, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.cells import labels_of
 from reservoir.tasks.own.labels import SPLIT_NAMES
@@ -173,5 +173,4 @@ def _told(origin: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        text = str(error).strip()
-        raise InputError(f"{origin}: no readable dataset ({text.splitlines()[0][:160] if text else error!r})") from None
+        raise InputError(f"{origin}: no readable dataset ({first_line(error)})") from None

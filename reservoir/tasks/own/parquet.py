@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, first_line
 from reservoir.tasks.isolated import Isolated, limit
 from reservoir.tasks.own.columns import check_expansion
 from reservoir.tasks.own.tables import Table, check_names
@@ -56,7 +56,7 @@ def answer(path: Path, request: dict[str, Any]) -> Any:
     try:
         file = pyarrow.parquet.ParquetFile(path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{path}: no readable Parquet file ({str(error).splitlines()[0]})") from None
+        raise InputError(f"{path}: no readable Parquet file ({first_line(error)})") from None
     groups = [file.metadata.row_group(place) for place in range(file.metadata.num_row_groups)]
     values = sum(group.column(place).num_values for group in groups for place in range(group.num_columns))
     check_expansion(path, "all columns", 8 * values, path.stat().st_size)

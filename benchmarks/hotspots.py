@@ -1,0 +1,95 @@
+"""Where the time of extract goes: GPT-2 small through torch's profiler, by kind of operation; see ``PROFILE.md``.
+
+    OMP_NUM_THREADS=1 python benchmarks/hotspots.py [--tokens 64,512,1024] [--work 4096] [--backbone gpt2]
+
+Random vectors through an untrained model, all layers under last and mean, written as ever: from the first batch to the
+last manifest, without loading. The floor is the model's multiplications at the speed of one large product here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections import Counter
+from typing import Any
+
+import torch
+from extract import extracted
+from reservoir_pipelines.extraction.run import Run
+from torch.profiler import ProfilerActivity, profile
+
+KINDS = {  # by the beginning of an operation's name; what is none of these is "other"
+    "products with weights": ("aten::addmm", "aten::mm", "aten::linear", "aten::bmm", "mkldnn", "aten::matmul"),
+    "attention": ("aten::_scaled_dot_product", "aten::scaled_dot_product", "aten::_softmax", "aten::baddbmm"),
+    "activation": ("aten::gelu", "aten::tanh", "aten::pow", "aten::mul"),
+    "norms": ("aten::native_layer_norm", "aten::layer_norm", "aten::native_batch_norm"),
+    "residual sums": ("aten::add",),
+    "pooling": ("aten::sum", "aten::mean", "aten::gather", "aten::index", "aten::where", "aten::masked", "aten::div"),
+    "copies and casts": ("aten::copy_", "aten::to", "aten::_to_copy", "aten::clone", "aten::cat", "aten::contiguous"),
+    "new memory": ("aten::empty", "aten::zeros", "aten::zero_", "aten::fill_", "aten::resize_", "aten::new"),
+}
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of an operation."""
+    return next((kind for kind, starts in KINDS.items() if name.startswith(starts)), "other")
+
+
+def peak(dtype: torch.dtype) -> float:
+    """Return the operations per second of processor time in a large product."""
+    a, b = torch.randn(2048, 768).to(dtype), torch.randn(768, 3072).to(dtype)
+    found = []
+    for _ in range(20):
+        started = time.process_time()
+        a @ b
+        found.append(time.process_time() - started)
+    return 2 * 2048 * 768 * 3072 / min(found)
+
+
+def profiled(backbone: str, rows: int, tokens: int) -> dict[str, Any]:
+    """Return the processor's seconds of an extraction, and how the operations of its main thread share them."""
+    compute, found = Run.compute, {}
+
+    def watched(run: Run, *arguments: Any) -> int:
+        model = run.model.fpt.backbone
+        found["dtype"] = run.model.compute
+        found["operations"] = rows * tokens * len(model.blocks) * (24 * model.width**2 + 4 * tokens * model.width)
+        started = time.process_time()
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            done = compute(run, *arguments)
+        found["seconds"] = time.process_time() - started
+        spent: Counter[str] = Counter()
+        for event in seen.key_averages():
+            spent[kind_of(event.key)] += event.self_cpu_time_total
+        found["shares"] = {kind: round(time / spent.total(), 3) for kind, time in spent.most_common()}
+        top = sorted(seen.key_averages(), key=lambda event: -event.self_cpu_time_total)[:12]
+        found["largest"] = {event.key: round(event.self_cpu_time_total / spent.total(), 3) for event in top}
+        return done
+
+    Run.compute = watched
+    try:
+        extracted(backbone, rows, tokens)
+    finally:
+        Run.compute = compute
+    return found
+
+
+def main() -> None:
+    """Measure and print one JSON object for each length."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", default="64,512,1024")
+    parser.add_argument("--work", type=int, default=4096)
+    parser.add_argument("--backbone", default="gpt2")
+    asked = parser.parse_args()
+    for tokens in map(int, asked.tokens.split(",")):
+        rows = max(3, asked.work // tokens)
+        found = profiled(asked.backbone, rows, tokens)
+        floor = found["operations"] / peak(getattr(torch, found["dtype"]))
+        told = {"tokens": tokens, "rows": rows, "load": os.getloadavg()[0], "floor_seconds": round(floor, 2)}
+        print(json.dumps(told | {"of_the_floor": round(floor / found["seconds"], 3)} | found, indent=2), flush=True)
+
+
+if __name__ == "__main__":
+    main()

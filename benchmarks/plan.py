@@ -1,0 +1,75 @@
+"""What ``reservoir plan`` foretells beside what the extraction then takes, for data that it has not seen.
+
+    python benchmarks/plan.py               # on an idle machine
+    python benchmarks/plan.py --processor   # beside other work: seconds of the processor, of one thread
+
+Of each case a sample of rows is written, and ``plan --rows`` asked about as many as a second file has, which then is
+extracted; each is a command of its own. The goal is a ratio within 20% of 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+CASES = (  # backbone, tokens, rows
+    ("mini", 64, 2000),
+    ("gpt2:n_layer=2", 256, 160),
+    ("gpt2:n_layer=6", 64, 400),
+)
+SAMPLE = 100
+RUN = "import sys; from reservoir_pipelines.cli import run; sys.exit(run(sys.argv[1:]))"
+PROCESSOR = "import time; time.perf_counter = time.monotonic = time.process_time; "
+
+
+def write_rows(path: Path, rows: int, tokens: int, seed: int) -> str:
+    """Write random sequences with labels, and return the path."""
+    rng = np.random.default_rng(seed)
+    np.savez(path, x=rng.standard_normal((rows, tokens, 8), np.float32), y=rng.integers(0, 4, rows))
+    return str(path)
+
+
+def ask(command: list[str], folder: Path, *, processor: bool) -> dict[str, Any]:
+    """Run a command on an empty cache and return what it prints as JSON."""
+    code = [sys.executable, "-c", (PROCESSOR if processor else "") + RUN]
+    environment = os.environ | {"RESERVOIR_CACHE": str(folder)} | ({"OMP_NUM_THREADS": "1"} if processor else {})
+    done = subprocess.run([*code, *command, "--json"], check=True, stdout=subprocess.PIPE, env=environment)
+    return json.loads(done.stdout)
+
+
+def main() -> None:
+    """Measure and print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processor", action="store_true", help="count seconds of the processor")
+    parser.add_argument("--case", type=int, action="append", help="only this one; may be given again")
+    options = parser.parse_args()
+    found = []
+    for number in options.case or range(len(CASES)):
+        backbone, tokens, rows = CASES[number]
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            settings = ["--backbone", backbone, "--init", "random", "--layers", "all", "--pool", "last,mean"]
+            settings += ["--device", "cpu"]
+            sample, whole = (
+                write_rows(folder / f"{n}.npz", count, tokens, n) for n, count in enumerate((SAMPLE, rows))
+            )
+            said = ask(["plan", sample, "--rows", str(rows), *settings], folder, processor=options.processor)
+            took = ask(["extract", whole, *settings], folder, processor=options.processor)
+        case = {"backbone": backbone, "tokens": tokens, "rows": rows, "compute": said["compute"]}
+        times = {"planned": round(said["seconds"], 2), "taken": round(took["seconds"], 2)}
+        sizes = {"bytes_planned": said["bytes"], "bytes_taken": took["bytes"]}
+        found.append(case | times | {"ratio": round(said["seconds"] / took["seconds"], 3)} | sizes)
+        print(json.dumps(found[-1]), file=sys.stderr, flush=True)
+    print(json.dumps({"load": os.getloadavg()[0], "cases": found}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
