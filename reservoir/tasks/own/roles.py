@@ -313,6 +313,6 @@ class Sorting:
             what = "label" if array == "y" else array
             raise InputError(
                 f"{self.path}, row {row}: another {what} than before under the same {name!r}; if each row is a "
-                f"sequence of its own, say --group {name} or --drop {name}; labels of steps are read of .npz, as long as x"
+                f"sequence of its own, say --group {name} or --drop {name}; labels of steps are read from .npz"
             )
         return first
