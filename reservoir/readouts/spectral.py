@@ -68,11 +68,6 @@ class SpectralPath:
             offset=moments.y_mean,
         )
 
-    @property
-    def converged(self) -> np.ndarray:
-        """Whether each model is solved, (A,): all are, in closed form."""
-        return np.ones(len(self.alphas), bool)
-
     def readout(self, index: int | np.ndarray, targets: Targets, temperature: float = 1.0) -> LinearReadout:
         """Return the readout of one penalty, or of each target's own, by index or indices (t,)."""
         coef = self.axes @ (self.projections / (self.values[:, None] + self.alphas[index]))
