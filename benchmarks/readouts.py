@@ -90,9 +90,9 @@ def measure_ridge(pairs: list[tuple[Column, Column]], targets: Targets, penaltie
         parts["pass"] += seconds
         seconds, path = timed(lambda data=moments: ridge_path(data, np.logspace(-2, 6, penalties)))
         parts["solve"] += seconds
-        seconds, accuracy = timed(lambda model=path, data=valid: score(model, data, targets))
+        seconds, tally = timed(lambda model=path, data=valid: score(model, data, targets))
         parts["score"] += seconds
-        best = max(best, float(accuracy.max()))
+        best = max(best, float(tally.accuracy().max()))
         seconds, _ = timed(lambda data=moments: ridge_path(data, np.logspace(0, 3, penalties)))
         parts["further_grid_per_column"] = max(parts["further_grid_per_column"], seconds)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -156,7 +156,7 @@ def measure_logistic(pair: tuple[Column, Column], columns: int, rows: int, targe
     # the time is compared with the default, the accuracy with fits that go on to the optimum.
     theirs, stopped = timed(lambda: cold(1e-4))
     optimal, exact = timed(lambda: cold(1e-8))
-    accuracy = score(path, [(held, labels[:, None])], targets)
+    accuracy = score(path, [(held, labels[:, None])], targets).accuracy()
     return {
         "path": ours * columns,
         "cold_fits": theirs * columns,
