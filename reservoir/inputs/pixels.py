@@ -63,7 +63,7 @@ class PixelReader:
         self.height, self.width = (side // self._patch * self._patch for side in sizes.pop())
         self.max_tokens = self.row_tokens = 1 + self.height * self.width // self._patch**2
         self.form = Vectors(self._patch**2 * config.num_channels)
-        self.digest = _digest(processor)
+        self.digest = settings_digest(processor)
 
     @property
     def said(self) -> str:
@@ -114,7 +114,7 @@ def _read_processor(name: str) -> Any:
     )
 
 
-def _digest(processor: Any) -> str:
-    """Return the SHA-256 of all that decides which values a picture becomes."""
+def settings_digest(processor: Any) -> str:
+    """Return the SHA-256 of all that decides which values a picture, or a sound, becomes."""
     settings = {name: value for name, value in processor.to_dict().items() if not name.startswith("_")}
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from reservoir.backbones import Backbone
 from reservoir.backbones.hub import offline
 from reservoir.backbones.names import quiet
 from reservoir.errors import InputError, first_line
+from reservoir.inputs.pixels import settings_digest
 from reservoir.tasks.own.wav import RATE
 from reservoir.tasks.task import Task, Vectors
 
@@ -37,8 +36,7 @@ class SoundReader:
             self._least = (self._least - 1) * stride + kernel
         self.max_tokens = self.row_tokens = self._tokens(most_samples)
         self.rate = int(extractor.sampling_rate)
-        said = {name: value for name, value in extractor.to_dict().items() if not name.startswith("_")}
-        self.digest = hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+        self.digest = settings_digest(extractor)
 
     @property
     def said(self) -> str:

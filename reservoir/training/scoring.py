@@ -75,7 +75,7 @@ def baseline(y: np.ndarray, classes: int) -> float:
     return float(np.mean([np.bincount(column).max() / len(y) for column in labels.T]))
 
 
-def converged_step(history: Sequence[tuple[int, float]], floor: float, tolerance: float = TOLERANCE) -> int | None:
+def converged_step(history: Sequence[tuple[int, float]], floor: float) -> int | None:
     """Return the first of two validated steps or more from which on the score stays close to its last value.
 
     None where that is not above ``floor``, which is what a constant output scores, or there are fewer than
@@ -85,7 +85,7 @@ def converged_step(history: Sequence[tuple[int, float]], floor: float, tolerance
         return None
     stays: list[int] = []
     for step, value in reversed(history):
-        if not abs(value - history[-1][1]) <= tolerance:
+        if not abs(value - history[-1][1]) <= TOLERANCE:
             break
         stays.append(step)
     return stays[-1] if len(stays) > 1 else None

@@ -40,7 +40,7 @@ def _spot(spot: Mapping[str, Any] | None) -> str:
         return ""
     paper = f" ({_plain(spot['paper'])})" if spot["paper"] else ""
     later = f" [{_plain(spot['later'])}]" if spot["later"] else ""
-    return f"{_plain(spot['ours'])}{paper}{later}" + (f" <sup>{spot['number']}</sup>" if spot["number"] else "")
+    return f"**{_plain(spot['ours'])}**{paper}{later}" + (f" <sup>{spot['number']}</sup>" if spot["number"] else "")
 
 
 def _plain(value: object) -> str:

@@ -65,7 +65,7 @@ def are_words(alphabet: str) -> bool:
     return " " in alphabet or len(alphabet) > MOST_LETTERS
 
 
-def to_symbols(where: str, codes: np.ndarray, lengths: np.ndarray, alphabet: str, first_row: int = 0) -> np.ndarray:
+def to_symbols(where: str, codes: np.ndarray, lengths: np.ndarray, alphabet: str) -> np.ndarray:
     """Return code points (rows, tokens) as places in the alphabet, 0 after each row's end; refuse unknown letters."""
     place = np.full(max(map(ord, alphabet)) + 2, -1, np.int32)
     place[[ord(letter) for letter in alphabet]] = np.arange(len(alphabet))
@@ -75,7 +75,7 @@ def to_symbols(where: str, codes: np.ndarray, lengths: np.ndarray, alphabet: str
     if wrong.any() and alphabet[0] != UNKNOWN:
         row, token = (int(i) for i in np.argwhere(wrong)[0])
         raise InputError(
-            f"{where}, row {first_row + row}, letter {token}: {chr(codes[row, token])!r} is no letter of the training "
+            f"{where}, row {row}, letter {token}: {chr(codes[row, token])!r} is no letter of the training "
             f"rows; they are {shown(alphabet)}"
         )
     return np.where(real & ~wrong, symbols, 0).astype(np.min_scalar_type(len(alphabet) - 1))
