@@ -24,6 +24,11 @@ class Readout(Protocol):
         """The form of the labels."""
         ...
 
+    @property
+    def has_probabilities(self) -> bool:
+        """Whether it gives probabilities, and not labels alone."""
+        ...
+
     def scores(self, x: np.ndarray) -> np.ndarray:
         """Return the scores (n, T) of features (n, w)."""
         ...
@@ -212,7 +217,7 @@ def evaluate(
         linear = isinstance(readout, LinearReadout)
         scores, chances = readout.scores(x), readout.probabilities(x)
         # Scores of a linear readout rank as its probabilities do, which may all be 1 after rounding.
-        ranks = () if len(classes) != 2 else (scores if linear else chances[..., 1],)
+        ranks = () if len(classes) != 2 or not readout.has_probabilities else (scores if linear else chances[..., 1],)
         parts.append((y, readout.targets.predict(scores), chances.max(axis=-1), *ranks))
     if not classes:
         found = evaluate_values(*(np.concatenate(values) for values in zip(*parts, strict=True)))

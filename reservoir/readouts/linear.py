@@ -42,6 +42,11 @@ class LinearReadout:
         """Return the labels (n, outputs) of features (n, w): class numbers, or real values for regression."""
         return self.targets.predict(self.scores(x))
 
+    @property
+    def has_probabilities(self) -> bool:
+        """Whether it gives probabilities, and not labels alone: of classes."""
+        return self.targets.classes > 0
+
     def probabilities(self, x: np.ndarray) -> np.ndarray:
         """Return the probability of each class, (n, outputs, classes), of features (n, w); not for regression."""
         return self.targets.probabilities(self.scores(x), self.temperature)

@@ -42,6 +42,11 @@ class SpectralPath:
     center: np.ndarray
     offset: np.ndarray
 
+    @property
+    def converged(self) -> np.ndarray:
+        """All of them: nothing is solved step by step."""
+        return np.ones(len(self.alphas), bool)
+
     @classmethod
     def of(
         cls, moments: Moments, alphas: np.ndarray, std: np.ndarray | None = None, emphasis: np.ndarray | None = None

@@ -162,3 +162,17 @@ def test_line_1_a_name_that_is_no_file_here_says_whose_features_are_taken(tmp_pa
     assert "no such file" not in capsys.readouterr().err
     assert run(["fit", "a b/u.npz", "--cache", "cache"]) == 2
     assert "run reservoir extract 'a b/u.npz' first" in capsys.readouterr().err
+
+
+def test_line_11_a_readout_without_probabilities_gives_none(tmp_path, capsys):
+    x, y = rows()
+    two = np.where(y == "low", "low", "high")
+    features = extract(str(write(tmp_path / "t.npz", x, two)), cache=tmp_path / "cache", pool="mean", **SMALL)
+    done = fit(features, readout="sklearn.svm.LinearSVC:C=0.1", columns="embed/mean", out=tmp_path / "readout")
+    assert "auc" not in done.evaluation.scores
+    write(tmp_path / "new.npz", x[:5], two[:5])
+    assert run(["predict", str(done.saved), str(tmp_path / "new.npz"), "--out", str(tmp_path / "p.csv")]) == 0
+    assert "auc" not in capsys.readouterr().err
+    assert (tmp_path / "p.csv").read_text().splitlines()[0] == "row,label,truth"
+    assert run(["predict", str(done.saved), str(tmp_path / "new.npz")]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[0])["probabilities"] == {}

@@ -181,3 +181,10 @@ def test_line_2_values_that_float32_cannot_tell_apart_are_refused(tmp_path, offs
     model = ReservoirClassifier(layers="embed", pool="mean", cache=tmp_path)
     with nullcontext() if fits else pytest.raises(ValueError, match=r"X: x varies too little for float32 in column 1"):
         model.fit(x, LABEL)
+
+
+def test_line_11_classes_of_one_row_and_classes_that_differ_in_capitals_are_said(tmp_path):
+    label = np.where(np.arange(ROWS) == 5, "odd", np.where(np.arange(ROWS) % 7 == 0, "A", LABEL))
+    notes = stored(write(tmp_path / "t.csv", {**WIDE, "label": label}))[2]
+    assert "which cannot be both learnt and tested (1): odd" in notes and "the classes 'A' and 'a'" in notes
+    assert not stored(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))[2]

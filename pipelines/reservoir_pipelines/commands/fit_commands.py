@@ -154,7 +154,12 @@ def explain(
         print_json(done.to_dict())
         return
     lines = [
-        (number, row.label, f"{row.score:+.2f}", *(place(values) for values in (row.added, row.occluded)))
+        (
+            number,
+            f"{row.label:.4g}" if isinstance(row.label, float) else row.label,
+            f"{row.score:+.2f}",
+            *(place(values) for values in (row.added, row.occluded)),
+        )
         for number, row in enumerate(done.rows)
     ]
     if not any(any(row.added) for row in done.rows):

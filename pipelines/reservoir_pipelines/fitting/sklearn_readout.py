@@ -36,10 +36,15 @@ class EstimatorReadout:
         """Return the labels coded as targets, (n, T): what counting right labels needs."""
         return self.targets.encode(self.predict(x))
 
+    @property
+    def has_probabilities(self) -> bool:
+        """Whether the model gives probabilities, and not labels alone."""
+        return hasattr(self.model, "predict_proba")
+
     def probabilities(self, x: np.ndarray) -> np.ndarray:
         """Return the probability of each class, (n, outputs, classes); 1 for the label where the model has none."""
         classes = self.targets.classes
-        if not hasattr(self.model, "predict_proba"):
+        if not self.has_probabilities:
             return np.eye(classes)[self.predict(x).astype(int)]
         found = self.model.predict_proba(x)
         seen = self.model.classes_

@@ -54,7 +54,7 @@ def columns_of(predictions: Sequence[Prediction]) -> dict[str, list[Any]]:
     for place in range(len(labels[0])):
         behind = f"_{place}" if several else ""
         columns[f"label{behind}"] = [row[place] for row in labels]
-        for number, name in enumerate(classes):
+        for number, name in enumerate(classes if chances[0] else ()):
             columns[f"p{behind}_{name}"] = [row[place * len(classes) + number] for row in chances]
         if truths:
             columns[f"truth{behind}"] = [row[place] for row in answers]

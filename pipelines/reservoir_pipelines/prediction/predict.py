@@ -40,7 +40,8 @@ class Prediction:
     label : str, int, float or nested list of these
         The label; for a task with several outputs a list, for several readout tokens a list of lists.
     probabilities : list
-        Of each class in the order of ``classes``, nested as the label; empty for regression.
+        Of each class in the order of ``classes``, nested as the label; empty for regression, and where the readout
+        has none.
     classes : tuple of str or int
         The task's classes; empty for regression.
     truth : str, int, float or nested list of these, optional
@@ -151,7 +152,7 @@ def evaluate_predictions(predictions: Sequence[Prediction]) -> Evaluation | None
         np.array([number[str(value)] for value in part.ravel().tolist()]).reshape(len(part), -1)
         for part in (truth, label)
     )
-    chances = np.asarray(parts[2])[..., 1]
+    chances = np.asarray(parts[2])[..., 1] if len(parts[2][0]) else None
     return evaluate_classes(y, predicted, classes, chances)
 
 
@@ -197,7 +198,7 @@ def _answers(
 ) -> Iterator[Prediction]:
     """Yield the prediction of each row; of ``counts`` labels where every token has one."""
     task, predicted, chances = bundle.task, bundle.readout.predict(features), None
-    if task.classes:
+    if bundle.readout.has_probabilities:
         chances = bundle.readout.probabilities(features).reshape(*predicted.shape, task.classes)
     if counts is None:
         labels = unsample(predicted, task.readout_tokens, task.outputs)

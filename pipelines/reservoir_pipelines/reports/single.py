@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
     facts = [
         ("entry", entry),
         *facts_of("fit", values),
-        *((name.replace("_", " "), f"{evaluation[name]:.3f}") for name in _SCORES if evaluation.get(name) is not None),
+        *((name.replace("_", " "), f"{evaluation[name]:.3f}") for name in evaluation if _SCORES.match(name)),
         *([("against raw", f"p = {found['p_value']:.2g}")] if found["p_value"] is not None else []),
         *cost_facts(found["seconds"], None),
         ("folder", path),
@@ -76,7 +77,7 @@ def run_part(path: Path, number: int) -> dict[str, Any]:
     return {"id": f"p{number}", "name": name, "heading": name, "facts": facts, **shown}
 
 
-_SCORES = ("majority_baseline", "balanced_accuracy", "macro_f1", "auc", "R²", "rmse", "mae")
+_SCORES = re.compile("majority_baseline|balanced_accuracy|macro_f1|auc|R²|rmse|mae|.*_of_label_")
 
 
 def _sweep(lines: list[dict[str, str]]) -> dict[str, Any]:

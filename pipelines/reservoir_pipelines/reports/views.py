@@ -29,14 +29,15 @@ def facts_of(stage: str, values: Values) -> list[tuple[str, str]]:
     facts = [(f"{split} {metric}", score_text(values.get(f"{split}_score"), metric)) for split in ("test", "valid")]
     if stage == "fit":
         interval = values.get("test_interval")
-        facts.append(("95% interval", f"{percent(interval[0])} to {percent(interval[1])}" if interval else "-"))
+        facts += [("95% interval", f"{percent(interval[0])} to {percent(interval[1])}")] if interval else []
         facts += [("chosen", values["readout"]), ("tried", f"{values['tried']:,} readouts")]
         facts.append(("raw input, test", score_text(values.get("raw_score"), metric)))
         worst = sorted(values["recall"].items(), key=lambda item: item[1])[:10]
         if bins := values["reliability"]:
             apart = sum(n * abs(sure - right) for n, sure, right in bins) / sum(n for n, *_ in bins)
             facts.append(("calibration error", f"{100 * apart:.1f} points between probability and share right"))
-        facts.append(("recall by class, lowest first", ", ".join(f"{name} {percent(v)}" for name, v in worst)))
+        recalls = ", ".join(f"{name} {percent(share)}" for name, share in worst)
+        facts += [("recall by class, lowest first", recalls)] if recalls else []
     elif stage == "train":
         facts += [("steps", f"{values['steps']:,}"), ("best step", f"{values['best_step'] or 0:,}")]
         facts.append(("trained", f"{', '.join(values['groups'])}: {values['trained']:,} parameters"))

@@ -174,6 +174,8 @@ class OwnData(OwnSource):
         if "units" in self._columns.shapes:
             return self._column("units")
         y, x = self._columns.shapes["y"], self._shape
+        if {"columns", "order"} & self._columns.found.keys():  # y0, y1 ... of a table are several outputs
+            return None
         return self._lengths if len(y) > 1 and y[:2] == x[:2] and x[1] > 1 else None
 
     @cached_property

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -81,11 +82,12 @@ def encode_labels(
             row = int(np.argwhere(~np.isfinite(shaped))[0, 0])
             raise InputError(f"{where}: y is not finite in row {row}; remove the row or give its target")
         return Labels(_single(where, shaped), 0, (), notes)
-    found, numbers = np.unique(shaped, return_inverse=True)
+    found, numbers, counts = np.unique(shaped, return_inverse=True, return_counts=True)
     numbers = numbers.reshape(shaped.shape).astype(np.int64)
     names = [name.decode() if isinstance(name, bytes) else name for name in found.tolist()]
     odd = [name for name in names if str(name).strip().lower() in GAPS]
     notes += tuple(f"y has a class {name!r}; if it means that a label is missing, remove these rows" for name in odd)
+    notes += _odd_classes(names, counts)
     if len(names) == 1:
         raise InputError(f"{where}: all labels are the same ({names[0]!r}); give rows of at least two classes")
     if y.dtype.kind in "US" and len(names) == y.size > 2:
@@ -101,6 +103,18 @@ def _of_units(where: str, y: np.ndarray, units: np.ndarray, *, regression: bool,
     full = np.full((*there.shape, found.y.shape[2]), MISSING if found.classes else np.nan, found.y.dtype)
     full[there] = found.y[:, 0]
     return replace(found, y=full)
+
+
+def _odd_classes(names: Sequence[Any], counts: np.ndarray) -> tuple[str, ...]:
+    """Return what a person should know of classes: those of one row, and those that differ in capitals alone."""
+    lone = [str(name) for name, count in zip(names, counts, strict=True) if count == 1]
+    said = "classes of a single row, which cannot be both learnt and tested"
+    notes = (f"{said} ({len(lone)}): {', '.join(lone[:5])}",) if lone else ()
+    first = {str(name).lower(): name for name in reversed(names)}
+    pairs = [(first[str(name).lower()], name) for name in names if first[str(name).lower()] != name]
+    return notes + tuple(
+        f"y has the classes {one!r} and {name!r}; if they are one, write them alike" for one, name in pairs
+    )
 
 
 def _as_meant(where: str, y: np.ndarray, regression: bool, classes: bool) -> tuple[np.ndarray, tuple[str, ...]]:
