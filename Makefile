@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 DEVELOPS := .venv/.develops
 export RESERVOIR_CACHE ?= $(CURDIR)/demo
 
-.PHONY: demo test docs faults results results-check lint clean
+.PHONY: demo test docs faults bench results results-check lint clean
 
 demo: $(INSTALLED)  ## the main job on embedded defaults: digits through mini, the GPT-2 that comes with the package
 	$(BIN)/reservoir extract digits
@@ -30,11 +30,13 @@ bench: $(DEVELOPS)  ## start-up, store, extract, readouts, workers and plan besi
 	$(BIN)/python benchmarks/scale.py --rows 600 --backbone mini --workers 2 --pairs 1
 	$(BIN)/python benchmarks/plan.py --case 0
 
-results: $(DEVELOPS)  ## every accuracy of benchmarks/RESULTS.md that has a command, made again (hours): DATA=DIR
-	$(BIN)/python benchmarks/results.py --write --long --data $(DATA)
+PLACES = $(foreach name,DATA TEXT VIT PEER,$(if $($(name)),$(name)=$($(name))))
 
-results-check: $(DEVELOPS)  ## the cheap half of them, compared with what is written: DATA=DIR
-	$(BIN)/python benchmarks/results.py --check $(if $(DATA),--data $(DATA))
+results: $(DEVELOPS)  ## every table of benchmarks/RESULTS.md, made again (says what it costs): DATA=DIR, TEXT= VIT= PEER=
+	$(BIN)/python benchmarks/results.py --write $(PLACES)
+
+results-check: $(DEVELOPS)  ## those of accuracies, compared with what is written, in about 20 minutes: DATA=DIR, and the same
+	$(BIN)/python benchmarks/results.py --check $(PLACES)
 
 lint: $(DEVELOPS)  ## style and types
 	$(BIN)/ruff check

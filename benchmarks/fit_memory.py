@@ -46,7 +46,7 @@ def write_entry(root: Path, rows: int, width: int) -> Path:
         store="float16",
     )
     reservoir = {"backbone": "none", "init": "random", "seed": 0, "gain": 1.0}
-    made_with = {"prepared": str(root / "nothing"), "reservoir": reservoir}
+    made_with = {"prepared": str(root / "nothing"), "reservoir": reservoir, "scaling": None}
     entry = Entry.create(root, f"rows{rows}-width{width}", spec, Layout(batch_rows=32), made_with)
     draw = np.random.default_rng(0)
     with ShardWriter(entry) as writer:
@@ -74,7 +74,7 @@ def main() -> None:
             for rows in arguments.rows:
                 entry = write_entry(Path(folder) / f"{rows}-{width}", rows, width)
                 done = subprocess.run(
-                    [sys.executable, "-c", CHILD, str(entry)], capture_output=True, text=True, check=True
+                    [sys.executable, "-c", CHILD, str(entry)], stdout=subprocess.PIPE, text=True, check=True
                 )
                 before, peak = (int(value) * unit for value in done.stdout.split())
                 print(f"{rows:<7} {width:<6} {rows * width * 2 / 1e6:<12.1f} {(peak - before) / 1e6:.0f}", flush=True)

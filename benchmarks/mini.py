@@ -17,10 +17,8 @@ Goal: below 1.9 bits per byte, which is below xz; 1.4 for a model made on a larg
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import lzma
-import time
+import sys
 import zlib
 from pathlib import Path
 
@@ -83,7 +81,7 @@ def sample(model: LanguageModel, seed: int) -> str:
 
 
 def main() -> None:
-    """Print a table, the samples, and all of it as one line of JSON."""
+    """Print a table, and the samples to stderr."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path, metavar="ENWIK8")
     parser.add_argument("--model", type=Path, default=SHIPPED["mini"])
@@ -97,27 +95,13 @@ def main() -> None:
     text = Text(arguments.text)
     held_out = text.held_out("test", (model.max_tokens or 1024) + model.extra)
     held_out = held_out.head(arguments.windows or len(held_out))
-    file = arguments.model / "model.safetensors"
-    started = time.perf_counter()
-    found = {file.parent.name: bits_per_byte(model, text, held_out, compute)}
-    seconds = time.perf_counter() - started
-    found |= compressed(held_out)
-    samples = [sample(model, seed) for seed in range(SAMPLES)]
-    print(f"{held_out.counted:,} bytes of the test part, in {compute} on {device.type}, {seconds:.0f} s\n")
-    print("\n".join(f"{name:<12} {bits:.4f} bits per byte" for name, bits in found.items()))
-    for seed, drawn in enumerate(samples):
-        print(f"\n--- sample of seed {seed} " + "-" * 40 + f"\n{drawn}")
-    result = {
-        "weights": {"sha256": hashlib.sha256(file.read_bytes()).hexdigest(), "bytes": file.stat().st_size},
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "text": text.describe(),
-        "counted": held_out.counted,
-        "compute": compute,
-        "bits_per_byte": found,
-        "seconds": round(seconds, 1),
-        "samples": samples,
-    }
-    print("\n" + json.dumps(result))
+    size = sum(p.numel() for p in model.parameters())
+    name = f"{arguments.model.name}, {size / 1e6:.1f} million parameters, {compute}"
+    found = {name: bits_per_byte(model, text, held_out, compute)} | compressed(held_out)
+    print(f"| {held_out.counted:,} bytes of the test part | bits per byte |\n|---|--:|")
+    print("\n".join(f"| {name} | {bits:.3f} |" for name, bits in found.items()), flush=True)
+    for seed in range(SAMPLES):
+        print(f"\n--- sample of seed {seed} " + "-" * 40 + f"\n{sample(model, seed)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -79,21 +79,21 @@ def show(name: str, valid: float, test: float, what: str) -> None:
     print(f"| {name} | `{what}` | {100 * valid:.1f} | {100 * test:.1f} |", flush=True)
 
 
-def through(name: str, path: Path, out: Path, columns: str = "all", **settings: str | int) -> None:
-    """Extract and fit, and print the best readout and the raw input's."""
+def through(name: str, path: Path, out: Path, columns: str = "all", raw: str = "", **settings: str | int) -> None:
+    """Extract and fit, and print the best readout and, by its name, the raw input's."""
     entry = str(extract(str(path), **settings).entry)
     result = fit(entry, columns=columns, out=out)
-    for which, best in ((name, result.best), (f"{name}: the input itself", result.raw)):
-        if best is not None:
+    for which, best in ((name, result.best), (raw, result.raw)):
+        if which and best is not None:
             show(which, best.valid_score, best.test_score or 0.0, best.title)
 
 
 def homology(folder: Path, data: Path, weights: Path, limit: int) -> None:
     """Print the three forms of homology."""
     path, model = write_homology(data, folder / "homology.jsonl"), antiberty(weights, folder / "antiberty")
-    through("homology, drawn kernels", path, folder / "kernels", KERNELS, limit=limit)
+    through("letters through drawn kernels", path, folder / "kernels", KERNELS, "one-hot letters", limit=limit)
     more: dict[str, str | int] = {"backbone": str(model), "input": "native", "layers": "final", "pool": "mean"}
-    through("homology, AntiBERTy's own", path, folder / "own", "final/mean", limit=limit, **more)
+    through("AntiBERTy's own tokens", path, folder / "own", "final/mean", limit=limit, **more)
 
 
 def articles(folder: Path, file: Path) -> None:
@@ -103,7 +103,7 @@ def articles(folder: Path, file: Path) -> None:
     rows, path = sentences(file), folder / "sentences.jsonl"
     path.write_text("".join(json.dumps(dict(zip(("text", "label", "split"), row, strict=True))) + "\n" for row in rows))
     model = str(wheel.get_model_path())
-    through("sentences, MiniLM's own", path, folder / "native", backbone=model)
+    through("MiniLM's own tokens", path, folder / "native", raw="one-hot letters", backbone=model)
     entry = extract(str(path), backbone=model)
     train = [np.concatenate([np.asarray(entry[split]["final/mean"]) for split in ("train", "valid")])]
     labels = np.concatenate([entry[split].y for split in ("train", "valid")]).ravel()
@@ -111,7 +111,7 @@ def articles(folder: Path, file: Path) -> None:
     norm = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (*train, np.asarray(entry["test"]["final/mean"]))]
     published = logistic.fit(norm[0], labels)
     show(
-        "sentences, MiniLM as published",
+        "MiniLM as published",
         published_cv(published),
         published.score(norm[1], entry["test"].y.ravel()),
         "logistic",
@@ -121,7 +121,7 @@ def articles(folder: Path, file: Path) -> None:
     of = {split: [(text, title) for text, title, mine in rows if mine == split] for split in ("train", "test")}
     words.fit(*zip(*of["train"], strict=True))
     show(
-        "sentences, counts of words",
+        "counts of words",
         published_cv(counted),
         words.score(*zip(*of["test"], strict=True)),
         "tf-idf, logistic",

@@ -1,136 +1,210 @@
-"""The accuracies of frozen readouts in RESULTS.md, each by its command: made again, compared, and written.
+"""The tables of RESULTS.md, each by its commands: made again, and compared or written.
 
-    python benchmarks/results.py --check --data DIR            # the cheap rows, against what RESULTS.md prints
-    python benchmarks/results.py --check --data DIR --long     # all of them
-    python benchmarks/results.py --write --data DIR --long     # run them, and write what they give
+    python benchmarks/results.py --check DATA=DIR            # all but times, against what is written
+    python benchmarks/results.py --write DATA=DIR            # all of it, written
+    python benchmarks/results.py --write --only symbols
 
-DIR holds the publishers' files, and ``--vit VIT`` the vision model that docs/guides/images.md imports; rows that need
-them are left out without them. The rows are in results.toml, and the
-tables of RESULTS.md between ``<!-- NAME -->`` and ``<!-- end -->`` are made from them. A row agrees if its scores do
-within the last digit that is printed. Rows without ``--compute float32`` depend on the instruction set: features are of
-bfloat16 where the processor multiplies it natively, and a choice among near ties may then fall on another column; on a
-machine of the other kind they are shown and not judged.
+results.toml says what makes each table: rows of `extract` and `fit`, or a script of this folder, and about how many
+minutes of a core it takes. Capitals in commands are what is given as NAME=PATH: DATA the publishers' files, TEXT
+enwik8.gz, VIT the vision model that docs/guides/images.md imports, PEER a clone of the authors' code. What needs
+something else than what is here is named and left out. All runs on one thread.
+
+A table agrees if each of its numbers does within the last digit printed. Where the processor multiplies bfloat16
+natively features are computed in it, and a choice among near ties may fall otherwise: what is not of
+``--compute float32`` depends on the instruction set, and on a machine of the other kind is not judged. Times and memory
+never are.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
+import re
 import shlex
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
+from datetime import date
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from reservoir_pipelines.fitting.results import Result
 
 from reservoir.reservoir import choose_compute, choose_device
 
 HERE = Path(__file__).parent
-ROWS, RESULTS = HERE / "results.toml", HERE / "RESULTS.md"
-SHARES = ("valid", "test", "raw")
-LAST_DIGIT = 0.1
-HEADS = ("task", "train rows", "best readout", "valid", "test", "raw input", "paper", "cost", "instructions")
+TABLES, RESULTS = HERE / "results.toml", HERE / "RESULTS.md"
+PLACES = ("DATA", "TEXT", "VIT", "PEER")
+HEADS = ("task", "train rows", "best readout", "valid", "test", "raw input", "paper", "instructions")
 
 
-def make(row: dict[str, Any], places: dict[str, Path | None], cache: Path) -> dict[str, Any]:
-    """Run the commands of a row and return what it is about."""
-    arguments = [str(places.get(word, word)) for word in shlex.split(row["extract"])]
-    entry = json.loads(_reservoir("extract", *arguments, "--cache", str(cache)))["entry"]
-    found = json.loads(_reservoir("fit", entry, *shlex.split(row.get("fit", ""))))
+def commands(table: dict[str, Any]) -> list[str]:
+    """Return what makes a table, as one would type it."""
+    if "script" in table:
+        return [f"python benchmarks/{table['script']}"]
+    return [
+        f"reservoir extract {row['extract']} && \\\n        "
+        + " ".join(["reservoir fit", row["extract"].split()[0], *row.get("fit", "").split()])
+        for row in table["rows"]
+    ]
+
+
+def lacking(table: dict[str, Any], places: dict[str, str]) -> list[str]:
+    """Return what a table needs and is not here: places, and packages."""
+    words = shlex.split(" ".join(commands(table)).replace("\\\n", " "))
+    missing = [f"{name}=PATH" for name in PLACES if name in words and name not in places]
+    return missing + [name for name in table.get("packages", ()) if not find_spec(name)]
+
+
+def make(table: dict[str, Any], places: dict[str, str], compute: str) -> str:
+    """Run the commands of a table and return it; what a script prints that is no Markdown stands as it is."""
+    if "script" in table:
+        script, *words = shlex.split(table["script"])
+        found = _run([str(HERE / script), *words], places).strip()
+        return found if found.startswith("|") else f"```text\n{found}\n```"
+    rows = [cells(row, places, compute) for row in table["rows"]]
+    heads = [head for head in HEADS if any(row[head] for row in rows)]
+    aligned = "|".join("---" if head in ("task", "best readout", "instructions") else "--:" for head in heads)
+    lines = [_line(heads), f"|{aligned}|", *(_line([row[head] for head in heads]) for row in rows)]
+    return "\n".join(lines)
+
+
+def cells(row: dict[str, Any], places: dict[str, str], compute: str) -> dict[str, str]:
+    """Return a row of a table by its heads."""
+    reservoir = ["-m", "reservoir_pipelines"]
+    made = json.loads(_run([*reservoir, "extract", *shlex.split(row["extract"]), "--json"], places))
+    found = json.loads(_run([*reservoir, "fit", made["entry"], *shlex.split(row.get("fit", "")), "--json"], places))
     best, raw = found["best"], found["raw"]
-    scores = {"valid": best["valid_score"], "test": best["test_score"], "raw": raw["test_score"]}
-    columns = best["columns"]
-    read = "+".join(columns) if len(columns) < 4 else f"{columns[0]} ... {columns[-1]} ({len(columns)} columns)"
-    name = f"{read}, ridge {best['alpha']:.3g}"
-    return {"best": name, **{name: round(100 * score, 1) for name, score in scores.items()}}
+    title = Result(**{name: best[name] for name in ("columns", "readout", "alpha", "valid_score")}).title
+    fixed = "--compute float32" in row["extract"]
+    shares = f"{100 * best['valid_score']:.1f}", f"**{100 * best['test_score']:.1f}**", f"{100 * raw['test_score']:.1f}"
+    said = f"{made['rows']['train']:,}", f"`{title}, ridge {best['alpha']:.3g}`"
+    paper = str(row.get("paper", ""))
+    return dict(zip(HEADS, (row["name"], *said, *shares, paper, "any" if fixed else compute), strict=True))
 
 
-def agrees(row: dict[str, Any], found: dict[str, Any]) -> bool:
-    """Return whether what was found is what the row says, within the last digit printed."""
-    return all(abs(row[name] - found[name]) < 1.5 * LAST_DIGIT for name in SHARES)
+def differences(said: str, found: str) -> list[str]:
+    """Return where the numbers of two tables are not the same within the last digit, by row and column."""
+    old, new = ({row[next(iter(row))]: row for row in parsed(text)} for text in (said, found))
+    wrong = [f"{name}: a row that is only written, or only found" for name in old.keys() ^ new.keys()]
+    for name in old.keys() & new.keys():
+        if old[name].get("instructions") == new[name].get("instructions"):
+            pairs = ((head, old[name].get(head, "nothing"), cell) for head, cell in new[name].items())
+            wrong += [f"{name}, {head}: {a} is written, {b} is found" for head, a, b in pairs if not _same(a, b)]
+    return wrong
 
 
-def on_machine(row: dict[str, Any]) -> str:
-    """Return whether a row depends on the instruction set."""
-    return "any" if "--compute float32" in row["extract"] else row["compute"]
+def parsed(text: str) -> list[dict[str, str]]:
+    """Return the rows of the first table of a text, by head."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    rows = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines]
+    return [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
 
 
-def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Return the tables of RESULTS.md by name, each with its commands."""
-    found = {}
-    for name in dict.fromkeys(row["table"] for row in rows):
-        mine = [row for row in rows if row["table"] == name]
-        lines = ["| " + " | ".join(HEADS) + " |", "|---|--:|---|--:|--:|--:|--:|---|---|"]
-        for row in mine:
-            shares = [f"{row['valid']:.1f}", f"**{row['test']:.1f}**", f"{row['raw']:.1f}", str(row.get("paper", ""))]
-            cells = [row["name"], f"{row['rows']:,}", f"`{row['best']}`", *shares, row["cost"], on_machine(row)]
-            lines.append("| " + " | ".join(cells) + " |")
-        commands = [
-            f"    reservoir extract {row['extract']} && \\\n        reservoir fit "
-            f"{' '.join([row['extract'].split()[0], *row.get('fit', '').split()])}"
-            for row in mine
-        ]
-        found[name] = "\n".join([*lines, "", *dict.fromkeys(commands)])
-    return found
+def block(name: str) -> str:
+    """Return what stands between the marks of a table."""
+    text = RESULTS.read_text()
+    return text.partition(f"<!-- {name} -->\n")[2].partition("<!-- end -->")[0]
 
 
-def rendered(text: str, rows: list[dict[str, Any]]) -> str:
-    """Return RESULTS.md with its tables as the rows make them."""
-    for name, table in tables(rows).items():
-        before, _, rest = text.partition(f"<!-- {name} -->\n")
-        text = f"{before}<!-- {name} -->\n{table}\n{rest[rest.index('<!-- end -->') :]}"
-    return text
+def write(name: str, table: dict[str, Any], made: str, how: str) -> None:
+    """Write a table with its commands, the date, the time it took and the machine."""
+    typed = "\n".join(f"    {command}" for command in commands(table))
+    text = f"{made}\n\n{typed}\n\n{how}\n"
+    before, mark, rest = RESULTS.read_text().partition(f"<!-- {name} -->\n")
+    RESULTS.write_text(f"{before}{mark}{text}{rest[rest.index('<!-- end -->') :]}")
 
 
-def _reservoir(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "reservoir_pipelines", *arguments, "--json"], stdout=-1, check=True)
-    return done.stdout.decode()
+def machine(compute: str) -> str:
+    """Return what numbers may depend on."""
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.is_file() else []
+    name = re.sub(r"\(R\)|\(TM\)", "", names[0] if names else platform.processor())
+    load = f"a load of {os.getloadavg()[2]:.0f} on {os.cpu_count()} cores"
+    return f"one thread, {load}, {name}, {compute}, torch {version('torch').partition('+')[0]}"
 
 
-def _write(rows: list[dict[str, Any]]) -> None:
-    """Write the rows, and the tables made from them."""
-    written = (
-        "[[row]]\n" + "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in row.items())
-        for row in rows
+def _run(words: list[str], places: dict[str, str]) -> str:
+    named = [places.get(word, word) for word in words]
+    return subprocess.run([sys.executable, *named], stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def _line(row: list[str]) -> str:
+    return "| " + " | ".join(row) + " |"
+
+
+def _same(said: str, found: str) -> bool:
+    """Return whether two cells are the same, as numbers within the last digit."""
+    pattern = r"-?[\d,]*\.?\d+"
+    if not (re.fullmatch(pattern, found) and re.fullmatch(pattern, said)):
+        return said == found or not re.fullmatch(pattern, found)
+    digits = len(found.partition(".")[2])
+    return abs(float(said.replace(",", "")) - float(found.replace(",", ""))) < 1.5 * 10**-digits
+
+
+def _plan(asked: argparse.Namespace, places: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Return the tables to make, and say what they cost and which are left out."""
+    tables = tomllib.loads(TABLES.read_text())
+    only, chosen = asked.only.split(",") if asked.only else list(tables), {}
+    if unknown := set(only) - tables.keys():
+        raise SystemExit(f"--only {', '.join(unknown)}: no such table; there are {', '.join(tables)}")
+    for name, table in tables.items():
+        if name not in only or (asked.check and table.get("timing")):
+            continue
+        if missing := lacking(table, places):
+            print(f"{name}: left out, needs {', '.join(missing)}")
+        else:
+            chosen[name] = table
+    print(
+        f"{', '.join(chosen)}: about {sum(table['minutes'] for table in chosen.values())} minutes of a core", flush=True
     )
-    ROWS.write_text("\n".join(written))
-    RESULTS.write_text(rendered(RESULTS.read_text(), rows))
+    return chosen
 
 
 def main() -> int:
-    """Run the rows; return 1 if one of them does not agree."""
+    """Make the tables; return 1 if one does not agree or cannot be made."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="Folder of the publishers' files.")
-    parser.add_argument("--vit", type=Path, help="Folder of the imported vision model.")
-    parser.add_argument("--long", action="store_true", help="Those of many minutes too.")
-    parser.add_argument("--check", action="store_true", help="Exit with 1 where a row does not agree.")
-    parser.add_argument("--write", action="store_true", help="Write what is found.")
-    parser.add_argument("--cache", type=Path, help="Where features are kept; a temporary folder by default.")
-    parser.add_argument("--only", default="", help="Rows whose name holds this.")
+    parser.add_argument("places", nargs="*", metavar="NAME=PATH", help="What is where, such as DATA=DIR.")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--check", action="store_true", help="Compare; end with 1 where a table does not agree.")
+    what.add_argument("--write", action="store_true", help="Write what is found.")
+    parser.add_argument("--cache", metavar="DIR", help="Where features are kept; by default until the end alone.")
+    parser.add_argument("--only", metavar="NAMES", help="Tables, comma-separated.")
     asked = parser.parse_args()
-    places = {"DIR": asked.data, "VIT": asked.vit}
-    rows, wrong = tomllib.loads(ROWS.read_text())["row"], 0
+    places, failed = dict(place.split("=", 1) for place in asked.places if "=" in place), 0
+    os.environ["OMP_NUM_THREADS"] = "1"
     here = choose_compute("auto", choose_device("cpu"))
-    with tempfile.TemporaryDirectory() as folder:
-        for row in rows:
-            lacking = any(name in row["extract"].split() and not place for name, place in places.items())
-            if asked.only not in row["name"] or lacking or (row["cost"] == "long" and not asked.long):
+    chosen = _plan(asked, places)
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["RESERVOIR_CACHE"] = asked.cache or cache
+        for name, table in chosen.items():
+            started = time.monotonic()
+            try:
+                made = make(table, places, here)
+            except subprocess.CalledProcessError as error:
+                failed += 1
+                print(f"{name}: its command ended with {error.returncode}", flush=True)
                 continue
-            found = make(row, places, asked.cache or Path(folder))
-            judged = on_machine(row) in ("any", here)
-            verdict = ("agrees" if agrees(row, found) else "DIFFERS") if judged else f"not judged: here {here}"
-            wrong += verdict == "DIFFERS"
-            said = {name: row[name] for name in ("best", *SHARES)}
-            print(
-                f"{row['name']} (instructions: {on_machine(row)}): {verdict}\n  said  {said}\n  found {found}",
-                flush=True,
-            )
+            minutes = (time.monotonic() - started) / 60
+            print(f"\n{made}\n", flush=True)
             if asked.write:
-                row |= {**found, "compute": here}
-    if asked.write:
-        _write(rows)
-    return int(asked.check and wrong > 0)
+                write(name, table, made, f"{date.today()}, {minutes:.1f} minutes by the clock, {machine(here)}.")
+                continue
+            said = block(name)
+            wrong = differences(said, made)
+            judged = "rows" in table or f", {here}," in said
+            failed += bool(wrong) and judged
+            verdict = ("DIFFERS\n  " + "\n  ".join(wrong)) if wrong else "agrees"
+            print(
+                f"{name}: {verdict if judged else f'not judged, made with other instructions than {here}'}", flush=True
+            )
+    return int(failed > 0)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import contextlib
 import io
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 LETTERS, TEST = 4, 400
+
+Kind = Callable[[np.random.Generator, np.ndarray], np.ndarray]
 
 PENALTIES: Any = np.logspace(-4, 0, 5)  # scikit-learn's stub knows the number of them alone
 
@@ -119,7 +121,21 @@ def default(x: np.ndarray, y: np.ndarray, rows: int) -> tuple[float, float, str]
         features = extract(str(path), cache=folder)
         found, tokens = fit(features), fit(features, columns="embed/tokens")
     ours, beside = (fitted.evaluation.scores["accuracy"] for fitted in (found, tokens))
-    return ours, beside, f"{found.best.columns[0]} and {len(found.best.columns) - 1} more"
+    return ours, beside, f"`{found.best.title}`"
+
+
+def scores_of(kind: Kind, number: int, rows: int, length: int) -> tuple[list[float], str]:
+    """Return the accuracies of the ways on one draw of a kind, and what the default reads."""
+    draw = np.random.default_rng([number, length])
+    x = draw.integers(0, LETTERS, (rows + TEST, length))
+    y = kind(draw, x)
+    train, test = slice(0, rows), slice(rows, None)
+    hot, counts = features(x)
+    ours, tokens, columns = default(x, y, rows)
+    ridge = RidgeClassifierCV(np.logspace(-3, 4, 15)).fit(hot[train], y[train]).score(hot[test], y[test])
+    logistic = LogisticRegressionCV(Cs=PENALTIES, cv=5, max_iter=300)
+    model = make_pipeline(StandardScaler(), logistic).fit(counts[train], y[train])
+    return [ours, tokens, ridge, model.score(counts[test], y[test])], columns
 
 
 def main() -> None:
@@ -131,28 +147,20 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=1)
     options = parser.parse_args()
     warnings.filterwarnings("ignore", category=FutureWarning)  # of scikit-learn, on its defaults
-    cells = []
-    print(f"{'accuracy':<16}{'default':>10}{'tokens':>10}{'raw ridge':>12}{'counts':>10}")
+    print("| kind | default | tokens | raw ridge | counts | chosen |\n|---|--:|--:|--:|--:|---|")
+    means = []
     for kind in KINDS:
-        for number in range(options.draws if not options.kinds or kind.__name__ in options.kinds else 0):
-            draw = np.random.default_rng([number, options.length])
-            x = draw.integers(0, LETTERS, (options.rows + TEST, options.length))
-            y = kind(draw, x)
-            train, test = slice(0, options.rows), slice(options.rows, None)
-            hot, counts = features(x)
-            ours, tokens, columns = default(x, y, options.rows)
-            ridge = RidgeClassifierCV(np.logspace(-3, 4, 15)).fit(hot[train], y[train]).score(hot[test], y[test])
-            logistic = LogisticRegressionCV(Cs=PENALTIES, cv=5, max_iter=300)
-            model = make_pipeline(StandardScaler(), logistic).fit(counts[train], y[train])
-            cells.append((ours, tokens, ridge, model.score(counts[test], y[test])))
-            print(f"{kind.__name__:<16}{line(cells[-1])}   {columns}", flush=True)
-    print(f"{'mean':<16}{line(np.mean(cells, axis=0).tolist())}")
+        if options.kinds and kind.__name__ not in options.kinds:
+            continue
+        drawn = [scores_of(kind, number, options.rows, options.length) for number in range(options.draws)]
+        means.append(np.mean([scores for scores, _ in drawn], axis=0))
+        print(line(kind.__name__, means[-1], ", ".join(dict.fromkeys(title for _, title in drawn))), flush=True)
+    print(line("mean", np.mean(means, axis=0), ""))
 
 
-def line(scores: Sequence[float]) -> str:
+def line(name: str, scores: np.ndarray, chosen: str) -> str:
     """Return a row of the table."""
-    ours, tokens, ridge, counted = scores
-    return f"{ours:>10.3f}{tokens:>10.3f}{ridge:>12.3f}{counted:>10.3f}"
+    return f"| {name} | " + " | ".join(f"{score:.3f}" for score in scores) + f" | {chosen} |"
 
 
 if __name__ == "__main__":

@@ -1,46 +1,118 @@
-"""The tables of RESULTS.md are what their rows make of them, and a row is checked against its commands."""
+"""Every table of RESULTS.md has its command and is checked against it; what other pages cite is what stands there."""
 
 import importlib.util
+import re
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parents[1] / "benchmarks"
+ROOT = Path(__file__).resolve().parents[1]
+SMALL = """
+[one]
+minutes = 1
+
+[[one.rows]]
+name = "bits"
+extract = "bit-xor --backbone gpt2:n_layer=1,n_embd=16,n_head=2 --param train_rows=40 --param valid_rows=20 \
+--param test_rows=20 --compute float32 --layers final --pool last"
+
+[two]
+script = "said.py 0.50"
+minutes = 1
+
+[clock]
+script = "said.py 1"
+minutes = 1
+timing = true
+
+[away]
+script = "said.py TEXT"
+packages = ["no_such_package"]
+minutes = 1
+"""
 
 
 @pytest.fixture(scope="module")
 def results():
     """Return the script as a module."""
-    spec = importlib.util.spec_from_file_location("results", HERE / "results.py")
+    spec = importlib.util.spec_from_file_location("results", ROOT / "benchmarks" / "results.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def test_the_tables_are_those_of_the_rows(results):
-    text, rows = results.RESULTS.read_text(), tomllib.loads(results.ROWS.read_text())["row"]
-    assert results.rendered(text, rows) == text
-    for row in rows:
-        assert row["cost"] in ("cheap", "long") and f"reservoir extract {row['extract']}" in text
-    assert "depend on the instruction set" in results.__doc__
+def test_every_table_has_its_command_and_stands_between_its_marks(results):
+    text, tables = results.RESULTS.read_text(), tomllib.loads(results.TABLES.read_text())
+    for name, table in tables.items():
+        said = results.block(name)
+        assert text.count(f"<!-- {name} -->\n") == 1 and ("|--" in said or "```text" in said), name
+        assert all(command in said for command in results.commands(table)), name
+        assert re.search(r"\n20\d\d-\d\d-\d\d, .*\n$", said), name
+    prose = re.sub(r"<!-- ([\w-]+) -->\n.*?<!-- end -->", "", text, flags=re.S)
+    assert "|" not in prose and "```" not in prose and "<!--" not in prose
+    assert re.findall(r"(?<![\w.=])\d*\.\d+%?|\d+%", re.sub(r"`[^`]*`|\]\(.*?\)", "", prose)) == [], (
+        "a number without a command"
+    )
+    assert "depends on the instruction set" in results.__doc__
 
 
-def test_a_row_agrees_with_its_commands_and_no_other(results, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(results, "ROWS", tmp_path / "results.toml")
-    monkeypatch.setattr(results, "RESULTS", tmp_path / "RESULTS.md")
-    few = "--param train_rows=40 --param valid_rows=20 --param test_rows=20"
-    extract = f"bit-xor --backbone gpt2:n_layer=1,n_embd=16,n_head=2 {few} --compute float32 --layers final --pool last"
-    row = {"table": "one", "name": "bits", "rows": 40, "extract": extract, "cost": "cheap", "compute": "float32"}
-    results.RESULTS.write_text("<!-- one -->\n<!-- end -->\n")
-    results._write([row | {"best": "", "valid": 0.0, "test": 0.0, "raw": 0.0}])
-    monkeypatch.setattr(sys, "argv", ["results.py", "--check", "--cache", str(tmp_path / "cache")])
-    assert results.main() == 1 and "DIFFERS" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", [*sys.argv, "--write"])
-    results.main()
-    assert "`final/last, ridge" in results.RESULTS.read_text()
-    monkeypatch.setattr(sys, "argv", sys.argv[:-1])
-    capsys.readouterr()
-    assert results.main() == 0 and "bits (instructions: any): agrees" in capsys.readouterr().out
+def test_a_table_agrees_within_its_last_digit_and_no_further(results):
+    said = "| task | test |\n|---|--:|\n| a | **90.1** |\n| b | `x` |\n"
+    assert results.differences(said, said.replace("**90.1**", "90.2").replace("`x`", "`y`")) == []
+    assert len(results.differences(said, said.replace("90.1", "90.3"))) == 1
+    assert len(results.differences(said, said.replace("| b |", "| c |"))) == 2
+    with_kind = "| task | test | instructions |\n|---|--:|---|\n| a | {} | {} |\n"
+    assert results.differences(with_kind.format(1, "bfloat16"), with_kind.format(2, "float32")) == []
+    assert len(results.differences(with_kind.format(1, "any"), with_kind.format(3, "any"))) == 1
+
+
+def test_a_table_is_written_and_checked_by_its_commands(results, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RESERVOIR_CACHE", "")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name, value in (("HERE", tmp_path), ("TABLES", tmp_path / "t.toml"), ("RESULTS", tmp_path / "RESULTS.md")):
+        monkeypatch.setattr(results, name, value)
+    results.TABLES.write_text(SMALL)
+    marks = "".join(f"<!-- {name} -->\n<!-- end -->\n" for name in tomllib.loads(SMALL))
+    results.RESULTS.write_text(f"before\n{marks}after\n")
+    script = tmp_path / "said.py"
+    script.write_text("import sys\nprint('| what | score |\\n|---|--:|\\n| it |', sys.argv[1], '|')\n")
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["results.py", *words])
+        return results.main(), capsys.readouterr().out
+
+    assert run("--check")[0] == 1, "nothing is written yet"
+    code, said = run("--write")
+    assert code == 0 and "one, two, clock: about 3 minutes" in said
+    assert "away: left out, needs TEXT=PATH, no_such_package" in said
+    text = results.RESULTS.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "`final/last, ridge" in text
+    assert "| it | 0.50 |\n\n    python benchmarks/said.py 0.50\n\n20" in text
+    code, said = run("--check")
+    assert code == 0 and "one: agrees" in said and "two: agrees" in said
+    assert "clock:" not in said
+    script.write_text(script.read_text().replace("sys.argv[1]", "'0.53'"))
+    code, said = run("--check", "--only", "two")
+    assert code == 1 and "two: DIFFERS\n  it, score: 0.50 is written, 0.53 is found" in said
+    script.write_text("raise SystemExit(3)\n")
+    code, said = run("--write", "--only", "two")
+    assert code == 1 and "ended with 3" in said and results.RESULTS.read_text() == text
+
+
+def test_other_pages_cite_what_stands_there(results):
+    rows = [row for name in ("output-only", "more-rows") for row in results.parsed(results.block(name))]
+    readme = (ROOT / "README.md").read_text()
+    native, in_float32 = results.parsed(results.block("digits"))
+    assert f"all layers do best together does not: {in_float32['test']}% in float32" in " ".join(readme.split())
+    assert f"{native['valid']}%  {native['test']}%" in readme
+    cited = results.parsed(readme.partition("## How far it goes")[2].partition("\n## ")[0])
+    numbers = [[row[head] for head in ("train rows", "test", "raw input", "paper")] for row in rows]
+    assert [[cell.strip("%") for cell in list(row.values())[1:]] for row in cited] == numbers
+    mean = next(row for row in results.parsed(results.block("series")) if row["set"] == "mean")
+    text = " ".join((ROOT / "docs" / "comparison.md").read_text().split())
+    default, mini, hydra, raw = (mean[k][1:] for k in ("default", "MiniRocket", "MultiRocket-Hydra", "raw ridge"))
+    said = f"a mean of {default}, MiniRocket {mini}, MultiRocket-Hydra {hydra}, a plain ridge on the values {raw}"
+    assert said in text

@@ -143,6 +143,37 @@ def test_words_are_read_at_their_last_tokens(tmp_path):
     assert [len(answer.label) for answer in answers] == [len(text.split()) for text in texts]
 
 
+def test_residues_are_read_at_their_own_tokens_of_a_protein_model(tmp_path):
+    """EsmTokenizer tells no offsets; the letters stand between its first and its last token."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = save_with_tokenizer("esm", tmp_path / "esm")
+    rows = [(one.translate(str.maketrans("AGV", "AGL")), label) for one, label in proteins(30)]
+    path = write_csv(tmp_path / "ss.csv", rows)
+    named = {"backbone": str(folder), "compute": "float32", "store": "float32", "cache": tmp_path / "cache"}
+    part = extract(path, **named).store["train"]
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    texts = task_texts(tmp_path / "ss.csv", "train")
+    for row, values in zip(part.index[:4], part["block02/all"][:4], strict=True):
+        with torch.no_grad():
+            states = model(**tokenizer(texts[row], return_tensors="pt"), output_hidden_states=True).hidden_states[2][0]
+        np.testing.assert_allclose(values[: len(texts[row])], states[1:-1], atol=1e-5)
+        assert not values[len(texts[row]) :].any()
+
+
+@pytest.mark.parametrize("text", ["the cat sat", "ACGT", "héllo 😀 cat"])
+def test_letters_of_bytes_are_read_where_they_end(text):
+    from reservoir.inputs.text import read_tokenizer
+    from reservoir.tasks.own.letters import codes_of
+
+    reader = read_tokenizer("mini", 1024)
+    ends = np.cumsum([len(letter.encode()) for letter in text]) - 1
+    assert reader.places(*codes_of("here", [text]), words=False)[0].tolist() == ends.tolist()
+    words = np.cumsum([len(word.encode()) + 1 for word in text.split()]) - 2
+    assert reader.places(*codes_of("here", [text]), words=True)[0].tolist() == words.tolist()
+
+
 def task_texts(path, split):
     from reservoir.tasks.own.letters import texts_of
 

@@ -1,8 +1,11 @@
 """Own data is known by its content, and prepared data by its bytes."""
 
+import json
+
 import numpy as np
 import pytest
 from reservoir_pipelines import extract, prepare
+from reservoir_pipelines.cli import run
 from reservoir_pipelines.extraction.entries import find_entry
 
 from reservoir import InputError
@@ -52,3 +55,30 @@ def test_a_flipped_bit_of_prepared_data_is_found_and_mended(cache, tmp_path):
             assert not again.reused
             assert again.digest == prepared.digest
             assert file.read_bytes() == content
+
+
+def letters(path, rows, seed, *, labelled=True):
+    """Write a table of DNA, or a FASTA file of proteins, of which one letter is commoner in one class."""
+    draw = np.random.default_rng(seed)
+    lines = [] if path.suffix == ".fasta" else ["sequence,label" if labelled else "sequence"]
+    for row in range(rows):
+        text = "".join(draw.choice([*"ACGT", *("A" if row % 2 else "C") * 3], draw.integers(20, 40)))
+        kind = ["left", "right"][row % 2] if labelled else ""
+        lines.append(
+            f">s{row} {kind}\n{text[:15]}\n{text[15:]}" if path.suffix == ".fasta" else f"{text},{kind}".strip(",")
+        )
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".fasta"])
+def test_new_letters_are_labelled_in_the_form_of_the_old(cache, tmp_path, capsys, suffix):
+    """Tables of pictures and texts: `test_pictures`, `test_native`."""
+    file, new = letters(tmp_path / f"old{suffix}", 80, 0), letters(tmp_path / f"new{suffix}", 6, 1, labelled=False)
+    small = ["--backbone", SHAPE["backbone"], "--init", "random"]
+    assert run(["extract", file, *small]) == run(["fit", file, "--out", str(tmp_path / "readout")]) == 0
+    capsys.readouterr()
+    assert run(["predict", str(tmp_path / "readout"), new]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["label"] for row in found] == ["left", "right"] * 3
+    assert suffix == ".csv" or [row["id"] for row in found] == [f"s{row}" for row in range(6)]

@@ -1,5 +1,6 @@
 """A model's own way in, beside transformers' tokenizer and model run by hand."""
 
+import json
 import shutil
 from dataclasses import replace
 from importlib.util import find_spec
@@ -71,6 +72,19 @@ def test_features_are_those_of_a_script_with_transformers(kind: str, tmp_path: P
     alone = [features(model, [text], columns, 1) for text in texts]
     for column in columns:
         np.testing.assert_allclose(np.concatenate([one[column] for one in alone]), found[column], atol=1e-5)
+
+
+def test_the_encoder_of_a_chronos_model_is_that_of_t5(tmp_path: Path):
+    """Chronos is a T5 whose configuration says more: a script with transformers takes its encoder alike."""
+    folder = save_with_tokenizer("t5", tmp_path / "chronos")
+    config = json.loads((folder / "config.json").read_text())
+    config["chronos_config"] = {"tokenizer_class": "MeanScaleUniformBins", "n_tokens": 20, "context_length": 16}
+    (folder / "config.json").write_text(json.dumps(config))
+    found = features(load(folder), TEXTS, ["block02/mean", "final/last"])
+    for row, text in enumerate(TEXTS):
+        expected = by_hand("t5", folder, text)
+        for column in found:
+            np.testing.assert_allclose(found[column][row, 0], expected[column], atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
