@@ -140,9 +140,9 @@ def evaluate_classes(
     interval = accuracy_interval(merits)
     y, predicted = y.ravel(), predicted.ravel()
     confusion = confusion_matrix(y, predicted, labels=range(len(classes)))
-    counts = confusion.sum(axis=1)
-    present = np.flatnonzero(counts).tolist()
-    recall = confusion.diagonal()[present] / counts[present]
+    occurring = confusion.sum(axis=1)
+    present = np.flatnonzero(occurring).tolist()
+    recall = confusion.diagonal()[present] / occurring[present]
     return Evaluation(
         samples=len(y),
         scores=scores,
@@ -231,5 +231,6 @@ def evaluate(
 
 
 def _by_row(merits: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the mean of samples (n,) in each row, of which it has so many."""
+    """Return the mean of samples (n,) in each row that has any, of which it has so many."""
+    counts = counts[counts > 0]
     return np.add.reduceat(merits, np.cumsum(counts) - counts) / counts

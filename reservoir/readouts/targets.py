@@ -146,7 +146,7 @@ def samples(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def there(y: np.ndarray) -> np.ndarray:
     """Return which readout tokens (rows, readout_tokens) have labels: behind a row's end the class is -1, or NaN."""
-    return (np.isfinite(y) if y.dtype.kind == "f" else y >= 0).all(axis=-1)
+    return np.all(np.isfinite(y) if y.dtype.kind == "f" else y >= 0, axis=-1)
 
 
 def unsample(values: np.ndarray, readout_tokens: int, outputs: int) -> np.ndarray:

@@ -333,10 +333,11 @@ def test_several_seeds_draw_reservoirs_of_their_own(extracted, tmp_path):
         fit_seeds([extracted.store.entry] * 2, 3)
 
 
-def test_real_targets_are_fitted_scored_by_r2_and_predicted(tiny_gpt2, tmp_path):
+@pytest.mark.parametrize("repeats", [1, 3])  # few targets, and so many that every penalty has no weights of its own
+def test_real_targets_are_fitted_scored_by_r2_and_predicted(tiny_gpt2, tmp_path, repeats):
     draw = np.random.default_rng(0)
     x = draw.normal(size=(400, 8, 2)).astype(np.float32)
-    y = np.stack([x[:, :, 0].mean(axis=1), 3 + x[:, -1, 1]], axis=1)
+    y = np.stack([x[:, :, 0].mean(axis=1), 3 + x[:, -1, 1]] * repeats, axis=1)
     np.savez(tmp_path / "own.npz", x=x, y=y)
     np.savez(tmp_path / "new.npz", x=x[:5])
     settings = {
