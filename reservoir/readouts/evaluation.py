@@ -139,7 +139,7 @@ def evaluate_classes(
     scores |= {f"accuracy_of_label_{n}": one["accuracy"] for n, one in enumerate(each)} if apart else {}
     interval = accuracy_interval(merits)
     y, predicted = y.ravel(), predicted.ravel()
-    confusion = confusion_matrix(y, predicted, labels=range(len(classes)))
+    confusion: np.ndarray = confusion_matrix(y, predicted, labels=range(len(classes)))
     occurring = confusion.sum(axis=1)
     present = np.flatnonzero(occurring).tolist()
     recall = confusion.diagonal()[present] / occurring[present]

@@ -101,7 +101,7 @@ class Targets:
         Guo et al. (2017), On calibration of modern neural networks, section 4.2; Platt (1999), Probabilistic outputs
         for support vector machines, section 2.2, for labels that are not quite 0 and 1.
         """
-        from scipy.optimize import minimize_scalar  # a quarter of a second, which no prediction needs
+        from scipy.optimize import minimize_scalar  # a quarter of a second, which a prediction from the raw input saves
 
         if not self.classes:
             return 1.0
