@@ -98,6 +98,7 @@ def main() -> None:
     if asked.stage:
         print(json.dumps(stage(asked.stage[0], json.loads(asked.stage[1]))))
         return
+    print("| stage | rows | MB | padding | seconds |\n|---|--:|--:|--:|--:|", flush=True)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         models: dict[str, dict[str, Any]] = {
@@ -116,11 +117,10 @@ def main() -> None:
                     env=os.environ,
                 )
                 found = json.loads(done.stdout.splitlines()[-1])
-                print(
-                    f"{asked.rows:,} {kind}, {path.stat().st_size / 1e6:.0f} MB, {name}:",
-                    {k: round(v, 4) for k, v in found.items()},
-                    flush=True,
-                )
+                padding = f"{100 * found['padding']:.1f}%" if "padding" in found else ""
+                size = f"{asked.rows:,} ({path.stat().st_size / 1e6:.0f} MB)"
+                cells = (f"{name} {kind}", size, f"{found['megabytes']:,.0f}", padding, f"{found['seconds']:,.0f}")
+                print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
