@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
+import re
 import subprocess
 import sys
 import tempfile
@@ -77,9 +77,15 @@ def stage(name: str, arguments: dict[str, Any]) -> dict[str, float]:
     getattr(reservoir_pipelines, name)(**arguments)
     found = {
         "seconds": time.perf_counter() - start,
-        "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "megabytes": peak_megabytes(),
     }
     return found | ({"padding": 1 - counts[0] / counts[1]} if counts[1] else {})
+
+
+def peak_megabytes() -> float:
+    """Return the most memory of this program; the largest resident set of `resource` counts who started it too."""
+    found = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
+    return int(found[1]) / 1024 if found else float("nan")
 
 
 def main() -> None:
@@ -92,6 +98,7 @@ def main() -> None:
     if asked.stage:
         print(json.dumps(stage(asked.stage[0], json.loads(asked.stage[1]))))
         return
+    print("| stage | rows | MB | padding | seconds |\n|---|--:|--:|--:|--:|", flush=True)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         models: dict[str, dict[str, Any]] = {
@@ -110,11 +117,10 @@ def main() -> None:
                     env=os.environ,
                 )
                 found = json.loads(done.stdout.splitlines()[-1])
-                print(
-                    f"{asked.rows:,} {kind}, {path.stat().st_size / 1e6:.0f} MB, {name}:",
-                    {k: round(v, 4) for k, v in found.items()},
-                    flush=True,
-                )
+                padding = f"{100 * found['padding']:.1f}%" if "padding" in found else ""
+                size = f"{asked.rows:,} ({path.stat().st_size / 1e6:.0f} MB)"
+                cells = (f"{name} {kind}", size, f"{found['megabytes']:,.0f}", padding, f"{found['seconds']:,.0f}")
+                print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -123,14 +123,16 @@ def test_words_are_read_at_their_last_tokens(tmp_path):
     folder = save_with_tokenizer("bert", tmp_path / "bert")
     draw = np.random.default_rng(0)
     texts = [" ".join(draw.choice(["the", "cat", "dog", "sat", "cowmat"], draw.integers(2, 6))) for _ in range(30)]
-    lines = [{"text": text, "label": ["N" if "a" in word else "O" for word in text.split()]} for text in texts]
+    lines = [
+        {"tokens": text.split(), "ner_tags": ["N" if "a" in word else "O" for word in text.split()]} for text in texts
+    ]
     (tmp_path / "tags.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     named = {"backbone": str(folder), "compute": "float32", "store": "float32", "cache": tmp_path / "cache"}
-    features = extract(str(tmp_path / "tags.jsonl"), **named)
+    features = extract(str(tmp_path / "tags.jsonl"), label="ner_tags", **named)
     part = features.store["train"]
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
     for row, values in zip(part.index[:4], part["block02/all"][:4], strict=True):
-        text = task_texts(tmp_path / "tags.jsonl", "train")[row]
+        text = task_texts(tmp_path / "tags.jsonl", "train", label="ner_tags")[row]
         tokens = tokenizer(text, return_tensors="pt")
         with torch.no_grad():
             states = model(**tokens, output_hidden_states=True).hidden_states[2][0]
@@ -174,10 +176,10 @@ def test_letters_of_bytes_are_read_where_they_end(text):
     assert reader.places(*codes_of("here", [text]), words=True)[0].tolist() == words.tolist()
 
 
-def task_texts(path, split):
+def task_texts(path, split, **asked):
     from reservoir.tasks.own.letters import texts_of
 
-    source = task_named(str(path))
+    source = task_named(str(path), **asked)
     part = source.read(source.pieces()[0])[split]
     return texts_of(part.x, part.lengths)
 

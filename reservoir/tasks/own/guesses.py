@@ -131,6 +131,13 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(shown[:MOST_SHOWN]) + (", ..." if len(shown) > MOST_SHOWN else "")
 
 
+def spaced(cells: Sequence[Any]) -> Sequence[Any]:
+    """Return lists of words, as labels of words come with, as texts; other cells as they are."""
+    if not all(isinstance(cell, list) and cell and all(isinstance(word, str) for word in cell) for cell in cells):
+        return cells
+    return [" ".join("".join(word.split()) or "_" for word in cell) for cell in cells]
+
+
 def refuse(path: Path, table: Table, name: str, role: str) -> NoReturn:
     """Say that a column that was named is not there."""
     if role == "text" and "," in name:

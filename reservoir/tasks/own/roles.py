@@ -29,6 +29,7 @@ from reservoir.tasks.own.guesses import (
     refuse,
     refuse_unlabelled,
     single,
+    spaced,
     times_among,
 )
 from reservoir.tasks.own.tables import Table
@@ -173,6 +174,8 @@ class Sorting:
                 self.arrays["groups"] = np.array(ids)
                 self.notes.append(f"rows with the same {self.found['id']!r} are kept in one split")
             self.arrays["ids"] = np.array(ids)
+        if whole:
+            self.table[whole] = spaced(self.table[whole])
         each = whole and len(labels) == 1 and self._take_each(labels[0], whole)
         self._take([] if each else labels, groups)
         if time:
@@ -310,6 +313,6 @@ class Sorting:
             what = "label" if array == "y" else array
             raise InputError(
                 f"{self.path}, row {row}: another {what} than before under the same {name!r}; if each row is a "
-                f"sequence of its own, say --group {name} or --drop {name}"
+                f"sequence of its own, say --group {name} or --drop {name}; labels of steps are read from .npz"
             )
         return first
