@@ -28,7 +28,7 @@ bench: $(DEVELOPS)  ## start-up, store, extract, readouts, workers and plan besi
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/readouts.py --rows 4000 --width 128 --columns 2 --penalties 10 --logistic-rows 2000
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/targets.py --pairs 1
 	$(BIN)/python benchmarks/scale.py --rows 600 --backbone mini --workers 2 --pairs 1
-	$(BIN)/python benchmarks/plan.py --case 0
+	$(BIN)/python benchmarks/plan.py --case 0 --processor
 
 PLACES = $(foreach name,DATA TEXT VIT PEER,$(if $($(name)),$(name)=$($(name))))
 
