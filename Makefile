@@ -30,9 +30,9 @@ bench: $(DEVELOPS)  ## start-up, store, extract, readouts, workers and plan besi
 	$(BIN)/python benchmarks/scale.py --rows 600 --backbone mini --workers 2 --pairs 1
 	$(BIN)/python benchmarks/plan.py --case 0 --processor
 
-PLACES = $(foreach name,DATA TEXT VIT PEER,$(if $($(name)),$(name)=$($(name))))
+PLACES = $(foreach name,DATA TEXT VIT ANTIBERTY PEER,$(if $($(name)),$(name)=$($(name))))
 
-results: $(DEVELOPS)  ## every table of benchmarks/RESULTS.md, made again (says what it costs): DATA=DIR, TEXT= VIT= PEER=
+results: $(DEVELOPS)  ## every table of benchmarks/RESULTS.md, made again (says what it costs): DATA=DIR, TEXT= VIT= ANTIBERTY= PEER=
 	$(BIN)/python benchmarks/results.py --write $(PLACES)
 
 results-check: $(DEVELOPS)  ## those of accuracies, compared with what is written, in about 20 minutes: DATA=DIR, and the same

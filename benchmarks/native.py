@@ -22,6 +22,7 @@ import shutil
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from reservoir_pipelines import extract, fit
@@ -79,7 +80,7 @@ def show(name: str, valid: float, test: float, what: str) -> None:
     print(f"| {name} | `{what}` | {100 * valid:.1f} | {100 * test:.1f} |", flush=True)
 
 
-def through(name: str, path: Path, out: Path, columns: str = "all", raw: str = "", **settings: str | int) -> None:
+def through(name: str, path: Path, out: Path, columns: str = "all", raw: str = "", **settings: Any) -> None:
     """Extract and fit, and print the best readout and, by its name, the raw input's."""
     entry = str(extract(str(path), **settings).entry)
     result = fit(entry, columns=columns, out=out)
@@ -92,7 +93,7 @@ def homology(folder: Path, data: Path, weights: Path, limit: int) -> None:
     """Print the three forms of homology."""
     path, model = write_homology(data, folder / "homology.jsonl"), antiberty(weights, folder / "antiberty")
     through("letters through drawn kernels", path, folder / "kernels", KERNELS, "one-hot letters", limit=limit)
-    more: dict[str, str | int] = {"backbone": str(model), "input": "native", "layers": "final", "pool": "mean"}
+    more = {"backbone": str(model), "input": "native", "layers": "final", "pool": "mean"}
     through("AntiBERTy's own tokens", path, folder / "own", "final/mean", limit=limit, **more)
 
 

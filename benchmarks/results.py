@@ -6,8 +6,9 @@
 
 results.toml says what makes each table: rows of `extract` and `fit`, or a script of this folder, and about how many
 minutes of a core it takes. Capitals in commands are what is given as NAME=PATH: DATA the publishers' files, TEXT
-enwik8.gz, VIT the vision model that docs/guides/images.md imports, PEER a clone of the authors' code. What needs
-something else than what is here is named and left out. All runs on one thread.
+enwik8.gz, VIT the vision model that docs/guides/images.md imports, ANTIBERTY the weights of its wheel, PEER a clone of
+the authors' code. What needs something else than what is here is named and left out. All runs on one thread. What takes
+long is compared where ``--only`` names it.
 
 A table agrees if each of its numbers does within the last digit printed. Where the processor multiplies bfloat16
 natively features are computed in it, and a choice among near ties may fall otherwise: what is not of
@@ -40,7 +41,7 @@ from reservoir.reservoir import choose_compute, choose_device
 
 HERE = Path(__file__).parent
 TABLES, RESULTS = HERE / "results.toml", HERE / "RESULTS.md"
-PLACES = ("DATA", "TEXT", "VIT", "PEER")
+PLACES = ("DATA", "TEXT", "VIT", "ANTIBERTY", "PEER")
 HEADS = ("task", "train rows", "best readout", "valid", "test", "raw input", "paper", "instructions")
 
 
@@ -155,7 +156,8 @@ def _plan(asked: argparse.Namespace, places: dict[str, str]) -> dict[str, dict[s
     if unknown := set(only) - tables.keys():
         raise SystemExit(f"--only {', '.join(unknown)}: no such table; there are {', '.join(tables)}")
     for name, table in tables.items():
-        if name not in only or (asked.check and table.get("timing")):
+        long = table.get("long") and not asked.only
+        if name not in only or (asked.check and (long or table.get("timing"))):
             continue
         if missing := lacking(table, places):
             print(f"{name}: left out, needs {', '.join(missing)}")

@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -99,7 +100,7 @@ def start(command: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=quiet, stderr=quiet, env=alone)
 
 
-def over_networks(task: Path, options: argparse.Namespace) -> dict[str, object]:
+def over_networks(task: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Extract by dask workers in networks of their own; kill the first one as soon as there are some shards."""
     scheduler = [PYTHON, "-m", "distributed.cli.dask_scheduler", "--port", str(PORT), "--no-dashboard"]
     worker = [PYTHON, "-m", "distributed.cli.dask_worker", "--nthreads", "1", "--no-nanny", "--memory-limit", "0"]
