@@ -37,6 +37,7 @@ CASES = {
     "raw tokens": {"layers": "embed", "pool": "mean"},
 }
 COLUMNS = {"raw and more": "embed/mean+raw"}
+ROUNDING = {"rounded": 1e-3}  # predict's batches have rows of like length, whose last bits in bfloat16 are others
 
 
 def sequences():
@@ -110,7 +111,7 @@ def test_the_module_gives_what_predict_gives(readouts, case):
     x, lengths = inputs(file)
     with torch.no_grad():
         got = module(torch.from_numpy(x), torch.from_numpy(lengths)).numpy()
-    np.testing.assert_allclose(read(got, saved), expected(saved, file), atol=1e-5)
+    np.testing.assert_allclose(read(got, saved), expected(saved, file), atol=ROUNDING.get(case, 1e-5))
     assert got.shape == (ROWS, *module.shape)
 
 
@@ -136,7 +137,7 @@ def test_the_program_gives_what_the_module_gives(readouts, tmp_path, case):
     assert done.tokens == (4 if case == "tokens" else 2, LONGEST)
     run = torch.export.load(done.model).module()
     whole = run(torch.from_numpy(x), torch.from_numpy(lengths)).numpy()
-    np.testing.assert_allclose(read(whole, saved), expected(saved, file), atol=1e-5)
+    np.testing.assert_allclose(read(whole, saved), expected(saved, file), atol=ROUNDING.get(case, 1e-5))
     # Another batch of another length, with something else behind the ends.
     few = lengths < 16
     inside = (np.arange(16) < lengths[few, None]).reshape(-1, 16, *[1] * (x.ndim - 2))

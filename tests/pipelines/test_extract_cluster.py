@@ -123,13 +123,13 @@ def test_a_worker_that_is_killed_has_its_blocks_done_by_another(cluster, expecte
 
 def test_workers_are_told_full_paths(expected, tiny_gpt2, tmp_path, monkeypatch):
     monkeypatch.chdir(tiny_gpt2.parent)
-    calls = []
+    shares_sent = []
 
     def note(work, tasks, **_):
-        calls.extend(call for call, *_ in tasks)
+        shares_sent.extend(share for share, *_ in tasks)
         return []
 
     monkeypatch.setattr(shares, "map_pieces", note)
     extract("digits", backbone=tiny_gpt2.name, cache=tmp_path, scheduler="tcp://nowhere:1", **SETTINGS)
-    assert {call.reservoir.backbone for call in calls} == {str(tiny_gpt2)}
-    assert all(call.prepared.is_absolute() and call.place.cache.is_absolute() for call in calls)
+    assert {share.call.reservoir.backbone for share in shares_sent} == {str(tiny_gpt2)}
+    assert all(share.prepared.is_absolute() and share.call.place.cache.is_absolute() for share in shares_sent)
