@@ -43,6 +43,12 @@ class Windows:
         return {"both": 2, "differences": 3}.get(self.normalise, 1)
 
     @property
+    def read_share(self) -> float:
+        """The share of a long row's values that some window holds, from 0 to 1."""
+        begins = ((j - (self.patch - 1) // 2) * dilation for dilation in self.dilations for j in range(self.patch))
+        return len({begin % self.stride for begin in begins}) / self.stride
+
+    @property
     def reach(self) -> int:
         """How many values of a row the longest window needs."""
         return 1 if self.pad == "same" else (self.patch - 1) * max(self.dilations) + 1

@@ -82,3 +82,15 @@ def test_new_letters_are_labelled_in_the_form_of_the_old(cache, tmp_path, capsys
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["label"] for row in found] == ["left", "right"] * 3
     assert suffix == ".csv" or [row["id"] for row in found] == [f"s{row}" for row in range(6)]
+
+
+def test_letters_that_no_window_holds_are_said(cache, call, tmp_path, monkeypatch):
+    draw = np.random.default_rng(0)
+    rows = ["".join(draw.choice(list("ACGT"), 60)) + f",{n % 2}" for n in range(40)]
+    (tmp_path / "dna.csv").write_text("\n".join(["sequence,label", *rows]) + "\n")
+    told = []
+    for most, more in ((2**21, ("--pool", "max")), (40 * 6, ("--pool", "min")), (40 * 6, ("--stride", 5))):
+        monkeypatch.setattr("reservoir.defaults.MOST_TOKENS", most)
+        told.append(call("extract", tmp_path / "dna.csv", "--layers", "embed", *more)[2])
+    assert ["windows of" in text for text in told] == [False, True, False]
+    assert "windows of 5 at every 10th place hold 50% of each row, to save time; --stride 5 reads more" in told[1]

@@ -62,3 +62,14 @@ def test_tensors_are_cut_in_a_program_for_any_batch():
     x, lengths = torch.randn(7, 20, 2, generator=torch.Generator().manual_seed(0)), torch.arange(7, 14)
     for found, expected in zip(program.module()(x, lengths), windows.torch(x, lengths), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("patch", "stride", "dilations"), [(5, 4, (1,)), (5, 5, (1,)), (5, 20, (1,)), (9, 100, (1, 2, 4, 8))]
+)
+def test_the_share_of_a_row_that_is_read(patch, stride, dilations):
+    length, windows = 4000, Windows(patch=patch, stride=stride, dilations=dilations, pad="same")
+    begins = np.arange(0, length, stride)
+    read = {int(t + (j - (patch - 1) // 2) * d) for t in begins for d in dilations for j in range(patch)}
+    inside = [place for place in read if 500 <= place < 3500]
+    assert windows.read_share == len(inside) / 3000

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from reservoir_cache import Entry, Layout, Spec, check_space, repair, required_bytes, verify, write_targets
 
-from reservoir.defaults import choose_reservoir, default_layers, default_pools, default_store
+from reservoir.defaults import MOST_WINDOWS, choose_reservoir, default_layers, default_pools, default_store
 from reservoir.features import column_shapes, forward
 from reservoir.reservoir import LoadedModel, load_model
-from reservoir.tasks import TASKS
+from reservoir.tasks import TASKS, Task
+from reservoir.tasks.windows import Windows
 from reservoir_pipelines.extraction.call import Call
 from reservoir_pipelines.extraction.compute import compute_blocks, compute_missing
 from reservoir_pipelines.extraction.plan import check_windows, choose_columns, choose_layout, draw_rows, make_spec
@@ -31,6 +32,8 @@ def plan_run(call: Call, prepared: Prepared, root: Path, splits: Sequence[str] |
     model = load_model(prepared.task, settings, call.place.device, keep.compute)
     if model.reader:
         say(f"{prepared.task.name}: read by {model.reader.said}")
+    elif call.reservoir.stride is None and model.windows.read_share < 1:
+        say(_gaps(prepared.task, model.windows))
     columns = choose_columns(
         model,
         default_layers(prepared.task, native=bool(model.reader)) if keep.layers is None else keep.layers,
@@ -51,6 +54,14 @@ def plan_run(call: Call, prepared: Prepared, root: Path, splits: Sequence[str] |
         "command": call.typed(),
     }
     return Run(root, prepared, model, rows, columns, spec, layout, made, splits or list(rows))
+
+
+def _gaps(task: Task, windows: Windows) -> str:
+    """Say how much of each row the windows hold that nobody asked for, and what reads more."""
+    nearer = max(windows.patch, -(-task.max_tokens // MOST_WINDOWS))
+    more = f"--stride {nearer}" if nearer < windows.stride else f"--patch {windows.stride}"
+    what = f"windows of {windows.patch} at every {windows.stride}th place hold {windows.read_share:.0%} of each row"
+    return f"{task.name}: {what}, to save time; {more} reads more"
 
 
 @dataclass
