@@ -124,9 +124,7 @@ def default_layers(task: Task, *, native: bool = False) -> str:
     """Return the layers that are kept: all; of own sequences the first ones; deeper ones cost more than they add."""
     if native:
         return "all"
-    if task.each:
-        return "embed,block01"
-    if is_series(task) or is_letters(task):
+    if task.each or is_series(task) or is_letters(task):
         return "embed,block01"
     return "embed,block01,block02" if task.name not in TASKS and isinstance(task.form, Tokens) else "all"
 

@@ -208,3 +208,13 @@ def test_classes_as_long_as_their_sequences_stay_classes(tmp_path):
     rows = [("".join(draw.choice(list("ACGT"), 8)), ["promoter", "enhancer"][row % 2]) for row in range(20)]
     source = task_named(write_csv(tmp_path / "dna.csv", rows))
     assert not source.task.each and source.task.labels == ("enhancer", "promoter")
+
+
+@pytest.mark.parametrize(("form", "length", "each"), [("{:.4f}", 6, ""), ("{:d}", 4, ""), ("{:04b}", 4, "token")])
+def test_a_number_that_is_as_long_as_its_sequence_is_one_value(tmp_path, form, length, each):
+    draw = np.random.default_rng(0)
+    numbers = {"{:.4f}": draw.random(40), "{:d}": draw.permutation(9000)[:40] + 1000, "{:04b}": np.arange(16)}[form]
+    rows = [("".join(draw.choice(list("ACGT"), length)), form.format(number)) for number in numbers]
+    assert {len(label) for _, label in rows} == {length}
+    task = task_named(write_csv(tmp_path / "peptides.csv", rows)).task
+    assert (task.each, bool(task.classes)) == (each, bool(each))

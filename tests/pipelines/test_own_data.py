@@ -93,4 +93,4 @@ def test_letters_that_no_window_holds_are_said(cache, call, tmp_path, monkeypatc
         monkeypatch.setattr("reservoir.defaults.MOST_TOKENS", most)
         told.append(call("extract", tmp_path / "dna.csv", "--layers", "embed", *more)[2])
     assert ["windows of" in text for text in told] == [False, True, False]
-    assert "windows of 5 at every 10th place hold 50% of each row, to save time; --stride 5 reads more" in told[1]
+    assert "windows of 5 at every 10th place hold 50% of each row; --stride 5 reads more" in told[1]

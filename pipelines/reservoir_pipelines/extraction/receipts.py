@@ -20,6 +20,7 @@ from reservoir import backbone_names
 from reservoir_pipelines.extraction.call import Call
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.preparation.prepared import Prepared
+from reservoir_pipelines.preparation.source_files import stamp
 
 PACKAGES = (Path(backbone_names.__file__).parent, Path(__file__).parents[1])
 """The code that decides what a call means and computes it; the weights that come with it lie there too."""
@@ -87,18 +88,14 @@ def _machine() -> str:
 
 
 @cache
-def _code() -> list[tuple[str, int, int, int]]:
+def _code() -> list[tuple[str, list[int]]]:
     return [stamp for package in PACKAGES for stamp in _stamps(package)]
 
 
-def _stamps(place: Path) -> list[tuple[str, int, int, int]]:
-    """Return name, size and times of a file, or of what lies below a folder.
-
-    Tools that copy files give them the time of the original; that of their last change nobody sets.
-    """
+def _stamps(place: Path) -> list[tuple[str, list[int]]]:
+    """Return name and stamp of a file, or of what lies below a folder."""
     files = sorted(path for path in place.rglob("*") if path.suffix != ".pyc") if place.is_dir() else [place]
-    found = [(str(path), path.stat()) for path in files if path.is_file()]
-    return [(name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in found]
+    return [(str(path), stamp(path)) for path in files if path.is_file()]
 
 
 def _version(package: str) -> str:

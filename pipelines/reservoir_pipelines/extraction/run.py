@@ -61,7 +61,7 @@ def _gaps(task: Task, windows: Windows) -> str:
     nearer = max(windows.patch, -(-task.max_tokens // MOST_WINDOWS))
     more = f"--stride {nearer}" if nearer < windows.stride else f"--patch {windows.stride}"
     what = f"windows of {windows.patch} at every {windows.stride}th place hold {windows.read_share:.0%} of each row"
-    return f"{task.name}: {what}, to save time; {more} reads more"
+    return f"{task.name}: {what}; {more} reads more"
 
 
 @dataclass

@@ -40,7 +40,10 @@ def contents(files: Sequence[Path], task: Path, settings: Path) -> list[dict[str
 
 
 def stamp(path: Path) -> list[int]:
-    """Return size, inode, time of writing and time of change of a file."""
+    """Return size, inode, time of writing and time of change of a file.
+
+    Tools that copy files give them the time of the original; that of their last change nobody sets.
+    """
     stat = path.stat()
     return [stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
 

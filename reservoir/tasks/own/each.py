@@ -10,19 +10,28 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.own.cells import column, is_text
+from reservoir.tasks.own.guesses import single
 from reservoir.tasks.own.letters import texts_of
 from reservoir.tasks.own.tables import Table
 from reservoir.tasks.task import Task
 
 TOKEN, WORD = "token", "word"
 
+LONGEST_NUMBER = 24
+"""Letters of the longest number that is a value; more digits than that are labels, one beside the other."""
 
-def each_of(where: str, sequences: Sequence[Any], labels: Sequence[Any]) -> tuple[str, list[list[Any] | None]] | None:
+
+def each_of(
+    where: str, sequences: Sequence[Any], labels: Sequence[Any], *, known: bool = False
+) -> tuple[str, list[list[Any] | None]] | None:
     """Return what is labelled, tokens or words, and the labels of each sequence; None where they are of whole ones.
 
     Lists are of tokens or words; so are texts that are as long as their sequences, differ, and hold no spaces, or as
-    many parts with spaces between. What has no label at all is None.
+    many parts with spaces between. Numbers are values of whole sequences, also where they happen to be as long, unless
+    it is ``known`` that tokens or words are labelled. What has no label at all is None.
     """
+    if not known and single(labels) and max((len(str(label)) for label in labels), default=0) <= LONGEST_NUMBER:
+        return None
     parts = [_parts(label) for label in labels]
     given = [row for row, part in enumerate(parts) if part]
     lists = any(isinstance(label, list | np.ndarray) for label in labels)
@@ -60,7 +69,7 @@ def take_each(path: Path, table: Table, label: str, whole: str, *, text: bool, k
     sequences = table[whole]
     if not (text or is_text(sequences)):
         sequences = [cell.split() if isinstance(cell, str) else cell for cell in sequences]
-    found = each_of(str(path), sequences, table[label])
+    found = each_of(str(path), sequences, table[label], known=known is not None)
     if found is None:
         return None if known is None else Taken(known, {})
     kind, parts = found
