@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reservoir.option_fields import typed
@@ -24,6 +24,29 @@ class Call:
     def typed(self) -> str:
         """Return the line that a person types for it."""
         return typed("extract", [str(self.task)], self.reservoir, self.source, self.keep, self.place)
+
+    def anywhere(self, root: Path) -> Call:
+        """Return the same call for processes of another folder, which need full paths."""
+        from reservoir.reservoir import full_name  # which imports torch
+
+        backbone, init, data = self.reservoir.backbone, self.reservoir.init, self.source.data
+        reservoir = replace(
+            self.reservoir,
+            backbone=backbone and full_name(backbone),
+            init=str(Path(init).resolve()) if init and Path(init).is_dir() else init,
+        )
+        return replace(
+            self,
+            task=full_task(self.task),
+            reservoir=reservoir,
+            source=replace(self.source, data=data and data.resolve()),
+            place=replace(self.place, cache=root.resolve()),
+        )
+
+
+def full_task(task: str) -> str:
+    """Return the name of a task, or the full path of one's own data."""
+    return str(Path(task).resolve()) if task not in TASKS and Path(task).exists() else task
 
 
 def heard(task: str, reservoir: ReservoirOptions, source: RowOptions) -> RowOptions:

@@ -14,9 +14,9 @@ from reservoir_cache import Entry, Layout, Spec, check_space, repair, required_b
 from reservoir.defaults import MOST_WINDOWS, choose_reservoir, default_layers, default_pools, default_store
 from reservoir.features import column_shapes, forward
 from reservoir.reservoir import LoadedModel, load_model
-from reservoir.tasks import TASKS, Task
+from reservoir.tasks import Task
 from reservoir.tasks.windows import Windows
-from reservoir_pipelines.extraction.call import Call
+from reservoir_pipelines.extraction.call import Call, full_task
 from reservoir_pipelines.extraction.compute import compute_blocks, compute_missing
 from reservoir_pipelines.extraction.plan import check_windows, choose_columns, choose_layout, draw_rows, make_spec
 from reservoir_pipelines.output import say, size_text
@@ -26,7 +26,7 @@ from reservoir_pipelines.workspace import versions
 
 def plan_run(call: Call, prepared: Prepared, root: Path, splits: Sequence[str] | None = None) -> Run:
     """Load the model, and choose what will be computed."""
-    task, source, keep = call.task, call.source, call.keep
+    source, keep = call.source, call.keep
     count = sum(prepared.rows.values())
     settings = choose_reservoir(call.reservoir, prepared.task, count, published=source.published)
     model = load_model(prepared.task, settings, call.place.device, keep.compute)
@@ -49,7 +49,7 @@ def plan_run(call: Call, prepared: Prepared, root: Path, splits: Sequence[str] |
         pool=",".join(dict.fromkeys(column.partition("/")[2] for column in columns)),
     )
     made = {
-        "task": str(Path(task).resolve()) if task not in TASKS and Path(task).exists() else task,
+        "task": full_task(call.task),
         "settings": settings.to_dict() | source.to_dict() | asked.to_dict(),
         "command": call.typed(),
     }

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from reservoir_cache import Entry
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions
-from reservoir.reservoir import full_name
 from reservoir_pipelines.extraction.call import Call
 from reservoir_pipelines.extraction.compute import missing_blocks
 from reservoir_pipelines.extraction.run import Run, plan_run
@@ -46,17 +45,7 @@ def share_blocks(run: Run, entry: Entry, call: Call, cluster: ClusterOptions, ad
     todo = missing_blocks(entry, run.splits, run.columns)
     size = min(TASK_BLOCKS, -(-len(todo) // MOST_TASKS) or 1)
     threads = max(1, torch.get_num_threads() // cluster.workers) if cluster.workers else None
-    root = run.root.resolve()
-    source = replace(call.source, data=call.source.data and call.source.data.resolve())
-    backbone, init = call.reservoir.backbone, call.reservoir.init
-    reservoir = replace(
-        call.reservoir,
-        backbone=backbone and full_name(backbone),
-        init=str(Path(init).resolve()) if init and Path(init).is_dir() else init,
-    )
-    place = replace(call.place, cache=root)
-    full = replace(call, task=run.call["task"], reservoir=reservoir, source=source, place=place)
-    share = Share(full, run.prepared.path.resolve(), entry.key, threads)
+    share = Share(call.anywhere(run.root), run.prepared.path.resolve(), entry.key, threads)
     _runs[entry.key] = run  # this process has the model already
     tasks = [
         (share, entry.path.resolve(), run.columns, todo[first : first + size]) for first in range(0, len(todo), size)
