@@ -6,14 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from reservoir_cache import FeatureStore
 from threadpoolctl import threadpool_limits
 
 from reservoir.errors import InputError
-from reservoir.options import ClusterOptions
+from reservoir.options import ClusterOptions, ExtractOptions
 from reservoir.readouts import metric_name
-from reservoir_pipelines.extraction.call import Call
+from reservoir.tasks import TASKS
+from reservoir_pipelines.extraction.shares import with_full_paths
 from reservoir_pipelines.fitting.sources import ColumnSource
 from reservoir_pipelines.output import hushed, say
 from reservoir_pipelines.tuning.judge import KNOWN, Judge, best_of, column_kernels
@@ -91,7 +93,8 @@ class Attempts:
 class Share:
     """A search as another process repeats it: it has to come to the same ``digest``, with so many threads."""
 
-    call: Call
+    task: str
+    options: ExtractOptions
     digest: str
     threads: int | None
 
@@ -111,7 +114,9 @@ def share_attempts(
 
     where = attempts.where
     threads = max(1, torch.get_num_threads() // cluster.workers) if cluster.workers else None
-    share, until = Share(where.call.anywhere(where.root), where.digest, threads), time.time() + left
+    own = Path(where.task).exists() and where.task not in TASKS
+    task, options = str(Path(where.task).resolve()) if own else where.task, with_full_paths(where.options, where.root)
+    share, until = Share(task, options, where.digest, threads), time.time() + left
     tasks = [(share, attempt, until) for attempt in wanted]
     _opened[where.digest] = attempts  # this process has the data already
     try:
@@ -134,7 +139,7 @@ def make_there(share: Share, attempt: Attempt, until: float) -> Trial | None:
 def _open(share: Share) -> Where:
     """Open the data of a search in this process, and refuse other data or another model."""
     with hushed():
-        where = Where.of(share.call)
+        where = Where.of(share.task, share.options)
     if where.digest != share.digest:
         raise InputError(
             "a worker comes to another search: its model, data, precision or version of this program differ; give all "

@@ -13,16 +13,14 @@ from reservoir.options import (
     CacheOptions,
     ClusterOptions,
     DeviceOptions,
-    FeatureOptions,
+    ExtractOptions,
     FitOptions,
     PlaceOptions,
-    ReservoirOptions,
     RowOptions,
     ShapeOptions,
     TuneOptions,
 )
 from reservoir.readouts import HeldOut
-from reservoir_pipelines.extraction.call import Call
 from reservoir_pipelines.extraction.entries import keep_last
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.raw import RAW as RAW_COLUMN
@@ -131,7 +129,7 @@ def tune(
     'accuracy'
     """
     budget = Budget(seconds_of(options.budget), clock=clock)
-    where = Where.of(Call(task, as_group(shape, ReservoirOptions), source, FeatureOptions(), place))
+    where = Where.of(task, ExtractOptions(**vars(shape), **vars(source), **vars(place)))
     for note in where.prepared.notes():
         say(note)
     trials = Trials(where.folder())
@@ -181,7 +179,7 @@ def _finish(
         prefix = f"{numbers.index(number) + 1}:" if number != RAW and len(numbers) > 1 else ""
         names += [RAW_COLUMN] if number == RAW else [prefix + column for column in trials[number].columns]
     options = FitOptions(columns="+".join(names), alphas=f"{found.alpha!r}:{found.alpha!r}:1")
-    device, place = as_group(where.call.place, DeviceOptions), as_group(where.call.place, CacheOptions)
+    device, place = as_group(where.options, DeviceOptions), as_group(where.options, CacheOptions)
     fitted = fit(
         [entry.entry for entry in entries], options, device, workers=cluster.workers, scheduler=cluster.scheduler
     )

@@ -12,12 +12,11 @@ from reservoir_cache import CacheError, FeatureStore
 from reservoir.defaults import choose_reservoir, default_layers, default_pools
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
-from reservoir.options import ClusterOptions, RowOptions, TaskOptions
+from reservoir.options import ClusterOptions, ExtractOptions, ReservoirOptions
 from reservoir.reservoir import full_name, load_model
-from reservoir_pipelines.extraction.call import Call, heard
 from reservoir_pipelines.extraction.extract import Extraction, extract
 from reservoir_pipelines.extraction.plan import data_digest, draw_rows
-from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.preparation.prepare import heard, prepare
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.tuning.judge import KNOWN
 from reservoir_pipelines.tuning.space import Candidate, candidate
@@ -34,7 +33,8 @@ class Where:
     ``digest`` is one for these rows, this seed and this backbone with its weights and precision.
     """
 
-    call: Call
+    task: str
+    options: ExtractOptions
     prepared: Prepared
     root: Path
     digest: str
@@ -42,33 +42,33 @@ class Where:
     native: tuple[str, str] | None  # layers and poolings of the default, where a model reads texts by itself
 
     @classmethod
-    def of(cls, call: Call) -> Where:
-        """Read the data of a call of extract, of which a search takes the backbone and the seed, and load its model."""
-        root = cache_root(call.place.cache)
-        call = replace(call, source=heard(call.task, call.reservoir, call.source))
-        prepared = prepare(call.task, as_group(call.source, TaskOptions), cache=root)
+    def of(cls, task: str, options: ExtractOptions) -> Where:
+        """Read the data as extract does, and load the default reservoir of the backbone and the seed that are named."""
+        root = cache_root(options.cache)
+        options = heard(task, options, options)
+        prepared = prepare(task, options, cache=root)
         if each := prepared.task.each:
-            raise InputError(f"{call.task}: every {each} has a label, which extract and fit read; tune does not")
-        settings = choose_reservoir(call.reservoir, prepared.task, sum(prepared.rows.values()))
-        model = load_model(prepared.task, settings, call.place.device)
+            raise InputError(f"{task}: every {each} has a label, which extract and fit read; tune does not")
+        settings = choose_reservoir(as_group(options, ReservoirOptions), prepared.task, sum(prepared.rows.values()))
+        model = load_model(prepared.task, settings, options.device)
         width, native = model.fpt.backbone.width, None
         if model.reader:
             native = default_layers(prepared.task, native=True), default_pools(prepared.task, width, model.reader)
-        backbone = call.reservoir.backbone
         same = [
-            data_digest(prepared, draw_rows(prepared, call.source.limit)),
-            backbone and full_name(backbone),
-            call.reservoir.seed,
-            call.place.device,
+            data_digest(prepared, draw_rows(prepared, options.limit)),
+            options.backbone and full_name(options.backbone),
+            options.seed,
+            options.device,
             model.compute,
             model.digest,
         ]
         digest = hashlib.sha256(json.dumps(same).encode()).hexdigest()[:12]
-        return cls(call=call, prepared=prepared, root=root, digest=digest, width=width, native=native)
+        said = {"task": task, "options": options}
+        return cls(**said, prepared=prepared, root=root, digest=digest, width=width, native=native)
 
     def rows(self, limit: int | None = None) -> dict[str, int]:
         """Return the rows of each split."""
-        most = min((each for each in (limit, self.call.source.limit) if each), default=None)
+        most = min((each for each in (limit, self.options.limit) if each), default=None)
         return {split: min(rows, most or rows) for split, rows in self.prepared.rows.items()}
 
     def folder(self) -> Path:
@@ -78,7 +78,7 @@ class Where:
     def candidate(self, number: int) -> Candidate:
         """Return a candidate by its number."""
         rows = sum(self.prepared.rows.values())
-        seed, backbone = self.call.reservoir.seed, self.call.reservoir.backbone
+        seed, backbone = self.options.seed, self.options.backbone
         found = candidate(number, self.prepared.task, rows, self.width, seed=seed, backbone=backbone)
         if number or not self.native:
             return found
@@ -89,8 +89,7 @@ class Where:
         self, candidate: Candidate, limit: int | None, splits: tuple[str, ...] | None, cluster: ClusterOptions = ALONE
     ) -> Extraction:
         """Compute a candidate's columns where they are not cached; of all splits, or of some."""
-        groups = *candidate.groups(), self._limited(limit), self.call.place, cluster
-        return extract(self.call.task, *groups, splits=splits)
+        return extract(self.task, self._whole(candidate, limit), cluster, splits=splits)
 
     def store(self, trial: Trial) -> FeatureStore:
         """Return the features of a trial; computed again where they have been removed."""
@@ -110,8 +109,9 @@ class Where:
 
     def typed(self, number: int, limit: int | None) -> str:
         """Return the command that extracts a candidate whole."""
-        said, kept = self.candidate(number).groups()
-        return typed("extract", [self.call.task], said, self._limited(limit), kept, self.call.place)
+        return typed("extract", [self.task], self._whole(self.candidate(number), limit))
 
-    def _limited(self, limit: int | None) -> RowOptions:
-        return replace(self.call.source, limit=limit) if limit else self.call.source
+    def _whole(self, candidate: Candidate, limit: int | None) -> ExtractOptions:
+        """Return all options of a candidate's extraction."""
+        said, kept = candidate.groups()
+        return replace(self.options, **vars(said), **vars(kept), limit=limit or self.options.limit)
