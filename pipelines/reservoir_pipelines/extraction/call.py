@@ -8,7 +8,7 @@ from pathlib import Path
 from reservoir.option_fields import typed
 from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions
 from reservoir.tasks import TASKS
-from reservoir.tasks.own.sounds import has_sounds
+from reservoir.tasks.own.media import has_sounds
 
 
 @dataclass(frozen=True)
