@@ -18,7 +18,7 @@ from reservoir_cache import fault_point, file_crc32, new_file, publish_json, syn
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, ReservoirOptions, TaskOptions
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Split, Task, check_split, own_name, task_named
-from reservoir.tasks.own.sounds import has_sounds
+from reservoir.tasks.own.media import has_sounds
 from reservoir.tasks.task import MISSING
 from reservoir_pipelines.output import meter, say
 from reservoir_pipelines.preparation.download import download
