@@ -63,7 +63,7 @@ def main() -> None:
     if asked.isa and not ISA[asked.isa].items() <= os.environ.items():  # they are read when torch is imported
         raise SystemExit(subprocess.call([sys.executable, *sys.argv], env={**os.environ, **ISA[asked.isa]}))
     device = choose_device("auto")
-    compute = "float32" if asked.isa else choose_compute("auto", device)
+    compute = choose_compute("auto", device)
     capability = torch.backends.cpu.get_cpu_capability()
     print(f"{capability}, {torch.get_num_threads()} threads, {device}, {compute}", file=sys.stderr)
     which = int(device.type == "cpu" and torch.get_num_threads() == 1)
@@ -86,7 +86,7 @@ def speeds(asked: argparse.Namespace, rows: int, tokens: int, device: torch.devi
     if asked.peer:
         found.append(released(asked.peer, asked.backbone, rows, tokens, device))
     bare = [plain(asked.backbone, rows, tokens, size, device, compute) for size in sizes(tokens)]
-    return np.stack([*found, np.max(bare, axis=0), extracted(asked.backbone, rows, tokens, compute)])
+    return np.stack([*found, np.max(bare, axis=0), extracted(asked.backbone, rows, tokens)])
 
 
 def sizes(tokens: int) -> list[int]:
@@ -156,14 +156,14 @@ def speed_of(rows: int) -> Iterator[np.ndarray]:
     speed[:] = rows / (time.perf_counter() - clock), rows / (time.process_time() - processor)
 
 
-def extracted(backbone: str, rows: int, tokens: int, compute: str = "auto") -> np.ndarray:
+def extracted(backbone: str, rows: int, tokens: int) -> np.ndarray:
     """Return rows per second of extract, from the first batch to the last manifest."""
     with tempfile.TemporaryDirectory() as folder, hushed():
         root, file = Path(folder), Path(folder) / "random.npz"
         draw = np.random.default_rng(0)
         split = np.array(["valid", "test", *["train"] * (rows - 2)])
         np.savez(file, x=draw.normal(size=(rows, tokens, DIM)).astype(np.float32), y=np.arange(rows) % 2, split=split)
-        reservoir = {"backbone": backbone, "init": "random", "input": "orthogonal", "patch": 1, "compute": compute}
+        reservoir = {"backbone": backbone, "init": "random", "input": "orthogonal", "patch": 1}
         options = ExtractOptions(**reservoir, layers="all", pool="last,mean", store="float16", cache=root)
         prepared = prepare(str(file), cache=root)
         run = plan_run(str(file), options, prepared, root)
