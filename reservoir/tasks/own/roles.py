@@ -196,11 +196,12 @@ class Sorting:
         taken = take_each(self.path, self.table, label, whole, text=bool(self.roles.text), known=known)
         if taken is None:
             return False
+        kind, arrays = taken
         del self.table[label]
         if self.labelled:
-            self.found["each"] = taken.kind
-            self.notes.append(f"the column {label!r} labels every {taken.kind} of {whole!r}")
-        self.arrays |= taken.arrays
+            self.found["each"] = kind
+            self.notes.append(f"the column {label!r} labels every {kind} of {whole!r}")
+        self.arrays |= arrays
         return True
 
     def _take(self, labels: list[str], groups: str) -> None:
