@@ -148,7 +148,6 @@ def add_folds(parts: Iterable[Mapping[int, Moments]], folds: int) -> list[Moment
 
 
 def _check_folds(counts: np.ndarray) -> None:
-    """Raise `InputError` naming the first fold without samples."""
     if not counts.all():
         raise InputError(f"cross-validation: fold {np.argmin(counts)} of {len(counts)} is empty; use fewer folds")
 
