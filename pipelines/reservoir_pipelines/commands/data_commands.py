@@ -10,10 +10,7 @@ from reservoir.options import (
     CacheOptions,
     ClusterOptions,
     DownloadOptions,
-    FeatureOptions,
-    PlaceOptions,
-    ReservoirOptions,
-    RowOptions,
+    ExtractOptions,
     TaskOptions,
 )
 from reservoir_pipelines.command import command
@@ -27,8 +24,8 @@ def register(app: typer.Typer) -> None:
     command(app, (TaskOptions, "data"), CacheOptions)(tasks)
     command(app, (TaskOptions, "data"), CacheOptions)(doctor)
     command(app, TaskOptions, ClusterOptions, DownloadOptions, CacheOptions)(prepare)
-    command(app, ReservoirOptions, RowOptions, FeatureOptions, ClusterOptions, PlaceOptions)(extract)
-    command(app, ReservoirOptions, RowOptions, FeatureOptions, PlaceOptions)(plan)
+    command(app, ExtractOptions, ClusterOptions)(extract)
+    command(app, ExtractOptions)(plan)
 
 
 def tasks(given: dict[str, Any], json: bool) -> None:

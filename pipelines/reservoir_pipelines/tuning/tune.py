@@ -19,18 +19,16 @@ from reservoir.options import (
     ReservoirOptions,
     RowOptions,
     ShapeOptions,
-    TaskOptions,
     TuneOptions,
 )
 from reservoir.readouts import HeldOut
 from reservoir.reservoir import load_model
-from reservoir_pipelines.extraction.call import heard
 from reservoir_pipelines.extraction.entries import keep_last
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.raw import RAW as RAW_COLUMN
 from reservoir_pipelines.fitting.results import Fit
 from reservoir_pipelines.output import hushed, say
-from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.preparation.prepare import heard, prepare
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.tuning.budget import Budget, seconds_of
 from reservoir_pipelines.tuning.joining import choose
@@ -168,7 +166,7 @@ def _where(task: str, shape: ShapeOptions, source: RowOptions, place: PlaceOptio
     """Read the data, and the width of the default reservoir."""
     root = cache_root(place.cache)
     source = heard(task, as_group(shape, ReservoirOptions), source)
-    prepared = prepare(task, as_group(source, TaskOptions), cache=root)
+    prepared = prepare(task, source, cache=root)
     if each := prepared.task.each:
         raise InputError(f"{task}: every {each} has a label, which extract and fit read; tune does not")
     count = sum(prepared.rows.values())

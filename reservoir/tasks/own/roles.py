@@ -68,9 +68,10 @@ class Sorting:
             self._long(ids or ["0"] * self.rows, labels, groups, time)
         else:
             self._wide(ids, labels, groups, time, whole)
-        if self.texts is not None:
-            return Texts(str(self.path), self.texts, self.arrays, self.notes, self.found)
-        return Columns(self.arrays, self.notes, self.found)
+        where, texts = str(self.path), self.texts
+        columns = Columns(self.arrays) if texts is None else Texts(where, texts, self.arrays)
+        columns.notes, columns.found = self.notes, self.found
+        return columns
 
     # ---- which column is what
 
