@@ -9,6 +9,7 @@ import typer
 
 from reservoir.options import (
     CacheOptions,
+    ClusterOptions,
     DeviceOptions,
     ExplainOptions,
     FitOptions,
@@ -39,7 +40,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     choosing = (ReservoirOptions, OwnDataOptions, (RowOptions, "limit"))
     command(app, FitOptions, DeviceOptions, CacheOptions, *choosing)(fit)
-    command(app, TuneOptions, ShapeOptions, RowOptions, PlaceOptions)(tune)
+    command(app, TuneOptions, ShapeOptions, RowOptions, ClusterOptions, PlaceOptions)(tune)
     command(app, DeviceOptions)(predict)
     command(app, ExplainOptions)(explain)
     command(app, OutOptions)(export)
