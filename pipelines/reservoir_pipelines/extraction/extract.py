@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reservoir_cache import FeatureStore, entry_bytes
 
 from reservoir.options import ClusterOptions, ExtractOptions
 from reservoir_pipelines.extraction.receipts import recall, remember, request_of
-from reservoir_pipelines.output import meter, say
+from reservoir_pipelines.output import Record, meter, say
 from reservoir_pipelines.preparation.prepare import heard, prepare
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workspace import cache_root
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Extraction:
+class Extraction(Record):
     """What `extract` made or found.
 
     Parameters
@@ -61,11 +61,6 @@ class Extraction:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.store.splits)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        plain = {"entry": str(self.entry), "columns": list(self.columns), "seconds": round(self.seconds, 3)}
-        return {**vars(self), **plain}
 
 
 @stage
@@ -132,7 +127,7 @@ def extract(
         rows={split: entry.spec.rows[split] for split in prepared.rows},
         columns=columns,
         bytes=entry_bytes(entry),
-        seconds=time.monotonic() - started,
+        seconds=round(time.monotonic() - started, 3),
         reused=computed == 0,
         computed_rows=computed,
     )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from reservoir_cache import required_bytes
@@ -13,6 +12,7 @@ from reservoir_cache import required_bytes
 from reservoir.features import column_shapes, forward, model_batches, to_pieces
 from reservoir.options import ExtractOptions
 from reservoir_pipelines.extraction.run import Run, plan_run
+from reservoir_pipelines.output import Record
 from reservoir_pipelines.preparation.prepare import heard, prepare
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workspace import cache_root
@@ -27,7 +27,7 @@ QUEUED = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
+class Forecast(Record):
     """What `plan` expects of an extraction.
 
     Parameters
@@ -67,10 +67,6 @@ class Forecast:
     memory: int
     device: str
     compute: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
 
 
 @stage

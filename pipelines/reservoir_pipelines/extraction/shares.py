@@ -48,14 +48,7 @@ def share_blocks(
     todo = missing_blocks(entry, run.splits, run.columns)
     size = min(TASK_BLOCKS, -(-len(todo) // MOST_TASKS) or 1)
     threads = max(1, torch.get_num_threads() // cluster.workers) if cluster.workers else None
-    full = replace(
-        options,
-        data=options.data and options.data.resolve(),
-        backbone=options.backbone and full_name(options.backbone),
-        init=str(Path(options.init).resolve()) if options.init and Path(options.init).is_dir() else options.init,
-        cache=run.root.resolve(),
-    )
-    share = Share(run.call["task"], full, run.prepared.path.resolve(), entry.key, threads)
+    share = Share(run.call["task"], with_full_paths(options, run.root), run.prepared.path.resolve(), entry.key, threads)
     _runs[entry.key] = run  # this process has the model already
     tasks = [
         (share, entry.path.resolve(), run.columns, todo[first : first + size]) for first in range(0, len(todo), size)
@@ -65,6 +58,17 @@ def share_blocks(
         return sum(done)
     finally:
         del _runs[entry.key]
+
+
+def with_full_paths(options: ExtractOptions, root: Path) -> ExtractOptions:
+    """Return the options of a call as processes of another folder need them."""
+    return replace(
+        options,
+        data=options.data and options.data.resolve(),
+        backbone=options.backbone and full_name(options.backbone),
+        init=str(Path(options.init).resolve()) if options.init and Path(options.init).is_dir() else options.init,
+        cache=root.resolve(),
+    )
 
 
 def work(share: Share, path: Path, columns: tuple[str, ...], blocks: list[tuple[str, int]]) -> int:

@@ -99,7 +99,7 @@ def compare_pretraining(
         rows=tuple(rows),
         results=results,
         plot=plot,
-        seconds=time.monotonic() - started,
+        seconds=round(time.monotonic() - started, 3),
     )
 
 
