@@ -61,6 +61,6 @@ def test_prepare_extract_fit(task, data, backbone, cache, capsys, monkeypatch, t
     assert run(["extract", task, "--data", str(data), "--backbone", str(backbone), "--limit", "16", "--json"]) == 0
     extracted = json.loads(capsys.readouterr().out)
     assert extracted["rows"] == {name: min(rows, 16) for name, rows in prepared["rows"].items()}
-    assert run(["fit", task, "--json"]) == 0
+    assert run(["fit", task, "--alphas", "1e0:1e4:3", "--json"]) == 0
     best = json.loads(capsys.readouterr().out)["best"]
     assert 0 <= best["valid_score"] <= 1 and 0 <= best["test_score"] <= 1
