@@ -92,6 +92,17 @@ def narrow_mini(_narrow, monkeypatch):
     monkeypatch.setitem(names.KNOWN, "mini", lambda: copy.deepcopy(config))
 
 
+@pytest.fixture(scope="module")
+def few_bits():
+    """Have bit-memory of a few hundred rows where nobody says how many."""
+    from reservoir.tasks.bits import BitMemory
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, rows in (("train_rows", 400), ("valid_rows", 100), ("test_rows", 100)):
+            patch.setitem(BitMemory.__init__.__kwdefaults__, name, rows)
+        yield
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """Return an empty cache root that every stage of the test uses."""

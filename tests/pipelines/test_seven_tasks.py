@@ -14,6 +14,7 @@ from reservoir_pipelines.cli import run
 from reservoir.tasks.expressions import evaluate, random_expressions
 from reservoir.tasks.proteins import LETTERS, PARTS
 
+pytestmark = pytest.mark.usefixtures("few_bits")
 SEVEN = ["bit-memory", "bit-xor", "listops", "mnist", "cifar10", "cifar10-lra", "homology"]
 
 
