@@ -24,7 +24,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from reservoir_pipelines.extraction.call import Call
 from reservoir_pipelines.extraction.run import plan_run
 from reservoir_pipelines.output import hushed
 from reservoir_pipelines.preparation.prepare import prepare
@@ -32,7 +31,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2Model
 
 from reservoir.backbones import find
-from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions
+from reservoir.options import ExtractOptions
 from reservoir.reservoir import choose_compute, choose_device
 
 BATCH = 16  # the authors'
@@ -124,11 +123,10 @@ def extracted(backbone: str, rows: int, tokens: int) -> np.ndarray:
         draw = np.random.default_rng(0)
         split = np.array(["valid", "test", *["train"] * (rows - 2)])
         np.savez(file, x=draw.normal(size=(rows, tokens, 4)).astype(np.float32), y=np.arange(rows) % 2, split=split)
-        reservoir = ReservoirOptions(backbone=backbone, init="random", input="orthogonal", patch=1)
-        keep = FeatureOptions(layers="all", pool="last,mean", store="float16")
-        place = PlaceOptions(cache=root)
+        reservoir = {"backbone": backbone, "init": "random", "input": "orthogonal", "patch": 1}
+        options = ExtractOptions(**reservoir, layers="all", pool="last,mean", store="float16", cache=root)
         prepared = prepare(str(file), cache=root)
-        run = plan_run(Call(str(file), reservoir, RowOptions(), keep, place), prepared, root)
+        run = plan_run(str(file), options, prepared, root)
         run.model.fpt.features(  # as the others are warm too
             torch.zeros(1, tokens, 4, device=run.model.device),
             torch.tensor([tokens], device=run.model.device),

@@ -89,6 +89,14 @@ class RowOptions(TaskOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DownloadOptions(Options):
+    """Whether the publisher's files are fetched."""
+
+    fetch: bool = option(False, "Fetch the publisher's files where missing.", flag="download")
+    mirrors: Sequence[str] = option((), "Other places of the files; tried first.", flag="mirror")
+
+
+@dataclass(frozen=True, kw_only=True)
 class CorpusOptions(Options):
     """What the language model of a recipe is pretrained on."""
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from reservoir.inputs.text import has_tokenizer
-from reservoir.options import ReservoirOptions, RowOptions
+from reservoir.options import ReservoirOptions
 from reservoir.pooling import WIDEST_TOKENS
 from reservoir.reservoir import MOST_SYMBOLS, Reservoir, full_name
 from reservoir.tasks import TASKS
@@ -110,14 +110,14 @@ def is_native(task: Task, settings: Reservoir) -> bool:
     return fits and has_tokenizer(settings.backbone)
 
 
-def as_model_hears(source: RowOptions, options: ReservoirOptions) -> RowOptions:
-    """Return the options of sounds, as samples where the backbone that is named reads such."""
-    if source.waveform or options.input not in {None, "native"} or options.init not in {None, "pretrained"}:
-        return source
+def hears_samples(options: ReservoirOptions) -> bool:
+    """Whether the backbone that is named reads the samples of sounds."""
+    if options.input not in {None, "native"} or options.init not in {None, "pretrained"}:
+        return False
     from reservoir.backbones import find
 
     family, _ = find(full_name(str(options.backbone)))
-    return replace(source, waveform=True) if family.reads == "sounds" else source
+    return family.reads == "sounds"
 
 
 def default_layers(task: Task, *, native: bool = False) -> str:

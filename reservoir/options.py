@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir import option_fields as of
-from reservoir.data_options import CorpusOptions, OwnDataOptions, RowOptions, TaskOptions  # noqa: F401
+from reservoir.data_options import CorpusOptions, DownloadOptions, OwnDataOptions, RowOptions, TaskOptions  # noqa: F401
 from reservoir.option_fields import Options, at_least, dilation_list, one_of, option, positive, seed_number, share, span
 
 SERIES = "your own series: {}, else {}"
@@ -143,19 +143,16 @@ class FeatureOptions(PrecisionOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExtractOptions(PlaceOptions, FeatureOptions, RowOptions, ReservoirOptions):
+    """Which rows go through which reservoir, what is kept of them, and where."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterOptions(Options):
     """Which other processes share the work."""
 
     workers: int = option(0, "Local processes; 0 for none.", at_least(0))
     scheduler: str | None = option(None, "A dask.distributed scheduler, tcp://host:port.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DownloadOptions(Options):
-    """Whether the publisher's files are fetched."""
-
-    fetch: bool = option(False, "Fetch the publisher's files where missing.", flag="download")
-    mirrors: Sequence[str] = option((), "Other places of the files; tried first.", flag="mirror")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,16 +1,22 @@
 """What several tests share: no network, few threads, and small model folders with real weights."""
 
+import base64
 import gzip
 import os
 import struct
+from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-
-from pathlib import Path
+# Processes of their own import what these tests do, and numpy reads its number of threads when it is imported.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    str(Path(__file__).resolve().parents[1] / p) for p in ("", "cache", "pipelines")
+)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pytest
 
+PIXEL = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==")
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
@@ -19,6 +25,25 @@ def _one_thread():
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _paint():
+    """Have pictures composed but not painted, which takes longer than most fits of these tests; return what paints."""
+    from matplotlib.figure import Figure
+
+    paint = Figure.savefig
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda figure, file, **_: Path(file).write_bytes(PIXEL))
+        yield paint
+
+
+@pytest.fixture
+def painted(_paint, monkeypatch):
+    """Paint the pictures of this test; of every kind of picture there is a test that does."""
+    from matplotlib.figure import Figure
+
+    monkeypatch.setattr(Figure, "savefig", _paint)
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks import TASKS, own_name, task_named
 from reservoir.tasks.task import Task, Tokens
 from reservoir_pipelines.files import replace_file
+from reservoir_pipelines.output import Record
 from reservoir_pipelines.plots import attention_top, plot_attention
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
@@ -32,7 +33,7 @@ BATCH_PAIRS = 2**21
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
+class Attention(Record):
     """Attention maps of one block: of one sequence, and their mean over rows.
 
     ``one`` (heads, queries, keys) has the real tokens of a sequence, whose names are ``labels``; ``mean`` (heads,
@@ -69,9 +70,8 @@ class Attention:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, the arrays by their shape and file."""
-        values = dict(vars(self)) | {"arrays": str(self.arrays), "plot": str(self.plot)}
-        values["diagonal_strength"] = self.diagonal_strength
-        return values | {"one": list(self.one.shape), "mean": list(self.mean.shape)}
+        shapes = {"one": list(self.one.shape), "mean": list(self.mean.shape)}
+        return super().to_dict() | shapes | {"diagonal_strength": self.diagonal_strength}
 
 
 @stage

@@ -11,13 +11,14 @@ import numpy as np
 
 from reservoir.options import CacheOptions, ModelOptions, OutOptions, TaskOptions
 from reservoir.reservoir import Reservoir
+from reservoir_pipelines.output import Record
 from reservoir_pipelines.plots import plot_deviations
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workspace import cache_root, data_folder
 
 
 @dataclass(frozen=True, kw_only=True)
-class Card:
+class Card(Record):
     """What there is to know of a backbone."""
 
     name: str
@@ -58,7 +59,7 @@ class Card:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields, means, sums and shares as JSON values."""
-        values = dict(vars(self)) | {"plot": str(self.plot)}
+        values = super().to_dict()
         values |= {"weight_deviation": self.weight_deviation, "bias_deviation": self.bias_deviation}
         for name in ("trained", "paper"):
             counts = getattr(self, name)

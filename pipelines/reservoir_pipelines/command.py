@@ -6,7 +6,7 @@ import ast
 import inspect
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, fields
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ import typer
 from reservoir.errors import InputError
 from reservoir.option_fields import Options, flag_of
 from reservoir_pipelines.early import check_names
+from reservoir_pipelines.output import print_json, print_table
 
 HELP = {"help_option_names": ["-h", "--help"]}
 """What every group of commands answers with its help."""
@@ -24,15 +25,29 @@ Group = type[Options] | tuple[Any, ...]
 
 _TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "Path": Path}
 
+Table = tuple[Any, ...]
+"""Headings, rows and perhaps a title, as `print_table` takes them."""
 
-def command(app: typer.Typer, *groups: Group, name: str | None = None) -> Callable[[Callable[..., None]], Any]:
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command has found: a value for programs, tables for people, and whether something is wrong."""
+
+    value: Any
+    tables: Sequence[Table] = ()
+    wrong: bool = False
+
+
+def command(app: typer.Typer, *groups: Group, name: str | None = None) -> Callable[[Callable[..., Answer | None]], Any]:
     """Register a function as a command with its own arguments, the options of some groups, --json and --config.
 
-    The function is called with its own arguments, ``given`` (the options that were named, by field) and ``json``.
+    The function is called with its own arguments, and ``given``, the options that were named, by field; with ``json``
+    too where it has such a parameter. What it answers is printed, as JSON or as tables; None says nothing.
     """
 
-    def register(function: Callable[..., None]) -> Callable[..., None]:
+    def register(function: Callable[..., Answer | None]) -> Callable[..., Answer | None]:
         own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name not in _LAST]
+        asks = {"json"} & inspect.signature(function).parameters.keys()
         items = [item for group in groups for item in _fields(group)]
         pairs = {item.name: flag_of(item) for item in items if str(item.type).startswith("Mapping")}
 
@@ -41,7 +56,13 @@ def command(app: typer.Typer, *groups: Group, name: str | None = None) -> Callab
             for pair in pairs.keys() & given.keys():
                 given[pair] = parse_parameters(given[pair], pairs[pair])
             check_names({**values, **given})
-            function(**values, given=given, json=json)
+            answer = function(**values, given=given, **dict.fromkeys(asks, json))
+            if answer and json:
+                print_json(answer.value)
+            for table in answer.tables if answer and not json else ():
+                print_table(*table)
+            if answer and answer.wrong:
+                raise typer.Exit(1)
 
         own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
         run.__signature__ = inspect.Signature([*own, *map(_parameter, items), *_COMMON])  # pyright: ignore

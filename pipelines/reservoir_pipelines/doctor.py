@@ -7,12 +7,12 @@ import shutil
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from reservoir.errors import InputError
-from reservoir_pipelines.output import size_text
+from reservoir_pipelines.output import Record, size_text
 from reservoir_pipelines.workspace import cache_root, data_folder
 
 LEAST_FREE = 10**9
@@ -20,16 +20,12 @@ EXTRAS = {"parquet": "pyarrow", "lmdb": "lmdb", "onnx": "onnxscript", "gpu": "ac
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(Record):
     """One thing that was looked at: what was found, and what mends it, or nothing where it is well."""
 
     what: str
     found: str
     remedy: str = ""
-
-    def to_dict(self) -> dict[str, str]:
-        """Return the fields as JSON values."""
-        return asdict(self)
 
 
 def doctor(cache: Path | None = None, data: Path | None = None) -> list[Finding]:

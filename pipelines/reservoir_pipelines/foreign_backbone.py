@@ -12,6 +12,7 @@ from typing import Any
 
 from reservoir.errors import InputError, first_line
 from reservoir_pipelines.files import save_tensors
+from reservoir_pipelines.output import Record
 
 BESIDE = (
     *("config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
@@ -25,7 +26,7 @@ SIDE = 224  # pixels, where the file does not say it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Imported:
+class Imported(Record):
     """What was imported: the folder, its family, its tensors, what was left out, and what one should know."""
 
     folder: Path
@@ -33,10 +34,6 @@ class Imported:
     tensors: int
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return vars(self) | {"folder": str(self.folder), "left_out": list(self.left_out), "notes": list(self.notes)}
 
 
 def import_backbone(source: str | Path, out: str | Path) -> Imported:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,9 +16,26 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
+class Record:
+    """What the dataclasses of results share: their fields as JSON values."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return as_json(vars(self))
+
+
+def as_json(value: Any) -> Any:
+    """Return a value as JSON has it: records and mappings as objects, tuples as lists, paths as text."""
+    if isinstance(value, Mapping):
+        return {name: as_json(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(inner) for inner in value]
+    return value.to_dict() if hasattr(value, "to_dict") else str(value) if isinstance(value, Path) else value
+
+
 def print_json(value: Any) -> None:
-    """Print one JSON value on one line of stdout."""
-    sys.stdout.write(json.dumps(value) + "\n")
+    """Print one value as JSON on one line of stdout."""
+    sys.stdout.write(json.dumps(as_json(value)) + "\n")
     sys.stdout.flush()
 
 

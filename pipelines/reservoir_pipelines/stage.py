@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import wraps
 from os import PathLike
 from pathlib import Path
@@ -19,25 +19,25 @@ R = TypeVar("R")
 def stage(function: Callable[..., R]) -> Callable[..., R]:
     """Return a function whose parameters that are groups of options are given field by field, or as groups.
 
-    Of ``extract(task, reservoir: ReservoirOptions, ...)`` the calls ``extract("mnist", backbone="gpt2")`` and
-    ``extract("mnist", ReservoirOptions(backbone="gpt2"))`` are the same; what is named goes before what a group says.
+    Of ``extract(task, options: ExtractOptions, ...)`` the calls ``extract("mnist", backbone="gpt2")`` and
+    ``extract("mnist", ReservoirOptions(backbone="gpt2"))`` are the same: each group that is given fills in the options
+    that it has, and what is named goes before what a group says.
     """
     signature = inspect.signature(function)
     parameters = signature.parameters
     kinds = {name: getattr(options, str(p.annotation), None) for name, p in parameters.items()}
     groups = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Options)}
-    owner = {item.name: name for name, kind in groups.items() for item in fields(kind)}
+    known = {item.name for kind in groups.values() for item in fields(kind)}
 
     @wraps(function)
     def call(*arguments: Any, **settings: Any) -> R:
         plain = [value for value in arguments if not isinstance(value, Options)]
-        made = [value for value in arguments if isinstance(value, Options)]
-        given: dict[str, dict[str, Any]] = {name: {} for name in groups}
-        for name in [name for name in settings if name in owner]:
-            given[owner[name]][name] = settings.pop(name)
+        said: dict[str, Any] = {}
+        for value in arguments:
+            said |= vars(value) if isinstance(value, Options) else {}
+        said |= {name: settings.pop(name) for name in known & settings.keys()}
         for name, kind in groups.items():
-            base = next((value for value in made if isinstance(value, kind)), None)
-            settings[name] = replace(base, **given[name]) if base else kind(**given[name])
+            settings[name] = kind(**{item.name: said[item.name] for item in fields(kind) if item.name in said})
         bound = signature.bind(*plain, **settings)
         for name, value in bound.arguments.items():
             if parameters[name].annotation == "Path" and isinstance(value, str):

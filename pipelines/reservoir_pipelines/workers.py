@@ -70,7 +70,7 @@ def _in_processes(work: Callable[..., Any], tasks: list[tuple], workers: int, do
     keep("piece-0", work(*tasks[0]))
     if (time.perf_counter() - started) * (len(tasks) - 1) < PAYS_OFF:
         return _here(work, tasks, found, done)
-    settings: dict[str, Any] = {"scheduler": "processes", "initializer": end_with_parent}
+    settings: dict[str, Any] = {"scheduler": "processes", "initializer": end_with_parent, "chunksize": 1}
     while workers > 1 and len(found) < len(tasks):
         left = [number for number in range(len(tasks)) if number not in found]
         graph = [delayed(work)(*tasks[number], dask_key_name=f"piece-{number}") for number in left]

@@ -32,8 +32,6 @@ from reservoir.tasks.own import (
     read_new,
 )
 from reservoir.tasks.own.decode import decoded
-from reservoir.tasks.own.picture_files import has_pictures
-from reservoir.tasks.own.pictures import Pictures
 from reservoir.tasks.proteins import Homology
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors, check_split
@@ -110,7 +108,7 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
             raise InputError(f"task {name!r} has no parameter {parameter!r}; {has}")
     if not own:
         return TASKS[name](data=data, **parameters)
-    return (Pictures if has_pictures(Path(name)) else OwnData)(name, OwnDataOptions(**parameters))
+    return OwnData(name, OwnDataOptions(**parameters))
 
 
 def encode(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -113,7 +113,7 @@ def test_the_table_on_disk_reads_back(done):
     assert done.plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_title_of_a_plot_fits_beside_few_corpora(done, tmp_path, monkeypatch):
+def test_the_title_of_a_plot_fits_beside_few_corpora(done, tmp_path, painted, monkeypatch):
     def measure(figure, *_args, **_more):
         figure.draw_without_rendering()
         (title,) = (text for text in figure.texts if "digits" in text.get_text())

@@ -131,5 +131,5 @@ def test_workers_are_told_full_paths(expected, tiny_gpt2, tmp_path, monkeypatch)
 
     monkeypatch.setattr(shares, "map_pieces", note)
     extract("digits", backbone=tiny_gpt2.name, cache=tmp_path, scheduler="tcp://nowhere:1", **SETTINGS)
-    assert {share.call.reservoir.backbone for share in shares_sent} == {str(tiny_gpt2)}
-    assert all(share.prepared.is_absolute() and share.call.place.cache.is_absolute() for share in shares_sent)
+    assert {share.options.backbone for share in shares_sent} == {str(tiny_gpt2)}
+    assert all(share.prepared.is_absolute() and share.options.cache.is_absolute() for share in shares_sent)

@@ -14,12 +14,11 @@ from reservoir_cache import Entry, verify
 from reservoir_pipelines import extract
 from reservoir_pipelines import workers as pieces
 from reservoir_pipelines.extraction import plan, shares
-from reservoir_pipelines.extraction.call import Call
 from reservoir_pipelines.extraction.shares import Share, work
 from reservoir_pipelines.preparation.prepare import prepare
 
 from reservoir import InputError
-from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions
+from reservoir.options import ExtractOptions
 
 SETTINGS = {"limit": 200, "compute": "float32", "layers": "embed,final"}
 
@@ -63,18 +62,13 @@ def test_workers_write_the_bytes_of_one_process_even_if_one_is_killed(alone, tin
 
 
 def test_a_worker_with_another_model_refuses(alone, tiny_gpt2):
-    call = Call(
-        "digits",
-        ReservoirOptions(backbone=str(tiny_gpt2)),
-        RowOptions(limit=200),
-        FeatureOptions(compute="float32", layers="embed,final"),
-        PlaceOptions(cache=alone.entry.parents[2]),
-    )
-    share = Share(call, prepare("digits", cache=alone.entry.parents[2]).path, alone.store.entry.key)
+    root, backbone = alone.entry.parents[2], str(tiny_gpt2)
+    options = ExtractOptions(backbone=backbone, limit=200, compute="float32", layers="embed,final", cache=root)
+    share = Share("digits", options, prepare("digits", cache=root).path, alone.store.entry.key)
     assert work(share, alone.entry, alone.columns, [("train", 0)]) == 0  # which is there already
     (alone.entry / "train" / "00001-0.h5").unlink()
     assert work(share, alone.entry, alone.columns, [("train", 0), ("train", 1)]) == 16
-    other = replace(share, call=replace(call, reservoir=ReservoirOptions(backbone=str(tiny_gpt2), seed=1)))
+    other = replace(share, options=replace(options, seed=1))
     shares._runs.clear()  # as in a process of its own
     with pytest.raises(InputError, match="another key"):
         work(other, alone.entry, alone.columns, [("train", 0)])

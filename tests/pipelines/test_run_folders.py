@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from reservoir.errors import InputError
 from reservoir.training.trainer import DivergedError
+from tests.processes import Child
 
 STAGE = sys.modules["reservoir_pipelines.training.train"]
 TINY = "gpt2:n_layer=3,n_embd=16,n_head=2,n_positions=70,initializer_range=0.3"
@@ -187,7 +188,6 @@ def test_a_changed_digit_of_a_configuration_or_a_result_is_found(go, cache):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-sys.path[:0] = sys.argv[4:]
 from reservoir_pipelines.training.train import train
 
 def die(method):
@@ -205,9 +205,8 @@ train("bit-xor", run=Path(sys.argv[1]), **eval(sys.argv[3]))
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "step-", "curve.png", "run.json"])
 def test_what_a_killed_run_was_writing_is_gone_once_it_goes_on(name, go, cache):
     settings = {"steps": 2, "eval_every": 2, "parameters": FEW, **QUICK}
-    command = [sys.executable, "-c", KILLED, str(cache / "run"), name, repr(settings), *sys.path]
-    process = subprocess.run(command, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+    code, _, err = Child(KILLED, cache / "run", name, repr(settings)).ended()
+    assert code == -signal.SIGKILL, err
     assert len(list((cache / "run").rglob("*.part"))) == 1
     others = [] if name == "config.json" else [cache / "run" / ".mine.part"]  # of somebody else
     for path in others:

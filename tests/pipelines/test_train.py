@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from reservoir.errors import InputError
 from reservoir.training.scoring import baseline, converged_step
 from reservoir.training.trainer import DivergedError
+from tests.processes import Child
 
 SMALL = "gpt2:n_layer=2,n_embd=32,n_head=4,n_positions=16,initializer_range=0.1"
 TINY = "gpt2:n_layer=3,n_embd=16,n_head=2,n_positions=70,initializer_range=0.3"
@@ -160,11 +161,6 @@ train("bit-xor", run=Path(sys.argv[1]), **json.loads(sys.argv[2]))
 """
 
 
-def launch(folder, settings, fault):
-    command = [sys.executable, "-c", LAUNCH, str(folder), json.dumps(settings)]
-    return subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1", "RESERVOIR_FAULT": fault}, stderr=-1)
-
-
 def test_two_processes_are_one_with_the_double_batch(cache, tmp_path):
     settings = {"rows": "fresh", "steps": 6, "eval_every": 3, "dropout": 0.2, **QUICK}
     with socket.socket() as free:
@@ -198,7 +194,8 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(cache, tmp_path):
     whole = train("bit-xor", **settings, run=tmp_path / "whole")
     folder = tmp_path / "killed"
     for fault in ("placed:2", "gathered:3"):
-        assert launch(folder, {**settings, "resume": True}, fault).returncode == -signal.SIGKILL
+        killed = Child(LAUNCH, folder, json.dumps({**settings, "resume": True}), RESERVOIR_FAULT=fault)
+        assert killed.ended()[0] == -signal.SIGKILL
     assert list((folder / "checkpoints").glob(".*.part"))
     with pytest.raises(InputError, match="add --resume to go on"):
         train("bit-xor", **{**settings, "steps": 61}, run=folder)
@@ -221,14 +218,14 @@ def test_a_finished_run_is_returned_and_more_steps_go_on(cache):
     assert_same_bits(weights(more), weights(straight))
 
 
-def test_a_run_keeps_what_it_was_asked_and_what_happened(cache):
+def test_a_run_keeps_what_it_was_asked_and_what_happened(cache, painted):
     done = train("bit-xor", steps=4, eval_every=2, train="output,layernorm", **QUICK)
     assert done.path.parent == cache / "runs" / "bit-xor"
     config = json.loads((done.path / "config.json").read_text())
     assert config["settings"]["train"] == ["layernorm", "output"] and config["settings"]["recipe"]["batch"] == 8
     assert config["made_with"]["torch"] == torch.__version__
     assert [line["step"] for line in done.history] == [1, 2, 2, 3, 4, 4]
-    assert (done.path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (done.path / "curve.png").stat().st_size > 2000
     kept = json.loads((done.path / "run.json").read_text())
     assert kept.pop("sha256") and kept == done.to_dict()
 

@@ -1,17 +1,22 @@
 """A search goes on from what it kept, keeps its budget, never sees test, and says how to make its winner again."""
 
 import json
+import pickle
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from reservoir_pipelines import predict, tune
+from reservoir_pipelines import predict, tune, workers
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.tuning import attempts
+from reservoir_pipelines.tuning import tune as tuning
+from reservoir_pipelines.tuning.attempts import Attempts
 from reservoir_pipelines.tuning.budget import Budget, Costs, seconds_of
-from reservoir_pipelines.tuning.search import Search
 from reservoir_pipelines.tuning.trials import Trials
+from threadpoolctl import threadpool_limits
 
 from reservoir.errors import InputError
 
@@ -50,13 +55,11 @@ def stop_after(number):
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory, waves):
     """Return a search of three trials that was stopped after two, and the trials that its second call computed."""
-    root, computed, attempt = tmp_path_factory.mktemp("cache"), [], Search._try
+    root, computed, make = tmp_path_factory.mktemp("cache"), [], Attempts.make
     with pytest.raises(KeyboardInterrupt):
         tune(waves, trials=3, cache=root, show=stop_after(2), **SMALL)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            Search, "_try", lambda self, chosen, *r: computed.append(chosen.number) or attempt(self, chosen, *r)
-        )
+        patch.setattr(Attempts, "make", lambda self, one: computed.append(one.number) or make(self, one))
         return tune(waves, trials=3, cache=root, **SMALL), computed
 
 
@@ -78,6 +81,44 @@ def test_a_search_that_was_stopped_goes_on(searched, waves, tmp_path):
     whole = tune(waves, trials=3, cache=tmp_path, **SMALL)
     np.testing.assert_array_equal(whole.fit.readout.coef, done.fit.readout.coef)
     assert len(list(predict(done.fit.saved.parent, Path(waves)))) == 36
+
+
+def test_two_processes_find_what_one_does_and_go_on_where_they_were_stopped(waves, tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "PAYS_OFF", -1)
+    with threadpool_limits(1):
+        one = tune(waves, trials=5, cache=tmp_path / "one", **SMALL)
+        with pytest.raises(KeyboardInterrupt):
+            tune(waves, trials=5, workers=2, cache=tmp_path / "two", show=stop_after(3), **SMALL)
+        kept = list(Trials(tmp_path / "two" / "tuning" / one.folder.name))
+        assert 3 <= len(kept) < 5
+        two = tune(waves, trials=5, cache=tmp_path / "two", **SMALL)
+    same = [[replace(t, seconds=0, judging=0, spent=0) for t in found.trials] for found in (one, two)]
+    assert same[0] == same[1]
+    np.testing.assert_array_equal(one.fit.readout.coef, two.fit.readout.coef)
+    assert [t.seconds for t in kept] == [Trials(two.folder).get(t.number, None).seconds for t in kept]
+
+
+def test_a_cluster_is_given_full_paths_and_leaves_what_would_end_too_late(searched, waves, tmp_path, monkeypatch):
+    def elsewhere(work, tasks, *, scheduler, done, **_):
+        monkeypatch.chdir(tmp_path)
+        tasks = pickle.loads(pickle.dumps(tasks))
+        share, attempt, until = tasks[0]
+        with pytest.raises(InputError, match="another search"):
+            work(replace(share, digest="other"), attempt, until)
+        assert work(share, replace(attempt, seconds=1e9), until) is None
+        trials = [work(*task) for task in tasks]
+        monkeypatch.chdir(Path(waves).parent)
+        for trial in trials:
+            done(trial)
+
+    monkeypatch.setattr(attempts, "map_pieces", elsewhere)
+    monkeypatch.setattr(attempts, "_opened", {})
+    monkeypatch.setattr(tuning, "_finish", lambda *_: (None, ()))
+    monkeypatch.chdir(Path(waves).parent)
+    found = tune(Path(waves).name, trials=3, scheduler="tcp://nowhere:1", cache=Path("cache"), **SMALL)
+    assert {(t.entry, t.score, t.loss) for t in found.trials} == {
+        (t.entry, t.score, t.loss) for t in searched[0].trials
+    }
 
 
 def test_a_line_that_was_damaged_is_tried_again(searched, tmp_path):

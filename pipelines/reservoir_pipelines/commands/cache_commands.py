@@ -12,8 +12,8 @@ import typer
 
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions
-from reservoir_pipelines.command import HELP, command
-from reservoir_pipelines.output import print_json, print_table, say, size_text
+from reservoir_pipelines.command import HELP, Answer, Table, command
+from reservoir_pipelines.output import say, size_text
 
 if TYPE_CHECKING:
     from reservoir_cache import Entry, EntrySummary
@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="cache")
 
 
-def list_kept(given: dict[str, Any], json: bool) -> None:
+def list_kept(given: dict[str, Any]) -> Answer:
     """List all that is kept, its size and last use."""
     from reservoir_cache import broken_entries, list_entries, summarize
 
@@ -51,9 +51,6 @@ def list_kept(given: dict[str, Any], json: bool) -> None:
     found = [summarize(entry) for entry in list_entries(root)]
     for problem in broken_entries(root):
         say(f"{problem.path}: {problem.what}; {problem.repair}")
-    if json:
-        print_json([_summary(each) for each in found])
-        return
     rows = [
         (
             each.entry.spec.task["name"],
@@ -69,15 +66,12 @@ def list_kept(given: dict[str, Any], json: bool) -> None:
         for each in found
     ]
     headings = ("task", "entry", "#rows", "#columns", "#size", "compute", "store", "last used", "state")
-    print_table(headings, rows, str(root))
-    if others := _others(root):
-        from reservoir_pipelines.files import folder_bytes
-
-        lines = [(str(path.relative_to(root)), size_text(folder_bytes(path))) for path in others]
-        print_table(("also kept", "#size"), lines)
+    others = [(str(path.relative_to(root)), size_text(_bytes_of(path))) for path in _others(root)]
+    tables: list[Table] = [(headings, rows, str(root)), *([(("also kept", "#size"), others)] if others else [])]
+    return Answer([_summary(each) for each in found], tables)
 
 
-def show(entry: Name, given: dict[str, Any], json: bool) -> None:
+def show(entry: Name, given: dict[str, Any]) -> Answer:
     """Show all that is known of one entry."""
     from reservoir_cache import summarize
 
@@ -88,9 +82,6 @@ def show(entry: Name, given: dict[str, Any], json: bool) -> None:
         "made_with": dict(found.made_with),
         "running": found.running(),
     }
-    if json:
-        print_json(summary)
-        return
     rows: list[tuple[str, Any]] = [
         ("entry", summary["entry"]),
         ("key", found.key),
@@ -111,15 +102,14 @@ def show(entry: Name, given: dict[str, Any], json: bool) -> None:
             ("weights", f"{made['reservoir']['init']}: {made['weights']}"),
             ("numbers", f"of {machine}; other instructions round otherwise, and may change a choice among near ties"),
         ]
-    print_table(("", ""), [*rows, ("made with", made)], found.path.name)
+    return Answer(summary, [(("", ""), [*rows, ("made with", made)], found.path.name)])
 
 
 def verify(
     entry: Annotated[str | None, typer.Argument(metavar="[ENTRY]", help="One entry; all of them if left out.")] = None,
     *,
     given: dict[str, Any],
-    json: bool,
-) -> None:
+) -> Answer:
     """Read every byte against its checksum.
 
     Exit code 1 if something is damaged.
@@ -132,18 +122,14 @@ def verify(
     problems = [] if entry else broken_entries(root)
     for one in entries:
         problems += problems_of(one)
-    if json:
-        found = [{"path": str(p.path), "what": p.what, "repair": p.repair} for p in problems]
-        print_json({"entries": len(entries), "problems": found})
-    elif problems:
-        print_table(("file", "what is wrong", "repair"), [(p.path, p.what, p.repair) for p in problems])
-    else:
-        print_table(("", ""), [("whole", f"{len(entries)} entries, no damage found")])
-    if problems:
-        raise typer.Exit(1)
+    found = [{"path": p.path, "what": p.what, "repair": p.repair} for p in problems]
+    table: Table = ("", ""), [("whole", f"{len(entries)} entries, no damage found")]
+    if found:
+        table = ("file", "what is wrong", "repair"), [tuple(each.values()) for each in found]
+    return Answer({"entries": len(entries), "problems": found}, [table], wrong=bool(problems))
 
 
-def repair(entry: Name, given: dict[str, Any], json: bool) -> None:
+def repair(entry: Name, given: dict[str, Any]) -> Answer:
     """Take damaged files out of an entry.
 
     The next extract computes them again.
@@ -152,31 +138,24 @@ def repair(entry: Name, given: dict[str, Any], json: bool) -> None:
 
     found = _find(entry, given)
     problems = mend(found)
-    if json:
-        print_json({"entry": str(found.path), "removed": [str(problem.path) for problem in problems]})
-    else:
-        rows = [(problem.path, problem.what) for problem in problems]
-        print_table(("removed", "why"), rows or [("nothing", "no damage found")])
+    rows = [(problem.path, problem.what) for problem in problems] or [("nothing", "no damage found")]
+    removed = {"entry": found.path, "removed": [problem.path for problem in problems]}
+    return Answer(removed, [(("removed", "why"), rows)])
 
 
-def remove(entry: Name, given: dict[str, Any], json: bool) -> None:
+def remove(entry: Name, given: dict[str, Any]) -> Answer:
     """Delete one entry, or another folder that is kept."""
     from reservoir_cache import remove as delete
-
-    from reservoir_pipelines.files import folder_bytes
 
     root = _root(given)
     other = next((path for path in _others(root) if entry == str(path.relative_to(root)) or _same(entry, path)), None)
     path = other or _broken(entry, root) or _find(entry, given).path
-    size = folder_bytes(path)
+    size = _bytes_of(path)
     if other:
         shutil.rmtree(path)
     else:
         delete(path)
-    if json:
-        print_json({"removed": str(path), "bytes": size})
-    else:
-        print_table(("removed", "size"), [(path, size_text(size))])
+    return Answer({"removed": path, "bytes": size}, [(("removed", "size"), [(path, size_text(size))])])
 
 
 def prune(
@@ -184,19 +163,16 @@ def prune(
     keep: Annotated[str, typer.Option(help="Keep so much, the most recently used first: 500MB, 20GB.")] = "",
     *,
     given: dict[str, Any],
-    json: bool,
-) -> None:
+) -> Answer:
     """Remove the entries that were not used for long."""
     from reservoir_cache import prune as delete
 
     if not older and not keep:
         raise InputError("cache prune: say what may go with --older 30d, --keep 20GB, or both")
     removed = delete(_root(given), older=_duration(older), keep_bytes=_bytes(keep))
-    if json:
-        print_json({"removed": [str(each.entry.path) for each in removed], "bytes": sum(e.bytes for e in removed)})
-    else:
-        rows = [(each.entry.path, size_text(each.bytes)) for each in removed]
-        print_table(("removed", "#size"), rows or [("nothing", "")])
+    rows = [(each.entry.path, size_text(each.bytes)) for each in removed] or [("nothing", "")]
+    found = {"removed": [each.entry.path for each in removed], "bytes": sum(each.bytes for each in removed)}
+    return Answer(found, [(("removed", "#size"), rows)])
 
 
 def _duration(text: str) -> timedelta | None:
@@ -225,6 +201,12 @@ def _others(root: Path) -> list[Path]:
     """Return the folders of prepared data, readouts, runs and so on; no link is followed."""
     found = [path for kind, depth in MADE.items() for path in (root / kind).glob("/".join("*" * depth))]
     return sorted(path for path in found if path.is_dir() and not path.is_symlink())
+
+
+def _bytes_of(folder: Path) -> int:
+    from reservoir_pipelines.files import folder_bytes
+
+    return folder_bytes(folder)
 
 
 def _same(name: str, path: Path) -> bool:

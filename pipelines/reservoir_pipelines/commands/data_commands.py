@@ -10,14 +10,11 @@ from reservoir.options import (
     CacheOptions,
     ClusterOptions,
     DownloadOptions,
-    FeatureOptions,
-    PlaceOptions,
-    ReservoirOptions,
-    RowOptions,
+    ExtractOptions,
     TaskOptions,
 )
-from reservoir_pipelines.command import command
-from reservoir_pipelines.output import print_json, print_table, say, size_text
+from reservoir_pipelines.command import Answer, command
+from reservoir_pipelines.output import say, size_text, time_text
 
 Task = Annotated[str, typer.Argument(help="A task's name, the path of your own data, or module:function.")]
 
@@ -27,34 +24,29 @@ def register(app: typer.Typer) -> None:
     command(app, (TaskOptions, "data"), CacheOptions)(tasks)
     command(app, (TaskOptions, "data"), CacheOptions)(doctor)
     command(app, TaskOptions, ClusterOptions, DownloadOptions, CacheOptions)(prepare)
-    command(app, ReservoirOptions, RowOptions, FeatureOptions, ClusterOptions, PlaceOptions)(extract)
-    command(app, ReservoirOptions, RowOptions, FeatureOptions, PlaceOptions)(plan)
+    command(app, ExtractOptions, ClusterOptions)(extract)
+    command(app, ExtractOptions)(plan)
 
 
-def tasks(given: dict[str, Any], json: bool) -> None:
+def tasks(given: dict[str, Any]) -> Answer:
     """List the tasks and whether their data is here."""
     from reservoir_pipelines.preparation.task_table import task_table
 
-    rows = task_table(**given)
-    if json:
-        print_json(rows)
-        return
-    print_table(
-        ("task", "a token", "#tokens", "#labels", "#classes", "splits", "data"),
-        [
-            (r["task"], r["input"], f"{r['tokens']:,}", r["labels_per_row"], f"{r['classes']:,}", _splits(r), r["data"])
-            for r in rows
-        ],
-    )
-    if missing := [(r["task"], r["remedy"]) for r in rows if r["remedy"]]:
-        print_table(("missing", "what to do"), missing)
+    found = task_table(**given)
+    headings = ("task", "a token", "#tokens", "#labels", "#classes", "splits", "data")
+    rows = [
+        (r["task"], r["input"], f"{r['tokens']:,}", r["labels_per_row"], f"{r['classes']:,}", _rows(r), r["data"])
+        for r in found
+    ]
+    missing = [(r["task"], r["remedy"]) for r in found if r["remedy"]]
+    return Answer(found, [(headings, rows), *([(("missing", "what to do"), missing)] if missing else [])])
 
 
-def _splits(row: dict[str, Any]) -> str:
+def _rows(row: dict[str, Any]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in row["splits"].items()) if row["splits"] else "-"
 
 
-def doctor(given: dict[str, Any], json: bool) -> None:
+def doctor(given: dict[str, Any]) -> Answer:
     """Say what is wrong here, and what mends it.
 
     Exit code 1 if something is.
@@ -62,15 +54,11 @@ def doctor(given: dict[str, Any], json: bool) -> None:
     from reservoir_pipelines.doctor import doctor as stage
 
     findings = stage(**given)
-    if json:
-        print_json([finding.to_dict() for finding in findings])
-    else:
-        print_table(("", "found", "what to do"), [(f.what, f.found, f.remedy) for f in findings])
-    if any(finding.remedy for finding in findings):
-        raise typer.Exit(1)
+    table = ("", "found", "what to do"), [(f.what, f.found, f.remedy) for f in findings]
+    return Answer(findings, [table], wrong=any(finding.remedy for finding in findings))
 
 
-def prepare(task: Task, given: dict[str, Any], json: bool) -> None:
+def prepare(task: Task, given: dict[str, Any]) -> Answer:
     """Read a task's files into arrays, split for good.
 
     The commands that need it do it by themselves.
@@ -80,32 +68,25 @@ def prepare(task: Task, given: dict[str, Any], json: bool) -> None:
     prepared = stage(task, **given)
     for note in prepared.notes():
         say(note)
-    if json:
-        print_json({"prepared": str(prepared.path), "rows": prepared.rows, "digest": prepared.digest})
-    else:
-        rows = [(name, f"{rows:,}") for name, rows in prepared.rows.items()]
-        print_table(("split", "#rows"), rows, str(prepared.path))
+    rows = [(name, f"{rows:,}") for name, rows in prepared.rows.items()]
+    found = {"prepared": prepared.path, "rows": prepared.rows, "digest": prepared.digest}
+    return Answer(found, [(("split", "#rows"), rows, str(prepared.path))])
 
 
-def extract(task: Task, given: dict[str, Any], json: bool) -> None:
+def extract(task: Task, given: dict[str, Any]) -> Answer:
     """Run a frozen model once, cache its hidden states."""
     from reservoir_pipelines.extraction.extract import extract as stage
 
     done = stage(task, **given)
-    if json:
-        print_json(done.to_dict())
-        return
-    print_table(
-        ("extracted", ""),
-        [
-            ("entry", done.entry),
-            ("rows", ", ".join(f"{count:,} {split}" for split, count in done.rows.items())),
-            ("columns", f"{len(done.columns)}: {done.columns[0]} ... {done.columns[-1]}"),
-            ("on disk", size_text(done.bytes)),
-            ("forward pass", "none, reused" if done.reused else f"{done.computed_rows:,} rows"),
-            ("time", f"{done.seconds:.1f} s"),
-        ],
-    )
+    rows = [
+        ("entry", done.entry),
+        ("rows", ", ".join(f"{count:,} {split}" for split, count in done.rows.items())),
+        ("columns", f"{len(done.columns)}: {done.columns[0]} ... {done.columns[-1]}"),
+        ("on disk", size_text(done.bytes)),
+        ("forward pass", "none, reused" if done.reused else f"{done.computed_rows:,} rows"),
+        ("time", f"{done.seconds:.1f} s"),
+    ]
+    return Answer(done, [(("extracted", ""), rows)])
 
 
 def plan(
@@ -114,29 +95,22 @@ def plan(
     workers: Annotated[int, typer.Option(min=1, help="So many processes or GPUs like this one share the work.")] = 1,
     *,
     given: dict[str, Any],
-    json: bool,
-) -> None:
+) -> Answer:
     """Say what an extraction will take, from a short trial.
 
     Time, disk and memory for as many rows and workers as there will be; the data may be a sample.
     """
     from reservoir_pipelines.extraction.forecast import plan as stage
-    from reservoir_pipelines.output import time_text
 
     found = stage(task, rows=rows, workers=workers, **given)
-    if json:
-        print_json(found.to_dict())
-        return
     speed = f"{found.rows_per_second:,.3g} rows/s, {found.rows_per_second * found.tokens:,.3g} tokens/s"
     shared = f" by {found.workers:,} workers" if found.workers > 1 else ""
-    print_table(
-        ("plan", ""),
-        [
-            ("extraction", f"{found.task} x {found.backbone}, {found.columns} columns"),
-            ("rows", f"{found.rows:,} of {found.tokens:,.0f} tokens, {100 * found.padding:.1f}% padding"),
-            ("one worker", f"{speed}, on {found.device} in {found.compute}"),
-            ("time", f"{time_text(found.seconds)}{shared}"),
-            ("on disk", size_text(found.bytes)),
-            ("memory", f"at most {size_text(found.memory)}{' each' if shared else ''}"),
-        ],
-    )
+    lines = [
+        ("extraction", f"{found.task} x {found.backbone}, {found.columns} columns"),
+        ("rows", f"{found.rows:,} of {found.tokens:,.0f} tokens, {100 * found.padding:.1f}% padding"),
+        ("one worker", f"{speed}, on {found.device} in {found.compute}"),
+        ("time", f"{time_text(found.seconds)}{shared}"),
+        ("on disk", size_text(found.bytes)),
+        ("memory", f"at most {size_text(found.memory)}{' each' if shared else ''}"),
+    ]
+    return Answer(found, [(("plan", ""), lines)])

@@ -9,6 +9,7 @@ import typer
 
 from reservoir.options import (
     CacheOptions,
+    ClusterOptions,
     DeviceOptions,
     ExplainOptions,
     FitOptions,
@@ -20,8 +21,8 @@ from reservoir.options import (
     ShapeOptions,
     TuneOptions,
 )
-from reservoir_pipelines.command import command
-from reservoir_pipelines.output import print_json, print_table, say, score_text, size_text
+from reservoir_pipelines.command import Answer, command
+from reservoir_pipelines.output import print_json, say, score_text, size_text
 
 Entries = Annotated[
     list[str],
@@ -39,7 +40,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     choosing = (ReservoirOptions, OwnDataOptions, (RowOptions, "limit"))
     command(app, FitOptions, DeviceOptions, CacheOptions, *choosing)(fit)
-    command(app, TuneOptions, ShapeOptions, RowOptions, PlaceOptions)(tune)
+    command(app, TuneOptions, ShapeOptions, RowOptions, ClusterOptions, PlaceOptions)(tune)
     command(app, DeviceOptions)(predict)
     command(app, ExplainOptions)(explain)
     command(app, OutOptions)(export)
@@ -50,8 +51,7 @@ def fit(
     seeds: Annotated[int, typer.Option(help="So many reservoirs, from seed 0; extracted where they are not.")] = 0,
     *,
     given: dict[str, Any],
-    json: bool,
-) -> None:
+) -> Answer:
     """Fit and choose linear readouts, score test once.
 
     Options of the reservoir and the data (--backbone ... --limit) choose among a task's entries: the last with these.
@@ -68,16 +68,16 @@ def fit(
     from reservoir_pipelines.fitting.seeds import fit_seeds
 
     if seeds:
-        report_fit.show_seeds(fit_seeds(found, seeds, named=entries[0], **given), json=json)
-    else:
-        report_fit.show(stage([entry.path for entry in found], **given), json=json)
+        several = fit_seeds(found, seeds, named=entries[0], **given)
+        return Answer(several, report_fit.seeds_tables(several))
+    done = stage([entry.path for entry in found], **given)
+    return Answer(done, report_fit.fit_tables(done))
 
 
 def tune(
     task: Annotated[str, typer.Argument(help="A task's name, or the path of your own data.")],
     given: dict[str, Any],
-    json: bool,
-) -> None:
+) -> Answer:
     """Find the reservoirs that suit some data.
 
     They are searched for within a budget of time, by cross-validation on train and valid alone. The best are read side
@@ -89,16 +89,12 @@ def tune(
 
     with trial_table() as show:
         done = stage(task, **given, show=show)
-    if json:
-        print_json(done.to_dict())
-        return
-    report_fit.show(done.fit, json=False)
     lines = [("tried", f"{len(done.trials):,} reservoirs in {done.seconds:.0f} s, all in {done.folder}")]
     lines.append((f"held-out {done.metric}", f"{score_text(done.score, done.metric)}, by which it was chosen"))
     if done.raw_score is not None:
         lines.append(("... of the raw input", score_text(done.raw_score, done.metric)))
-    print_table(("", ""), lines)
-    print_table(("", ""), [("again", line) for line in done.commands])
+    again = [("again", line) for line in done.commands]
+    return Answer(done, [*report_fit.fit_tables(done.fit), (("", ""), lines), (("", ""), again)])
 
 
 def predict(
@@ -108,7 +104,7 @@ def predict(
     *,
     given: dict[str, Any],
     json: bool,
-) -> None:
+) -> Answer:
     """Label new sequences, in any form extract reads.
 
     Each is a JSON line with the probabilities of the classes; with --json all are one object of columns. Where the
@@ -129,14 +125,11 @@ def predict(
     evaluation = evaluate_predictions(predictions)
     if out:
         write_predictions(out, predictions)
-    if json:
-        found = {"out": str(out), "rows": len(predictions)} if out else {"predictions": columns_of(predictions)}
-        print_json(found | {"evaluation": evaluation.to_dict() if evaluation else None})
-        return
-    if out:
-        print_table(("predicted", ""), [("rows", f"{len(predictions):,}"), ("written", out)])
-    for name, value in evaluation_lines(evaluation) if evaluation else ():
+    for name, value in evaluation_lines(evaluation) if evaluation and not json else ():
         say(f"{name}: {value}")
+    found = {"out": out, "rows": len(predictions)} if out else {"predictions": json and columns_of(predictions)}
+    written = ("predicted", ""), [("rows", f"{len(predictions):,}"), ("written", out)]
+    return Answer(found | {"evaluation": evaluation}, [written] if out else [])
 
 
 def explain(
@@ -144,15 +137,11 @@ def explain(
     file: Annotated[Path, typer.Argument(help="New sequences, in any form that predict reads.")],
     *,
     given: dict[str, Any],
-    json: bool,
-) -> None:
+) -> Answer:
     """Draw what each position adds to a label's score."""
     from reservoir_pipelines.prediction.explain import explain as stage
 
     done = stage(readout, file, **given)
-    if json:
-        print_json(done.to_dict())
-        return
     lines = [
         (
             number,
@@ -164,7 +153,8 @@ def explain(
     ]
     if not any(any(row.added) for row in done.rows):
         say("what this readout reads is no sum over positions (quantiles, extremes): only hiding tells where it looks")
-    print_table(("row", "label", "score", "most is added at", "falls most if hidden"), lines, f"plot {done.plot}")
+    headings = ("row", "label", "score", "most is added at", "falls most if hidden")
+    return Answer(done, [(headings, lines, f"plot {done.plot}")])
 
 
 def place(values: list[float]) -> str:
@@ -180,8 +170,7 @@ def export(
     to: Annotated[str, typer.Option(help="torch (for torch.export.load) or onnx.")] = "torch",
     *,
     given: dict[str, Any],
-    json: bool,
-) -> None:
+) -> Answer:
     """Write a readout with its model as one file.
 
     From a raw sequence to logits; it runs without this program.
@@ -189,11 +178,8 @@ def export(
     from reservoir_pipelines.prediction.export import export as stage
 
     done = stage(readout, to=to, **given)
-    if json:
-        print_json(done.to_dict())
-        return
     fewest, most = done.tokens
     length = f"{most} tokens, padded to it" if fewest == most else f"{fewest} to {most} tokens"
     size = size_text(done.bytes)
     rows = [("model", done.model), ("size", size), ("sequences", length), ("how to call it", done.card)]
-    print_table(("exported", ""), rows)
+    return Answer(done, [(("exported", ""), rows)])

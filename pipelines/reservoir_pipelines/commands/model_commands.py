@@ -18,8 +18,8 @@ from reservoir.options import (
     ReservoirOptions,
     TaskOptions,
 )
-from reservoir_pipelines.command import command
-from reservoir_pipelines.output import print_json, print_table, say
+from reservoir_pipelines.command import Answer, Table, command
+from reservoir_pipelines.output import say
 
 
 def register(app: typer.Typer) -> None:
@@ -36,19 +36,14 @@ def backbone(
     task: Annotated[str | None, typer.Option(help="Count what is trained on this task.")] = None,
     *,
     given: dict[str, Any],
-    json: bool,
-) -> None:
+) -> Answer:
     """Describe a backbone, or import one from a file."""
     from reservoir_pipelines.card import card
 
     foreign = given.pop("foreign", None)
     if foreign or name is None:
-        _import(name, foreign, given, json)
-        return
+        return _import(name, foreign, given)
     done = card(name, task=task, **given)
-    if json:
-        print_json(done.to_dict())
-        return
     frozen = sum(done.groups.values())
     spread = {"weights": done.weight_deviation, "biases": done.bias_deviation}
     rows: list[tuple[str, Any]] = [
@@ -61,13 +56,14 @@ def backbone(
         ("deviation", ", ".join(f"{value:.3g} of {name}" for name, value in spread.items() if value is not None)),
         ("plot", done.plot),
     ]
-    print_table(("backbone", ""), [("name", done.name), *rows])
-    print_table(("group", "#parameters"), [(group, f"{count:,}") for group, count in done.groups.items() if count])
+    groups = [(group, f"{count:,}") for group, count in done.groups.items() if count]
+    tables: list[Table] = [(("backbone", ""), [("name", done.name), *rows]), (("group", "#parameters"), groups)]
     if done.trained:
-        _print_trained(done.task, done.trained, done.paper, done.whole)
+        tables.append(_trained(done.task, done.trained, done.paper, done.whole))
+    return Answer(done, tables)
 
 
-def _import(name: str | None, foreign: Path | None, given: dict[str, Any], json: bool) -> None:
+def _import(name: str | None, foreign: Path | None, given: dict[str, Any]) -> Answer:
     from reservoir_pipelines.foreign_backbone import import_backbone
 
     if foreign is None:
@@ -75,49 +71,40 @@ def _import(name: str | None, foreign: Path | None, given: dict[str, Any], json:
     if name or given.keys() != {"out"}:
         raise InputError("--import FILE goes with --out FOLDER alone; describe the folder afterwards")
     done = import_backbone(foreign, given["out"])
-    if json:
-        print_json(done.to_dict())
-        return
-    left = f"{len(done.left_out)} tensors, such as {done.left_out[0]}" if done.left_out else "nothing"
-    rows = [("family", done.family), ("tensors", f"{done.tensors:,}"), ("left out", left), ("folder", done.folder)]
-    print_table(("imported", ""), rows)
     for note in done.notes:
         say(note)
+    left = f"{len(done.left_out)} tensors, such as {done.left_out[0]}" if done.left_out else "nothing"
+    rows = [("family", done.family), ("tensors", f"{done.tensors:,}"), ("left out", left), ("folder", done.folder)]
+    return Answer(done, [(("imported", ""), rows)])
 
 
-def _print_trained(task: str | None, trained: dict[str, int], paper: dict[str, int] | None, whole: int) -> None:
+def _trained(task: str | None, trained: dict[str, int], paper: dict[str, int] | None, whole: int) -> Table:
     counts = [trained, *([paper] if paper else [])]
     rows = [(group, *(f"{count[group]:,}" for count in counts)) for group in trained]
     totals = [sum(count.values()) for count in counts]
     rows.append(("together", *(f"{total:,}" for total in totals)))
     rows.append(("of the model", *(f"{100 * total / whole:.3f}%" for total in totals)))
     headings = ("trained", "#parameters", *(["#as the paper counts"] if paper else []))
-    print_table(headings, rows, f"on {task}")
+    return headings, rows, f"on {task}"
 
 
 def attention(
     task: Annotated[str, typer.Argument(help="A task's name, or the path of your own data.")],
     *,
     given: dict[str, Any],
-    json: bool,
-) -> None:
+) -> Answer:
     """Draw which tokens attend to which in one block."""
     from reservoir_pipelines.attention_maps import attention as stage
 
     done = stage(task, **given)
-    if json:
-        print_json(done.to_dict())
-        return
     strength = done.diagonal_strength
-    print_table(
-        ("attention", ""),
-        [
-            ("task", done.task),
-            ("backbone", f"{done.backbone}, block {done.layer}"),
-            ("maps", f"{len(done.mean)} heads over {len(done.mean[0])} tokens, mean of {done.rows} rows"),
-            *([] if strength is None else [("diagonals", f"{strength:.3g} times the mean weight off them")]),
-            ("colours", f"from 0 to {done.top:.3g}; --top gives another picture the same"),
-            ("plot", done.plot),
-            ("arrays", done.arrays),
-        ],
-    )
+    rows = [
+        ("task", done.task),
+        ("backbone", f"{done.backbone}, block {done.layer}"),
+        ("maps", f"{len(done.mean)} heads over {len(done.mean[0])} tokens, mean of {done.rows} rows"),
+        *([] if strength is None else [("diagonals", f"{strength:.3g} times the mean weight off them")]),
+        ("colours", f"from 0 to {done.top:.3g}; --top gives another picture the same"),
+        ("plot", done.plot),
+        ("arrays", done.arrays),
+    ]
+    return Answer(done, [(("attention", ""), rows)])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from reservoir_pipelines.output import percent, print_json, print_table, score_text
+from reservoir_pipelines.command import Table
+from reservoir_pipelines.output import percent, score_text
 
 if TYPE_CHECKING:
     from reservoir.readouts.evaluation import Evaluation
@@ -17,42 +18,34 @@ SIGNIFICANT = 0.05
 MOST_RECALLS = 10  # classes whose recall fits into a line
 
 
-def show(done: Fit, *, json: bool) -> None:
-    """Print a fit as a table, or as one JSON object."""
-    if json:
-        print_json(done.to_dict())
-        return
+def fit_tables(done: Fit) -> list[Table]:
+    """Return what a person sees of a fit."""
     rows = [_line("best", done.best)] + ([_line("raw", done.raw)] if done.raw else [])
-    print_table(HEADINGS, rows, f"{done.entry.parent.name}, {done.entry.name}")
+    tables: list[Table] = [(HEADINGS, rows, f"{done.entry.parent.name}, {done.entry.name}")]
     if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
         sure = "more than chance" if done.p_value < SIGNIFICANT else "no more than chance can explain"
-        print_table(("", ""), [("best against raw", f"{sure} (p = {done.p_value:.2g}, the same test rows)")])
-    print_table(("on test", ""), evaluation_lines(done.evaluation))
+        tables.append((("", ""), [("best against raw", f"{sure} (p = {done.p_value:.2g}, the same test rows)")]))
+    tables.append((("on test", ""), evaluation_lines(done.evaluation)))
     if done.curve:
         metric = done.best.metric
         points = [(f"{n:,}", score_text(valid, metric), score_text(test, metric)) for n, valid, test in done.curve]
-        print_table(("#training rows", "#valid", "#test"), points, f"{done.best.title}: {metric}")
-    print_table(
-        ("", ""),
-        [
-            ("tried", f"{len(done.table):,} readouts in {done.seconds:.1f} s, all in {done.results}"),
-            ("plot", done.plot),
-            ("readout", done.saved),
-            ("new data", f"reservoir predict {quote(str(done.saved.parent))} NEW"),
-        ],
-    )
+        tables.append((("#training rows", "#valid", "#test"), points, f"{done.best.title}: {metric}"))
+    last = [
+        ("tried", f"{len(done.table):,} readouts in {done.seconds:.1f} s, all in {done.results}"),
+        ("plot", done.plot),
+        ("readout", done.saved),
+        ("new data", f"reservoir predict {quote(str(done.saved.parent))} NEW"),
+    ]
+    return [*tables, (("", ""), last)]
 
 
-def show_seeds(done: SeedsFit, *, json: bool) -> None:
-    """Print the fits of several seeds as a table, or as one JSON object."""
-    if json:
-        print_json(done.to_dict())
-        return
-    print_table(HEADINGS, [_line(f"seed {seed}", fit.best) for seed, fit in enumerate(done.fits)])
+def seeds_tables(done: SeedsFit) -> list[Table]:
+    """Return what a person sees of the fits of several seeds."""
+    rows = [_line(f"seed {seed}", fit.best) for seed, fit in enumerate(done.fits)]
     metric = done.fits[0].best.metric
     spread = f"{100 * done.deviation:.1f} points" if metric == "accuracy" else f"{done.deviation:.3f}"
     mean = score_text(done.mean, metric)
-    print_table(("", ""), [(f"test {metric}", f"{mean} +- {spread} over {len(done.fits)} seeds")])
+    return [(HEADINGS, rows), (("", ""), [(f"test {metric}", f"{mean} +- {spread} over {len(done.fits)} seeds")])]
 
 
 def evaluation_lines(found: Evaluation) -> list[tuple[str, str]]:

@@ -9,7 +9,8 @@ import typer
 
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, ClusterOptions, OutOptions, PlaceOptions, ReproduceOptions, TaskOptions
-from reservoir_pipelines.command import command
+from reservoir_pipelines.command import Answer, Table, command
+from reservoir_pipelines.output import say, size_text, time_text
 
 Tables = Annotated[
     list[str] | None, typer.Argument(metavar="TABLE...", help="table1 ... table22, figure1 ..., or a recipe of yours.")
@@ -28,13 +29,11 @@ def reproduce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would run, and for how long.")] = False,
     *,
     given: dict[str, Any],
-    json: bool,
-) -> None:
+) -> Answer:
     """Run tables of the paper beside its numbers.
 
     From recipe to numbers, of the paper or of your own; what is finished never runs twice.
     """
-    from reservoir_pipelines.output import print_json, print_table, say
     from reservoir_pipelines.reproduction.cell import Cell
     from reservoir_pipelines.reproduction.recipe import recipe_names
     from reservoir_pipelines.reproduction.reproduce import reproduce as stage
@@ -46,20 +45,16 @@ def reproduce(
         return given.get("scale") != "paper" or _agree(cells, places)
 
     if dry_run:
-        _show_plan(tables or [], given, json=json)
-        return
+        return _plan(tables or [], given)
     done = stage(tables or [], agree=agree, **given)
-    if json:
-        print_json(done.to_dict())
-        return
-    for table in done.tables:
-        _show(table)
-    rows = [
-        ("cells", f"{done.ran} run in {done.seconds:.0f} s, {done.reused} there already, {len(done.failed)} failed")
-    ]
-    print_table(("", ""), [*rows, ("kept", done.folder), ("page", f"reservoir report {done.folder}")])
     if done.failed:
         say(f"{len(done.failed)} cells failed; the same command tries them again")
+    rows = [
+        ("cells", f"{done.ran} run in {done.seconds:.0f} s, {done.reused} there already, {len(done.failed)} failed"),
+        ("kept", done.folder),
+        ("page", f"reservoir report {done.folder}"),
+    ]
+    return Answer(done, [*(part for table in done.tables for part in _tables(table)), (("", ""), rows)])
 
 
 def report(
@@ -70,27 +65,21 @@ def report(
     markdown: Annotated[bool, typer.Option("--markdown", help="The tables alone, as Markdown.")] = False,
     *,
     given: dict[str, Any],
-    json: bool,
-) -> None:
+) -> Answer:
     """Write one page of all that was found.
 
     HTML, complete in itself, of everything that was reproduced and fitted.
     """
-    from reservoir_pipelines.output import print_json, print_table
     from reservoir_pipelines.reports.report import report as stage
 
     done = stage(folders or [], markdown=markdown, **given)
-    if json:
-        print_json(done.to_dict())
-    else:
-        print_table(("", ""), [("page", done.page)])
     if show:
         typer.launch(str(done.page))
+    return Answer(done, [(("", ""), [("page", done.page)])])
 
 
 def _agree(cells: list[Any], places: dict[str, Any]) -> bool:
     """Say what it will cost, and ask on a terminal."""
-    from reservoir_pipelines.output import say
     from reservoir_pipelines.reproduction.estimate import estimate
 
     if not cells:
@@ -101,10 +90,9 @@ def _agree(cells: list[Any], places: dict[str, Any]) -> bool:
     return typer.confirm("Go on?", err=True)
 
 
-def _show_plan(tables: list[str], given: dict[str, Any], *, json: bool) -> None:
-    """Print the cells that would run, with their time and disk where a trial says so."""
-    from reservoir_pipelines.output import print_json, print_table, say, size_text
-    from reservoir_pipelines.reproduction.estimate import Estimate, estimate, time_text
+def _plan(tables: list[str], given: dict[str, Any]) -> Answer:
+    """Return the cells that would run, with their time and disk where a trial says so."""
+    from reservoir_pipelines.reproduction.estimate import Estimate, estimate
     from reservoir_pipelines.reproduction.reproduce import plan, title
 
     cells, kept, places = plan(tables, **given)
@@ -122,18 +110,14 @@ def _show_plan(tables: list[str], given: dict[str, Any], *, json: bool) -> None:
         else:
             how = ("to run", "-", "-")
         lines.append((cell.key, title(cell), *how))
-    if json:
-        names = ("key", "cell", "state", "time", "disk")
-        print_json([dict(zip(names, line, strict=True)) for line in lines])
-    else:
-        print_table(("key", "cell", "state", "#time", "#disk"), lines)
     if found.costs:
         say(found.text)
+    names = ("key", "cell", "state", "#time", "#disk")
+    return Answer([dict(zip((n.strip("#") for n in names), line, strict=True)) for line in lines], [(names, lines)])
 
 
-def _show(table: dict[str, Any]) -> None:
-    """Print a table, the paper's numbers in brackets, and below it why numbers are missing."""
-    from reservoir_pipelines.output import print_table
+def _tables(table: dict[str, Any]) -> list[Table]:
+    """Return a table, the paper's numbers in brackets, and below it why numbers are missing."""
     from reservoir_pipelines.reports.reproduced import number_text, spot_text
 
     lines, reasons = [], {}
@@ -151,8 +135,8 @@ def _show(table: dict[str, Any]) -> None:
         lines.append(line)
     headings = ("", *(f"#{column}" for column in table["columns"]))
     unit = f"; {table['unit']}" if table["unit"] else ""
-    print_table(headings, lines, f"{table['name']} ({table['scale']}): {table['title']}{unit}; in brackets the paper's")
-    if table["claims"]:
-        print_table(("", ""), [(c["says"], "holds" if c["holds"] else "does NOT hold here") for c in table["claims"]])
-    if reasons:
-        print_table(("missing", "why"), [(", ".join(dict.fromkeys(rows)), why) for why, rows in reasons.items()])
+    claims = [(c["says"], "holds" if c["holds"] else "does NOT hold here") for c in table["claims"]]
+    missing = [(", ".join(dict.fromkeys(rows)), why) for why, rows in reasons.items()]
+    title = f"{table['name']} ({table['scale']}): {table['title']}{unit}; in brackets the paper's"
+    found: list[Table] = [(headings, lines, title), (("", ""), claims), (("missing", "why"), missing)]
+    return [part for part in found if part[1]]

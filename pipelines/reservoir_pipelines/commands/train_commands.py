@@ -20,9 +20,9 @@ from reservoir.options import (
     ShapeOptions,
     TrainOptions,
 )
-from reservoir_pipelines.command import command
+from reservoir_pipelines.command import Answer, Table, command
 from reservoir_pipelines.commands.report_fit import evaluation_lines
-from reservoir_pipelines.output import percent, print_json, print_table, say, score_text
+from reservoir_pipelines.output import percent, say, score_text
 
 Task = Annotated[str, typer.Argument(help="A task's name, or the path of your own data.")]
 
@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
     command(app, ComparisonOptions, ShapeOptions, RowOptions, PlaceOptions)(compare_pretraining)
 
 
-def train(task: Task, given: dict[str, Any], json: bool) -> None:
+def train(task: Task, given: dict[str, Any]) -> Answer | None:
     """Train groups of parameters, the rest frozen.
 
     End to end; chosen by validation, scored on test once.
@@ -43,12 +43,8 @@ def train(task: Task, given: dict[str, Any], json: bool) -> None:
 
     with training_ends(", or --on-divergence report"):
         done = stage(task, **given)
-    if not _speaks():
-        return
-    if json:
-        print_json(done.to_dict() | {"train_score": done.train_score})
-    else:
-        _show_training(done)
+    found = done.to_dict() | {"train_score": done.train_score}
+    return Answer(found, _training_tables(done)) if _speaks() else None
 
 
 @contextmanager
@@ -74,7 +70,7 @@ def _speaks() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _show_training(done: Any) -> None:
+def _training_tables(done: Any) -> list[Table]:
     of_all = done.test_score if done.test_score_of_all is None else done.test_score_of_all
     name = "" if done.metric == "accuracy" else f" {done.metric}"
     speed = f", {done.steps / done.seconds:.3g} steps/s" if done.seconds else ""
@@ -91,16 +87,17 @@ def _show_training(done: Any) -> None:
         ("converged", "-" if done.converged_step is None else f"step {done.converged_step:,}, within 1% from there on"),
         ("run", done.run),
     ]
-    print_table(("trained", ""), rows)
+    tables: list[Table] = [(("trained", ""), rows)]
     if done.swept:
         swept = [key for key in done.swept[0] if key in RECIPE]
         lines = [
             (*(f"{run[key]:g}" for key in swept), score_text(run["valid_score"], done.metric), run["run"])
             for run in done.swept
         ]
-        print_table((*(f"#{key}" for key in swept), f"#valid{name}", "run"), lines)
+        tables.append(((*(f"#{key}" for key in swept), f"#valid{name}", "run"), lines))
     if done.evaluation:
-        print_table(("on test", ""), evaluation_lines(done.evaluation))
+        tables.append((("on test", ""), evaluation_lines(done.evaluation)))
+    return tables
 
 
 def pretrain(
@@ -109,8 +106,7 @@ def pretrain(
     ],
     out: Annotated[Path, typer.Option(help="Folder of the model, for --backbone.")],
     given: dict[str, Any],
-    json: bool,
-) -> None:
+) -> Answer:
     """Make a backbone from a random start.
 
     By training on text, on a stream of tokens, or on the task bit-memory.
@@ -119,27 +115,18 @@ def pretrain(
 
     with training_ends():
         done = stage(corpus, out=out, **given)
-    if json:
-        print_json(done.to_dict())
-    else:
-        _show_pretraining(done)
-
-
-def _show_pretraining(done: Any) -> None:
     speed = f", {done.tokens / done.seconds:,.0f} a second" if done.seconds else ""
     least = [] if done.entropy is None else [("least possible", f"{done.entropy:.3f} bits per {done.unit}")]
-    print_table(
-        ("pretrained", ""),
-        [
-            ("model", _as_backbone(done.folder)),
-            ("parameters", f"{done.parameters:,}"),
-            ("corpus", ", ".join(_fact(*fact) for fact in done.corpus.items() if fact[0] != "sha256")),
-            ("read", f"{done.tokens:,} tokens in {done.steps:,} steps{speed}"),
-            ("valid", done.score_text("valid")),
-            ("test", done.score_text("test")),
-            *least,
-        ],
-    )
+    rows = [
+        ("model", _as_backbone(done.folder)),
+        ("parameters", f"{done.parameters:,}"),
+        ("corpus", ", ".join(_fact(*fact) for fact in done.corpus.items() if fact[0] != "sha256")),
+        ("read", f"{done.tokens:,} tokens in {done.steps:,} steps{speed}"),
+        ("valid", done.score_text("valid")),
+        ("test", done.score_text("test")),
+        *least,
+    ]
+    return Answer(done, [(("pretrained", ""), rows)])
 
 
 def _fact(name: str, value: Any) -> str:
@@ -151,7 +138,7 @@ def _as_backbone(folder: str) -> str:
     return folder if os.sep in folder else f".{os.sep}{folder}"
 
 
-def compare_pretraining(task: Task, given: dict[str, Any], json: bool) -> None:
+def compare_pretraining(task: Task, given: dict[str, Any]) -> Answer:
     """Compare what pretraining on each corpus is worth.
 
     One shape, and equally many tokens of each.
@@ -160,13 +147,6 @@ def compare_pretraining(task: Task, given: dict[str, Any], json: bool) -> None:
 
     with training_ends(again="again to go on"):
         done = stage(task, **given)
-    if json:
-        print_json(done.to_dict())
-    else:
-        _show_comparison(done)
-
-
-def _show_comparison(done: Any) -> None:
     cells = [
         (
             row.corpus,
@@ -179,5 +159,5 @@ def _show_comparison(done: Any) -> None:
         for row in done.rows
     ]
     headings = ("pretrained on", "#tokens", "held out", "#least possible", "#output only", "#FPT")
-    print_table(headings, cells, f"{done.task}, {done.backbone}: test {done.metric}")
-    print_table(("written", ""), [("table", done.results), ("plot", done.plot)])
+    title = f"{done.task}, {done.backbone}: test {done.metric}"
+    return Answer(done, [(headings, cells, title), (("written", ""), [("table", done.results), ("plot", done.plot)])])

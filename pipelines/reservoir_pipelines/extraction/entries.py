@@ -11,8 +11,7 @@ from typing import Any
 from reservoir_cache import Entry, last_entry, list_entries
 
 from reservoir.errors import InputError
-from reservoir.option_fields import as_group
-from reservoir.options import RowOptions, TaskOptions
+from reservoir.options import RowOptions
 from reservoir.reservoir import full_name
 from reservoir.tasks import TASKS, own_name
 from reservoir_pipelines.output import say
@@ -57,7 +56,7 @@ def _holds(entry: Entry, file: str, root: Path) -> bool:
 
     asked = RowOptions(**{key: value for key, value in _settings(entry).items() if key in vars(RowOptions())})
     try:
-        prepared = prepare(file, as_group(asked, TaskOptions), cache=root)
+        prepared = prepare(file, asked, cache=root)
     except InputError:  # with these parameters the file cannot be read any more, so it is another
         return False
     return entry.spec.data["digest"] == data_digest(prepared, draw_rows(prepared, asked.limit))

@@ -6,23 +6,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reservoir_cache import FeatureStore, entry_bytes
 
-from reservoir.option_fields import as_group
-from reservoir.options import (
-    ClusterOptions,
-    FeatureOptions,
-    PlaceOptions,
-    ReservoirOptions,
-    RowOptions,
-    TaskOptions,
-)
-from reservoir_pipelines.extraction.call import Call, heard
+from reservoir.options import ClusterOptions, ExtractOptions
 from reservoir_pipelines.extraction.receipts import recall, remember, request_of
-from reservoir_pipelines.output import meter, say
-from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.output import Record, meter, say
+from reservoir_pipelines.preparation.prepare import heard, prepare
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workspace import cache_root
 
@@ -31,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Extraction:
+class Extraction(Record):
     """What `extract` made or found.
 
     Parameters
@@ -71,19 +62,11 @@ class Extraction:
     def __iter__(self) -> Iterator[str]:
         return iter(self.store.splits)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        plain = {"entry": str(self.entry), "columns": list(self.columns), "seconds": round(self.seconds, 3)}
-        return {**vars(self), **plain}
-
 
 @stage
 def extract(
     task: str,
-    reservoir: ReservoirOptions,
-    source: RowOptions,
-    keep: FeatureOptions,
-    place: PlaceOptions,
+    options: ExtractOptions,
     cluster: ClusterOptions,
     *,
     splits: Sequence[str] | None = None,
@@ -100,7 +83,7 @@ def extract(
     splits : sequence of str, optional
         Compute these alone; a later call adds the others. All by default.
     **options
-        Fields of `ReservoirOptions`, `RowOptions`, `FeatureOptions`, `PlaceOptions` and `ClusterOptions`.
+        Fields of `ExtractOptions` and `ClusterOptions`.
         ``batch_rows`` is of a new entry: an existing one keeps its own, because the batch size changes the last bits. A
         larger ``limit`` contains the rows of a smaller one. Workers share the blocks, and need the cache's folder.
 
@@ -117,12 +100,12 @@ def extract(
     (60, 256)
     """
     started = time.monotonic()
-    root = cache_root(place.cache)
-    call = Call(task, reservoir, heard(task, reservoir, source), keep, place)
-    prepared = prepare(task, as_group(call.source, TaskOptions), cache=root)
+    root = cache_root(options.cache)
+    options = heard(task, options, options)
+    prepared = prepare(task, options, cache=root)
     for note in prepared.notes():
         say(note)
-    request = request_of(prepared, call, splits)
+    request = request_of(prepared, options, splits)
     if found := recall(root, request):
         entry, columns, computed = *found, 0
         name = f"{prepared.task.name} x {entry.path.name.rpartition('-')[0]}"
@@ -131,11 +114,11 @@ def extract(
         from reservoir_pipelines.extraction.run import plan_run  # which imports torch
         from reservoir_pipelines.extraction.shares import share_blocks
 
-        run = plan_run(call, prepared, root, splits)
+        run = plan_run(task, options, prepared, root, splits)
         entry, rows = run.open()
         with meter("extract", rows) as bar:
             shared = rows and (cluster.workers > 1 or cluster.scheduler)
-            computed = share_blocks(run, entry, call, cluster, bar.advance) if shared else 0
+            computed = share_blocks(run, entry, options, cluster, bar.advance) if shared else 0
             computed += run.compute(entry, bar.advance)
         columns = run.columns
         remember(root, request, entry, columns, run.splits)
@@ -144,7 +127,7 @@ def extract(
         rows={split: entry.spec.rows[split] for split in prepared.rows},
         columns=columns,
         bytes=entry_bytes(entry),
-        seconds=time.monotonic() - started,
+        seconds=round(time.monotonic() - started, 3),
         reused=computed == 0,
         computed_rows=computed,
     )

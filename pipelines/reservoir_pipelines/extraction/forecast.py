@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import resource
 import time
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from reservoir_cache import required_bytes
 
 from reservoir.features import column_shapes, forward, model_batches, to_pieces
-from reservoir.option_fields import as_group
-from reservoir.options import FeatureOptions, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions
-from reservoir_pipelines.extraction.call import Call, heard
+from reservoir.options import ExtractOptions
 from reservoir_pipelines.extraction.run import Run, plan_run
-from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.output import Record
+from reservoir_pipelines.preparation.prepare import heard, prepare
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workspace import cache_root
 
@@ -29,7 +27,7 @@ QUEUED = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
+class Forecast(Record):
     """What `plan` expects of an extraction.
 
     Parameters
@@ -70,22 +68,9 @@ class Forecast:
     device: str
     compute: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
-
 
 @stage
-def plan(
-    task: str,
-    reservoir: ReservoirOptions,
-    source: RowOptions,
-    keep: FeatureOptions,
-    place: PlaceOptions,
-    *,
-    rows: int | None = None,
-    workers: int = 1,
-) -> Forecast:
+def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers: int = 1) -> Forecast:
     """Try some seconds of an extraction, and say what all of it will take; nothing is written but the prepared data.
 
     Parameters
@@ -97,7 +82,7 @@ def plan(
     workers : int, default 1
         Processes or GPUs like this one that will share the work.
     **options
-        Fields of `ReservoirOptions`, `RowOptions`, `FeatureOptions` and `PlaceOptions`, as of `extract`.
+        Fields of `ExtractOptions`, as of `extract`.
 
     Examples
     --------
@@ -105,10 +90,10 @@ def plan(
     >>> plan("digits", rows=1_000_000, layers="block01", pool="mean").rows
     1000000
     """
-    started, call = clock(), Call(task, reservoir, heard(task, reservoir, source), keep, place)
-    root = cache_root(place.cache)
-    prepared = prepare(task, as_group(call.source, TaskOptions), cache=root)
-    run = plan_run(call, prepared, root)
+    started, root = clock(), cache_root(options.cache)
+    options = heard(task, options, options)
+    prepared = prepare(task, options, cache=root)
+    run = plan_run(task, options, prepared, root)
     loading = clock() - started
     have = sum(run.spec.rows.values())
     rows = rows or have

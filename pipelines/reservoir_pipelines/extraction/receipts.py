@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 from reservoir_cache import CacheError, Entry, verify
 
 from reservoir import backbone_names
-from reservoir_pipelines.extraction.call import Call
+from reservoir.options import ExtractOptions
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.preparation.source_files import stamp
@@ -26,13 +26,12 @@ PACKAGES = (Path(backbone_names.__file__).parent, Path(__file__).parents[1])
 """The code that decides what a call means and computes it; the weights that come with it lie there too."""
 
 
-def request_of(prepared: Prepared, call: Call, splits: Sequence[str] | None) -> str | None:
+def request_of(prepared: Prepared, options: ExtractOptions, splits: Sequence[str] | None) -> str | None:
     """Return the SHA-256 of all that decides what a call of extract is about; None where the hub has a say in it."""
-    reservoir = call.reservoir
-    said = [*(asdict(group) for group in (reservoir, call.source, call.keep)), call.place.device]
-    folders = [Path(name) for name in (reservoir.backbone, reservoir.init) if name and Path(name).exists()]
-    name = reservoir.backbone or "mini"
-    drawn = str(reservoir.init).startswith("random") and name.partition(":")[0] in backbone_names.NAMES
+    said = asdict(replace(options, cache=None))
+    folders = [Path(name) for name in (options.backbone, options.init) if name and Path(name).exists()]
+    name = options.backbone or "mini"
+    drawn = str(options.init).startswith("random") and name.partition(":")[0] in backbone_names.NAMES
     if not (folders or drawn or name == "mini"):
         return None
     here = {

@@ -13,10 +13,11 @@ from reservoir_cache import Entry, Layout, Spec, check_space, repair, required_b
 
 from reservoir.defaults import MOST_WINDOWS, choose_reservoir, default_layers, default_pools, default_store
 from reservoir.features import column_shapes, forward
+from reservoir.option_fields import as_group, typed
+from reservoir.options import ExtractOptions, FeatureOptions, ReservoirOptions, RowOptions
 from reservoir.reservoir import LoadedModel, load_model
 from reservoir.tasks import TASKS, Task
 from reservoir.tasks.windows import Windows
-from reservoir_pipelines.extraction.call import Call
 from reservoir_pipelines.extraction.compute import compute_blocks, compute_missing
 from reservoir_pipelines.extraction.plan import check_windows, choose_columns, choose_layout, draw_rows, make_spec
 from reservoir_pipelines.output import say, size_text
@@ -24,34 +25,36 @@ from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 from reservoir_pipelines.workspace import versions
 
 
-def plan_run(call: Call, prepared: Prepared, root: Path, splits: Sequence[str] | None = None) -> Run:
+def plan_run(
+    task: str, options: ExtractOptions, prepared: Prepared, root: Path, splits: Sequence[str] | None = None
+) -> Run:
     """Load the model, and choose what will be computed."""
-    task, source, keep = call.task, call.source, call.keep
     count = sum(prepared.rows.values())
-    settings = choose_reservoir(call.reservoir, prepared.task, count, published=source.published)
-    model = load_model(prepared.task, settings, call.place.device, keep.compute)
+    said = as_group(options, ReservoirOptions)
+    settings = choose_reservoir(said, prepared.task, count, published=options.published)
+    model = load_model(prepared.task, settings, options.device, options.compute)
     if model.reader:
         say(f"{prepared.task.name}: read by {model.reader.said}")
-    elif call.reservoir.stride is None and model.windows.read_share < 1:
+    elif options.stride is None and model.windows.read_share < 1:
         say(_gaps(prepared.task, model.windows))
     columns = choose_columns(
         model,
-        default_layers(prepared.task, native=bool(model.reader)) if keep.layers is None else keep.layers,
-        default_pools(prepared.task, model.fpt.backbone.width, model.reader) if keep.pool is None else keep.pool,
+        default_layers(prepared.task, native=bool(model.reader)) if options.layers is None else options.layers,
+        default_pools(prepared.task, model.fpt.backbone.width, model.reader) if options.pool is None else options.pool,
     )
-    rows = draw_rows(prepared, source.limit)
+    rows = draw_rows(prepared, options.limit)
     check_windows(prepared, rows, model.windows)
-    spec = make_spec(prepared, rows, model, keep.store or default_store(prepared.task, native=bool(model.reader)))
-    layout = choose_layout(model, columns, keep.batch_rows)
-    asked = replace(
-        keep,
+    spec = make_spec(prepared, rows, model, options.store or default_store(prepared.task, native=bool(model.reader)))
+    layout = choose_layout(model, columns, options.batch_rows)
+    kept = replace(
+        as_group(options, FeatureOptions),
         layers=",".join(dict.fromkeys(column.partition("/")[0] for column in columns)),
         pool=",".join(dict.fromkeys(column.partition("/")[2] for column in columns)),
     )
     made = {
         "task": str(Path(task).resolve()) if task not in TASKS and Path(task).exists() else task,
-        "settings": settings.to_dict() | source.to_dict() | asked.to_dict(),
-        "command": call.typed(),
+        "settings": settings.to_dict() | as_group(options, RowOptions).to_dict() | kept.to_dict(),
+        "command": typed("extract", [str(task)], options),
     }
     return Run(root, prepared, model, rows, columns, spec, layout, made, splits or list(rows))
 

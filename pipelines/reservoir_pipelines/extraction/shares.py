@@ -10,9 +10,8 @@ from pathlib import Path
 from reservoir_cache import Entry
 
 from reservoir.errors import InputError
-from reservoir.options import ClusterOptions
+from reservoir.options import ClusterOptions, ExtractOptions
 from reservoir.reservoir import full_name
-from reservoir_pipelines.extraction.call import Call
 from reservoir_pipelines.extraction.compute import missing_blocks
 from reservoir_pipelines.extraction.run import Run, plan_run
 from reservoir_pipelines.output import hushed, say
@@ -30,13 +29,16 @@ _alone = threading.Lock()  # a pass takes blocks out of the backbone, so that no
 class Share:
     """A call of extract as another process repeats it, which has to come to the same key, with so many threads."""
 
-    call: Call
+    task: str
+    options: ExtractOptions
     prepared: Path
     key: str
     threads: int | None = None
 
 
-def share_blocks(run: Run, entry: Entry, call: Call, cluster: ClusterOptions, advance: Callable[[int], None]) -> int:
+def share_blocks(
+    run: Run, entry: Entry, options: ExtractOptions, cluster: ClusterOptions, advance: Callable[[int], None]
+) -> int:
     """Have others compute the blocks that an entry lacks; return the rows that they did, the rest is left.
 
     Blocks that a worker leaves when it dies go to another, and what is published by then is not done again.
@@ -46,17 +48,7 @@ def share_blocks(run: Run, entry: Entry, call: Call, cluster: ClusterOptions, ad
     todo = missing_blocks(entry, run.splits, run.columns)
     size = min(TASK_BLOCKS, -(-len(todo) // MOST_TASKS) or 1)
     threads = max(1, torch.get_num_threads() // cluster.workers) if cluster.workers else None
-    root = run.root.resolve()
-    source = replace(call.source, data=call.source.data and call.source.data.resolve())
-    backbone, init = call.reservoir.backbone, call.reservoir.init
-    reservoir = replace(
-        call.reservoir,
-        backbone=backbone and full_name(backbone),
-        init=str(Path(init).resolve()) if init and Path(init).is_dir() else init,
-    )
-    place = replace(call.place, cache=root)
-    full = replace(call, task=run.call["task"], reservoir=reservoir, source=source, place=place)
-    share = Share(full, run.prepared.path.resolve(), entry.key, threads)
+    share = Share(run.call["task"], with_full_paths(options, run.root), run.prepared.path.resolve(), entry.key, threads)
     _runs[entry.key] = run  # this process has the model already
     tasks = [
         (share, entry.path.resolve(), run.columns, todo[first : first + size]) for first in range(0, len(todo), size)
@@ -66,6 +58,17 @@ def share_blocks(run: Run, entry: Entry, call: Call, cluster: ClusterOptions, ad
         return sum(done)
     finally:
         del _runs[entry.key]
+
+
+def with_full_paths(options: ExtractOptions, root: Path) -> ExtractOptions:
+    """Return the options of a call as processes of another folder need them."""
+    return replace(
+        options,
+        data=options.data and options.data.resolve(),
+        backbone=options.backbone and full_name(options.backbone),
+        init=str(Path(options.init).resolve()) if options.init and Path(options.init).is_dir() else options.init,
+        cache=root.resolve(),
+    )
 
 
 def work(share: Share, path: Path, columns: tuple[str, ...], blocks: list[tuple[str, int]]) -> int:
@@ -82,8 +85,8 @@ def _open(share: Share) -> Run:
     if share.threads:
         torch.set_num_threads(share.threads)
     prepared = Prepared.open(share.prepared, verify=False)  # as whoever called has done
-    assert share.call.place.cache
-    run = plan_run(share.call, prepared, share.call.place.cache)
+    assert share.options.cache
+    run = plan_run(share.task, share.options, prepared, share.options.cache)
     if run.spec.key != share.key:
         raise InputError(
             f"a worker comes to another key, {run.spec.key[:16]} for {share.key[:16]}: its model, data, precision or "

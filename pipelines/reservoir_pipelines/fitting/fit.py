@@ -17,6 +17,7 @@ from reservoir.option_fields import typed
 from reservoir.options import DeviceOptions, FitOptions
 from reservoir.readouts import (
     DEFAULT_ALPHAS,
+    Again,
     LinearReadout,
     NumpyArithmetic,
     TorchArithmetic,
@@ -35,7 +36,7 @@ from reservoir_pipelines.fitting.engines import Engine, RidgeEngine, few_rows, m
 from reservoir_pipelines.fitting.pool import Features, Pool, choose_columns
 from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.fitting.results import SUMMARY, Fit, Result, score_matrix, write_table
-from reservoir_pipelines.fitting.sources import Again, ColumnSource, JoinedSource, Source, groups_of
+from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, Source, groups_of
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
 from reservoir_pipelines.output import meter, say
 from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from reservoir.tasks import encode, read_new
 from reservoir.tasks.own import letter_symbols
 from reservoir.tasks.own.decode import as_patches
 from reservoir.tasks.task import Task, Tokens
+from reservoir_pipelines.output import Record
 from reservoir_pipelines.plots import COLOURS, INK, figure_of, save, style
 from reservoir_pipelines.prediction.export import build
 from reservoir_pipelines.prediction.opened import open_readout
@@ -26,7 +27,7 @@ MOST_LETTERS = 120  # that can be read side by side
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explained:
+class Explained(Record):
     """Why a readout says what it says of one sequence."""
 
     label: Any
@@ -37,15 +38,11 @@ class Explained:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explanation:
+class Explanation(Record):
     """What `explain` found: its rows, and the picture."""
 
     rows: tuple[Explained, ...]
     plot: Path
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return {"rows": [asdict(row) for row in self.rows], "plot": str(self.plot)}
 
 
 @stage

@@ -23,7 +23,7 @@ from reservoir.sequence_model import Branch, SequenceModel
 from reservoir.tasks.task import Task, Vectors
 from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.output import say
+from reservoir_pipelines.output import Record, say
 from reservoir_pipelines.prediction.opened import load_part, open_readout
 from reservoir_pipelines.stage import stage
 
@@ -37,22 +37,13 @@ CALLS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export:
+class Export(Record):
     """What `export` wrote: the model, JSON that says how to call it, and the fewest and most ``tokens``."""
 
     model: Path
     card: Path
     bytes: int
     tokens: tuple[int, int]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return {
-            "model": str(self.model),
-            "card": str(self.card),
-            "bytes": self.bytes,
-            "tokens": list(self.tokens),
-        }
 
 
 @stage

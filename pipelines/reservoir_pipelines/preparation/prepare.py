@@ -10,14 +10,15 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from reservoir_cache import fault_point, file_crc32, new_file, publish_json, sync
 
 from reservoir.errors import InputError
-from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, TaskOptions
+from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, ReservoirOptions, TaskOptions
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Split, Task, check_split, own_name, task_named
+from reservoir.tasks.own.media import has_sounds
 from reservoir.tasks.task import MISSING
 from reservoir_pipelines.output import meter, say
 from reservoir_pipelines.preparation.download import download
@@ -34,6 +35,8 @@ from reservoir_pipelines.preparation.source_files import contents
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workers import map_pieces
 from reservoir_pipelines.workspace import cache_root, data_folder
+
+Data = TypeVar("Data", bound=TaskOptions)
 
 
 @stage
@@ -80,6 +83,15 @@ def prepare(
     _remove_leftovers(settings)
     _write(source, origin, final, cluster)
     return Prepared.open(final, reused=False)
+
+
+def heard(task: str, reservoir: ReservoirOptions, source: Data) -> Data:
+    """Return the options of data, of sounds as the named backbone hears them."""
+    if source.waveform or not reservoir.backbone or task in TASKS or not has_sounds(Path(task)):
+        return source
+    from reservoir.defaults import hears_samples  # which imports torch
+
+    return replace(source, waveform=True) if hears_samples(reservoir) else source
 
 
 def settings_folder(task: str, source: Source, cache: Path | None = None) -> Path:

@@ -9,28 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from reservoir_pipelines.fitting.results import Result
+from reservoir_pipelines.output import Record
 from reservoir_pipelines.plots import COLOURS, INK, figure_of, in_unit, save, style
 from reservoir_pipelines.pretraining.outcome import Pretraining
 from reservoir_pipelines.training.training_result import Training
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class Compared(Record):
     """What a backbone is worth to a task: by the best readout of its frozen hidden states, and as an FPT."""
 
     corpus: str
     pretraining: Pretraining | None
     output_only: Result
     fpt: Training | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return {
-            "corpus": self.corpus,
-            "pretraining": self.pretraining.to_dict() if self.pretraining else None,
-            "output_only": self.output_only.to_dict(),
-            "fpt": self.fpt.to_dict() if self.fpt else None,
-        }
 
     def cells(self) -> dict[str, Any]:
         """Return a line of the table; None where there is no value."""
@@ -53,7 +45,7 @@ class Compared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(Record):
     """Backbones of one shape side by side.
 
     Parameters
@@ -77,11 +69,6 @@ class Comparison:
     results: Path
     plot: Path
     seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        rows, texts = [row.to_dict() for row in self.rows], {"results": str(self.results), "plot": str(self.plot)}
-        return {**vars(self), "rows": rows, **texts, "seconds": round(self.seconds, 3)}
 
 
 def plot_comparison(path: Path, rows: Sequence[Compared], title: str, metric: str = "accuracy") -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError
-from reservoir.option_fields import as_group
 from reservoir.options import (
     ComparisonOptions,
     ModelOptions,
@@ -19,7 +18,6 @@ from reservoir.options import (
     PretrainOptions,
     RowOptions,
     ShapeOptions,
-    TaskOptions,
 )
 from reservoir.pretraining.corpora import BYTES, HELD_OUT, STREAMS, Text, corpus_named
 from reservoir.pretraining.language_model import LanguageModel
@@ -77,7 +75,7 @@ def compare_pretraining(
     drawn = Reservoir.choose(ModelOptions(backbone=shape.backbone, seed=shape.seed, init=RANDOM))
     steps = None if options.output_only else options.steps or STEPS
     shapes = _Shapes(drawn, options, place)
-    prepared = prepare(task, as_group(source, TaskOptions), cache=place.cache)
+    prepared = prepare(task, source, cache=place.cache)
     load_model(prepared.task, drawn, place.device, options.compute)
     for name in names:  # what does not work is refused before anything is pretrained
         shapes.check(name)
@@ -101,7 +99,7 @@ def compare_pretraining(
         rows=tuple(rows),
         results=results,
         plot=plot,
-        seconds=time.monotonic() - started,
+        seconds=round(time.monotonic() - started, 3),
     )
 
 

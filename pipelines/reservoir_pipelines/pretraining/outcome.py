@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reservoir_pipelines.output import Record
 from reservoir_pipelines.plots import INK, draw_course, figure_of, save, style
 from reservoir_pipelines.training.journal import course
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pretraining:
+class Pretraining(Record):
     """What a pretraining came to.
 
     On bit memory there is no next token, and instead of a loss in bits there is the share of bits recalled.
@@ -61,10 +62,6 @@ class Pretraining:
         if bits is not None:
             return f"{bits:.3f} bits per {self.unit}"
         return f"{100 * accuracy:.2f}% right ({100 * (self.floor or 0):.0f}% by copying)"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
 
 
 def plot_pretraining(

@@ -14,7 +14,7 @@ from reservoir.errors import InputError
 from reservoir.options import CacheOptions, OutOptions
 from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.fitting.results import SUMMARY
-from reservoir_pipelines.output import say
+from reservoir_pipelines.output import Record, say
 from reservoir_pipelines.reports.markdown import as_markdown
 from reservoir_pipelines.reports.reproduced import reproduction_part
 from reservoir_pipelines.reports.single import fit_part, is_fit, is_run, run_part
@@ -27,16 +27,12 @@ MOST = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(Record):
     """The page that `report` wrote, and how much stands on it."""
 
     page: Path
     parts: int
     bytes: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return dict(vars(self)) | {"page": str(self.page)}
 
 
 @stage

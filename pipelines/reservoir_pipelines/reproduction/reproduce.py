@@ -15,7 +15,7 @@ from typing import Any
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
-from reservoir_pipelines.output import hushed, say
+from reservoir_pipelines.output import Record, hushed, say
 from reservoir_pipelines.reproduction.cell import Cell
 from reservoir_pipelines.reproduction.recipe import Recipe, load_recipe, recipe_names
 from reservoir_pipelines.reproduction.table import fill
@@ -28,7 +28,7 @@ _alone = threading.Lock()  # cells that run in one process, as a dask worker wit
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reproduction:
+class Reproduction(Record):
     """What `reproduce` made: the folder, the tables with their numbers, and how many cells there are of each kind."""
 
     folder: Path
@@ -37,10 +37,6 @@ class Reproduction:
     reused: int
     failed: Mapping[str, str]
     seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return dict(vars(self)) | {"folder": str(self.folder), "tables": list(self.tables), "failed": dict(self.failed)}
 
 
 @stage

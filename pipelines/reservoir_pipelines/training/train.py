@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from reservoir.defaults import is_native
 from reservoir.errors import InputError
-from reservoir.option_fields import as_group, typed
-from reservoir.options import RECIPE, PlaceOptions, ReservoirOptions, RowOptions, TaskOptions, TrainOptions
+from reservoir.option_fields import typed
+from reservoir.options import RECIPE, PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
 from reservoir.readouts import metric_name
 from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir.reservoir import LoadedModel, Reservoir
@@ -31,12 +31,11 @@ from reservoir.training.steps import FPTSteps, default_rate
 from reservoir.training.target_scale import TargetScale
 from reservoir.training.trainer import DivergedError, State
 from reservoir.training.upper import UpperPart
-from reservoir_pipelines.extraction.call import heard
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.extraction.plan import check_windows, draw_rows, make_spec
 from reservoir_pipelines.output import say
 from reservoir_pipelines.plots import plot_confusion
-from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.preparation.prepare import heard, prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.training.checkpoint import load_trained
@@ -98,7 +97,7 @@ def _train_one(
     place = replace(place, cache=cache_root(place.cache))
     with processes() as ranks, torch.random.fork_rng(), ExitStack() as held:
         with ranks.first_alone():
-            prepared = prepare(task, as_group(source, TaskOptions), cache=place.cache)
+            prepared = prepare(task, source, cache=place.cache)
         if reservoir.input is None and holds_samples(prepared.task) and is_native(prepared.task, settings):
             settings = replace(settings, input="native")  # thousands of samples are no tokens of their own
         for note in prepared.notes() if ranks.first else ():

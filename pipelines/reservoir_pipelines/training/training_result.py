@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reservoir.readouts.evaluation import Evaluation
+from reservoir_pipelines.output import Record
 from reservoir_pipelines.plots import INK, draw_course, figure_of, in_unit, save, style
 from reservoir_pipelines.training.journal import course, read_journal
 from reservoir_pipelines.training.run import METRICS
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class Training(Record):
     """What a training came to.
 
     Parameters
@@ -102,11 +103,6 @@ class Training:
         right = [line["accuracy"] for line in self.history if line.get("accuracy") is not None]
         last = right[-max(1, len(right) // 10) :]
         return fmean(last) if last else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        evaluation = self.evaluation.to_dict() if self.evaluation else None
-        return vars(self) | {"groups": list(self.groups), "evaluation": evaluation, "swept": list(self.swept)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Training:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass, field, replace
+from itertools import count, islice
 from types import MappingProxyType
 
-from reservoir_cache import FeatureStore
-
-from reservoir import InputError
-from reservoir.readouts import metric_name
+from reservoir.options import ClusterOptions
 from reservoir.reservoir import DEFAULT_BACKBONE
 from reservoir_pipelines.fitting.pool import Pool
-from reservoir_pipelines.fitting.sources import ColumnSource
+from reservoir_pipelines.tuning.attempts import Attempt, Attempts, share_attempts
 from reservoir_pipelines.tuning.budget import Budget, Costs
-from reservoir_pipelines.tuning.judge import KNOWN, Judge, Kernel, best_of, column_kernels
+from reservoir_pipelines.tuning.judge import KNOWN, Kernel, column_kernels
 from reservoir_pipelines.tuning.space import Candidate
 from reservoir_pipelines.tuning.trials import Trial, Trials
 from reservoir_pipelines.tuning.where import Where
@@ -27,6 +24,7 @@ SURVIVORS = 0.25  # of the reservoirs that were judged on few rows
 FIRST_SHARE = 0.6  # of the time for trials, where those on few rows are not the last ones
 RAW = -1  # the number of the raw input among what may be joined
 FINALISTS = 8  # reservoirs that may be joined, besides the default and the raw input
+AHEAD = 256  # reservoirs that other processes are given at a time: they leave those that would end too late
 
 
 @dataclass
@@ -37,8 +35,11 @@ class Search:
     budget: Budget
     trials: Trials
     show: Callable[[Trial], None]
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
     costs: Costs = field(default_factory=Costs)
-    judges: dict[int | None, Judge] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.attempts = Attempts(self.where, self.budget.clock)
 
     def limits(self) -> list[int | None]:
         """Return the rows of a split that reservoirs are judged on, one after the other."""
@@ -67,69 +68,57 @@ class Search:
         most: int | None,
         columns: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
     ) -> list[Trial]:
-        """Try candidates, of ``columns`` those that are known to be best; return their trials, best first."""
+        """Try candidates, of ``columns`` those that are known to be best; return their trials, best first.
+
+        The default comes first and is always tried: without it nothing is known of the costs.
+        """
         found: list[Trial] = []
-        for number in numbers:
-            if most is not None and len(found) >= most:
+        ahead = AHEAD if self.cluster.workers > 1 or self.cluster.scheduler else 1
+        while batch := list(islice(numbers, min(ahead if found else 1, most - len(found) if most else ahead))):
+            before = [trial for number in batch if (trial := self.trials.get(number, limit))]
+            fresh = set(batch) - {trial.number for trial in before}
+            wanted = [self._attempt(number, limit, columns.get(number)) for number in batch if number in fresh]
+            left = self.budget.left - reserve()
+            wanted = [attempt for attempt in wanted if attempt.seconds <= left or not found]
+            if fresh and not wanted:
                 break
-            trial = self.trials.get(number, limit)
-            if trial is None:
-                chosen = self.where.candidate(number)
-                work = self.where.work(chosen, self._known(limit))
-                # The default is always tried: without it nothing is known of the costs either.
-                if found and not self.budget.allows(self.costs.predict(_backbone(chosen), work) + reserve()):
-                    break
-                if (trial := self._try(chosen, limit, work, columns.get(number))) is None:
-                    continue
-            self.costs.observe(_backbone(self.where.candidate(number)), trial.work, trial.seconds)
-            found.append(trial)
-            self.show(trial)
+            for trial in before:
+                self.show(trial)
+            self._make(wanted, left)
+            for number in batch:
+                if trial := self.trials.get(number, limit):
+                    self.costs.observe(_backbone(self.where.candidate(number)), trial.work, trial.seconds)
+                    found.append(trial)
         return sorted(found, key=lambda trial: trial.merit, reverse=True)
 
-    def _try(self, chosen: Candidate, limit: int | None, work: float, known: tuple[str, ...] | None) -> Trial | None:
-        """Extract train and valid, judge the columns and keep what was found; None where these data refuse it."""
-        started = self.budget.clock()
-        try:
-            extraction = self.where.extract(chosen, limit, KNOWN)
-        except InputError:
-            if not chosen.number:
-                raise
-            return None
-        extracted = self.budget.clock()
-        judge = self.judge(extraction.store, limit, extraction.columns[0])
-        kernels = column_kernels(extraction.store, known or extraction.columns, judge)
-        columns, found = (known, judge(kernels.values())) if known else best_of(kernels, judge)
-        ended = self.budget.clock()
-        trial = Trial(
-            number=chosen.number,
-            limit=limit,
-            title=chosen.title,
-            entry=extraction.entry.name,
-            columns=columns,
-            metric=metric_name(self.where.prepared.task.classes),
-            score=found.score,
-            loss=found.loss,
-            alpha=found.alpha,
-            samples=len(judge.y),
-            work=work,
-            seconds=ended - started,
-            judging=ended - extracted,
-        )
-        self.trials.add(trial)
-        return trial
+    def _attempt(self, number: int, limit: int | None, known: tuple[str, ...] | None) -> Attempt:
+        chosen = self.where.candidate(number)
+        work = self.where.work(chosen, self._known(limit))
+        seconds = self.costs.predict(_backbone(chosen), work)
+        return Attempt(number=number, limit=limit, columns=known, work=work, seconds=seconds)
 
-    def judge(self, store: FeatureStore, limit: int | None, column: str) -> Judge:
-        """Return the labels and folds of so many rows, as a column has them."""
-        if limit not in self.judges:
-            self.judges[limit] = Judge.of(ColumnSource(store, column), self.where.prepared.task.classes)
-        return self.judges[limit]
+    def _make(self, wanted: list[Attempt], left: float) -> None:
+        """Make attempts, several of them shared among processes where there are any, and keep each that ends."""
+        since = self.budget.clock()
+
+        def keep(trial: Trial | None) -> None:
+            nonlocal since
+            if trial:
+                before, since = since, self.budget.clock()
+                self.trials.add(replace(trial, spent=since - before))
+                self.show(trial)
+
+        if len(wanted) > 1:
+            share_attempts(self.attempts, wanted, self.cluster, left, keep)
+        elif wanted:
+            keep(self.attempts.make(wanted[0]))
 
     def kernels(self, trials: list[Trial]) -> dict[int, Kernel]:
         """Return the kernel of the best columns of each trial, by its number, and that of the raw input."""
         found: dict[int, Kernel] = {}
         for trial in trials:
             store = self.where.store(trial)
-            judge = self.judge(store, trial.limit, trial.columns[0])
+            judge = self.attempts.judge(store, trial.limit, trial.columns[0])
             groups = column_kernels(store, trial.columns, judge)
             found[trial.number] = sum(groups.values(), start=Kernel())
             raw = Pool.of(store).raw() if RAW not in found else None

@@ -29,6 +29,7 @@ class Trial:
     work: float
     seconds: float
     judging: float  # the part of these seconds after the columns were extracted
+    spent: float  # of the budget: less than these seconds where other trials ran beside
 
     @property
     def merit(self) -> tuple[float, float]:
@@ -53,8 +54,8 @@ class Trials:
         return iter(self._found.values())
 
     def seconds(self) -> float:
-        """Return what all trials have taken."""
-        return sum(trial.seconds for trial in self)
+        """Return what all trials have taken of the budget."""
+        return sum(trial.spent for trial in self)
 
     def get(self, number: int, limit: int | None) -> Trial | None:
         """Return the trial of a candidate on so many rows, if it has ended."""

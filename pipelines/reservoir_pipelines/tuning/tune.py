@@ -8,29 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reservoir.defaults import choose_reservoir, default_layers, default_pools
-from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
 from reservoir.options import (
     CacheOptions,
+    ClusterOptions,
     DeviceOptions,
+    ExtractOptions,
     FitOptions,
     PlaceOptions,
-    ReservoirOptions,
     RowOptions,
     ShapeOptions,
-    TaskOptions,
     TuneOptions,
 )
 from reservoir.readouts import HeldOut
-from reservoir.reservoir import load_model
-from reservoir_pipelines.extraction.call import heard
 from reservoir_pipelines.extraction.entries import keep_last
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.raw import RAW as RAW_COLUMN
 from reservoir_pipelines.fitting.results import Fit
 from reservoir_pipelines.output import hushed, say
-from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.tuning.budget import Budget, seconds_of
 from reservoir_pipelines.tuning.joining import choose
@@ -38,7 +33,6 @@ from reservoir_pipelines.tuning.reserve import Reserve
 from reservoir_pipelines.tuning.search import FINALISTS, RAW, Search
 from reservoir_pipelines.tuning.trials import Trial, Trials
 from reservoir_pipelines.tuning.where import Where
-from reservoir_pipelines.workspace import cache_root
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +88,7 @@ def tune(
     shape: ShapeOptions,
     source: RowOptions,
     place: PlaceOptions,
+    cluster: ClusterOptions,
     *,
     show: Callable[[Trial], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
@@ -115,8 +110,9 @@ def tune(
     clock : callable, optional
         Gives the seconds that the budget is measured in.
     **options
-        Fields of `TuneOptions`, `ShapeOptions`, `RowOptions` and `PlaceOptions`. ``budget`` counts what earlier calls
-        have spent on trials. A ``backbone`` that is named is the only one.
+        Fields of `TuneOptions`, `ShapeOptions`, `RowOptions`, `PlaceOptions` and `ClusterOptions`. ``budget`` counts
+        what earlier calls have spent on trials. A ``backbone`` that is named is the only one. Workers share the
+        reservoirs, and find of each what one process finds.
 
     Returns
     -------
@@ -133,25 +129,26 @@ def tune(
     'accuracy'
     """
     budget = Budget(seconds_of(options.budget), clock=clock)
-    where = _where(task, shape, source, place)
+    where = Where.of(task, ExtractOptions(**vars(shape), **vars(source), **vars(place)))
     for note in where.prepared.notes():
         say(note)
     trials = Trials(where.folder())
     budget.spent = trials.seconds()
-    search = Search(where, budget, trials, show)
+    search = Search(where, budget, trials, show, cluster)
     reserve = Reserve(search, options.join, clock() - budget.started)
-    with hushed(), keep_last(where.root, where.prepared.task.name):
+    with keep_last(where.root, where.prepared.task.name):
         ranked = search.run(reserve.seconds, options.trials)
         default = next(trial for trial in ranked if not trial.number)
         finalists = [default, *(trial for trial in ranked[:FINALISTS] if trial.number)]
-        kernels = search.kernels(finalists)
-        judge = search.judges[default.limit]
+        with hushed():
+            kernels = search.kernels(finalists)
+        judge = search.attempts.judges[default.limit]
         most = reserve.joined()
         goes_on = lambda: budget.allows(reserve.final(most))  # noqa: E731
         chosen, found = choose(kernels, judge, most, goes_on)
         raw = judge([kernels[RAW]]).score if RAW in kernels else None
     limit = None if budget.allows(reserve.final(len(chosen))) else default.limit
-    fitted, commands = _finish(where, {t.number: t for t in finalists}, chosen, found, limit)
+    fitted, commands = _finish(where, {t.number: t for t in finalists}, chosen, found, limit, cluster)
     return Tuning(
         trials=tuple(ranked),
         score=found.score,
@@ -164,39 +161,28 @@ def tune(
     )
 
 
-def _where(task: str, shape: ShapeOptions, source: RowOptions, place: PlaceOptions) -> Where:
-    """Read the data, and the width of the default reservoir."""
-    root = cache_root(place.cache)
-    source = heard(task, as_group(shape, ReservoirOptions), source)
-    prepared = prepare(task, as_group(source, TaskOptions), cache=root)
-    if each := prepared.task.each:
-        raise InputError(f"{task}: every {each} has a label, which extract and fit read; tune does not")
-    count = sum(prepared.rows.values())
-    settings = choose_reservoir(as_group(shape, ReservoirOptions), prepared.task, count)
-    model = load_model(prepared.task, settings, place.device)
-    width = model.fpt.backbone.width
-    native = None
-    if model.reader:
-        native = default_layers(prepared.task, native=True), default_pools(prepared.task, width, model.reader)
-    shared = {"task": task, "prepared": prepared, "source": source, "shape": shape, "place": place, "root": root}
-    return Where(**shared, width=width, native=native)
-
-
 def _finish(
-    where: Where, trials: dict[int, Trial], chosen: Sequence[int], found: HeldOut, limit: int | None
+    where: Where,
+    trials: dict[int, Trial],
+    chosen: Sequence[int],
+    found: HeldOut,
+    limit: int | None,
+    cluster: ClusterOptions,
 ) -> tuple[Fit, tuple[str, ...]]:
     """Extract the winners whole, fit their columns side by side, and return the commands that do the same."""
     numbers = [number for number in chosen if number != RAW] or [0]
     if limit:
         say(f"too little time for all rows: extracted and fitted are {limit:,} of each split; give a larger --budget")
-    entries = [where.extract(where.candidate(number), limit, None) for number in numbers]
+    entries = [where.extract(where.candidate(number), limit, None, cluster) for number in numbers]
     names: list[str] = []
     for number in chosen:
         prefix = f"{numbers.index(number) + 1}:" if number != RAW and len(numbers) > 1 else ""
         names += [RAW_COLUMN] if number == RAW else [prefix + column for column in trials[number].columns]
     options = FitOptions(columns="+".join(names), alphas=f"{found.alpha!r}:{found.alpha!r}:1")
-    fitted = fit([entry.entry for entry in entries], options, as_group(where.place, DeviceOptions))
-    said = [where.call(number, limit) for number in numbers]
+    device, place = as_group(where.options, DeviceOptions), as_group(where.options, CacheOptions)
+    fitted = fit(
+        [entry.entry for entry in entries], options, device, workers=cluster.workers, scheduler=cluster.scheduler
+    )
+    said = [where.typed(number, limit) for number in numbers]
     keys = [entry.store.entry.key[:16] for entry in entries]
-    place = as_group(where.place, CacheOptions)
-    return fitted, (*said, typed("fit", keys, options, as_group(where.place, DeviceOptions), place))
+    return fitted, (*said, typed("fit", keys, options, device, place))

@@ -9,54 +9,87 @@ from pathlib import Path
 
 from reservoir_cache import CacheError, FeatureStore
 
-from reservoir.option_fields import typed
-from reservoir.options import PlaceOptions, RowOptions, ShapeOptions
+from reservoir.defaults import choose_reservoir, default_layers, default_pools
+from reservoir.errors import InputError
+from reservoir.option_fields import as_group, typed
+from reservoir.options import ClusterOptions, ExtractOptions, ReservoirOptions
+from reservoir.reservoir import full_name, load_model
 from reservoir_pipelines.extraction.extract import Extraction, extract
 from reservoir_pipelines.extraction.plan import data_digest, draw_rows
+from reservoir_pipelines.preparation.prepare import heard, prepare
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.tuning.judge import KNOWN
 from reservoir_pipelines.tuning.space import Candidate, candidate
 from reservoir_pipelines.tuning.trials import Trial
+from reservoir_pipelines.workspace import cache_root
+
+ALONE = ClusterOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """The data of a search, and where it is kept."""
+    """The data of a search, and where it is kept.
+
+    ``digest`` is one for these rows, this seed and this backbone with its weights and precision.
+    """
 
     task: str
+    options: ExtractOptions
     prepared: Prepared
-    source: RowOptions
-    shape: ShapeOptions
-    place: PlaceOptions
     root: Path
+    digest: str
     width: int
-    native: tuple[str, str] | None = None  # layers and poolings of the default, where a model reads texts by itself
+    native: tuple[str, str] | None  # layers and poolings of the default, where a model reads texts by itself
+
+    @classmethod
+    def of(cls, task: str, options: ExtractOptions) -> Where:
+        """Read the data as extract does, and load the default reservoir of the backbone and the seed that are named."""
+        root = cache_root(options.cache)
+        options = heard(task, options, options)
+        prepared = prepare(task, options, cache=root)
+        if each := prepared.task.each:
+            raise InputError(f"{task}: every {each} has a label, which extract and fit read; tune does not")
+        settings = choose_reservoir(as_group(options, ReservoirOptions), prepared.task, sum(prepared.rows.values()))
+        model = load_model(prepared.task, settings, options.device)
+        width, native = model.fpt.backbone.width, None
+        if model.reader:
+            native = default_layers(prepared.task, native=True), default_pools(prepared.task, width, model.reader)
+        same = [
+            data_digest(prepared, draw_rows(prepared, options.limit)),
+            options.backbone and full_name(options.backbone),
+            options.seed,
+            options.device,
+            model.compute,
+            model.digest,
+        ]
+        digest = hashlib.sha256(json.dumps(same).encode()).hexdigest()[:12]
+        said = {"task": task, "options": options}
+        return cls(**said, prepared=prepared, root=root, digest=digest, width=width, native=native)
 
     def rows(self, limit: int | None = None) -> dict[str, int]:
         """Return the rows of each split."""
-        most = min((each for each in (limit, self.source.limit) if each), default=None)
+        most = min((each for each in (limit, self.options.limit) if each), default=None)
         return {split: min(rows, most or rows) for split, rows in self.prepared.rows.items()}
 
     def folder(self) -> Path:
-        """Return where the trials are kept: one folder for these rows, this seed and this backbone."""
-        digest = data_digest(self.prepared, draw_rows(self.prepared, self.source.limit))
-        settings = [digest, self.shape.to_dict(), self.place.device]
-        name = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]
-        return self.root / "tuning" / f"{self.prepared.task.name}-{name}"
+        """Return where the trials are kept."""
+        return self.root / "tuning" / f"{self.prepared.task.name}-{self.digest}"
 
     def candidate(self, number: int) -> Candidate:
         """Return a candidate by its number."""
         rows = sum(self.prepared.rows.values())
-        seed, backbone = self.shape.seed, self.shape.backbone
+        seed, backbone = self.options.seed, self.options.backbone
         found = candidate(number, self.prepared.task, rows, self.width, seed=seed, backbone=backbone)
         if number or not self.native:
             return found
         layers, pool = self.native
         return replace(found, layers=layers, pool=pool)
 
-    def extract(self, candidate: Candidate, limit: int | None, splits: tuple[str, ...] | None) -> Extraction:
+    def extract(
+        self, candidate: Candidate, limit: int | None, splits: tuple[str, ...] | None, cluster: ClusterOptions = ALONE
+    ) -> Extraction:
         """Compute a candidate's columns where they are not cached; of all splits, or of some."""
-        return extract(self.task, *candidate.groups(), self._limited(limit), self.place, splits=splits)
+        return extract(self.task, self._whole(candidate, limit), cluster, splits=splits)
 
     def store(self, trial: Trial) -> FeatureStore:
         """Return the features of a trial; computed again where they have been removed."""
@@ -74,10 +107,11 @@ class Where:
         layers = 4 if candidate.layers == "all" else candidate.layers.count(",") + 1
         return float(rows * windows * (2 * layers - 1))
 
-    def call(self, number: int, limit: int | None) -> str:
+    def typed(self, number: int, limit: int | None) -> str:
         """Return the command that extracts a candidate whole."""
-        said, kept = self.candidate(number).groups()
-        return typed("extract", [self.task], said, self._limited(limit), kept, self.place)
+        return typed("extract", [self.task], self._whole(self.candidate(number), limit))
 
-    def _limited(self, limit: int | None) -> RowOptions:
-        return replace(self.source, limit=limit) if limit else self.source
+    def _whole(self, candidate: Candidate, limit: int | None) -> ExtractOptions:
+        """Return all options of a candidate's extraction."""
+        said, kept = candidate.groups()
+        return replace(self.options, **vars(said), **vars(kept), limit=limit or self.options.limit)

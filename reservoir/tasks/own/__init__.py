@@ -1,11 +1,10 @@
 """Your own data: sequences with labels from a file or a function."""
 
-from reservoir.tasks.own.data import OwnData
+from reservoir.tasks.own.data import FUNCTION, OwnData, own_name
 from reservoir.tasks.own.encode import clean_lengths, encode_own, letter_symbols
 from reservoir.tasks.own.hub import is_hub
 from reservoir.tasks.own.kinds import Reading, read_integers, read_labels
 from reservoir.tasks.own.new import read_new
-from reservoir.tasks.own.own_source import FUNCTION, own_name
 
 __all__ = [
     "FUNCTION",

@@ -28,16 +28,13 @@ class Columns:
 
     piece_rows = 2**62
     letters = False  # x holds the code points of texts
+    files: Sequence[Path] = ()  # that are read beside the one that is named
+    unheard: tuple[str, ...] = ("rate",)  # options that say nothing of such data
 
-    def __init__(
-        self,
-        arrays: Mapping[str, np.ndarray],
-        notes: Sequence[str] = (),
-        found: Mapping[str, Any] | None = None,
-        x: tuple[tuple[int, ...], np.dtype] | None = None,
-    ):
-        self._arrays, self.notes = dict(arrays), list(notes)
-        self.found = dict(found or {})  # names of the columns that were taken unasked, by their role
+    def __init__(self, arrays: Mapping[str, np.ndarray], x: tuple[tuple[int, ...], np.dtype] | None = None):
+        self._arrays = dict(arrays)
+        self.notes: list[str] = []
+        self.found: dict[str, Any] = {}  # names of the columns that were taken unasked, by their role
         self.shapes = ({"x": x[0]} if x else {}) | {name: array.shape for name, array in arrays.items()}
         self.dtypes = ({"x": x[1]} if x else {}) | {name: array.dtype for name, array in arrays.items()}
 
@@ -50,22 +47,6 @@ class Columns:
     def sequences(self, lo: int, hi: int) -> np.ndarray:
         """Return the rows ``lo`` to ``hi`` of ``x``, where it is not held in memory."""
         raise NotImplementedError
-
-
-def files_beside(table: Path, names: Sequence[str]) -> list[Path]:
-    """Return the files that a table names, from its folder; refuse those that are not there, or outside of it."""
-    paths = [table.parent / name for name in names]
-    for row, path in enumerate(paths):
-        if not path.is_file():
-            raise InputError(f"{table}, row {row}: no file {names[row]!r} beside the table")
-        check_inside(path, table.parent)
-    return paths
-
-
-def check_inside(path: Path, root: Path) -> None:
-    """Refuse a file outside of a folder: data of others may name any file of this machine."""
-    if not path.resolve().is_relative_to(root.resolve()):
-        raise InputError(f"{path}: it leads out of {root}; copy the file there")
 
 
 def check_expansion(path: Path, name: str, size: int, stored: int) -> None:

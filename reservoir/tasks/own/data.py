@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,22 +12,34 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError
+from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.columns import Columns
+from reservoir.tasks.own.decode import SIDE
 from reservoir.tasks.own.each import TOKEN
 from reservoir.tasks.own.encode import clean_lengths, encode_own
 from reservoir.tasks.own.files import function_file, open_columns, source_files
-from reservoir.tasks.own.hub import HubTexts, is_hub
+from reservoir.tasks.own.hub import is_hub
 from reservoir.tasks.own.kinds import MOST_SYMBOLS, SAMPLE, Reading, read_integers
+from reservoir.tasks.own.labels import Labels, encode_labels, split_rows
 from reservoir.tasks.own.letters import UNKNOWN, alphabet_of, are_words, shown
-from reservoir.tasks.own.own_source import FUNCTION, OwnSource, own_name
-from reservoir.tasks.own.sounds import Sounds, names_sounds
+from reservoir.tasks.own.media import names_media
+from reservoir.tasks.own.pictures import Pictures
 from reservoir.tasks.own.values import Rounding, as_values, clean_symbols, standardisation
-from reservoir.tasks.source import Piece
-from reservoir.tasks.task import Scaling, Task, Tokens, Vectors
+from reservoir.tasks.source import Piece, Source
+from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
+
+FUNCTION = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
+
+
+def own_name(origin: str) -> str:
+    """Return the name of a task of your own: the file's, with "-" for what no folder should hold, or the function's."""
+    if FUNCTION.fullmatch(origin):
+        return origin.replace(":", ".")
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(origin).name).lstrip("._-") or "data"
 
 
 @dataclass(frozen=True)
-class OwnData(OwnSource):
+class OwnData(Source):
     """A task from the arrays ``x``, ``y`` and optionally ``lengths``, ``split`` and ``groups``.
 
     - ``x`` (rows, tokens, dim): vectors; (rows, tokens) of floats: vectors of one value; (rows, tokens) of integers:
@@ -38,9 +51,17 @@ class OwnData(OwnSource):
       without it.
     - ``groups`` (rows,): rows of one group are in one split.
 
-    They are the arrays of an ``.npz`` or ``.h5`` file, or come from a table, a FASTA file or a function; see
-    `reservoir.tasks.own.roles` for how the columns of a table are told apart, where ``asked`` does not say it.
+    They are the arrays of an ``.npz`` or ``.h5`` file, or come from a table, a FASTA file, a folder of pictures or
+    sounds, or a function; see `reservoir.tasks.own.roles` for how the columns of a table are told apart, where
+    ``asked`` does not say it.
     """
+
+    origin: str  # a path, or module:function
+    asked: OwnDataOptions = field(default_factory=OwnDataOptions)
+
+    def __reduce__(self) -> tuple[type, tuple]:
+        """Leave what was read behind when another process is to read the files."""
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))
 
     @cached_property
     def task(self) -> Task:
@@ -55,6 +76,7 @@ class OwnData(OwnSource):
             parameters=self._parameters(),
             labels=self._labels.names,
             alphabet=self._alphabet[0],
+            pictures=SIDE if self._pictures else 0,
         )
 
     def files(self) -> list[Path]:
@@ -62,16 +84,32 @@ class OwnData(OwnSource):
         if FUNCTION.fullmatch(self.origin) and not is_hub(self.origin):
             return [function_file(self.origin)]
         files = [] if is_hub(self.origin) else source_files(Path(self.origin))
-        more = not files or names_sounds(files[0])
-        return [*files, *self._columns.files] if more and isinstance(self._columns, Sounds | HubTexts) else files
+        return [*files, *self._columns.files] if not files or names_media(files[0]) else files
 
     def pieces(self) -> list[Piece]:
         """Return stretches of rows."""
         rows, step = self._shape[0], self._columns.piece_rows
         return [Piece("rows", lo, min(lo + step, rows)) for lo in range(0, rows, step)]
 
+    def read(self, piece: Piece) -> dict[str, Split]:
+        """Return a stretch of rows, divided into its splits."""
+        x, lengths = self._rows(piece)
+        rows = slice(piece.lo, piece.hi)
+        y, split, groups = self._labels.y[rows], self._split[rows], self._group_numbers
+        return {
+            name: Split(
+                x=x[split == name],
+                y=y[split == name],
+                lengths=lengths[split == name],
+                groups=None if groups is None else groups[rows][split == name],
+            )
+            for name in sorted(set(split.tolist()))
+        }
+
     def scaling(self) -> Scaling | None:
-        """Return the standardisation by the training split, or None for symbols."""
+        """Return the standardisation by the training split, or None for symbols; of pictures to about -2 to 2."""
+        if self._pictures:
+            return Scaling.uniform(1 / 64, self._channels, offset=127.5)
         if self._symbols:
             return None
         if not self.asked.standardise or self.asked.waveform:
@@ -110,12 +148,9 @@ class OwnData(OwnSource):
     @cached_property
     def _columns(self) -> Columns:
         columns = open_columns(self.origin, self.asked)
-        samples = isinstance(columns, Sounds) or (
-            self.asked.waveform and not columns.letters
-        )  # or values that are such
-        if not samples and (self.asked.rate or self.asked.waveform):
-            flag = "rate" if self.asked.rate else "waveform"
-            raise InputError(f"{self.origin}: --{flag} says how sounds are read, and these are none; leave it out")
+        samples = self.asked.waveform and "waveform" not in columns.unheard  # values, too, may be such
+        if not samples and (flags := [name for name in columns.unheard if name in self.asked.said]):
+            raise InputError(f"{self.origin}: --{flags[0]} says nothing of such data; leave it out")
         missing = [name for name in ("x", "y") if name not in columns.shapes]
         if missing:
             raise InputError(f"{self.origin}: no array {missing[0]!r} among {sorted(columns.shapes)}; give x and y")
@@ -127,6 +162,10 @@ class OwnData(OwnSource):
                     "row of x"
                 )
         return columns
+
+    @property
+    def _pictures(self) -> bool:
+        return isinstance(self._columns, Pictures)
 
     def _parameters(self) -> dict[str, Any]:
         """Return what was asked for, and the columns that were found, as needed to read new data alike."""
@@ -170,13 +209,30 @@ class OwnData(OwnSource):
         return 2 * channels if self.asked.missing == "mask" else channels
 
     @cached_property
-    def _units(self) -> np.ndarray | None:  # also of arrays as long as the sequences
+    def _units(self) -> np.ndarray | None:
+        """How many labels each row has, where every token or word has one."""
         if "units" in self._columns.shapes:
             return self._column("units")
         y, x = self._columns.shapes["y"], self._shape
-        if {"columns", "order"} & self._columns.found.keys():  # y0, y1 ... of a table are several outputs
+        if (
+            self._pictures or {"columns", "order"} & self._columns.found.keys()
+        ):  # y0, y1 ... of a table are several outputs
             return None
         return self._lengths if len(y) > 1 and y[:2] == x[:2] and x[1] > 1 else None
+
+    @cached_property
+    def _labels(self) -> Labels:
+        y, asked = np.asarray(self._column("y")), self.asked
+        return encode_labels(self.origin, y, self._units, regression=asked.regression, classes=asked.classes)
+
+    @cached_property
+    def _split(self) -> np.ndarray:
+        return split_rows(self.origin, self._labels, self._column("split"), self._column("groups"))
+
+    @cached_property
+    def _group_numbers(self) -> np.ndarray | None:
+        groups = self._column("groups")
+        return None if groups is None else np.unique(groups, return_inverse=True)[1]
 
     @cached_property
     def _lengths(self) -> np.ndarray:
@@ -213,7 +269,7 @@ class OwnData(OwnSource):
     def _rows(self, piece: Piece) -> tuple[np.ndarray, np.ndarray]:
         lengths = self._lengths[piece.lo : piece.hi]
         x = self._columns.read("x", piece.lo, piece.hi)
-        if self._alphabet[0]:
+        if self._alphabet[0] or self._pictures:
             return x, lengths
         if self._symbols:
             return clean_symbols(self.origin, x, lengths, self._vocabulary, piece.lo), lengths

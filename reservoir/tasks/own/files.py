@@ -19,67 +19,70 @@ from reservoir.tasks.own.each import each_of, padded
 from reservoir.tasks.own.fasta import header_labels, read_fasta
 from reservoir.tasks.own.hdf5 import Hdf5
 from reservoir.tasks.own.hub import HubTexts, is_hub
+from reservoir.tasks.own.media import folder_arrays, kind_of, media_files, named_files
 from reservoir.tasks.own.npz import Npz
 from reservoir.tasks.own.parquet import read_parquet
+from reservoir.tasks.own.pictures import Pictures
 from reservoir.tasks.own.roles import Sorting
 from reservoir.tasks.own.series import is_bare, read_series, split_files
-from reservoir.tasks.own.sounds import SUFFIX, Sounds, folder_arrays, named_sounds, names_sounds, sound_files
+from reservoir.tasks.own.sounds import Sounds
 from reservoir.tasks.own.tables import read_csv, read_jsonl
 from reservoir.tasks.own.texts import Texts
+from reservoir.tasks.task import Task
 
 ARRAYS = {".npz": Npz, ".h5": Hdf5, ".hdf5": Hdf5}
 TABLES = {".csv": read_csv, ".tsv": read_csv, ".jsonl": read_jsonl, ".parquet": read_parquet}
 FASTA = (".fasta", ".fa", ".faa", ".fna")
 SERIES = (".ts",)
-SUFFIXES = (*ARRAYS, *TABLES, *FASTA, *SERIES, SUFFIX)
+SUFFIXES = (*ARRAYS, *TABLES, *FASTA, *SERIES, ".wav")
 
 
-def open_columns(origin: str, asked: OwnDataOptions, parameters: Mapping[str, Any] | None = None) -> Columns:
-    """Return the arrays of a file by its suffix, or of ``module:function``.
+def open_columns(origin: str, asked: OwnDataOptions, task: Task | None = None) -> Columns:
+    """Return the arrays of a file by its suffix, of a folder, or of ``module:function``.
 
-    New sequences are read by the ``parameters`` of a task; nothing is missed then that only training needs.
+    New sequences are read as those of a ``task`` were; nothing is missed then that only training needs.
     """
-    path = Path(origin)
+    path, labelled = Path(origin), task is None
     if is_hub(origin):
-        return HubTexts(origin, asked, labelled=parameters is None)
+        return HubTexts(origin, asked, labelled=labelled)
     if ":" in path.name and not path.exists():
         _refuse_columns(origin, asked, "a function yields no columns")
         return read_function(origin)
-    if (found := _series_or_sounds(path, asked, parameters)) is not None:
-        return found
+    published = split_files(path) if labelled else {}
+    if published or (path.is_file() and (path.suffix in SERIES or (is_bare(path) and not asked.label))):
+        if labelled:
+            _refuse_columns(origin, asked, "series of an archive have no names of columns")
+        return read_series(published or {"": path}, regression=asked.regression)
+    if files := media_files(path):
+        if labelled:
+            kind = kind_of([files[0].name])
+            _refuse_columns(origin, asked, f"{kind} have the folder that they are in as their label")
+        labels = [task.label(number) for number in range(task.classes)] if task else None
+        return _media(files, *folder_arrays(path, files, labels), asked)
     check_file(path)
+    return _read(path, asked, task.parameters if task else None)
+
+
+def _read(path: Path, asked: OwnDataOptions, parameters: Mapping[str, Any] | None) -> Columns:
+    labelled = parameters is None
     if path.suffix in ARRAYS:
-        if parameters is None:
-            _refuse_columns(origin, asked, "it holds arrays by the names x, y, lengths, split, groups and ids")
-        return _with_letters(origin, ARRAYS[path.suffix](path), labelled=parameters is None)
+        if labelled:
+            _refuse_columns(str(path), asked, "it holds arrays by the names x, y, lengths, split, groups and ids")
+        return _with_letters(str(path), ARRAYS[path.suffix](path), labelled=labelled)
     if path.suffix in TABLES:
         columns = Sorting(path, TABLES[path.suffix](path), asked, parameters).arrays_of_table()
-        return _with_sounds(path, columns, asked) or columns
+        return _with_media(path, columns, asked) or columns
     if path.suffix in FASTA:
-        if parameters is None:
-            _refuse_columns(origin, replace(asked, label=None), "FASTA has headers, in which --label finds the label")
+        if labelled:
+            why = "FASTA has headers, in which --label finds the label"
+            _refuse_columns(str(path), replace(asked, label=None), why)
         return _fasta(path, asked, parameters)
     raise InputError(f"{path}: files of type {path.suffix!r} are not read; give one of {', '.join(SUFFIXES)}")
 
 
-def _series_or_sounds(path: Path, asked: OwnDataOptions, parameters: Mapping[str, Any] | None) -> Columns | None:
-    """Return what a folder holds, or a file of an archive or a sound; None of other files."""
-    labelled = parameters is None
-    published = split_files(path) if labelled else {}
-    if published or (path.is_file() and (path.suffix in SERIES or (is_bare(path) and not asked.label))):
-        if labelled:
-            _refuse_columns(str(path), asked, "series of an archive have no names of columns")
-        return read_series(published or {"": path}, regression=asked.regression)
-    if not (sounds := sound_files(path)):
-        return None
-    if labelled:
-        _refuse_columns(str(path), asked, "sounds have the folder that they are in as their label")
-    return Sounds(sounds, folder_arrays(path, sounds, labelled=labelled), asked.rate, waveform=asked.waveform)
-
-
 def source_files(path: Path) -> list[Path]:
-    """Return the files that are read of a path: the file itself, both of a published split, or a folder's sounds."""
-    files = list(split_files(path).values()) or sound_files(path)
+    """Return the files that are read of a path: the file itself, both of a published split, or those of a folder."""
+    files = list(split_files(path).values()) or media_files(path)
     if not files:
         check_file(path)
     return files or [path]
@@ -96,7 +99,6 @@ def check_file(path: Path) -> None:
 
 
 def _refuse_columns(origin: str, asked: OwnDataOptions, why: str) -> None:
-    """Refuse the flags that name columns of a table."""
     for flag in ("label", "id", "time", "group", "text", "drop"):
         if name := getattr(asked, flag):
             raise InputError(f"{origin}: --{flag} {name} names a column of a table, and {why}; leave it out")
@@ -113,18 +115,25 @@ def _fasta(path: Path, asked: OwnDataOptions, parameters: Mapping[str, Any] | No
     return columns
 
 
-def _with_sounds(path: Path, columns: Columns, asked: OwnDataOptions) -> Columns | None:
-    """Return the sounds that a table names, beside its other columns; None of a table of other things."""
-    files = named_sounds(path, columns)
-    if not files:
+def _with_media(path: Path, columns: Columns, asked: OwnDataOptions) -> Columns | None:
+    """Return the pictures or sounds that a table names, beside its other columns; None of a table of other things."""
+    if not (files := named_files(path, columns)):
         return None
-    if not names_sounds(path):  # by which it is told, unread, that a change of a sound is a change of the data
-        raise InputError(f"{path}: it names sounds; write it as .csv, .tsv or .jsonl, the first of them in line 1 or 2")
     rows = len(files)
     arrays = {name: columns.read(name, 0, rows) for name in columns.shapes if name not in {"x", "lengths"}}
-    sounds = Sounds(files, arrays, asked.rate, waveform=asked.waveform)
-    sounds.notes, sounds.found = [*columns.notes, *sounds.notes], columns.found
-    return sounds
+    arrays.setdefault("ids", np.array([str(file.relative_to(path.parent)) for file in files]))
+    found = _media(files, arrays, columns.notes, asked)
+    found.found = columns.found
+    return found
+
+
+def _media(files: list[Path], arrays: dict[str, np.ndarray], notes: list[str], asked: OwnDataOptions) -> Columns:
+    if kind_of([files[0].name]) == "pictures":
+        columns = Pictures(files, arrays)
+    else:
+        columns = Sounds(files, arrays, asked.rate, waveform=asked.waveform)
+    columns.notes = [*notes, *columns.notes]
+    return columns
 
 
 def _with_letters(origin: str, columns: Columns, *, labelled: bool) -> Columns:
@@ -142,7 +151,9 @@ def _with_letters(origin: str, columns: Columns, *, labelled: bool) -> Columns:
     if each:
         found["each"] = each[0]
         arrays["y"], arrays["units"] = padded(Path(origin), "y", each[1])
-    return Texts(origin, texts, arrays, found=found)
+    columns = Texts(origin, texts, arrays)
+    columns.found = found
+    return columns
 
 
 def read_function(name: str) -> Columns:

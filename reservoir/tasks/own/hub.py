@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -27,17 +26,16 @@ class HubTexts(Letters):
     """Texts read from disk stretch by stretch, beside labels, ids and groups."""
 
     def __init__(self, origin: str, asked: OwnDataOptions, *, labelled: bool):
-        self.notes: list[str] = []
         self._origin, self._parts = origin, _open(origin)
         columns = next(iter(self._parts.values())).features
         self._text = _chosen(origin, "text", asked.text, TEXTS, columns, needed=True)
         label = _chosen(origin, "label", asked.label, LABELS, columns, needed=labelled)
-        if labelled:
-            self._choose_splits(label)
+        notes = self._choose_splits(label) if labelled else []
         self.files = [Path(file["filename"]) for part in self._parts.values() for file in part.cache_files]
         self._ends = list(accumulate(map(len, self._parts.values())))
         arrays = self._other_arrays(asked, label, labelled=labelled)
-        super().__init__(origin, *self._measure(), arrays, self.notes)
+        super().__init__(origin, *self._measure(), arrays)
+        self.notes = notes
 
     def texts(self, lo: int, hi: int) -> Iterator[list[str]]:
         """Yield the texts of the rows ``lo`` to ``hi``."""
@@ -48,7 +46,6 @@ class HubTexts(Letters):
             start = end
 
     def _measure(self) -> tuple[np.ndarray, int]:
-        """Return the letters of each text, and the largest code point."""
         lengths, largest, row = [], 0, 0
         for texts in self.texts(0, self._ends[-1]):
             empty = next((n for n, text in enumerate(texts) if not (text or "").strip()), None)
@@ -59,9 +56,9 @@ class HubTexts(Letters):
             row += len(texts)
         return np.array(lengths, np.int64), largest
 
-    def _choose_splits(self, label: str) -> None:
+    def _choose_splits(self, label: str) -> list[str]:
         """Keep the splits that have labels, under our names; what is called validation is test where none is."""
-        ours, left = {}, []
+        ours, left, notes = {}, [], []
         for name, part in self._parts.items():
             odd = len(self._parts) > 1 and (name not in SPLIT_NAMES or SPLIT_NAMES[name] in ours)
             if odd or _hides(part, label):
@@ -69,13 +66,14 @@ class HubTexts(Letters):
             else:
                 ours[SPLIT_NAMES.get(name, name)] = part
         if left:
-            self.notes.append(f"left out: {', '.join(left)}, of no labels or another name than train, validation, test")
+            notes.append(f"left out: {', '.join(left)}, of no labels or another name than train, validation, test")
         if set(ours) == {"train", "valid"}:
-            self.notes.append("the split 'validation' is test, as there is no other with labels")
+            notes.append("the split 'validation' is test, as there is no other with labels")
             ours = {"train": ours["train"], "test": ours["valid"]}
         if not ours:
             raise InputError(f"{self._origin}: no split has labels in {label!r}; name another with --label")
         self._parts = ours
+        return notes
 
     def _other_arrays(self, asked: OwnDataOptions, label: str, *, labelled: bool) -> dict[str, np.ndarray]:
         arrays: dict[str, np.ndarray] = {}
@@ -151,26 +149,17 @@ def _open(origin: str) -> dict[str, Any]:
     if int(datasets.__version__.partition(".")[0]) < 4:  # they ran the code that a dataset brought
         raise InputError(f"{origin}: datasets {datasets.__version__} is too old: pip install 'datasets>=4'")
     datasets.disable_progress_bars()
-    with _told(origin):
-        if not origin.startswith(PREFIX):
-            found = datasets.load_from_disk(origin)
-        else:
-            name, _, settings = origin.removeprefix(PREFIX).partition(":")
-            if list(Path(name).glob("*.py")):
-                raise InputError(f"{origin}: it brings a script, which is not run; take its data files instead")
+    name, _, settings = origin.removeprefix(PREFIX).partition(":")
+    if origin.startswith(PREFIX) and list(Path(name).glob("*.py")):
+        raise InputError(f"{origin}: it brings a script, which is not run; take its data files instead")
+    try:  # what the library raises may be anything, of a damaged file or a name that is not there
+        if origin.startswith(PREFIX):
             found = datasets.load_dataset(name, settings or None)
+        else:
+            found = datasets.load_from_disk(origin)
+    except Exception as error:
+        raise InputError(f"{origin}: no readable dataset ({first_line(error)})") from None
     parts = dict(found) if isinstance(found, Mapping) else {"train": found}
     if not parts or not all(len(part) for part in parts.values()):
         raise InputError(f"{origin}: a dataset without rows; give one with some")
     return parts
-
-
-@contextmanager
-def _told(origin: str) -> Iterator[None]:
-    """Say in a line what the library raises: anything, of a damaged file or a name that is not there."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{origin}: no readable dataset ({first_line(error)})") from None

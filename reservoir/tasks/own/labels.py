@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,24 +29,6 @@ SPLIT_NAMES = {
     "testing": "test",
 }
 """What publishers call the splits, in folders and in datasets, in small letters or capitals, and what they are here."""
-
-
-def folder_splits(root: Path, tops: Iterable[str], *, labelled: bool) -> dict[str, str]:
-    """Return the splits that the topmost folders of own data are, by name, where all are one; else none.
-
-    Where rows need labels, refuse a folder beside those of train and test: their names are no classes.
-    """
-    found = {top: SPLIT_NAMES.get(top.lower(), "") for top in tops}
-    others = [top for top, split in found.items() if not split]
-    if labelled and others and len(set(found.values())) > 2:
-        splits = ", ".join(top for top, split in found.items() if split)
-        raise InputError(f"{root}: {others[0]!r} stands beside the splits {splits}; take it out, or put it into one")
-    return {} if others else found
-
-
-def is_hidden(path: Path, root: Path) -> bool:
-    """Return whether a file, or a folder on the way to it, begins with a dot: such are copies that programs made."""
-    return any(part.startswith(".") for part in path.relative_to(root).parts)
 
 
 @dataclass(frozen=True)
@@ -194,7 +175,6 @@ def split_rows(where: str, labels: Labels, split: np.ndarray | None, groups: np.
 
 
 def _check_groups(where: str, groups: np.ndarray, split: np.ndarray) -> None:
-    """Refuse a group with rows in two splits."""
     of_group: dict[str, str] = {}
     for group, name in zip(groups.tolist(), split.tolist(), strict=True):
         if of_group.setdefault(group, name) != name:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 
 from reservoir.errors import InputError
+from reservoir.options import OwnDataOptions
 from reservoir.tasks.images.idx import read_idx
 from reservoir.tasks.own.files import SUFFIXES, open_columns
 from reservoir.tasks.own.letters import texts_of
-from reservoir.tasks.own.own_source import as_asked
-from reservoir.tasks.own.pictures import new_pictures
+from reservoir.tasks.own.media import media_files
+from reservoir.tasks.own.pictures import Pictures, objects
 from reservoir.tasks.task import Task, Tokens
 
 NewRows = tuple[np.ndarray, np.ndarray | None, list[str] | None, np.ndarray | None]
@@ -19,13 +21,14 @@ NewRows = tuple[np.ndarray, np.ndarray | None, list[str] | None, np.ndarray | No
 
 
 def read_new(path: Path, task: Task) -> NewRows:
-    """Return the sequences of a file, their lengths and the names of the rows, and their labels where it has them."""
-    if task.pictures:
-        pictures, names, labels = new_pictures(path, task)
-        return pictures, None, names, labels
-    if path.suffix not in SUFFIXES and path.is_file():
+    """Return the sequences of a file, their lengths and the names of the rows, and their labels where it has them.
+
+    Pictures are the paths of their files.
+    """
+    if path.suffix not in SUFFIXES and path.is_file() and not (media_files(path) or task.pictures):
         return read_idx(path, (28, 28)), None, None, None
-    columns = open_columns(str(path), as_asked(task.parameters), task.parameters)
+    asked = {f.name: task.parameters[f.name] for f in fields(OwnDataOptions) if f.name in task.parameters}
+    columns = open_columns(str(path), OwnDataOptions(**asked), task)
     if "x" not in columns.shapes:
         raise InputError(f"{path}: it has no array 'x'; put the sequences there")
     if not columns.shapes["x"]:
@@ -34,7 +37,10 @@ def read_new(path: Path, task: Task) -> NewRows:
     for name in ("lengths", "ids"):
         if columns.shapes.get(name, (rows,)) != (rows,):
             raise InputError(f"{path}: x has {rows} rows and {name} the shape {columns.shapes[name]}; give one per row")
-    x = columns.read("x", 0, rows)
+    pictures = isinstance(columns, Pictures)
+    if bool(task.pictures) != pictures:
+        raise InputError(f"{path}: {'pictures' if pictures else 'no pictures'}, unlike what the readout was fitted to")
+    x = objects(columns.files) if pictures else columns.read("x", 0, rows)
     lengths = columns.read("lengths", 0, rows) if "lengths" in columns.shapes else None
     ids = [str(name) for name in columns.read("ids", 0, rows)] if "ids" in columns.shapes else None
     y = columns.read("y", 0, rows) if columns.shapes.get("y") else None

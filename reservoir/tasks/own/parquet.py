@@ -38,13 +38,6 @@ def mentions(path: Path, words: Sequence[str]) -> bool:
     return any(word.encode() in end for word in words)
 
 
-def first_rows(path: Path) -> list[list[Any]]:
-    """Return the cells of the first rows, column by column."""
-    file = Isolated(__name__, path)
-    file.ask()
-    return file.ask(more=True) or []
-
-
 def answer(path: Path, request: dict[str, Any]) -> Any:
     """Return the names of the columns, or the next rows of all: called in the process that may die of it."""
     if request:
@@ -65,7 +58,6 @@ def answer(path: Path, request: dict[str, Any]) -> Any:
 
 
 def _rows_of(path: Path, file: Any) -> Iterator[list[Any]]:
-    """Yield the cells of some rows, column by column."""
     import pyarrow  # pyright: ignore[reportMissingImports]
 
     size = 0

@@ -67,11 +67,11 @@ def read_series(files: dict[str, Path], *, regression: bool = False) -> Columns:
     if all(series.y is not None for series in read):
         y = np.array([label for series in read for label in series.y or ()])
         arrays["y"] = y.astype(np.float64) if regression and y.dtype.kind == "U" and all(map(_is_number, y)) else y
-    notes = []
     if len(files) > 1:
         arrays["split"] = np.repeat(list(files), [len(series.x) for series in read])
-        notes.append(f"split as published: {' and '.join(file.name for file in files.values())}")
-    return Columns(arrays, notes)
+    columns = Columns(arrays)
+    columns.notes += [f"split as published: {' and '.join(f.name for f in files.values())}"] if len(files) > 1 else []
+    return columns
 
 
 # ---- .ts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -17,19 +16,12 @@ class Letters(Columns):
     """Texts as ``x``, of which ``texts`` gives stretches, beside arrays that are known already."""
 
     letters = True
+    unheard = ("rate", "waveform")
 
-    def __init__(
-        self,
-        where: str,
-        lengths: np.ndarray,
-        largest: int,
-        arrays: Mapping[str, np.ndarray],
-        notes: Sequence[str] = (),
-        found: Mapping[str, Any] | None = None,
-    ):
+    def __init__(self, where: str, lengths: np.ndarray, largest: int, arrays: Mapping[str, np.ndarray]):
         kind, longest = np.min_scalar_type(largest), int(lengths.max())
         check_padding(where, lengths, kind.itemsize)
-        super().__init__({"lengths": lengths, **arrays}, notes, found, x=((len(lengths), longest), kind))
+        super().__init__({"lengths": lengths, **arrays}, x=((len(lengths), longest), kind))
         self._where, self.piece_rows = where, max(1, PIECE_LETTERS // longest)
 
     def texts(self, lo: int, hi: int) -> Iterator[Sequence[str]]:
@@ -49,17 +41,10 @@ class Letters(Columns):
 class Texts(Letters):
     """Texts in memory."""
 
-    def __init__(
-        self,
-        where: str,
-        texts: Sequence[str],
-        arrays: Mapping[str, np.ndarray],
-        notes: Sequence[str] = (),
-        found: Mapping[str, Any] | None = None,
-    ):
+    def __init__(self, where: str, texts: Sequence[str], arrays: Mapping[str, np.ndarray]):
         self._texts = [text.strip() for text in texts]
         lengths = check_texts(where, self._texts)
-        super().__init__(where, lengths, max(ord(max(text)) for text in self._texts), arrays, notes, found)
+        super().__init__(where, lengths, max(ord(max(text)) for text in self._texts), arrays)
 
     def texts(self, lo: int, hi: int) -> Iterator[Sequence[str]]:
         """Yield the texts of the rows ``lo`` to ``hi``."""
