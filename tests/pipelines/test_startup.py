@@ -82,7 +82,7 @@ def test_predict_imports_what_it_computes_with(cache, tmp_path):
     np.savez(tmp_path / "d.npz", x=x, y=(x[:, 0] > 0).astype(int))
     done = fit(extract(tmp_path / "d.npz", backbone="mini", layers="final").entry)
     slow = ("transformers", "sklearn", "pandas", "matplotlib", "dask", "torch._dynamo")
-    code, out, _ = ask("predict", done.path, tmp_path / "d.npz", heavy=slow)
+    code, out, _ = ask("predict", done.saved, tmp_path / "d.npz", heavy=slow)
     assert (code, len(out.splitlines())) == (0, 40)
 
 
