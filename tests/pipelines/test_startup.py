@@ -80,9 +80,10 @@ def test_predict_imports_what_it_computes_with(cache, tmp_path):
 
     x = np.random.default_rng(0).normal(size=(40, 6))
     np.savez(tmp_path / "d.npz", x=x, y=(x[:, 0] > 0).astype(int))
+    np.savez(tmp_path / "new.npz", x=x)
     done = fit(extract(tmp_path / "d.npz", backbone="mini", layers="final").entry)
     slow = ("transformers", "sklearn", "pandas", "matplotlib", "dask", "torch._dynamo")
-    code, out, _ = ask("predict", done.saved, tmp_path / "d.npz", heavy=slow)
+    code, out, _ = ask("predict", done.saved, tmp_path / "new.npz", heavy=slow)
     assert (code, len(out.splitlines())) == (0, 40)
 
 
