@@ -77,7 +77,6 @@ def occlusion(model: Callable[[Tensor, Tensor], Tensor], x: Tensor, lengths: Ten
 
 
 def _of_column(branch: Branch, column: str, x: Tensor, lengths: Tensor, weight: Tensor) -> Tensor:
-    """Return what one column adds at each position of the input."""
     layer, pooling = parse_column(column)
     tokens, counts = branch.windows.torch(x, lengths)
     hidden = branch.fpt.features(tokens, counts, [f"{layer}/all"])[f"{layer}/all"]

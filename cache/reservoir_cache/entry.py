@@ -203,7 +203,6 @@ class Entry:
 
 
 def _refuse_links(path: Path) -> None:
-    """Refuse an entry that a link leads to or out of."""
     refuse_links(path, *path.parents[:2])
     try:
         refuse_links(*path.iterdir())

@@ -229,7 +229,6 @@ def live_runs(folder: Path) -> list[dict[str, Any]]:
 
 
 def _record() -> dict[str, Any]:
-    """Return what others see of this process."""
     global _started  # noqa: PLW0603
     _started = _started or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return {"host": socket.gethostname(), "pid": os.getpid(), "started": _started}

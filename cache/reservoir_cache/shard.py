@@ -178,7 +178,6 @@ def _header(file: h5py.File) -> ShardHeader:
 
 
 def _place(x: NDArray) -> tuple[int, ...]:
-    """Return the first place of the largest value."""
     return tuple(int(i) for i in np.unravel_index(int(x.argmax()), x.shape))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -62,7 +63,7 @@ def run(arguments: list[str]) -> int:
     from reservoir.errors import InputError
 
     try:
-        code = app(arguments or ["--help"], prog_name="reservoir", standalone_mode=False)
+        code = _tree()(arguments or ["--help"], prog_name="reservoir", standalone_mode=False)
     except UsageError as error:
         where = getattr(error, "ctx", None)
         hint = f"; see {where.command_path} --help" if where else ""
@@ -77,6 +78,12 @@ def run(arguments: list[str]) -> int:
             raise
         return _fault(*fault)
     return code if isinstance(code, int) else 0
+
+
+@cache
+def _tree() -> Any:
+    """Return the commands with their flags, made once: it takes longer than many a command."""
+    return typer.main.get_command(app)
 
 
 def _fault(message: str, code: int = 2) -> int:

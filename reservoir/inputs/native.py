@@ -73,7 +73,6 @@ def open_native(task: Task, name: str, init: str, depth: int | None) -> Native:
 
 
 def _check_rows(name: str, reader: TextReader, door: nn.Module) -> None:
-    """Refuse a tokenizer with more tokens than a model has embeddings."""
     tokens = reader.form.vocabulary
     rows = getattr(door, "num_embeddings", tokens)
     if tokens > rows:

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from reservoir.backbones import Backbone
-from reservoir.backbones.hub import offline
-from reservoir.backbones.names import quiet
+from reservoir.backbones.hub import offline, quiet
 from reservoir.errors import InputError, first_line
 from reservoir.inputs.pixels import settings_digest
 from reservoir.tasks.own.wav import RATE

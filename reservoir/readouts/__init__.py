@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from reservoir.readouts.confidence import accuracy_interval, mcnemar, paired_bootstrap
 from reservoir.readouts.device import Arithmetic, NumpyArithmetic, TorchArithmetic, arithmetic, products_on
 from reservoir.readouts.forward import Step, forward_selection
-from reservoir.readouts.gather import gather, solve, training_moments
+from reservoir.readouts.gather import Again, gather, solve, training_moments
 from reservoir.readouts.held_out import HeldOut, held_out, kernel_matrix
 from reservoir.readouts.kernel import kernel_path
 from reservoir.readouts.kfold import add_folds, cross_sweep, deal_folds, fold_moments, partial_moments
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_ALPHAS",
     "LOGISTIC_ALPHAS",
+    "Again",
     "Arithmetic",
     "Block",
     "HeldOut",

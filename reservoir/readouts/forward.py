@@ -55,7 +55,6 @@ def forward_selection(
 
 
 def _accuracy(step: Step) -> float:
-    """Return the validation accuracy of the chosen penalty."""
     return float(step.sweep.accuracy[step.sweep.best])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,17 @@ class Samples:
     def select(self, features: np.ndarray | slice) -> Samples:
         """Return the same samples with some of the features."""
         return replace(self, x=self.x[:, features])
+
+
+@dataclass(frozen=True, eq=False)
+class Again:
+    """A stream that is made anew each time it is iterated."""
+
+    make: Callable[..., Iterator[Any]]
+    arguments: tuple[Any, ...]
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.make(*self.arguments)
 
 
 Training = Moments | Samples

@@ -122,6 +122,5 @@ def kernel_path(
 
 
 def _chunks(x: np.ndarray) -> Iterator[slice]:
-    """Yield the features some at a time."""
     for start in range(0, x.shape[1], CHUNK):
         yield slice(start, min(start + CHUNK, x.shape[1]))

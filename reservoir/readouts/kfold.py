@@ -11,13 +11,13 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.readouts.gather import head
+from reservoir.readouts.gather import Again, head
 from reservoir.readouts.kernel import Kernel
 from reservoir.readouts.linear import LinearPath, Scorer
 from reservoir.readouts.moments import Accumulator, Moments, leave_one_out
@@ -66,12 +66,13 @@ def cross_sweep(
         path = kernel.path(coded, alphas)
         deals = [_held_out(kernel, coded, deal, alphas, folds, y, *weights) for deal in fold.reshape(len(y), -1).T]
     else:
-        parts = moments or [part for n in range(repeats) for part in fold_moments(_Deal(train, n), targets, folds)]
+        dealt = [Again(_deal, (train, n)) for n in range(repeats)]
+        parts = moments or [part for n in range(repeats) for part in fold_moments(dealt[n], targets, folds)]
         whole = functools.reduce(operator.add, parts[:folds])
         path = path_of(whole, alphas, targets, emphasis=emphasis)
         rests = [leave_one_out(parts[n * folds : (n + 1) * folds]) for n in range(repeats)]
         paths = [[path_of(rest, alphas, targets, whole.std, emphasis) for rest in deal] for deal in rests]
-        deals = [_Scored(_Deal(train, n), paths[n], targets) for n in range(repeats)]
+        deals = [Again(_scored, (dealt[n], paths[n], targets)) for n in range(repeats)]
     together = Tally(targets)
     error = np.mean([_count(deal, together, folds) for deal in deals], axis=0)
     found = Sweep.of(path, together, whole, error if one_standard_error else None)
@@ -81,31 +82,18 @@ def cross_sweep(
     return replace(found, temperature=targets.fit_temperature(*map(np.concatenate, zip(*chosen, strict=True))))
 
 
-@dataclass(frozen=True, eq=False)
-class _Deal:
-    """Blocks with the fold numbers of one deal, as often as they are iterated."""
-
-    train: Iterable[FoldBlock]
-    number: int
-
-    def __iter__(self) -> Iterator[FoldBlock]:
-        for x, y, fold, *weights in self.train:
-            yield x, y, fold if fold.ndim == 1 else fold[:, self.number], *weights
+def _deal(train: Iterable[FoldBlock], number: int) -> Iterator[FoldBlock]:
+    """Yield blocks with the fold numbers of one deal."""
+    for x, y, fold, *weights in train:
+        yield x, y, fold if fold.ndim == 1 else fold[:, number], *weights
 
 
-@dataclass(frozen=True, eq=False)
-class _Scored:
-    """Blocks of one deal scored by the paths of the other folds, as often as they are iterated."""
-
-    deal: _Deal
-    paths: Sequence[LinearPath | SpectralPath]
-    targets: Targets
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        scorers = [Scorer(path, self.targets) if isinstance(path, LinearPath) else path for path in self.paths]
-        for k, x, *rest in _by_fold(self.deal):
-            by = scorers[k]
-            yield k, by(x) if isinstance(by, Scorer) else by.squares(x, *rest), *rest
+def _scored(deal: Again, paths: Sequence[LinearPath | SpectralPath], targets: Targets) -> Iterator[tuple[Any, ...]]:
+    """Yield blocks of one deal scored by the paths of the other folds."""
+    scorers = [Scorer(path, targets) if isinstance(path, LinearPath) else path for path in paths]
+    for k, x, *rest in _by_fold(deal):
+        by = scorers[k]
+        yield k, by(x) if isinstance(by, Scorer) else by.squares(x, *rest), *rest
 
 
 def _held_out(
@@ -160,7 +148,6 @@ def add_folds(parts: Iterable[Mapping[int, Moments]], folds: int) -> list[Moment
 
 
 def _check_folds(counts: np.ndarray) -> None:
-    """Raise `InputError` naming the first fold without samples."""
     if not counts.all():
         raise InputError(f"cross-validation: fold {np.argmin(counts)} of {len(counts)} is empty; use fewer folds")
 

@@ -126,7 +126,6 @@ class Scorer:
         self._lay_out(np.dtype(np.float32))
 
     def _lay_out(self, dtype: np.dtype[Any]) -> None:
-        """Lay the path out for products of a precision."""
         coef, center = self._path.coef, self._path.center.astype(dtype)
         # The center rounded to float32 is another center: the offset has to belong to the one that is subtracted.
         offset = (self._path.intercept + center @ coef).ravel().astype(np.float64 if self._real else dtype)

@@ -198,7 +198,6 @@ def leave_one_out(folds: Sequence[Moments]) -> Iterator[Moments]:
 
 
 def _check_finite(what: str, squares: np.ndarray) -> None:
-    """Raise `InputError` naming the first column whose sum of squares is not finite."""
     wrong = np.flatnonzero(~np.isfinite(squares))
     if wrong.size:
         raise InputError(f"moments: {what} {wrong[0]} holds a value that is not finite or too large; leave it out")

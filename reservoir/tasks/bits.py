@@ -22,6 +22,7 @@ MOST_HELD_OUT = (6, 20)
 class _Bits(Source):
     """What both tasks share: rows are drawn in pieces, and sequences are given as they are."""
 
+    endless = True
     n: int
     patterns: int
     token_bits: int

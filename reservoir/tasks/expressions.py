@@ -52,7 +52,6 @@ def encode_texts(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _unbalanced(symbols: np.ndarray, row: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return True for each row that is not exactly one expression."""
     operator = (symbols >= OPERATOR) & (symbols < CLOSE)
     ends = np.cumsum(lengths)
     depth = np.concatenate([[0], np.cumsum(operator.astype(np.int64) - (symbols == CLOSE))])

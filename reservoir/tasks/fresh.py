@@ -1,4 +1,4 @@
-"""Rows without end for tasks that are generated, and views without end for images that are augmented."""
+"""Rows without end for tasks that are generated."""
 
 from __future__ import annotations
 
@@ -6,22 +6,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from reservoir.tasks.bits import BitMemory, BitXor
-from reservoir.tasks.images import Cifar10
-from reservoir.tasks.listops import NEVER_TWICE, ListOps
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import Split
 
 FRESH_ROWS = 1024
 """Rows generated at a time."""
-
-
-def is_generated(source: Source) -> bool:
-    """Return whether a source can generate more training rows than it was asked to prepare."""
-    if isinstance(source, ListOps):
-        # Short expressions are drawn in one piece, so that none of them is in two splits.
-        return not source.files() and source.protocol == "ours" and (source.min_length or NEVER_TWICE) >= NEVER_TWICE
-    return isinstance(source, BitMemory | BitXor)
 
 
 class FreshRows:
@@ -46,14 +35,3 @@ class FreshRows:
     def _generate(self, block: int) -> Split:
         low = self._first + block * FRESH_ROWS
         return self._source.read(Piece("train", low, low + FRESH_ROWS))["train"]
-
-
-def is_augmented(source: Source) -> bool:
-    """Return whether the paper's recipe augments the images of a source at every step."""
-    return isinstance(source, Cifar10)
-
-
-def augment_sequences(source: Source, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
-    """Return one augmented view of stored images (rows, tokens, dim) with these row numbers."""
-    assert isinstance(source, Cifar10)
-    return source.augmented(x, rows, view)

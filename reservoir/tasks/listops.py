@@ -141,6 +141,11 @@ class ListOps(Source):
     # ---- settings
 
     @property
+    def endless(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether rows are drawn apart: short expressions are drawn in one piece, so that none is in two splits."""
+        return not self._from_files and not self._paper and self._lengths[0] >= NEVER_TWICE
+
+    @property
     def _paper(self) -> bool:
         return self.protocol == "paper"
 

@@ -164,7 +164,6 @@ def batch_lengths(lengths: np.ndarray, batch: int) -> np.ndarray:
 
 
 def _amino_acids(where: str, text: str) -> np.ndarray:
-    """Return the letters of a protein as code points, or refuse it."""
     letters = np.frombuffer(text.encode("latin-1", "replace"), np.uint8)
     if not len(letters):
         raise InputError(f"{where}: an empty sequence")

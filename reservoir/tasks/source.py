@@ -35,7 +35,11 @@ class Source:
     """Rows of a task: read in pieces, by any number of processes.
 
     A source is small and can be sent to another process: it holds settings and paths, never arrays or open files.
+    ``endless`` ones generate more training rows than they were asked to prepare; the images of ``augments`` are changed
+    at every step of the paper's recipe.
     """
+
+    endless = augments = False
 
     @property
     def task(self) -> Task:
@@ -64,6 +68,10 @@ class Source:
 
     def pictures(self, x: np.ndarray) -> np.ndarray:
         """Return stored sequences as images (rows, height, width[, 3]) of bytes, where they are such."""
+        raise NotImplementedError
+
+    def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
+        """Return one augmented view of stored sequences with these row numbers."""
         raise NotImplementedError
 
     def notes(self) -> list[str]:

@@ -61,7 +61,6 @@ def answer(path: Path, request: dict[str, Any]) -> Any:
 
 
 def _fields(where: str, record: Any) -> tuple[str, int]:
-    """Return the letters and the fold of a record."""
     if not isinstance(record, dict):
         raise InputError(f"{where}: no record with 'primary' and 'fold_label', but {type(record).__name__}")
     sequence, fold = (record.get(name, record.get(name.encode())) for name in ("primary", "fold_label"))

@@ -85,7 +85,6 @@ def count(parameters: Iterable[nn.Parameter]) -> int:
 
 
 def _roles(model: FPT, name: str) -> set[str]:
-    """Return every group that a parameter of the model belongs to."""
     part, _, rest = name.partition(".")
     if part in ("inputs", "output"):
         return {part.removesuffix("s"), "all"}

@@ -2,14 +2,13 @@
 
 import hashlib
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from reservoir_cache import Entry, FeatureStore, verify
+
+from tests.processes import Child
 
 # Blocks of 16 rows make many moments at which a kill can fall; nothing else differs from the command line.
 RUN = """
@@ -21,28 +20,9 @@ sys.exit(run(sys.argv[1:]))
 """
 
 
-def command(cache, backbone):
-    arguments = [
-        "extract",
-        "digits",
-        "--backbone",
-        str(backbone),
-        "--cache",
-        str(cache),
-        "--compute",
-        "float32",
-        "--json",
-    ]
-    return [sys.executable, "-c", RUN, *arguments]
-
-
 def start(cache, backbone, fault=""):
-    return subprocess.Popen(
-        command(cache, backbone),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "RESERVOIR_FAULT": fault},
-    )
+    settings = ["--backbone", backbone, "--cache", cache, "--limit", 160, "--layers", "embed,final"]
+    return Child(RUN, "extract", "digits", *settings, "--compute", "float32", "--json", RESERVOIR_FAULT=fault)
 
 
 def feature_files(cache):
@@ -54,21 +34,17 @@ def feature_files(cache):
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, tiny_gpt2):
     cache = tmp_path_factory.mktemp("whole")
-    process = start(cache, tiny_gpt2)
-    out, err = process.communicate()
-    assert process.returncode == 0, err
+    code, out, err = start(cache, tiny_gpt2).ended()
+    assert code == 0, err
     return cache, json.loads(out)
 
 
 def test_killed_and_rerun_gives_the_same_bytes(uninterrupted, tiny_gpt2, tmp_path):
     whole, _ = uninterrupted
-    for fault in ("written:9", "synced:20", "replaced:31", "listed:40"):
-        process = start(tmp_path, tiny_gpt2, fault)
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL
-    process = start(tmp_path, tiny_gpt2)
-    out, err = process.communicate()
-    assert process.returncode == 0, err
+    for fault in ("written:5", "synced:8", "replaced:11", "listed:7"):
+        assert start(tmp_path, tiny_gpt2, fault).ended()[0] == -signal.SIGKILL
+    code, out, err = start(tmp_path, tiny_gpt2).ended()
+    assert code == 0, err
     done = json.loads(out)
     assert feature_files(tmp_path) == feature_files(whole)
     assert not [p for p in Path(done["entry"]).rglob("*") if "tmp" in p.name]
@@ -80,8 +56,8 @@ def test_two_runs_at_once_share_the_work_and_give_the_same_bytes(uninterrupted, 
     first, second = start(tmp_path, tiny_gpt2), start(tmp_path, tiny_gpt2)
     results = []
     for process in (first, second):
-        out, err = process.communicate()
-        assert process.returncode == 0, err
+        code, out, err = process.ended()
+        assert code == 0, err
         results.append(json.loads(out))
     assert sum(r["computed_rows"] for r in results) == sum(alone["rows"].values())
     assert feature_files(tmp_path) == feature_files(whole)

@@ -2,12 +2,12 @@
 
 import errno
 import os
-import subprocess
-import sys
 
 import pytest
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.preparation import task_table
+
+from tests.processes import COMMAND, Child
 
 TINY = "gpt2:n_layer=2,n_embd=16,n_head=2,n_positions=70"
 
@@ -53,17 +53,16 @@ FEW = ["--param", "train_rows=64", "--param", "valid_rows=20", "--param", "test_
 )
 def test_a_disk_that_takes_no_more(tmp_path, arguments, most):
     """HDF5 would crash the process after a failed write; a limit on the size of files stands in for a full disk."""
-    command = [sys.executable, "-m", "reservoir_pipelines", *arguments, "--cache", str(tmp_path)]
     limited = (
-        "import os, resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most})); os.execv(sys.argv[1], sys.argv[1:])"
+        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most})); {COMMAND}"
     )
-    stopped = subprocess.run([sys.executable, "-c", limited, *command], capture_output=True, text=True, check=False)
-    assert (stopped.returncode, stopped.stdout) == (1, "")
-    assert stopped.stderr.splitlines()[-1].startswith("reservoir: File too large; raise the limit")
-    assert "Traceback" not in stopped.stderr
+    code, out, err = Child(limited, *arguments, "--cache", tmp_path).ended()
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1].startswith("reservoir: File too large; raise the limit")
+    assert "Traceback" not in err
     assert not list(tmp_path.rglob("*.part"))
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert run([*arguments, "--cache", str(tmp_path)]) == 0
 
 
 def test_a_picture_that_cannot_be_written_is_told_by_its_folder(capfd):

@@ -46,7 +46,7 @@ def test_the_main_path_in_json(call, tiny_gpt2, tmp_path):
     assert json.loads(out)["reused"] is True
 
 
-def test_the_tables_name_what_was_made(call, tiny_gpt2, tmp_path):
+def test_the_tables_name_what_was_made(call, tiny_gpt2, tmp_path, painted):
     code, out, err = call("extract", "digits", "--backbone", tiny_gpt2, "--limit", 50)
     assert code == 0
     assert "50 train, 50 valid, 50 test" in out

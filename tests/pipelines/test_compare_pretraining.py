@@ -15,6 +15,7 @@ from reservoir.errors import InputError
 from reservoir.pretraining.steps import LanguageSteps
 from reservoir.training.steps import FPTSteps
 
+pytestmark = pytest.mark.usefixtures("few_bits")
 SHAPE = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=128"
 PLAIN = {"device": "cpu", "compute": "float32"}
 SMALL = {**PLAIN, "backbone": SHAPE, "batch_tokens": 1024, "tokens": 6000, "steps": 3, "limit": 60, "seed": 1}
@@ -113,7 +114,7 @@ def test_the_table_on_disk_reads_back(done):
     assert done.plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_title_of_a_plot_fits_beside_few_corpora(done, tmp_path, monkeypatch):
+def test_the_title_of_a_plot_fits_beside_few_corpora(done, tmp_path, painted, monkeypatch):
     def measure(figure, *_args, **_more):
         figure.draw_without_rendering()
         (title,) = (text for text in figure.texts if "digits" in text.get_text())

@@ -100,14 +100,14 @@ def own(tmp_path_factory, tiny_gpt2):
     return make
 
 
-def test_a_fit_is_evaluated_on_test(own):
+def test_a_fit_is_evaluated_on_test(own, painted):
     """Issue 13, line 11."""
     done, _ = own("classes")
     values = done.to_dict()["evaluation"]
     assert values["accuracy"] == done.best.test_score
     assert {"majority_baseline", "balanced_accuracy", "macro_f1", "auc", "recall", "confusion"} <= values.keys()
     assert sum(map(sum, values["confusion"])) == values["samples"]
-    assert (done.saved.parent / "confusion.png").read_bytes().startswith(b"\x89PNG")
+    assert (done.saved.parent / "confusion.png").stat().st_size > 2000
 
 
 def test_scores_carry_their_metric_and_regressions_are_no_percentages(own, call):

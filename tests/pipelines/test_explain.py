@@ -70,13 +70,13 @@ def test_hiding_a_stretch_is_what_the_model_says_of_the_changed_row(made):
     assert rows[0].occluded[7] == pytest.approx(float(before - after), abs=1e-4)
 
 
-def test_the_command_draws_and_refuses(made, call, tmp_path):
+def test_the_command_draws_and_refuses(made, call, tmp_path, painted):
     saved, file = made("embed/segments8+raw")
     code, out, _ = call("explain", saved, file, "--first", 2, "--out", tmp_path / "e.png")
     assert code == 0
     assert "falls most if hidden" in out
     assert len(out.strip().splitlines()) == 5
-    assert (tmp_path / "e.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "e.png").stat().st_size > 2000
     _, out, error = call("explain", made("embed/quantiles3")[0], file, "--first", 1)
     assert "no sum over positions" in error and "(+0)" not in out
     with np.load(file) as arrays:

@@ -276,7 +276,7 @@ def test_cross_validation_uses_every_row_that_is_not_test(extracted, tmp_path):
     assert fit(extracted, select="cv5", columns="final/mean", alphas="1e0:1e2:3", out=tmp_path).table == first.table
 
 
-def test_a_learning_curve_ends_where_the_fit_on_all_rows_is(extracted, tmp_path):
+def test_a_learning_curve_ends_where_the_fit_on_all_rows_is(extracted, tmp_path, painted):
     settings = {"alphas": "1e-1:1e4:6", "select": "valid", "curve": "30,100,300,9999", "out": tmp_path}
     done = fit(extracted, columns="final/mean", **settings)
     assert [n for n, _, _ in done.curve] == [30, 100, 300]

@@ -62,10 +62,13 @@ def test_a_readout_of_the_task_s_kind_is_taken(readout, classes):
 def drawn(tmp_path, monkeypatch):
     """Return what draws some readouts, of which the last is the chosen one, and returns the figure."""
     figures = []
-    plain = Figure.savefig
-    monkeypatch.setattr(
-        Figure, "savefig", lambda self, *args, **more: (figures.append(self), plain(self, *args, **more))
-    )
+
+    def keep(figure, *_arguments, **_settings):
+        figure.draw_without_rendering()
+        figures.append(figure)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    monkeypatch.setattr("reservoir_pipelines.plots.replace_file", lambda path, write: write(path))
 
     def draw(columns, settings, metric="accuracy"):
         results = [

@@ -33,7 +33,7 @@ def run():
     return invoke
 
 
-def test_backbone_prints_its_card_and_draws_it(run, cache, tmp_path):
+def test_backbone_prints_its_card_and_draws_it(run, cache, tmp_path, painted):
     settings = ("backbone", TINY, "--init", "random", "--task", "cifar10", "--out", str(tmp_path / "card.png"))
     card = json.loads(run(*settings, "--json"))
     assert (card["family"], card["depth"], card["width"]) == ("gpt2", 2, 16)
@@ -41,6 +41,7 @@ def test_backbone_prints_its_card_and_draws_it(run, cache, tmp_path):
     assert card["paper_share"] == card["paper_total"] / card["whole"]
     assert len(card["deviations"]["attn.c_attn.weight"]) == 2
     assert (tmp_path / "card.png").read_bytes().startswith(PNG)
+    assert (tmp_path / "card.png").stat().st_size > 2000
     text = run(*settings)
     assert f"{card['paper_total']:,}" in text and f"{card['groups']['attention']:,}" in text
     assert "random: normal, deviation initializer_range, that of c_proj over sqrt(2 x blocks)" in text
@@ -59,13 +60,14 @@ def test_backbone_refuses_a_task_that_is_too_long(run, cache):
         run("backbone", TINY, "--init", "random", "--task", "cifar10-lra")
 
 
-def test_attention_saves_what_it_draws(run, cache, tmp_path):
+def test_attention_saves_what_it_draws(run, cache, tmp_path, painted):
     out = tmp_path / "maps.png"
     settings = ("--backbone", TINY, "--init", "random", "--average", "5", "--layer", "2", "--out", str(out))
     line = run("attention", "bit-xor", *settings, "--json")
     done = json.loads(line)
     assert done["labels"][:6] == ["1.1", "1.2", "1.3", "1.4", "1.5", "2.1"]
     assert out.read_bytes().startswith(PNG)
+    assert out.stat().st_size > 2000
     with h5py.File(done["arrays"]) as file:
         one, mean = file["one"][:], file["mean"][:]
         assert file.attrs["layer"] == 2 and file.attrs["rows"] == 5

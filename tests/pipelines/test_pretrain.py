@@ -2,11 +2,8 @@
 
 import json
 import math
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +19,7 @@ from reservoir.pretraining.language_model import LanguageModel
 from reservoir.pretraining.recipe import PretrainRecipe
 from reservoir.pretraining.steps import MEASURED_TOKENS, LanguageSteps
 from reservoir.training.trainer import DivergedError
+from tests.processes import Child
 
 TINY = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64"
 BERT = "bert-base-uncased:num_hidden_layers=1,hidden_size=16,num_attention_heads=2,intermediate_size=24"
@@ -132,21 +130,18 @@ pretrain(sys.argv[1], out=Path(sys.argv[2]), resume=True, **json.loads(sys.argv[
 
 
 def test_a_pretraining_that_was_killed_goes_on_to_the_same_bits(text, tmp_path):
-    settings = {**SMALL, "steps": 300, "eval_every": 20}
+    settings = {**SMALL, "steps": 60, "eval_every": 7}
     folder = tmp_path / "killed"
-    command = [sys.executable, "-c", LAUNCH, str(text), str(folder), json.dumps(settings)]
-    armed = {**os.environ, "OMP_NUM_THREADS": "1", "RESERVOIR_FAULT": "placed:3"}
-    process = subprocess.Popen(command, env=armed, stderr=subprocess.PIPE)
+    process = Child(LAUNCH, text, folder, json.dumps(settings), RESERVOIR_FAULT="placed:3")
     whole = pretrain(str(text), out=tmp_path / "whole", **settings)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL and not (folder / "pretraining" / "run.json").exists()
-    with pytest.raises(InputError, match=r"stands at step [\d,]+ of 300; add --resume to go on"):
+    assert process.ended()[0] == -signal.SIGKILL and not (folder / "pretraining" / "run.json").exists()
+    with pytest.raises(InputError, match=r"stands at step [\d,]+ of 60; add --resume to go on"):
         pretrain(str(text), out=folder, **settings)
     done = pretrain(str(text), out=folder, resume=True, **settings)
     one, other = (load_file(f / "model.safetensors") for f in (tmp_path / "whole", folder))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     lines, measured = journal(folder)
-    assert lines == journal(tmp_path / "whole")[0] and [line["step"] for line in lines] == list(range(1, 301))
+    assert lines == journal(tmp_path / "whole")[0] and [line["step"] for line in lines] == list(range(1, 61))
     assert [m["valid_bits"] for m in measured] == [m["valid_bits"] for m in journal(tmp_path / "whole")[1]]
     assert (done.valid_bits, done.test_bits) == (whole.valid_bits, whole.test_bits)
 

@@ -3,9 +3,6 @@
 import json
 import shlex
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 from reservoir_pipelines import report
@@ -14,6 +11,8 @@ from reservoir_pipelines.reproduction import reproduce as module
 from reservoir_pipelines.reproduction.cell import Cell
 from reservoir_pipelines.reproduction.reproduce import reproduce
 from reservoir_pipelines.reproduction_folder import Kept
+
+from tests.processes import Child
 
 SMALL = """
 title = "a table of mine"
@@ -111,20 +110,32 @@ def test_what_was_killed_goes_on(cache, tmp_path, runs, monkeypatch):
     assert runs.count(first) == 1
 
 
+KILLED = """
+import os, sys
+from reservoir_pipelines.cli import run
+from reservoir_pipelines.reproduction_folder import Kept
+keep = Kept.keep
+
+def kept(self, key, result):
+    keep(self, key, result)
+    if len(self.results()) == 2:
+        os.environ["RESERVOIR_FAULT"] = "gathered"  # a checkpoint of the third cell, before it has its name
+
+Kept.keep = kept
+sys.exit(run(["reproduce", sys.argv[1]]))
+"""
+
+
 def test_line_2_what_is_killed_in_the_middle_of_a_cell_goes_on_and_runs_no_finished_one_again(cache, tmp_path, runs):
     rows = ", ".join(f'{{ name = "{n}", cell = "output", settings = {{ seed = {n} }} }}' for n in range(6))
     mine = recipe(tmp_path, f"rows = [{rows}]")
-    command = [sys.executable, "-m", "reservoir_pipelines", "reproduce", mine]
     kept = Kept(cache / "reproductions" / "smoke")
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while process.poll() is None and len(list(kept.path.glob("cells/*[0-9a-f].json"))) < 2:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
+    assert Child(KILLED, mine).ended()[0] == -signal.SIGKILL
     finished = {result["settings"]["seed"] for result in kept.results()}
-    assert 2 <= len(finished) < 6
+    assert len(finished) == 2 and len(list(kept.work.rglob("*.part"))) + len(list(cache.rglob("*.part"))) > 0
     done = reproduce([mine])
-    assert (done.ran, done.reused, dict(done.failed)) == (6 - len(finished), len(finished), {})
-    assert len(runs) == 6 - len(finished)
+    assert (done.ran, done.reused, dict(done.failed)) == (4, 2, {})
+    assert len(runs) == 4
 
 
 def test_a_failing_cell_is_marked_and_the_rest_goes_on(cache, tmp_path, call, monkeypatch, runs):

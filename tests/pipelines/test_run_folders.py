@@ -1,11 +1,8 @@
 """The folder of a run: what it came to is of its last step, damage is named, and a refusal leaves it free."""
 
 import json
-import os
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import textwrap
 
@@ -22,6 +19,7 @@ from safetensors.torch import load_file
 
 from reservoir.errors import InputError
 from reservoir.training.trainer import DivergedError
+from tests.processes import Child, pair
 
 STAGE = sys.modules["reservoir_pipelines.training.train"]
 TINY = "gpt2:n_layer=3,n_embd=16,n_head=2,n_positions=70,initializer_range=0.3"
@@ -43,7 +41,7 @@ def go(cache):
 def test_a_run_that_was_extended_and_killed_before_its_end_is_ended_when_it_goes_on(go, cache, monkeypatch):
     first = go(steps=2)
     with monkeypatch.context() as patch:
-        patch.setattr(STAGE, "_result", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(STAGE, "_result", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             go(steps=4, resume=True)
     assert Run(cache / "run").result is None  # what 2 steps came to is not what the weights are now
@@ -187,7 +185,6 @@ def test_a_changed_digit_of_a_configuration_or_a_result_is_found(go, cache):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-sys.path[:0] = sys.argv[4:]
 from reservoir_pipelines.training.train import train
 
 def die(method):
@@ -205,9 +202,8 @@ train("bit-xor", run=Path(sys.argv[1]), **eval(sys.argv[3]))
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "step-", "curve.png", "run.json"])
 def test_what_a_killed_run_was_writing_is_gone_once_it_goes_on(name, go, cache):
     settings = {"steps": 2, "eval_every": 2, "parameters": FEW, **QUICK}
-    command = [sys.executable, "-c", KILLED, str(cache / "run"), name, repr(settings), *sys.path]
-    process = subprocess.run(command, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+    code, _, err = Child(KILLED, cache / "run", name, repr(settings)).ended()
+    assert code == -signal.SIGKILL, err
     assert len(list((cache / "run").rglob("*.part"))) == 1
     others = [] if name == "config.json" else [cache / "run" / ".mine.part"]  # of somebody else
     for path in others:
@@ -253,7 +249,7 @@ def test_the_configuration_of_something_else_is_left_as_it_is(go, cache):
 def test_a_folder_that_cannot_be_one_is_refused(folder, go, cache):
     cache.mkdir()
     (cache / "file").touch()
-    with pytest.raises(InputError, match=r"no run can be kept there \(.*\); name another folder"):
+    with pytest.raises(InputError, match=r"cannot be written \(.*\); name another folder"):
         go(steps=1, run=cache / folder)
 
 
@@ -339,18 +335,7 @@ def test_the_others_end_quietly_where_the_first_process_fails():
             print(error)
             sys.exit(2)
     """)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    both = [
-        subprocess.Popen([sys.executable, "-c", script], env={**shared, "RANK": rank}, stdout=-1, stderr=-1)
-        for rank in "01"
-    ]
-    outputs = [process.communicate(timeout=600) for process in both]
-    assert [process.returncode for process in both] == [2, 2]
-    assert [out.decode().strip() for out, _ in outputs] == [
-        "no such folder",
-        "the first process has failed; its message says why",
-    ]
-    assert not any(b"Traceback" in err for _, err in outputs)
+    first, second = pair(script)
+    assert first[:2] == (2, "no such folder\n")
+    assert second[:2] == (2, "the first process has failed; its message says why\n")
+    assert "Traceback" not in first[2] + second[2]

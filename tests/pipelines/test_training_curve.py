@@ -17,6 +17,7 @@ def panels(tmp_path, monkeypatch):
 
     def keep(figure, *arguments, **settings):
         made.append(figure)
+        figure.draw_without_rendering()
         save(figure, *arguments, **settings)
 
     monkeypatch.setattr(matplotlib.figure.Figure, "savefig", keep)

@@ -317,5 +317,3 @@ def test_too_little_text_for_a_window_is_refused(tmp_path):
         text.held_out("valid", 51)
     with pytest.raises(InputError, match=r"its train part has 900 tokens"):
         text.draw(0, 0, 1, 901)
-    with pytest.raises(InputError, match="zipf: no part 'train'; choose among valid, test"):
-        STREAMS["zipf"](8).held_out("train", 10)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from reservoir.tasks.bits import BitMemory, BitXor
-from reservoir.tasks.fresh import FRESH_ROWS, FreshRows, augment_sequences, is_augmented, is_generated
+from reservoir.tasks.fresh import FRESH_ROWS, FreshRows
 from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, Mnist
 from reservoir.tasks.images.augment import augmented
 from reservoir.tasks.listops import ListOps
@@ -18,7 +18,7 @@ GENERATED = [
 
 @pytest.mark.parametrize("source", GENERATED, ids=lambda source: source.task.name)
 def test_a_row_is_the_same_whenever_it_is_asked_for(source):
-    assert is_generated(source)
+    assert source.endless
     numbers = np.array([FRESH_ROWS + 3, 0, 5, 5, FRESH_ROWS - 1])
     rows, again = FreshRows(source, 7)(numbers), FreshRows(source, 7)
     for place, number in enumerate(numbers):
@@ -39,16 +39,16 @@ def test_fresh_rows_are_not_those_that_are_scored():
 
 def test_other_tasks_have_neither():
     for source in (Digits(), Mnist(), ListOps(protocol="paper"), ListOps(min_length=5, max_length=20)):
-        assert not is_generated(source) and not is_augmented(source)
+        assert not source.endless and not source.augments
 
 
 @pytest.mark.parametrize("source", [Cifar10(), Cifar10Lra()])
 def test_augmented_sequences_are_the_sequences_of_augmented_images(source):
-    assert is_augmented(source)
+    assert source.augments
     images = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), np.uint8)
     rows = np.arange(100, 120)
     stored, _ = source.encode(images)
     expected, _ = source.encode(augmented(images, rows, 3))
-    found = augment_sequences(source, stored, rows, 3)
+    found = source.augmented(stored, rows, 3)
     np.testing.assert_array_equal(found, expected)
     assert (found != stored).mean() > 0.5

@@ -14,6 +14,7 @@ from reservoir.options import FitOptions
 from reservoir.readouts import (
     DEFAULT_ALPHAS,
     LOGISTIC_ALPHAS,
+    Again,
     LinearReadout,
     Moments,
     cross_sweep,
@@ -24,7 +25,7 @@ from reservoir.readouts import (
 from reservoir_pipelines.fitting.column_moments import ColumnMoments, column_moments, compute_moments
 from reservoir_pipelines.fitting.raw import emphasis_of
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorEngine
-from reservoir_pipelines.fitting.sources import Again, Source, fold_blocks, hold
+from reservoir_pipelines.fitting.sources import Source, fold_blocks, hold
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of, widened_trial
 
 AUTO_FOLDS = 5

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from reservoir import InputError
-from reservoir.readouts import deal_folds, samples, there
+from reservoir.readouts import Again, deal_folds, samples, there
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
@@ -159,17 +159,6 @@ def groups_of(store: FeatureStore) -> np.ndarray | None:
     """Return the group of each row of train, then of valid, (rows,); None where rows are in no groups."""
     found = [groups for split in ("train", "valid") if (groups := store[split].groups) is not None]
     return np.concatenate(found) if len(found) == 2 else None
-
-
-@dataclass(frozen=True)
-class Again:
-    """A stream that is made anew each time it is iterated."""
-
-    make: Callable[..., Iterator[Any]]
-    arguments: tuple[Any, ...]
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.make(*self.arguments)
 
 
 HELD_BYTES = 2**28

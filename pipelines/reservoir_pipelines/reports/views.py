@@ -62,14 +62,14 @@ def fit_charts(values: Values) -> list[Markup]:
     charts = []
     if scores.size > 1:
         says = f"validation {values['metric']} of every column under every penalty"
-        penalties = [_power(name) for name in sweep["penalties"]]
+        penalties = [_penalty(name) for name in sweep["penalties"]]
         # Where a grid was carried on for a few columns alone there is nothing to compare.
         most = (~np.isnan(scores[single])).sum(axis=0)
-        kept = sorted(np.flatnonzero(2 * most >= most.max()).tolist(), key=lambda j: _number(penalties[j]))
+        kept = sorted(np.flatnonzero(2 * most >= most.max()).tolist(), key=lambda j: penalties[j][0])
         shown = scores[single][:, kept]
         shown = np.maximum(shown, np.nanmedian(shown) - 2 * (np.nanmax(shown) - np.nanmedian(shown)))
         columns = [sweep["columns"][i] for i in single]
-        charts.append(heat_map(shown, columns, [penalties[j] for j in kept], says, "penalty"))
+        charts.append(heat_map(shown, columns, [penalties[j][1] for j in kept], says, "penalty"))
     layers = sorted({names[i][0] for i in single}, key=layer_order)
     lines: dict[str, list[tuple[float, float]]] = {}
     for i in single:
@@ -155,18 +155,9 @@ def _place(column: str) -> tuple[str, str]:
     return (layer, pooling) if pooling and "+" not in column else (layer.partition(" ")[0].partition("+")[0], "joined")
 
 
-def _number(penalty: str) -> float:
-    """Return a penalty; parameters of other estimators are no numbers, and stay in their order."""
+def _penalty(text: str) -> tuple[float, str]:
+    """Return a penalty, and its short text; parameters of other estimators are no numbers, and stay in their order."""
     try:
-        return float(penalty)
+        return float(text), f"{float(text):.2g}"
     except ValueError:
-        return 0.0
-
-
-def _power(text: str) -> str:
-    """Return a penalty as short text, of which a fit keeps a power of ten for its picture; others as they are."""
-    plain = text.replace("$10^{", "1e").rstrip("}$") if text.startswith("$") else text
-    try:
-        return f"{float(plain):.2g}" if "." not in plain.partition("e")[2] else f"{10 ** float(plain[2:]):.2g}"
-    except ValueError:
-        return text
+        return 0.0, text

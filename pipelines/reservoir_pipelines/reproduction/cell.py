@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from reservoir import options
-from reservoir.option_fields import Options, flag_of, listed
+from reservoir.option_fields import Options
+from reservoir_pipelines.files import json_digest
 from reservoir_pipelines.reproduction_folder import CELL
 
+G = TypeVar("G", bound=Options)
+
 STAGES: dict[str, tuple[type[Options], ...]] = {
-    "fit": (options.ReservoirOptions, options.RowOptions, options.FeatureOptions, options.FitOptions),
+    "fit": (options.ExtractOptions, options.FitOptions),
     "train": (options.ReservoirOptions, options.RowOptions, options.TrainOptions),
     "attention": (options.ReservoirOptions, options.TaskOptions, options.AttentionOptions),
     "pretrain": (options.CorpusOptions, options.ShapeOptions, options.PretrainOptions),
@@ -47,8 +47,7 @@ class Cell:
     @cached_property
     def key(self) -> str:
         """SHA-256 of all that the cell is, 16 digits."""
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return json_digest(self.to_dict())[:16]
 
     @property
     def seed(self) -> int:
@@ -70,21 +69,11 @@ class Cell:
         return {n: folders[v.key] if isinstance(v, Cell) else v for n, v in self.settings.items()}
 
 
-def command_line(command: str, what: str, settings: Mapping[str, Any]) -> str:
-    """Return the line that a person types for a stage with these settings."""
-    return shlex.join(["reservoir", command, what, *_flags(settings)])
+def group(kind: type[G], settings: Mapping[str, Any]) -> G:
+    """Return those of some settings that a group of options has."""
+    return kind(**{item.name: settings[item.name] for item in fields(kind) if item.name in settings})
 
 
-def _flags(settings: Mapping[str, Any]) -> Iterator[str]:
-    places = options_of(options.ReservoirOptions) | {
-        item.name: item for group in (options.PlaceOptions, options.TaskOptions) for item in fields(group)
-    }
-    for name, value in sorted(settings.items()):
-        item = (ALL_OPTIONS | places).get(name)
-        flag = flag_of(item) if item else "--" + name.replace("_", "-")
-        if isinstance(value, bool):
-            yield flag if value else f"--no-{flag[2:]}"
-        elif isinstance(value, Mapping):
-            yield from (text for key, inner in sorted(value.items()) for text in (flag, f"{key}={listed(inner)}"))
-        elif value is not None:
-            yield from (flag, listed(value))
+def groups(stage: str, settings: Mapping[str, Any]) -> list[Options]:
+    """Return settings as the groups of options that a stage takes, with where everything is."""
+    return [group(kind, settings) for kind in (*STAGES[stage], options.PlaceOptions)]

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError
+from reservoir.options import ExtractOptions
 from reservoir_pipelines.files import folder_bytes
 from reservoir_pipelines.output import say, size_text, time_text
-from reservoir_pipelines.reproduction.cell import Cell, options_of
+from reservoir_pipelines.reproduction.cell import Cell, group, groups
 from reservoir_pipelines.reproduction.reproduce import title
 
 STEPS, ROWS = 8, 32
@@ -80,45 +81,32 @@ def _try(cell: Cell, places: Mapping[str, Any]) -> Cost:
         return Cost()
     try:
         with redirect_stderr(io.StringIO()):
-            return trials[cell.stage](cell, dict(places))
+            return trials[cell.stage](cell, places)
     except (InputError, CacheError, OSError, RuntimeError) as error:
         return Cost(reason=str(error).partition("\n")[0])
 
 
-def _try_train(cell: Cell, places: dict[str, Any]) -> Cost:
+def _try_train(cell: Cell, places: Mapping[str, Any]) -> Cost:
     from reservoir_pipelines.preparation.prepare import prepare
     from reservoir_pipelines.training.train import train
 
-    assert cell.task
     settings = {n: v for n, v in cell.settings.items() if not isinstance(v, Cell)}
     if len(settings) < len(cell.settings):  # what is made first has the scale's own shape
         settings["init"] = "random"
-    rows = prepare(cell.task, **_of_task(settings), **_places(places, "cache", "data")).rows
+    settings |= places
+    rows = prepare(cell.task, *groups("train", settings)).rows
     steps, every = settings["steps"], settings["eval_every"]
     short = {"steps": STEPS, "eval_every": STEPS, "limit": ROWS, "resume": False, "from_cache": False}
     with tempfile.TemporaryDirectory() as folder:
-        done = train(cell.task, **settings | short, **places, run=Path(folder) / "run")
+        done = train(cell.task, *groups("train", settings | short | {"run": Path(folder) / "run"}))
         size = folder_bytes(Path(folder))
     step = done.seconds / done.steps
     scored = min(rows["valid"], settings.get("limit") or rows["valid"]) * steps / every
     return Cost(step * steps + FORWARD * step / settings["batch"] * scored, size)
 
 
-def _try_fit(cell: Cell, places: dict[str, Any]) -> Cost:
-    from reservoir.options import FitOptions
+def _try_fit(cell: Cell, places: Mapping[str, Any]) -> Cost:
     from reservoir_pipelines.extraction.forecast import plan
 
-    assert cell.task
-    settings = {n: v for n, v in cell.settings.items() if n not in options_of(FitOptions)}
-    found = plan(cell.task, **settings, **places)
+    found = plan(cell.task, group(ExtractOptions, {**cell.settings, **places}))
     return Cost(found.seconds, found.bytes)
-
-
-def _of_task(settings: Mapping[str, Any]) -> dict[str, Any]:
-    from reservoir.options import TaskOptions
-
-    return {name: settings[name] for name in options_of(TaskOptions) if name in settings}
-
-
-def _places(places: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: places[name] for name in names if name in places}

@@ -2,42 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-Values = Mapping[str, Any]
-
-
-def _percent(name: str) -> Callable[[Values], float | None]:
-    return lambda values: None if values.get(name) is None else 100 * values[name]
-
-
-def _plain(name: str) -> Callable[[Values], float | None]:
-    return lambda values: values.get(name)
-
-
-def _per(name: str, count: str) -> Callable[[Values], float | None]:
-    return lambda values: values[name] / values[count] if values.get(name) is not None and values.get(count) else None
-
-
-MEASURES: dict[str, Callable[[Values], float | None]] = {
-    "test_score": _percent("test_score"),
-    "train_score": _percent("train_score"),
-    "raw_score": _percent("raw_score"),
-    "converged_step": _plain("converged_step"),
-    "step_seconds": _per("train_seconds", "steps"),
-    "readout_seconds": _per("fit_seconds", "tried"),
-    "cost": _plain("cost"),
-    "blocks": _plain("blocks"),
-    "width": _plain("width"),
-    "heads": _plain("heads"),
-    "parameters": _plain("parameters"),
-    "trained": _plain("trained"),
-    "diagonals": _plain("diagonals"),
-    "weight_deviation": _plain("weight_deviation"),
-    "bias_deviation": _plain("bias_deviation"),
-}
-"""Shares of right labels in percent, everything else as it was kept; None where a cell has none such."""
 
 WORDS = {
     "test_score": "test accuracy in percent",
@@ -51,3 +17,14 @@ WORDS = {
     "weight_deviation": "standard deviation of the weights",
     "bias_deviation": "standard deviation of the biases",
 }
+MEASURES = (*WORDS, "blocks", "width", "heads", "parameters", "trained")
+RATIOS = {"step_seconds": ("train_seconds", "steps"), "readout_seconds": ("fit_seconds", "tried")}
+
+
+def measured(name: str, values: Mapping[str, Any]) -> float | None:
+    """Return shares of right labels in percent, all else as it was kept; None where a cell has none such."""
+    if name in RATIOS:
+        seconds, number = map(values.get, RATIOS[name])
+        return seconds / number if seconds is not None and number else None
+    value = values.get(name)
+    return 100 * value if name.endswith("_score") and value is not None else value

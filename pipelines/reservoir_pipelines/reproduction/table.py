@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from reservoir_pipelines.reproduction.cell import Cell
-from reservoir_pipelines.reproduction.measures import MEASURES, WORDS
+from reservoir_pipelines.reproduction.measures import WORDS, measured
 from reservoir_pipelines.reproduction.recipe import Recipe, Spot
 from reservoir_pipelines.reproduction_folder import Kept
 
@@ -59,17 +59,17 @@ def _fill(spot: Spot, kept: Kept) -> dict[str, Any]:
 
 def _value(spot: Spot, cells: tuple[Cell, ...], kept: Kept) -> tuple[float | None, str]:
     """Return the number of one seed, or why there is none."""
-    measured = []
+    values = []
     for cell in cells:
         result = kept.result(cell.key)
         if result is None:
             return None, kept.failure(cell.key) or "not run yet"
-        measured.append(MEASURES[spot.measure](result["values"]))
-    if None in measured:
+        values.append(measured(spot.measure, result["values"]))
+    if None in values:
         return None, f"no {WORDS.get(spot.measure, spot.measure)}"
-    if len(measured) == 1:
-        return float(measured[0]), ""
-    return (measured[0] / measured[1], "") if measured[1] else (None, "the second of the two is zero")
+    if len(values) == 1:
+        return float(values[0]), ""
+    return (values[0] / values[1], "") if values[1] else (None, "the second of the two is zero")
 
 
 def _claim(claim: Mapping[str, Any], spots: Mapping[tuple[str, str], Mapping[str, Any]]) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.random import random_key
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks.fresh import FreshRows, augment_sequences, is_augmented, is_generated
+from reservoir.tasks.fresh import FreshRows
 from reservoir.tasks.source import Source
 from reservoir.tasks.task import Split
 from reservoir.training.rows import Rows, StoredRows, TrainingRows, hidden_rows, raw_rows
@@ -35,7 +35,7 @@ def choose_kind(kind: str, source: Source, name: str, *, from_cache: bool) -> st
         if kind in ("fresh", "augmented"):
             raise InputError(f"--rows {kind} --from-cache: the cache holds stored rows only; leave out one of the two")
         return "stored"
-    can = {"fresh": is_generated(source), "augmented": is_augmented(source), "stored": True}
+    can = {"fresh": source.endless, "augmented": source.augments, "stored": True}
     if kind == "auto":
         return next(name for name, possible in can.items() if possible)
     if not can[kind]:
@@ -55,7 +55,7 @@ def sequences(
     seed = model.settings.seed
 
     def augment(x: np.ndarray, rows: np.ndarray, epoch: int) -> np.ndarray:
-        return augment_sequences(source, x, numbers["train"][rows], random_key(seed, "view", epoch, size=8))
+        return source.augmented(x, numbers["train"][rows], random_key(seed, "view", epoch, size=8))
 
     def read(split: str) -> Split:
         found = read_split(prepared, split, numbers[split])

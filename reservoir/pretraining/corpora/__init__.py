@@ -7,14 +7,17 @@ uniform, zipf, nesting : synthetic streams of tokens, whose entropy is known.
 from pathlib import Path
 
 from reservoir.errors import InputError
-from reservoir.pretraining.corpora.corpus import HELD_OUT, Corpus, HeldOut
-from reservoir.pretraining.corpora.streams import STREAMS
+from reservoir.pretraining.corpora.corpus import HELD_OUT, HeldOut
+from reservoir.pretraining.corpora.streams import STREAMS, Stream
 from reservoir.pretraining.corpora.text import BYTES, Text
 
 __all__ = ["BYTES", "HELD_OUT", "MOST_TOKENS", "STREAMS", "Corpus", "HeldOut", "Text", "corpus_named"]
 
 MOST_TOKENS = 2**20
 """Of a vocabulary: more than any tokenizer's, and few enough for their embeddings to be had."""
+
+Corpus = Stream | Text
+"""Any of them: windows to train on, held-out parts, the least possible loss where it is known, and what it is."""
 
 
 def corpus_named(name: str, vocabulary: int) -> Corpus:
@@ -25,6 +28,12 @@ def corpus_named(name: str, vocabulary: int) -> Corpus:
     if vocabulary > MOST_TOKENS:
         raise InputError(f"--vocabulary {vocabulary}: give at most {MOST_TOKENS:,}")
     if name in STREAMS:
+        if vocabulary < 2:
+            raise InputError(f"--vocabulary {vocabulary}: {name} has at least 2 tokens")
+        if name == "nesting" and vocabulary % 2:
+            raise InputError(
+                f"--vocabulary {vocabulary}: of nesting it is an even number; every token has one that closes"
+            )
         return STREAMS[name](vocabulary)
     if not Path(name).exists():
         raise InputError(f"corpus {name}: no such file or folder; give text, or one of {known}")

@@ -1,9 +1,8 @@
-"""What a backbone is pretrained on: an endless source of windows of tokens, and held-out parts to measure on."""
+"""Held-out parts of a corpus, to measure on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -34,33 +33,3 @@ class HeldOut:
         """Return the first windows, at least one."""
         count = max(1, count)
         return HeldOut(self.windows[:count], self.first[:count], self.bytes_per_token)
-
-
-class Corpus(Protocol):
-    """A source of sequences of tokens."""
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of different tokens, numbered from 0."""
-        ...
-
-    @property
-    def unit(self) -> str:
-        """What the loss is given per: ``byte`` or ``token``."""
-        ...
-
-    def draw(self, seed: int, step: int, count: int, tokens: int) -> np.ndarray:
-        """Return the training windows of a step, int64 (count, tokens); the same for the same arguments."""
-        ...
-
-    def held_out(self, split: str, tokens: int) -> HeldOut:
-        """Return windows of the valid or the test part."""
-        ...
-
-    def entropy(self, tokens: int) -> float | None:
-        """Return the least mean loss possible on windows of so many tokens, in bits; None where nobody knows it."""
-        ...
-
-    def describe(self) -> dict[str, object]:
-        """Return what tells this corpus from others, as JSON values."""
-        ...

@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from reservoir.errors import InputError
-from reservoir.pretraining.corpora.corpus import HELD_OUT, Corpus, HeldOut
+from reservoir.pretraining.corpora.corpus import HeldOut
 from reservoir.random import generator
 
 HELD_OUT_TOKENS = 1 << 18
@@ -49,8 +48,6 @@ class Stream(ABC):
 
     def held_out(self, split: str, tokens: int) -> HeldOut:
         """Return windows that no seed's training draws but by chance; the same at every call."""
-        if split not in HELD_OUT:
-            raise InputError(f"{self._name}: no part {split!r}; choose among {', '.join(HELD_OUT)}")
         count = max(1, HELD_OUT_TOKENS // tokens)
         windows = self.windows(generator("held out", self._name, split), count, tokens)
         return HeldOut(windows, np.ones(count, np.int64))
@@ -176,25 +173,9 @@ def zipf_law(count: int) -> np.ndarray:
     return weights / weights.sum()
 
 
-def _uniform(vocabulary: int) -> Corpus:
-    return Independent("uniform", np.full(_checked("uniform", vocabulary), 1 / vocabulary))
-
-
-def _zipf(vocabulary: int) -> Corpus:
-    return Independent("zipf", zipf_law(_checked("zipf", vocabulary)))
-
-
-def _nesting(vocabulary: int) -> Corpus:
-    if _checked("nesting", vocabulary) % 2:
-        raise InputError(f"--vocabulary {vocabulary}: of nesting it is an even number; every token has one that closes")
-    return Nesting(vocabulary)
-
-
-def _checked(name: str, vocabulary: int) -> int:
-    if vocabulary < 2:
-        raise InputError(f"--vocabulary {vocabulary}: {name} has at least 2 tokens")
-    return vocabulary
-
-
-STREAMS: dict[str, Callable[[int], Corpus]] = {"uniform": _uniform, "zipf": _zipf, "nesting": _nesting}
+STREAMS: dict[str, Callable[[int], Stream]] = {
+    "uniform": lambda vocabulary: Independent("uniform", np.full(vocabulary, 1 / vocabulary)),
+    "zipf": lambda vocabulary: Independent("zipf", zipf_law(vocabulary)),
+    "nesting": Nesting,
+}
 """From the name of a stream to what makes it from a vocabulary."""

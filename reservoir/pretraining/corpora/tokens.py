@@ -16,8 +16,9 @@ CHUNK = 1 << 16
 def byte_tokenizer() -> Any:
     """Return a `tokenizers.Tokenizer` whose tokens are the 256 bytes, each numbered by its value."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    vocabulary = {character: byte for byte, character in enumerate(_alphabet())}
+    vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -32,7 +33,10 @@ def train_tokenizer(text: bytes, vocabulary: int) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, initial_alphabet=sorted(_alphabet()), special_tokens=[], show_progress=False
+        vocab_size=vocabulary,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=[],
+        show_progress=False,
     )
     tokenizer.train_from_iterator(_chunks(text), trainer)
     if (found := tokenizer.get_vocab_size()) < vocabulary:
@@ -47,15 +51,10 @@ def encode(tokenizer: Any, text: bytes) -> np.ndarray:
 
 def first_invalid(text: bytes) -> int | None:
     """Return the number of the first byte that is no UTF-8, or None; a character may be cut at the end."""
-    at = 0
-    while at < len(text):
-        try:
-            read = codecs.utf_8_decode(text[at : at + CHUNK])[1]
-        except UnicodeDecodeError as error:
-            return at + error.start
-        if not read:
-            break
-        at += read
+    try:
+        codecs.utf_8_decode(text)
+    except UnicodeDecodeError as error:
+        return error.start
     return None
 
 
@@ -63,10 +62,3 @@ def _chunks(text: bytes) -> list[str]:
     """Return the text in pieces, no character cut in two; one cut at its edges becomes replacement characters."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     return [decoder.decode(text[at : at + CHUNK], at + CHUNK >= len(text)) for at in range(0, len(text), CHUNK)]
-
-
-def _alphabet() -> list[str]:
-    """Return the printable character that stands for each byte in byte-level tokenizers (Radford et al. 2019)."""
-    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    hidden = iter(range(256, 512))
-    return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]

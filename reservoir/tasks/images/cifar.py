@@ -45,6 +45,7 @@ class Cifar10(Source):
 
     data: Path | None = None  # the folder with the files; see `reservoir.tasks.images.cifar_files` for the forms
     views: int = 0
+    augments = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.views, int) or self.views < 0:

@@ -141,7 +141,6 @@ def _parse_records(where: str, data: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _parse_pickle(where: str, data: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Return images (rows, 3072) and labels of a pickled batch."""
     try:
         batch = read_pickle(data)
     except UnsafePickle as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -52,15 +52,10 @@ def each_of(
     return None
 
 
-class Taken(NamedTuple):
-    """Labels of every token or word, as arrays by name."""
-
-    kind: str
-    arrays: dict[str, np.ndarray]
-
-
-def take_each(path: Path, table: Table, label: str, whole: str, *, text: bool, known: str | None) -> Taken | None:
-    """Take the labels of every token or word of the column ``whole`` out of a table; None where they are no such.
+def take_each(
+    path: Path, table: Table, label: str, whole: str, *, text: bool, known: str | None
+) -> tuple[str, dict[str, np.ndarray]] | None:
+    """Return what a column labels, every token or word of the column ``whole``, and the arrays; None where it does not.
 
     ``known`` says what is labelled in new sequences, some of which may have no labels; in those to fit on it is None.
     """
@@ -71,12 +66,12 @@ def take_each(path: Path, table: Table, label: str, whole: str, *, text: bool, k
         sequences = [cell.split() if isinstance(cell, str) else cell for cell in sequences]
     found = each_of(str(path), sequences, table[label], known=known is not None)
     if found is None:
-        return None if known is None else Taken(known, {})
+        return None if known is None else (known, {})
     kind, parts = found
     if known is None:
         y, units = padded(path, label, parts)
-        return Taken(kind, {"y": y, "units": units})
-    return Taken(kind, {"y": np.array([*parts, None], object)[:-1]})  # the None keeps lists of one length apart
+        return kind, {"y": y, "units": units}
+    return kind, {"y": np.array([*parts, None], object)[:-1]}  # the None keeps lists of one length apart
 
 
 def padded(path: Path, name: str, rows: Sequence[Sequence[Any] | None]) -> tuple[np.ndarray, np.ndarray]:

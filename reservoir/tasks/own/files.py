@@ -64,7 +64,6 @@ def open_columns(origin: str, asked: OwnDataOptions, task: Task | None = None) -
 
 
 def _read(path: Path, asked: OwnDataOptions, parameters: Mapping[str, Any] | None) -> Columns:
-    """Return the arrays of a file by its suffix."""
     labelled = parameters is None
     if path.suffix in ARRAYS:
         if labelled:
@@ -100,7 +99,6 @@ def check_file(path: Path) -> None:
 
 
 def _refuse_columns(origin: str, asked: OwnDataOptions, why: str) -> None:
-    """Refuse the flags that name columns of a table."""
     for flag in ("label", "id", "time", "group", "text", "drop"):
         if name := getattr(asked, flag):
             raise InputError(f"{origin}: --{flag} {name} names a column of a table, and {why}; leave it out")

@@ -40,7 +40,11 @@ def answer(path: Path, request: dict[str, Any]) -> Any:
     """Return the shapes and types of all arrays, or rows of one: called in the process that may die of it."""
     import h5py
 
-    with _opened(path) as file:
+    try:
+        file = h5py.File(path, "r", locking=False)
+    except OSError as error:
+        raise InputError(f"{path}: no readable HDF5 file ({error}); write it again") from None
+    with file:
         if "name" not in request:
             return {name: _checked(path, file, name) for name in file if name in NAMES}
         dataset, lo, hi = file[request["name"]], request["lo"], request["hi"]
@@ -50,15 +54,6 @@ def answer(path: Path, request: dict[str, Any]) -> Any:
         if h5py.check_string_dtype(dataset.dtype) is not None:
             return np.asarray(dataset.asstr()[lo:hi]).tolist()
         return dataset[lo:hi]
-
-
-def _opened(path: Path) -> Any:
-    import h5py
-
-    try:
-        return h5py.File(path, "r", locking=False)
-    except OSError as error:
-        raise InputError(f"{path}: no readable HDF5 file ({error}); write it again") from None
 
 
 def _checked(path: Path, file: Any, name: str) -> tuple[tuple[int, ...], str]:

@@ -46,7 +46,6 @@ class HubTexts(Letters):
             start = end
 
     def _measure(self) -> tuple[np.ndarray, int]:
-        """Return the letters of each text, and the largest code point."""
         lengths, largest, row = [], 0, 0
         for texts in self.texts(0, self._ends[-1]):
             empty = next((n for n, text in enumerate(texts) if not (text or "").strip()), None)

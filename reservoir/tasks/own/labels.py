@@ -175,7 +175,6 @@ def split_rows(where: str, labels: Labels, split: np.ndarray | None, groups: np.
 
 
 def _check_groups(where: str, groups: np.ndarray, split: np.ndarray) -> None:
-    """Refuse a group with rows in two splits."""
     of_group: dict[str, str] = {}
     for group, name in zip(groups.tolist(), split.tolist(), strict=True):
         if of_group.setdefault(group, name) != name:

@@ -58,7 +58,6 @@ def answer(path: Path, request: dict[str, Any]) -> Any:
 
 
 def _rows_of(path: Path, file: Any) -> Iterator[list[Any]]:
-    """Yield the cells of some rows, column by column."""
     import pyarrow  # pyright: ignore[reportMissingImports]
 
     size = 0

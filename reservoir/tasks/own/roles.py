@@ -97,7 +97,6 @@ class Sorting:
             self.notes.append(f"the column {name!r} is left out, as it has no name")
 
     def _named(self, role: str) -> str:
-        """Return the column that was named for a role, if any."""
         name = getattr(self.roles, role)
         if name and name not in self.table:
             if self.labelled or role == "text":
@@ -196,15 +195,15 @@ class Sorting:
         taken = take_each(self.path, self.table, label, whole, text=bool(self.roles.text), known=known)
         if taken is None:
             return False
+        kind, arrays = taken
         del self.table[label]
         if self.labelled:
-            self.found["each"] = taken.kind
-            self.notes.append(f"the column {label!r} labels every {taken.kind} of {whole!r}")
-        self.arrays |= taken.arrays
+            self.found["each"] = kind
+            self.notes.append(f"the column {label!r} labels every {kind} of {whole!r}")
+        self.arrays |= arrays
         return True
 
     def _take(self, labels: list[str], groups: str) -> None:
-        """Take labels, split and groups out of the table."""
         y = [labels_of(self.path, name, self.table.pop(name), every=self.labelled) for name in labels]
         if y:
             self.arrays["y"] = y[0] if len(y) == 1 else np.stack(y, axis=1)

@@ -1,0 +1,64 @@
+"""What of a finished fit or training is shown on a page, and kept of a cell: numbers by name."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reservoir_pipelines.training.training_result import Training
+
+MOST_POINTS = 60
+"""Points of a curve that are kept: what can be told apart in a small picture."""
+
+_TRAINED = "metric steps best_step valid_score test_score train_score converged_step diverged_step trained groups"
+
+
+def fit_values(found: Mapping[str, Any], title: str, sweep: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is shown of a fit, from its summary, the name of what it chose, and the scores of all it tried."""
+    best, evaluation = found["best"], found["evaluation"]
+    return {
+        **{name: evaluation[name] for name in ("recall", "classes", "confusion", "reliability")},
+        **{name: best[name] for name in ("metric", "test_score", "test_interval", "valid_score")},
+        "curve": found["curve"],
+        "raw_score": found["raw"]["test_score"] if found["raw"] else None,
+        "readout": f"{title}, {best['readout']} {best['alpha'] or 0:.3g}",
+        "tried": found["tried"],
+        "sweep": sweep,
+    }
+
+
+def read_sweep(results: Path) -> dict[str, Any]:
+    """Return the validation scores of the table that a fit wrote, by columns and penalties."""
+    with results.open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    tried = [line for line in lines if line["columns"] != "raw"] or lines
+    columns = list(dict.fromkeys(line["columns"] for line in tried))
+    penalties = list(dict.fromkeys(line["alpha"] or line["readout"] for line in tried))
+    scores: list[list[float | None]] = [[None] * len(penalties) for _ in columns]
+    for line in tried:
+        place = penalties.index(line["alpha"] or line["readout"])
+        scores[columns.index(line["columns"])][place] = float(line["valid_score"])
+    return {"columns": columns, "penalties": penalties, "scores": scores}
+
+
+def train_values(done: Training) -> dict[str, Any]:
+    """Return what is shown of a training, its curves thinned."""
+    return {name: getattr(done, name) for name in _TRAINED.split()} | {
+        "train_seconds": done.seconds,
+        "swept": [{name: run[name] for name in run if name != "run"} for run in done.swept],
+        "losses": _thinned(done.history, "loss"),
+        "validations": _thinned(done.history, "valid_score"),
+    }
+
+
+def _thinned(history: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
+    """Return at most so many points of a curve, each the mean over its stretch."""
+    points = [(line["step"], line[name]) for line in history if line.get(name) is not None]
+    if len(points) <= MOST_POINTS:
+        return points
+    parts = np.array_split(np.array(points, float), MOST_POINTS)
+    return [(int(part[-1, 0]), round(float(part[:, 1].mean()), 5)) for part in parts]

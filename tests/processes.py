@@ -1,0 +1,78 @@
+"""Processes of their own for commands, forked from one that has imported what they need: each is spared its imports.
+
+What the imports or the very end of a process do, and environment variables that are read on import, need `subprocess`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+COMMAND = "import sys; from reservoir_pipelines.cli import run; sys.exit(run(sys.argv[1:]))"
+IMPORTED = ["torch", "safetensors.torch", "sklearn.datasets", "sklearn.linear_model", "matplotlib.backends.backend_agg"]
+IMPORTED += ["transformers.models.gpt2.modeling_gpt2", "reservoir.backbones.gpt2", "reservoir_cache.writer"]
+IMPORTED += [f"reservoir_pipelines.{name}" for name in ("cli", "preparation.prepare", "extraction.extract")]
+IMPORTED += [f"reservoir_pipelines.{name}" for name in ("fitting.fit", "training.train", "pretraining.pretrain")]
+
+_fork = multiprocessing.get_context("forkserver")
+_fork.set_forkserver_preload(IMPORTED)
+
+
+def pair(program: str, *arguments: object) -> list[tuple[int, str, str]]:
+    """Run a program in two processes as a launcher starts them; return their exit codes, stdout and stderr.
+
+    They meet in a store that this process holds, so that no port has to stay free until one of them takes it.
+    """
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    shared |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    both = [
+        subprocess.Popen(command, env={**os.environ, **shared, "RANK": rank}, text=True, stdout=-1, stderr=-1)
+        for rank in "01"
+    ]
+    said = [process.communicate() for process in both]
+    return [(process.returncode, out, err) for process, (out, err) in zip(both, said, strict=True)]
+
+
+class Child:
+    """A program and its arguments, as ``python -c`` takes them, started in a forked process."""
+
+    def __init__(self, program: str, *arguments: object, **environment: str) -> None:
+        self._said = Path(tempfile.mkdtemp())
+        told = [str(a) for a in arguments]
+        given = (program, told, {**os.environ, **environment}, Path.cwd(), self._said)
+        self._process = _fork.Process(target=_run, args=given)
+        self._process.start()
+
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.is_alive()
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self._process.kill()
+
+    def ended(self) -> tuple[int | None, str, str]:
+        """Wait for its end; return its exit code, or minus the signal that ended it, stdout and stderr."""
+        self._process.join()
+        out, err = ((self._said / name).read_text() for name in ("out", "err"))
+        return self._process.exitcode, out, err
+
+
+def _run(program: str, arguments: list[str], environment: Mapping[str, str], folder: Path, said: Path) -> None:
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(said / name, os.O_WRONLY | os.O_CREAT), number)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.argv = ["-c", *arguments]
+    exec(compile(program, "<program>", "exec"), {"__name__": "__main__"})
