@@ -28,7 +28,7 @@ from reservoir_pipelines.extraction.run import plan_run
 from reservoir_pipelines.output import hushed
 from reservoir_pipelines.preparation.prepare import prepare
 from torch import nn
-from transformers import GPT2Model
+from transformers import GPT2Config, GPT2Model
 
 from reservoir.backbones import find
 from reservoir.options import ExtractOptions
@@ -85,7 +85,7 @@ def plain(backbone: str, rows: int, tokens: int, size: int, device: torch.device
 
 def model_of(backbone: str, attention: str, dtype: torch.dtype, device: torch.device) -> GPT2Model:
     """Return an untrained model."""
-    config = find(backbone)[1]
+    config = GPT2Config(**find(backbone)[1].to_dict())
     config._attn_implementation = attention
     model = GPT2Model(config).eval()
     nn.Module.to(model, device=device, dtype=dtype)

@@ -106,7 +106,7 @@ def their_model(peer: Path, ours: LoadedModel, dropout: float) -> nn.Module:
     from universal_computation.fpt import FPT  # pyright: ignore[reportMissingImports]
 
     backbone = ours.fpt.backbone
-    config = backbone.config
+    config = transformers.GPT2Config(**backbone.config.to_dict())
     config.n_layer, config.attn_implementation = backbone.depth, "eager"
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = dropout
     inner = transformers.GPT2Model(config)

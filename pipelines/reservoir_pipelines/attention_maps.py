@@ -15,7 +15,7 @@ from reservoir.options import AttentionOptions, OwnDataOptions, PlaceOptions, Re
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks import TASKS, own_name, task_named
 from reservoir.tasks.task import Task, Tokens
-from reservoir_pipelines.files import replace_file
+from reservoir_pipelines.files import replace_file, writing
 from reservoir_pipelines.output import Record
 from reservoir_pipelines.plots import attention_top, plot_attention
 from reservoir_pipelines.preparation.prepare import prepare
@@ -242,7 +242,7 @@ def _symbols(task: Task) -> Sequence[str]:
 
 
 def _save(done: Attention) -> None:
-    """Write the arrays and the picture, or say in one line why that cannot be."""
+    """Write the arrays and the picture."""
     import h5py
     from reservoir_cache import new_file
 
@@ -253,12 +253,9 @@ def _save(done: Attention) -> None:
             file.create_dataset("labels", data=done.labels, dtype=h5py.string_dtype(), track_times=False)
             file.attrs.update(task=done.task, backbone=done.backbone, layer=done.layer, rows=done.rows)
 
-    try:
+    with writing(done.plot):
         done.plot.parent.mkdir(parents=True, exist_ok=True)
         replace_file(done.arrays, write)
         title = f"{done.task}, {done.backbone}: attention of block {done.layer}"
         shown = {"rows": done.rows, "title": title, "top": done.top}
         plot_attention(done.plot, done.one, done.mean, done.labels, done.diagonals, **shown)
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise InputError(f"{done.plot}: cannot be written ({why}); choose another file with --out") from error

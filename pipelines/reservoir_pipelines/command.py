@@ -25,6 +25,8 @@ Group = type[Options] | tuple[Any, ...]
 
 _TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "Path": Path}
 
+OwnTask = Annotated[str, typer.Argument(help="A task's name, or the path of your own data.")]
+
 Table = tuple[Any, ...]
 """Headings, rows and perhaps a title, as `print_table` takes them."""
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from reservoir_cache import fault_point, sync
 
+from reservoir.errors import InputError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -44,6 +46,15 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
         part.unlink(missing_ok=True)
 
 
+@contextmanager
+def writing(path: Path, instead: str = "name another --out") -> Iterator[None]:
+    """Say in one line why a path cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error}); {instead}") from error
+
+
 def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
     """Write rows as CSV, floats with six digits behind the point; the file is replaced whole."""
 
@@ -57,7 +68,7 @@ def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
 
 def write_checked(path: Path, values: Mapping[str, Any]) -> None:
     """Write JSON with its digest among the values; the file is replaced whole."""
-    checked = {**values, DIGEST: _digest(values)}
+    checked = {**values, DIGEST: json_digest(values)}
     replace_file(path, lambda part: part.write_text(json.dumps(checked, indent=1) + "\n"))
 
 
@@ -66,14 +77,14 @@ def read_checked(path: Path) -> dict[str, Any]:
     values = json.loads(path.read_text())
     if not isinstance(values, dict) or DIGEST not in values:
         raise ValueError("there is no digest in it")
-    if values.pop(DIGEST) != _digest(values):
+    if values.pop(DIGEST) != json_digest(values):
         raise DamagedError("its SHA-256 is another")
     return values
 
 
 def checked_line(values: Mapping[str, Any]) -> str:
     """Return a line of JSON with its digest among the values."""
-    return json.dumps({**values, DIGEST: _digest(values)}) + "\n"
+    return json.dumps({**values, DIGEST: json_digest(values)}) + "\n"
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -85,7 +96,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             digest = values.pop(DIGEST)
         except (ValueError, KeyError, AttributeError, TypeError):
             continue
-        if digest == _digest(values):
+        if digest == json_digest(values):
             found.append(values)
     return found
 
@@ -137,5 +148,6 @@ def share(path: Path) -> None:
     path.chmod(0o666 & ~mask)
 
 
-def _digest(values: Mapping[str, Any]) -> str:
+def json_digest(values: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the canonical JSON of some values."""
     return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -115,70 +115,68 @@ class Lines:
     """Says now and then how much of the whole is done, at which rate, and how long the rest will take."""
 
     def __init__(self, title: str, total: int, unit: str, done: int = 0, *, each: int = 1) -> None:
-        self._title, self._total, self._unit, self._each = title, total, unit, each
-        self._first = self._told = done
+        self.total, self.unit, self.done, self.each = total, unit, done, each
+        self._title, self._first, self._told = title, done, done
         self._started = self._last = clock()
 
     def show(self, done: int, text: str = "") -> None:
         """Print a line if it is time for one."""
-        now = clock()
+        now, self.done = clock(), done
         waited, gained = now - self._last, done - self._told
-        if waited < SECONDS or done >= self._total or (gained < SHARE * self._total and waited < LONGEST):
+        if waited < SECONDS or done >= self.total or (gained < SHARE * self.total and waited < LONGEST):
             return
         self._last, self._told = now, done
         speed = (done - self._first) / (now - self._started)
-        left = f", {time_text((self._total - done) / speed)} left" if speed else ""
-        share = f"{done:,} of {self._total:,} ({100 * done / self._total:.0f}%)"
-        say(f"{self._title}: {share}, {self._each * speed:,.3g} {self._unit}/s{text and '  ' + text}{left}")
+        left = f", {time_text((self.total - done) / speed)} left" if speed else ""
+        share = f"{done:,} of {self.total:,} ({100 * done / self.total:.0f}%)"
+        say(f"{self._title}: {share}, {self.each * speed:,.3g} {self.unit}/s{text and '  ' + text}{left}")
 
 
 class Meter:
-    """Progress over rows, with rows per second and gigabytes written."""
+    """Progress with its rate: one live line on a terminal, elsewhere lines now and then."""
 
-    def __init__(self, progress: Progress, title: str, rows: int, unit: str) -> None:
-        self._progress, self._done = progress, 0
-        self._bar = progress.add_task(title, total=rows, text="")
-        self._lines = Lines(title, rows, unit)
+    def __init__(self, progress: Progress, lines: Lines) -> None:
+        self._progress, self._lines = progress, lines
+        self._bar = progress.add_task("", total=lines.total, completed=lines.done, text="")
+
+    def show(self, done: int, text: str = "") -> None:
+        """Show how much is done."""
+        if self._progress.disable:
+            self._lines.show(done, text)
+            return
+        self._lines.done = done
+        speed = self._lines.each * (self._progress.tasks[0].speed or 0)
+        self._progress.update(self._bar, completed=done, text=f"{text}  {speed:,.3g} {self._lines.unit}/s".lstrip())
 
     def advance(self, rows: int, written: int | None = None) -> None:
         """Count ``rows`` more as done; ``written`` is the number of bytes written so far."""
-        self._done += rows
-        size = "" if written is None else f"{written / 1e9:.2f} GB"
-        if self._progress.disable:
-            self._lines.show(self._done, size)
-            return
-        self._progress.advance(self._bar, rows)
-        speed = self._progress.tasks[self._bar].speed or 0
-        self._progress.update(self._bar, text=f"{speed:.0f}/s  {size}")
+        self.show(self._lines.done + rows, "" if written is None else f"{written / 1e9:.2f} GB")
 
 
 @contextmanager
-def meter(title: str, rows: int, unit: str = "rows") -> Iterator[Meter]:
-    """Show progress over so many rows for the time of the context."""
-    with _progress(title, unit) as progress:
-        yield Meter(progress, title, rows, unit)
+def meter(title: str, total: int, unit: str = "rows", done: int = 0, *, each: int = 1) -> Iterator[Meter]:
+    """Show progress for the time of the context; ``each`` units are one of what is counted, of the rate."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    place = console()
+    text, left = TextColumn("{task.fields[text]}"), TimeRemainingColumn(compact=True)
+    columns = (TextColumn(title), BarColumn(bar_width=24), MofNCompleteColumn(), text, left, TextColumn("left"))
+    quiet = _hushed.get() or not place.is_terminal
+    with Progress(*columns, console=place, disable=quiet, transient=True) as progress:
+        yield Meter(progress, Lines(title, total, unit, done, each=each))
 
 
 @contextmanager
 def training_meter(
     steps: int, done: int, text: str, *, each: int = 1, unit: str = "steps"
 ) -> Iterator[Callable[..., None]]:
-    """Yield ``show(step, *numbers)``, which shows running means of the numbers as ``text`` formats them.
-
-    ``each`` units make a step, of the speed that is shown.
-    """
+    """Yield ``show(step, *numbers)``, which shows running means of the numbers as ``text`` formats them."""
     means: list[float] = []
-    with _progress("train", "") as progress:
-        bar = progress.add_task("train", total=steps, completed=done, text="")
-        lines = Lines("train", steps, unit, done, each=each)
+    with meter("train", steps, unit, done, each=each) as bar:
 
         def show(step: int, *numbers: float) -> None:
             means[:] = [0.95 * m + 0.05 * v for m, v in zip(means or numbers, numbers, strict=True)]
-            if progress.disable:
-                lines.show(step, text.format(*means))
-                return
-            speed = each * (progress.tasks[0].speed or 0.0)
-            progress.update(bar, completed=step, text=f"{text.format(*means)}  {speed:,.3g} {unit}/s")
+            bar.show(step, text.format(*means))
 
         yield show
 
@@ -191,20 +189,3 @@ def time_text(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min"
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes < 48 * 60 else f"{seconds / 86400:.1f} days"
-
-
-def _progress(title: str, unit: str) -> Progress:
-    """Return one live line on stderr; nothing where it is no terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    place = console()
-    columns = (
-        TextColumn(title),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        *([TextColumn(unit)] if unit else []),
-        TextColumn("{task.fields[text]}"),
-        TimeRemainingColumn(compact=True),
-        TextColumn("left"),
-    )
-    return Progress(*columns, console=place, disable=_hushed.get() or not place.is_terminal, transient=True)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from reservoir.readouts.evaluation import Evaluation
+
 INK, GRID = "#222222", "#dddddd"
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -129,10 +131,16 @@ def plot_curve(
     save(figure, path)
 
 
-def plot_confusion(path: Path, counts: np.ndarray, classes: Sequence[str], title: str) -> None:
-    """Draw how many samples of each class (rows) were given each label (columns), coloured by the share of its row."""
+def plot_confusion(path: Path, found: Evaluation | None, title: str) -> None:
+    """Draw how many samples of each class (rows) were given each label (columns), coloured by the share of its row.
+
+    Of a regression, and of what was not evaluated, there is nothing to draw.
+    """
+    if not found or not found.classes:
+        return
+    counts, classes = found.confusion, found.classes
     side = min(9.0, 3.5 + 0.3 * len(classes))
-    figure = figure_of(side + 1, side, title)
+    figure = figure_of(side + 1, side, f"{title}: test, {found.scores['accuracy']:.1%} right")
     axes = figure.subplots()
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)

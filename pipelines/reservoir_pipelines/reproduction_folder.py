@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError
-from reservoir_pipelines.files import read_checked, write_checked
+from reservoir_pipelines.files import read_checked, write_checked, writing
 
 CELL = "cell:"
 """Stands before the name of a cell in a recipe, and before its key in what is kept."""
@@ -31,13 +31,9 @@ class Kept:
 
     def make(self) -> None:
         """Make the folders."""
-        try:
+        with writing(self.path):
             for folder in (self.path / "cells", self.path / "tables", self.work):
                 folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"{self.path}: nothing can be kept there ({error.strerror}); name another --out"
-            ) from error
 
     def result(self, key: str) -> dict[str, Any] | None:
         """Return what a cell came to, if it is finished."""

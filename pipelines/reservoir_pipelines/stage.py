@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import fields
 from functools import wraps
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +42,8 @@ def stage(function: Callable[..., R]) -> Callable[..., R]:
         for name, value in bound.arguments.items():
             if parameters[name].annotation == "Path" and isinstance(value, str):
                 bound.arguments[name] = Path(value)
+            elif parameters[name].annotation == "str" and isinstance(value, PathLike):
+                bound.arguments[name] = str(value)
         return function(*bound.args, **bound.kwargs)
 
     own = [p for name, p in parameters.items() if name not in groups]

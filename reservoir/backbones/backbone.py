@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.backbones.family import GROUPS, Family
+from reservoir.backbones.gpt2_model import Projection
 from reservoir.backbones.last_tokens import LastTokens
 from reservoir.errors import InputError
 
@@ -99,13 +100,11 @@ class Backbone(nn.Module):
         the residual stream kept in float32, the hidden states of an untrained GPT-2 small come seven times closer to
         float32's than with everything in bfloat16, at the same speed.
         """
-        from transformers.pytorch_utils import Conv1D
-
         if not self.family.rounds:
             return
         self.compute = dtype
         for module in self.blocks.modules():
-            if isinstance(module, (nn.Linear, Conv1D)) and not any(p.requires_grad for p in module.parameters()):
+            if isinstance(module, nn.Linear | Projection) and not any(p.requires_grad for p in module.parameters()):
                 module.to(dtype)
 
     def set_positions(self, path: str, positions: Tensor) -> None:

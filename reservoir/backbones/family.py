@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from reservoir.backbones.built_here import FolderLoader
 from reservoir.backbones.hub import HubLoader
-from reservoir.backbones.recurrent import FolderLoader
 
 GROUPS: tuple[str, ...] = ("positions", "layernorm", "attention", "feedforward", "recurrent")
 

@@ -3,30 +3,67 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
+from reservoir.backbones.built_here import FolderLoader, run
 from reservoir.backbones.family import Family, Shape
-from reservoir.backbones.hub import HubLoader, draw_normal, run_causal
-
-
-def _config(depth: int, width: int, heads: int, **more: Any) -> Any:
-    from transformers import GPT2Config
-
-    return GPT2Config(n_layer=depth, n_embd=width, n_head=heads, **more)
-
+from reservoir.backbones.gpt2_model import GPT2Config, GPT2Model
+from reservoir.backbones.hub import HubLoader, draw_normal, offline
 
 # `mini`, whose weights come with this package, and the published models (Radford et al. 2019, Table 2); all have 1,024
 # positions. The first weights of `mini` are wider than GPT-2's 0.02, as its widths are smaller: 1 / sqrt(256).
 KNOWN = {
-    "mini": partial(_config, 6, 256, 4, vocab_size=256, initializer_range=0.0625, bos_token_id=None, eos_token_id=None),
-    "gpt2": partial(_config, 12, 768, 12),
-    "gpt2-medium": partial(_config, 24, 1024, 16),
-    "gpt2-large": partial(_config, 36, 1280, 20),
-    "gpt2-xl": partial(_config, 48, 1600, 25),
+    "mini": partial(GPT2Config, 6, 256, 4, vocab_size=256, initializer_range=0.0625),
+    "gpt2": partial(GPT2Config, 12, 768, 12),
+    "gpt2-medium": partial(GPT2Config, 24, 1024, 16),
+    "gpt2-large": partial(GPT2Config, 36, 1280, 20),
+    "gpt2-xl": partial(GPT2Config, 48, 1600, 25),
 }
+
+
+class GPT2Loader(FolderLoader):
+    """Reads one file of safetensors here; GGUF, and files in parts, through transformers."""
+
+    def build(self, config: GPT2Config) -> nn.Module:
+        """Return a model of this configuration with arbitrary weights and as good as no token embeddings."""
+        return super().build(replace(config, vocab_size=1))
+
+    def load(self, source: str, config: GPT2Config, **more: str) -> tuple[nn.Module, dict[str, Any]]:
+        """Return the model of a folder or hub name in float32, and how its tensors differ from those needed."""
+        file = None if more else _only_file(source)
+        if file is None:
+            from transformers import AutoModel
+
+            theirs, report = HubLoader(model=lambda _: AutoModel).load(source, config, **more)
+            return self.filled(config, theirs.state_dict())[0], report
+        from safetensors.torch import load_file
+
+        # A model that was saved with a head has the rest under one name; old files hold the causal masks too.
+        tensors = {
+            name.removeprefix(f"{GPT2Model.base_model_prefix}."): tensor for name, tensor in load_file(file).items()
+        }
+        masks = (".attn.bias", ".attn.masked_bias")
+        return self.filled(config, {name: t for name, t in tensors.items() if not name.endswith(masks)})
+
+
+def _only_file(source: str) -> Path | None:
+    """Return the path of the one file of a model's weights; None if there is none, or several."""
+    if Path(source).is_dir():
+        file = Path(source) / "model.safetensors"
+        return file if file.is_file() else None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(source, "model.safetensors", local_files_only=offline(source)))
+    except EntryNotFoundError:
+        return None
 
 
 def _draw(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
@@ -36,9 +73,9 @@ def _draw(name: str, shape: tuple[int, ...], config: Any, generator: np.random.G
 
 GPT2 = Family(
     name="gpt2",
-    loader=HubLoader(),
+    loader=GPT2Loader(GPT2Model),
     shape=lambda config: Shape(config.n_layer, config.n_embd, config.n_positions, causal=True),
-    run=run_causal,
+    run=run,
     blocks="h",
     groups={"positions": ("wpe.",), "layernorm": ("ln_",), "attention": (".attn.",), "feedforward": (".mlp.",)},
     draw=_draw,

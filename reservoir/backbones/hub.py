@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ class HubLoader:
         """Return a model of this configuration with arbitrary weights and as good as no token embeddings."""
         # The token embeddings (38 of GPT-2 small's 124 million parameters) are not on the way of a vector: build those
         # up to the padding token, from which some families count their positions.
+        quiet()
         small = deepcopy(config)
         small.vocab_size = (getattr(config, "pad_token_id", None) or 0) + 1
         small.bos_token_id = small.eos_token_id = None
@@ -44,6 +46,7 @@ class HubLoader:
 
     def load(self, source: str, config: Any, **more: str) -> tuple[nn.Module, dict[str, Any]]:
         """Return the model of a folder or hub name in float32, and what transformers reports of its keys."""
+        quiet()
         model, info = self.model(config).from_pretrained(
             source,
             dtype=torch.float32,
@@ -75,6 +78,15 @@ def fused(model: nn.Module) -> nn.Module:
             if isinstance(child, NewGELUActivation):
                 setattr(module, name, nn.GELU(approximate="tanh"))
     return model
+
+
+def quiet() -> None:
+    """Keep transformers' progress bars and notes off stderr; what matters of them becomes an error here."""
+    from transformers.utils import logging
+
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
 
 
 def run(model: nn.Module, embeds: Tensor, mask: Tensor | None, **more: Any) -> Tensor:

@@ -34,8 +34,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from reservoir.backbones.built_here import FolderLoader, run
 from reservoir.backbones.family import Family, Shape
-from reservoir.backbones.recurrent import FolderLoader, run
 from reservoir.errors import InputError
 
 

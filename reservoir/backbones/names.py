@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ from typing import Any
 from reservoir.backbone_names import check_backbone_name, did_you_mean
 from reservoir.backbones import bert, dinov2, esm, esn, gpt2, llama, lstm, t5, vit, wav2vec2
 from reservoir.backbones.family import Family
-from reservoir.backbones.hub import offline
+from reservoir.backbones.gpt2_model import TANGENT_GELU, read_config
+from reservoir.backbones.hub import offline, quiet
 from reservoir.errors import InputError, first_line
 
 FAMILIES: dict[str, Family] = {
@@ -39,7 +39,10 @@ KNOWN: dict[str, Callable[[], Any]] = {
 """Configurations that need nothing looked up. The names of transformers are the hub's."""
 
 # The families that are built here: their configurations are not transformers'.
-OWN: dict[str, Callable[..., Any]] = {"lstm": lstm.LSTMConfig, "esn": esn.ESNConfig}
+OWN: dict[str, Callable[..., Any]] = {"gpt2": read_config, "lstm": lstm.LSTMConfig, "esn": esn.ESNConfig}
+
+# Of which nobody publishes weights.
+UNPUBLISHED = ("lstm", "esn")
 
 SHIPPED: dict[str, Path] = {"mini": Path(__file__).parent / "mini"}
 """Folders of the backbones whose pretrained weights come with this package."""
@@ -65,14 +68,14 @@ def find(name: str) -> tuple[Family, Any]:
     _check_sizes(name, family, config)
     if config.model_type not in OWN:
         _check_kernels(name, config)
-        _check_activation(name, config)
+    _check_activation(name, config)
     return family, config
 
 
 def default_init(name: str) -> str:
     """Return the init meant where none is said: random for what nobody publishes weights of, else pretrained."""
     known = name.partition(":")
-    return "random" if known[1] or (known[0] in KNOWN and KNOWN[known[0]]().model_type in OWN) else "pretrained"
+    return "random" if known[1] or (known[0] in KNOWN and KNOWN[known[0]]().model_type in UNPUBLISHED) else "pretrained"
 
 
 def random_init(name: str, init: str, *, published: bool = False) -> str:
@@ -153,11 +156,14 @@ def _check_kernels(name: str, config: Any) -> None:
 
 
 def _check_activation(name: str, config: Any) -> None:
+    keys = ("activation_function", "activation", "hidden_act", "hidden_activation")
+    named = {key: getattr(config, key) for key in keys if getattr(config, key, None) not in (None, *TANGENT_GELU)}
+    if not named or config.model_type in UNPUBLISHED:
+        return
     from transformers.activations import ACT2FN
 
-    for key in ("activation_function", "activation", "hidden_act", "hidden_activation"):
-        value = getattr(config, key, None)
-        if value is not None and value not in ACT2FN:
+    for key, value in named.items():
+        if value not in ACT2FN:
             raise InputError(f"backbone {name!r}: {key}={value} is no activation; take one of {', '.join(ACT2FN)}")
 
 
@@ -176,7 +182,7 @@ def _from_folder(name: str) -> Any:
         return _from_transformers(name)
     try:
         return OWN[model_type](**values)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise InputError(f"backbone {name!r}: its config.json does not fit ({first_line(error)})") from error
 
 
@@ -187,9 +193,10 @@ def _from_transformers(name: str) -> Any:
     check_backbone_name(name)
     source = str(Path(name).parent) if gguf(name) else name
     try:
-        return AutoConfig.from_pretrained(
+        config = AutoConfig.from_pretrained(
             source, local_files_only=offline(source), trust_remote_code=False, **gguf(name)
         )
+        return OWN[config.model_type](**config.to_dict()) if config.model_type in OWN else config
     except Exception as error:  # transformers, the hub's client and a broken configuration raise all kinds
         there = Path(source).is_dir()
         reason = "its configuration is not readable" if there else "no such folder, and not found on the hub"
@@ -200,12 +207,3 @@ def _from_transformers(name: str) -> Any:
 
 def _unknown(name: str, model_type: str) -> InputError:
     return InputError(f"backbone {name!r}: family {model_type!r} is not known; known: {', '.join(FAMILIES)}")
-
-
-def quiet() -> None:
-    """Keep transformers' progress bars and notes off stderr; what matters of them becomes an error here."""
-    from transformers.utils import logging
-
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import Draw, Family
 from reservoir.backbones.hub import draw_normal
-from reservoir.backbones.names import SHIPPED, find, gguf, is_altered, quiet
+from reservoir.backbones.names import SHIPPED, find, gguf, is_altered
 from reservoir.errors import InputError, first_line
 from reservoir.random import generator
 
@@ -74,7 +74,6 @@ def load_native(name: str, depth: int | None = None) -> tuple[Backbone, nn.Modul
 
 
 def _find(name: str, depth: int | None) -> tuple[Family, Any]:
-    quiet()
     family, config = find(name)
     blocks = family.shape(config).depth
     if depth is not None and not 1 <= depth <= blocks:
@@ -193,7 +192,8 @@ def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn
         raise InputError(f"backbone {name!r}: the folder has no weights (*.safetensors); add them or use --init random")
     try:
         source = str(folder.parent) if gguf(name) else str(SHIPPED.get(name, name))
-        model, info = family.loader.load(source, config, **gguf(name))
+        with _Undrawn():
+            model, info = family.loader.load(source, config, **gguf(name))
     except Exception as error:  # the loader raises OSError, SafetensorError, RuntimeError and more for a bad file
         raise InputError(
             f"backbone {name!r}: its weights cannot be loaded ({first_line(error)}); "

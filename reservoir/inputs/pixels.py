@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from reservoir.backbones import Backbone
-from reservoir.backbones.hub import offline
-from reservoir.backbones.names import quiet
+from reservoir.backbones.hub import offline, quiet
 from reservoir.errors import InputError, first_line
 from reservoir.tasks.images.patches import patches
 from reservoir.tasks.own.decode import check_pillow

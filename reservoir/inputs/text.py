@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.backbones.hub import offline
-from reservoir.backbones.names import SHIPPED, gguf, quiet
+from reservoir.backbones.hub import offline, quiet
+from reservoir.backbones.names import SHIPPED, gguf
 from reservoir.errors import InputError, first_line
 from reservoir.tasks.own.letters import texts_of
 from reservoir.tasks.task import Tokens

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.backbones import find
-from reservoir.backbones.names import quiet
+from reservoir.backbones.hub import quiet
 from reservoir.backbones.weights import draw_parameters
 from reservoir.errors import InputError, first_line
 from reservoir.random import generator
@@ -24,7 +24,7 @@ class LanguageModel(nn.Module):
     """A model of tokens of a backbone's shape, drawn as its family is; ``eager`` attention is what a compiler fuses."""
 
     def __init__(self, backbone: str, vocabulary: int, seed: int = 0, *, eager: bool = False) -> None:
-        from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
         super().__init__()
         quiet()
@@ -34,6 +34,8 @@ class LanguageModel(nn.Module):
                 f"--backbone {backbone}: {family.name} models cannot be pretrained here; take one of "
                 f"{', '.join((*CAUSAL, *BOTH_WAYS))}"
             )
+        if family.name == "gpt2":  # which the library builds here, with a head and for tokens
+            config = AutoConfig.for_model(**config.to_dict())
         self.causal = family.name in CAUSAL
         self.mask_token = vocabulary
         config.vocab_size = vocabulary if self.causal else vocabulary + 1

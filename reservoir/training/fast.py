@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from reservoir.backbones.gpt2_model import ATTENTION, Attention, GPT2Model
 from reservoir.fpt import FPT
 from reservoir.training.fast_attention import causal_attention, generator, keep
 
 NAME = "reservoir"
-"""What transformers calls our attention."""
+"""What our attention is called."""
 
 STEEPNESS, CUBIC = math.sqrt(8 / math.pi), 0.044715
 """Of GELU's approximation by a sigmoid (Hendrycks and Gimpel 2016, section 2)."""
@@ -30,13 +31,17 @@ def speed_up(model: FPT) -> None:
             elif type(child) is nn.Dropout:
                 setattr(module, name, Dropout(child.p))
     inner: Any = model.backbone.model
-    if model.backbone.causal and getattr(getattr(inner, "config", None), "_attn_implementation", "") == "sdpa":
+    if not model.backbone.causal or getattr(getattr(inner, "config", None), "_attn_implementation", "") != "sdpa":
+        return
+    if isinstance(inner, GPT2Model):
+        ATTENTION[NAME] = attention
+    else:
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
 
         AttentionInterface.register(NAME, attention)
         AttentionMaskInterface.register(NAME, sdpa_mask)
-        inner.set_attn_implementation(NAME)
+    inner.set_attn_implementation(NAME)
 
 
 class Dropout(nn.Dropout):
@@ -61,17 +66,21 @@ def attention(
     **more: Any,
 ) -> tuple[Tensor, None]:
     """Return attention as transformers' own functions do: (batch, tokens, heads, width of a head)."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     own = dropout > 0 and causal and attention_mask is None and query.device.type == "cpu"
     if not own or query.shape[:3] != key.shape[:3]:
-        plain: Any = sdpa_attention_forward
+        plain: Any = ATTENTION["sdpa"] if isinstance(module, Attention) else _theirs()
         more |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
         return plain(module, query, key, value, attention_mask, **more)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = causal_attention(query, key, value, scale, dropout, _seed())
     return out.transpose(1, 2).contiguous(), None
+
+
+def _theirs() -> Any:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    return sdpa_attention_forward
 
 
 class _Dropped(torch.autograd.Function):

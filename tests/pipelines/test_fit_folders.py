@@ -59,7 +59,7 @@ def test_many_entries_have_a_folder_name_that_a_disk_takes(extracted, capsys):
     ("settings", "message"),
     [
         ({"curve": "abc"}, "--curve abc"),
-        ({"out": "/dev/null"}, "/dev/null: no results can be kept there"),
+        ({"out": "/dev/null"}, "/dev/null: cannot be written"),
         ({"columns": "best:2", "select": "cv5"}, "best:K goes with ridge readouts chosen on valid"),
         ({"columns": []}, "no columns to fit; name some of final/mean"),
     ],

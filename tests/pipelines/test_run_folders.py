@@ -44,7 +44,7 @@ def go(cache):
 def test_a_run_that_was_extended_and_killed_before_its_end_is_ended_when_it_goes_on(go, cache, monkeypatch):
     first = go(steps=2)
     with monkeypatch.context() as patch:
-        patch.setattr(STAGE, "_result", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(STAGE, "_result", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             go(steps=4, resume=True)
     assert Run(cache / "run").result is None  # what 2 steps came to is not what the weights are now
@@ -252,7 +252,7 @@ def test_the_configuration_of_something_else_is_left_as_it_is(go, cache):
 def test_a_folder_that_cannot_be_one_is_refused(folder, go, cache):
     cache.mkdir()
     (cache / "file").touch()
-    with pytest.raises(InputError, match=r"no run can be kept there \(.*\); name another folder"):
+    with pytest.raises(InputError, match=r"cannot be written \(.*\); name another folder"):
         go(steps=1, run=cache / folder)
 
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from reservoir.backbone_names import NAMES
@@ -21,10 +22,10 @@ sys.exit(code)
 """
 
 
-def ask(*arguments, **env):
+def ask(*arguments, heavy=HEAVY, **env):
     """Run a command in a process of its own; return its exit code, stdout, and stderr without what it imported."""
     done = subprocess.run(
-        [sys.executable, "-c", CODE.format(heavy=HEAVY), *map(str, arguments)],
+        [sys.executable, "-c", CODE.format(heavy=heavy), *map(str, arguments)],
         capture_output=True,
         text=True,
         env={**os.environ, **env},
@@ -72,6 +73,18 @@ def test_a_finished_extraction_is_found_without_torch_and_a_changed_model_is_not
     os.utime(later, ns=(later.stat().st_atime_ns, later.stat().st_mtime_ns + 1))
     with pytest.raises(AssertionError, match="torch"):
         ask("extract", "digits", *options)  # it might be another model: it has to be looked at
+
+
+def test_predict_imports_what_it_computes_with(cache, tmp_path):
+    from reservoir_pipelines import extract, fit
+
+    x = np.random.default_rng(0).normal(size=(40, 6))
+    np.savez(tmp_path / "d.npz", x=x, y=(x[:, 0] > 0).astype(int))
+    np.savez(tmp_path / "new.npz", x=x)
+    done = fit(extract(tmp_path / "d.npz", backbone="mini", layers="final").entry)
+    slow = ("transformers", "sklearn", "pandas", "matplotlib", "dask", "torch._dynamo")
+    code, out, _ = ask("predict", done.saved, tmp_path / "new.npz", heavy=slow)
+    assert (code, len(out.splitlines())) == (0, 40)
 
 
 def test_the_names_known_before_torch_are_those_of_the_families():

@@ -83,7 +83,7 @@ def test_the_rows_of_generated_tasks_are_fresh_at_every_step(cache):
 def plain_losses(steps, rows):
     """Train the same model with transformers and torch alone, and return the loss of each step."""
     from reservoir_pipelines.training.data import read_split
-    from transformers import GPT2Model
+    from transformers import GPT2Config, GPT2Model
 
     from reservoir.backbones import load_backbone
     from reservoir.fpt import FPT
@@ -92,7 +92,7 @@ def plain_losses(steps, rows):
     prepared, count = rows
     settled = FPT(prepared.task, load_backbone(TINY, "random"))
     state = settled.state_dict()
-    config = settled.backbone.config
+    config = GPT2Config(**settled.backbone.config.to_dict())
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
     model = GPT2Model(config).train()
     model.load_state_dict(

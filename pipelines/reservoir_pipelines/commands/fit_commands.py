@@ -21,7 +21,7 @@ from reservoir.options import (
     ShapeOptions,
     TuneOptions,
 )
-from reservoir_pipelines.command import Answer, command
+from reservoir_pipelines.command import Answer, OwnTask, command
 from reservoir_pipelines.output import print_json, say, score_text, size_text
 
 Entries = Annotated[
@@ -75,7 +75,7 @@ def fit(
 
 
 def tune(
-    task: Annotated[str, typer.Argument(help="A task's name, or the path of your own data.")],
+    task: OwnTask,
     given: dict[str, Any],
 ) -> Answer:
     """Find the reservoirs that suit some data.

@@ -18,7 +18,7 @@ from reservoir.options import (
     ReservoirOptions,
     TaskOptions,
 )
-from reservoir_pipelines.command import Answer, Table, command
+from reservoir_pipelines.command import Answer, OwnTask, Table, command
 from reservoir_pipelines.output import say
 
 
@@ -89,7 +89,7 @@ def _trained(task: str | None, trained: dict[str, int], paper: dict[str, int] | 
 
 
 def attention(
-    task: Annotated[str, typer.Argument(help="A task's name, or the path of your own data.")],
+    task: OwnTask,
     *,
     given: dict[str, Any],
 ) -> Answer:

@@ -118,25 +118,23 @@ def _plan(tables: list[str], given: dict[str, Any]) -> Answer:
 
 def _tables(table: dict[str, Any]) -> list[Table]:
     """Return a table, the paper's numbers in brackets, and below it why numbers are missing."""
-    from reservoir_pipelines.reports.reproduced import number_text, spot_text
+    from reservoir_pipelines.reports.reproduced import table_part
 
-    lines, reasons = [], {}
-    for row in table["rows"]:
-        line = [row["name"]]
-        for spot in row["spots"]:
-            paper = (
-                f" ({number_text(spot['published'], spot['measure'])})"
-                if spot and spot["published"] is not None
-                else ""
-            )
-            line.append(f"{spot_text(spot)}{paper}" if spot else "")
-            if spot and spot["reason"]:
-                reasons.setdefault(spot["reason"], []).append(row["name"])
-        lines.append(line)
+    shown = table_part(table, {})
+    lines = [(row["name"], *map(_spot, row["spots"])) for row in shown["rows"]]
+    lacking: dict[int, list[str]] = {}
+    for name, spot in ((row["name"], spot) for row in shown["rows"] for spot in row["spots"] if spot):
+        lacking.setdefault(spot["number"], []).append(name)
     headings = ("", *(f"#{column}" for column in table["columns"]))
     unit = f"; {table['unit']}" if table["unit"] else ""
     claims = [(c["says"], "holds" if c["holds"] else "does NOT hold here") for c in table["claims"]]
-    missing = [(", ".join(dict.fromkeys(rows)), why) for why, rows in reasons.items()]
+    missing = [(", ".join(dict.fromkeys(lacking[n])), why) for n, why in enumerate(shown["reasons"], start=1)]
     title = f"{table['name']} ({table['scale']}): {table['title']}{unit}; in brackets the paper's"
     found: list[Table] = [(headings, lines, title), (("", ""), claims), (("missing", "why"), missing)]
     return [part for part in found if part[1]]
+
+
+def _spot(spot: dict[str, Any] | None) -> str:
+    if not spot:
+        return ""
+    return f"{spot['ours']} ({spot['paper']})" if spot["paper"] else spot["ours"]

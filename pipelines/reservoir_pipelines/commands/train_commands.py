@@ -20,11 +20,9 @@ from reservoir.options import (
     ShapeOptions,
     TrainOptions,
 )
-from reservoir_pipelines.command import Answer, Table, command
+from reservoir_pipelines.command import Answer, OwnTask, Table, command
 from reservoir_pipelines.commands.report_fit import evaluation_lines
 from reservoir_pipelines.output import percent, say, score_text
-
-Task = Annotated[str, typer.Argument(help="A task's name, or the path of your own data.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +32,7 @@ def register(app: typer.Typer) -> None:
     command(app, ComparisonOptions, ShapeOptions, RowOptions, PlaceOptions)(compare_pretraining)
 
 
-def train(task: Task, given: dict[str, Any]) -> Answer | None:
+def train(task: OwnTask, given: dict[str, Any]) -> Answer | None:
     """Train groups of parameters, the rest frozen.
 
     End to end; chosen by validation, scored on test once.
@@ -138,7 +136,7 @@ def _as_backbone(folder: str) -> str:
     return folder if os.sep in folder else f".{os.sep}{folder}"
 
 
-def compare_pretraining(task: Task, given: dict[str, Any]) -> Answer:
+def compare_pretraining(task: OwnTask, given: dict[str, Any]) -> Answer:
     """Compare what pretraining on each corpus is worth.
 
     One shape, and equally many tokens of each.

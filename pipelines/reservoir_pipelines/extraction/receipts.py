@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def request_of(prepared: Prepared, options: ExtractOptions, splits: Sequence[str
         "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "code": _code(),
         "weights": [_stamps(folder) for folder in folders],
-        "versions": [_version(name) for name in ("torch", "transformers")],
+        "versions": [version(name) for name in ("torch", "transformers")],
     }
     text = json.dumps([prepared.digest, said, splits, here], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -95,10 +95,3 @@ def _stamps(place: Path) -> list[tuple[str, list[int]]]:
     """Return name and stamp of a file, or of what lies below a folder."""
     files = sorted(path for path in place.rglob("*") if path.suffix != ".pyc") if place.is_dir() else [place]
     return [(str(path), stamp(path)) for path in files if path.is_file()]
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

@@ -28,7 +28,7 @@ from reservoir.readouts.evaluation import Evaluation, Readout, compare, evaluate
 from reservoir.reservoir import choose_device
 from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task
-from reservoir_pipelines.files import write_checked
+from reservoir_pipelines.files import write_checked, writing
 from reservoir_pipelines.fitting.bundle import Bundle, alone_in
 from reservoir_pipelines.fitting.column_moments import compute_moments
 from reservoir_pipelines.fitting.curve import learning_curve, parse_sizes
@@ -140,7 +140,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
             results=folder / "results.csv",
             plot=folder / "sweep.png",
             saved=saved,
-            seconds=time.monotonic() - started,
+            seconds=round(time.monotonic() - started, 3),
         )
         told = {"title": chosen.title, "commands": _commands(pool, options)}
         write_checked(folder / SUMMARY, {**done.to_dict(), **told})
@@ -194,10 +194,8 @@ def _folder(pool: Pool, names: Sequence[str], most: int, options: FitOptions) ->
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     kind = options.readout.partition(":")[0].rpartition(".")[2]
     folder = Path(options.out) if options.out else pool.folder(f"{kind}-{digest}")
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: no results can be kept there ({error.strerror}); name another --out") from error
     return folder
 
 
@@ -275,6 +273,4 @@ def _draw(
     if points:
         rows, valid, test = zip(*points, strict=True)
         plot_curve(folder / "curve.png", rows, valid, test, metric=chosen.metric, title=f"{title}, {chosen.title}")
-    if evaluation.classes:
-        heading = f"{title}: test, {evaluation.scores['accuracy']:.1%} right"
-        plot_confusion(folder / "confusion.png", evaluation.confusion, evaluation.classes, heading)
+    plot_confusion(folder / "confusion.png", evaluation, title)

@@ -11,6 +11,7 @@ import numpy as np
 
 from reservoir.readouts.evaluation import Evaluation, Readout
 from reservoir_pipelines.files import write_csv
+from reservoir_pipelines.output import Record, as_json
 
 SUMMARY = "fit.json"
 """The file of a fit's folder that can be read without what made it."""
@@ -19,7 +20,7 @@ FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class Result(Record):
     """One readout of one or several columns.
 
     Parameters
@@ -84,19 +85,6 @@ class Result:
         """Return the result with its test score."""
         return replace(self, test_score=found.scores[self.metric], test_interval=found.interval)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        named = {"valid_accuracy": self.valid_score, "test_accuracy": self.test_score}
-        return (named if self.metric == "accuracy" else {}) | {
-            "columns": list(self.columns),
-            "readout": self.readout,
-            "alpha": self.alpha,
-            "metric": self.metric,
-            "valid_score": self.valid_score,
-            "test_score": self.test_score,
-            "test_interval": list(self.test_interval) if self.test_interval else None,
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
@@ -142,19 +130,9 @@ class Fit:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as JSON values."""
-        return {
-            "entry": str(self.entry),
-            "best": self.best.to_dict(),
-            "evaluation": self.evaluation.to_dict(),
-            "raw": self.raw.to_dict() if self.raw else None,
-            "p_value": self.p_value,
-            "curve": [{"rows": n, "valid_score": v, "test_score": t} for n, v, t in self.curve],
-            "tried": len(self.table),
-            "results": str(self.results),
-            "plot": str(self.plot),
-            "readout": str(self.saved),
-            "seconds": round(self.seconds, 3),
-        }
+        plain = {name: value for name, value in vars(self).items() if name not in ("table", "readout", "saved")}
+        curve = [{"rows": n, "valid_score": v, "test_score": t} for n, v, t in self.curve]
+        return as_json(plain | {"curve": curve, "tried": len(self.table), "readout": self.saved})
 
 
 def score_matrix(table: Sequence[Result]) -> tuple[list[str], list[str], np.ndarray]:

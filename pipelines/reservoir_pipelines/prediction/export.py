@@ -21,7 +21,7 @@ from reservoir.raw_input import RawInput
 from reservoir.readouts import LinearReadout
 from reservoir.sequence_model import Branch, SequenceModel
 from reservoir.tasks.task import Task, Vectors
-from reservoir_pipelines.files import replace_file
+from reservoir_pipelines.files import replace_file, writing
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import Record, say
 from reservoir_pipelines.prediction.opened import load_part, open_readout
@@ -62,14 +62,11 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
     module = build(bundle, readout, compute="float32" if to == "onnx" else None)
     program, tokens = trace(module, bundle.task)
     path = result.out or (readout if readout.is_dir() else readout.parent) / f"model{SUFFIXES[to]}"
-    try:
+    card, values = path.with_name(f"{path.name}.json"), describe(bundle, path.name, to, tokens)
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, lambda part: _write(program, to, part))
-        card = path.with_name(f"{path.name}.json")
-        values = describe(bundle, path.name, to, tokens)
         replace_file(card, lambda part: part.write_text(json.dumps(values, indent=1)))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); choose another file with --out") from error
     return Export(model=path, card=card, bytes=path.stat().st_size, tokens=tokens)
 
 

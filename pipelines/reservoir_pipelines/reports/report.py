@@ -12,7 +12,7 @@ from typing import Any
 
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, OutOptions
-from reservoir_pipelines.files import replace_file
+from reservoir_pipelines.files import replace_file, writing
 from reservoir_pipelines.fitting.results import SUMMARY
 from reservoir_pipelines.output import Record, say
 from reservoir_pipelines.reports.markdown import as_markdown
@@ -59,11 +59,9 @@ def report(sources: Sequence[str | Path], result: OutOptions, place: CacheOption
         raise InputError(f"{root}: nothing to report on yet; run reservoir fit TASK or reproduce TABLE first")
     out = result.out or root / ("report.md" if markdown else "report.html")
     text = as_markdown(parts) if markdown else _page(parts)
-    try:
-        replace_file(Path(out), lambda part: part.write_text(text, encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"--out {out}: cannot be written ({error.strerror}); name another file") from error
-    return Report(page=Path(out), parts=len(parts), bytes=len(text.encode()))
+    with writing(out):
+        replace_file(out, lambda part: part.write_text(text, encoding="utf-8"))
+    return Report(page=out, parts=len(parts), bytes=len(text.encode()))
 
 
 def _all_parts(root: Path) -> list[dict[str, Any]]:

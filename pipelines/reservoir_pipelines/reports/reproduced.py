@@ -40,7 +40,7 @@ def reproduction_part(kept: Kept, number: int) -> dict[str, Any]:
             results |= {need: result for need, result in made.items() if result} | {key: found}
     finished = sum(key in results for key in keys)
     prefix = f"p{number}-"
-    shown = [_table(table, results, prefix) for table in tables]
+    shown = [table_part(table, results, prefix) for table in tables]
     claims = [
         {**claim, "table": _name(table["name"]), "id": prefix + table["name"]}
         for table in tables
@@ -89,7 +89,7 @@ def spot_text(spot: Mapping[str, Any]) -> str:
     return f"{text} ± {number_text(spot['error'], spot['measure'])}" if spot["error"] is not None else text
 
 
-def _table(table: Values, results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a table for the page; reasons for what is missing are numbered below it."""
     reasons: dict[str, int] = {}
     rows = []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields
 from functools import cached_property
@@ -11,6 +9,7 @@ from typing import Any, TypeVar
 
 from reservoir import options
 from reservoir.option_fields import Options
+from reservoir_pipelines.files import json_digest
 from reservoir_pipelines.reproduction_folder import CELL
 
 G = TypeVar("G", bound=Options)
@@ -48,8 +47,7 @@ class Cell:
     @cached_property
     def key(self) -> str:
         """SHA-256 of all that the cell is, 16 digits."""
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return json_digest(self.to_dict())[:16]
 
     @property
     def seed(self) -> int:

@@ -189,14 +189,14 @@ def run_cells(
     """
     if number is not None:
         places = _on_gpu(dict(places), number)
-    since = time.time()
+    since, left = time.time() if again else 0.0, dict(enumerate(cells, 1))
     for wait in (False, True):
-        for place, cell in enumerate(cells, 1):
-            if kept.result(cell.key):
-                continue
+        for place, cell in list(left.items()):
             with kept.lock(cell.key, wait=wait) as mine:
-                fresh = kept.failed_since(cell.key, since if again else 0.0)
-                if mine and not kept.result(cell.key) and not fresh:
+                if not mine:
+                    continue
+                del left[place]
+                if not kept.result(cell.key) and not kept.failed_since(cell.key, since):
                     _run_one(cell, kept, places, f"{place} of {len(cells)}")
 
 

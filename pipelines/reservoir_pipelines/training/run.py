@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any
 
 from reservoir.errors import InputError
 from reservoir.training.trainer import State
-from reservoir_pipelines.files import DamagedError, read_checked, remove_parts, write_checked
+from reservoir_pipelines.files import DamagedError, json_digest, read_checked, remove_parts, write_checked, writing
 from reservoir_pipelines.training.checkpoint import last_checkpoint, read_state
 from reservoir_pipelines.training.journal import read_journal
 from reservoir_pipelines.workspace import versions
@@ -27,7 +26,7 @@ def make_config(settings: Mapping[str, Any], device: object, **more: Any) -> dic
     """Return what a run keeps: ``settings`` is all that changes a number, ``key`` its SHA-256; ``more`` is kept too."""
     return {
         "format": FORMAT,
-        "key": hashlib.sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()).hexdigest(),
+        "key": json_digest(settings),
         "settings": settings,
         **more,
         "made_with": {"device": str(device), **versions("torch", "transformers", "numpy")},
@@ -139,13 +138,9 @@ class Run:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the folder for the time of the context."""
-        try:
+        with writing(self.path, "name another folder"):
             self.path.mkdir(parents=True, exist_ok=True)
             file = (self.path / "lock").open("w")
-        except OSError as error:
-            raise InputError(
-                f"{self.path}: no run can be kept there ({error.strerror}); name another folder"
-            ) from error
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

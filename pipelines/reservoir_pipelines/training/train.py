@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -80,6 +80,21 @@ def train(
     return sweep(one, options) if options.sweep else one(options)
 
 
+@dataclass(frozen=True)
+class _Job:
+    """A training whose data and model are there: what is asked, and what it is made of."""
+
+    task: str
+    source: RowOptions
+    options: TrainOptions
+    place: PlaceOptions
+    ranks: Processes
+    prepared: Prepared
+    model: LoadedModel
+    targets: TargetScale | None
+    numbers: Mapping[str, np.ndarray]
+
+
 def _train_one(
     task: str,
     reservoir: ReservoirOptions,
@@ -108,12 +123,10 @@ def _train_one(
         options = replace(options, steps=options.steps or STEPS, learning_rate=rate, train=groups)
         numbers = draw_rows(prepared, source.limit)
         check_windows(prepared, numbers, model.windows)
-        classes = prepared.task.classes
-        targets = None if classes else TargetScale.of(prepared.split("train").y[numbers["train"]])
-        spec = make_spec(
-            prepared, numbers, model, (options.store or "float16") if options.from_cache else "float32"
-        ).to_dict()
-        config = _config(spec, model, prepared, kind, targets, options, ranks, published=source.published)
+        train_y = prepared.split("train").y[numbers["train"]]
+        targets = None if prepared.task.classes else TargetScale.of(train_y)
+        job = _Job(task, source, options, place, ranks, prepared, model, targets, numbers)
+        config = _config(job, kind)
         config["command"] = typed("train", [task], reservoir, source, replace(options, resume=False), place)
         default = cache_root(place.cache) / "runs" / prepared.task.name / f"{settings.title}-{config['key'][:16]}"
         run = Run(options.run or default)
@@ -126,49 +139,37 @@ def _train_one(
         set_dropout(model.fpt, options.dropout, below=source.published)
         before = frozen_digest(model.fpt)
         if options.from_cache:
-            forward, rows = _from_cache(task, model, source, options, place, targets, ranks)
+            forward, rows = _from_cache(job)
         else:
             forward, rows = model.fpt, sequences(model, prepared, numbers, generator, kind, targets)
         steps = FPTSteps(model.fpt, _forward(forward, model, options), rows, options, settings.seed, ranks)
         state, diverged = _train(run, model, steps, options, ranks)
         if frozen_digest(model.fpt) != before:
             raise RuntimeError("a frozen tensor has changed; this is a defect of reservoir")
-        floor, kept = max(baseline(rows.valid.y, classes), prepared.task.floor or 0.0), prepared.kept("test")
-        evaluate = partial(_evaluate, y=rows.test.y, task=prepared.task, targets=targets, kept=kept)
-        done = _result(run, model, groups, steps, floor, kept, evaluate if test else None, state, diverged, ranks)
+        done = _result(job, run, steps, rows, state, diverged, test=test)
         if ranks.first:
             title = f"{prepared.task.name}, {settings.title}: {', '.join(groups)} trained"
             plot_training(run.path / CURVE, run.history, done.best_step, title, metric=done.metric)
-            if done.evaluation and done.evaluation.classes:
-                heading = f"{title}: test, {done.evaluation.scores['accuracy']:.1%} right"
-                plot_confusion(run.path / CONFUSION, done.evaluation.confusion, done.evaluation.classes, heading)
+            plot_confusion(run.path / CONFUSION, done.evaluation, title)
             run.finish(done.to_dict())
         return done
 
 
-def _config(
-    spec: Mapping[str, Any],
-    model: LoadedModel,
-    prepared: Prepared,
-    kind: str,
-    targets: TargetScale | None,
-    options: TrainOptions,
-    ranks: Processes,
-    *,
-    published: bool,
-) -> dict[str, Any]:
+def _config(job: _Job, kind: str) -> dict[str, Any]:
     """Return what the run keeps of how it was asked for."""
+    options, model, prepared = job.options, job.model, job.prepared
+    store = (options.store or "float16") if options.from_cache else "float32"
     settings = {
-        "spec": spec,
+        "spec": make_spec(prepared, job.numbers, model, store).to_dict(),
         "train": sorted(options.train or ()),
         "recipe": {name: getattr(options, name) for name in RECIPE} | {"seed": model.settings.seed},
-        "processes": ranks.count,
+        "processes": job.ranks.count,
         "rows": "cached" if options.from_cache else kind,
     }
-    if published:  # output and dropout as in the authors' code
+    if job.source.published:  # output and dropout as in the authors' code
         settings["recipe"] |= {"output_init": "linear", "dropout_below": True}
-    if targets:
-        settings["targets"] = targets.to_json()
+    if job.targets:
+        settings["targets"] = job.targets.to_json()
     lengths = prepared.split("train").lengths
     return make_config(
         settings,
@@ -201,33 +202,26 @@ def _ended(run: Run, options: TrainOptions, ranks: Processes, *, test: bool) -> 
     return None
 
 
-def _from_cache(
-    task: str,
-    model: LoadedModel,
-    source: RowOptions,
-    options: TrainOptions,
-    place: PlaceOptions,
-    targets: TargetScale | None,
-    ranks: Processes,
-) -> tuple[nn.Module, TrainingRows]:
+def _from_cache(job: _Job) -> tuple[nn.Module, TrainingRows]:
     """Return the part of the model above all that is frozen, and the hidden states that it reads."""
+    model, options = job.model, job.options
     layer = trained_layer(model.fpt)
     if layer is None:
         raise InputError(
             f"--from-cache --train {','.join(options.train or ())}: what is trained lies in front of the first block, "
             "so there is nothing to cache; train without it, or leave out input and positions"
         )
-    if options.dropout and source.published:
+    if options.dropout and job.source.published:
         raise InputError(
             "--from-cache --protocol paper: the authors drop values below what is trained too, which no cache holds; "
             "use --dropout 0, or train without it"
         )
     upper = {"layers": layer, "pool": "last" if layer == "final" else "all", "store": options.store or "float16"}
-    with ranks.first_alone():
-        where = {"cache": place.cache, "device": str(model.device), "compute": model.compute}
-        store = extract(task, model.settings, source, **upper, **where).store
+    with job.ranks.first_alone():
+        where = {"cache": job.place.cache, "device": str(model.device), "compute": model.compute}
+        store = extract(job.task, model.settings, job.source, **upper, **where).store
     part = UpperPart(model.fpt, layer)
-    return part, hidden_states(model, part, store, targets)
+    return part, hidden_states(model, part, store, job.targets)
 
 
 def _forward(forward: nn.Module, model: LoadedModel, options: TrainOptions) -> nn.Module:
@@ -260,48 +254,40 @@ def _train(
 
 
 def _result(
-    run: Run,
-    model: LoadedModel,
-    groups: Sequence[str],
-    steps: FPTSteps,
-    floor: float,
-    kept: float,
-    evaluate: Callable[[Score], Evaluation] | None,
-    state: State,
-    diverged: int | None,
-    ranks: Processes,
+    job: _Job, run: Run, steps: FPTSteps, rows: TrainingRows, state: State, diverged: int | None, *, test: bool
 ) -> Training:
     """Return what the run came to: its best weights are scored on the test rows, if these are to be looked at."""
-    fpt, test = model.fpt, None
-    ranks.wait()  # the checkpoints and the journal are there
-    if state.step and evaluate:
+    fpt, task, found = job.model.fpt, job.prepared.task, None
+    job.ranks.wait()  # the checkpoints and the journal are there
+    if state.step and test:
         load_trained(run.best, fpt)
         fpt.eval()
-        test = steps.score("test")
+        found = steps.score("test")
+    floor, kept = max(baseline(rows.valid.y, task.classes), task.floor or 0.0), job.prepared.kept("test")
     scores = [(line["step"], line["valid_score"]) for line in run.history if line.get("valid_score") is not None]
     trained = [p for p in fpt.parameters() if p.requires_grad]
     return Training(
         run=str(run.path),
         steps=diverged or state.step,
         best_step=state.best_step if state.step else None,
-        metric=metric_name(fpt.task.classes),
+        metric=metric_name(task.classes),
         valid_score=state.best.get("valid_score"),
         valid_loss=state.best.get("valid_loss"),
-        test_score=test.score if test else None,
-        test_loss=test.loss if test else None,
-        test_score_of_all=kept * test.score if test and fpt.task.classes else None,
+        test_score=found.score if found else None,
+        test_loss=found.loss if found else None,
+        test_score_of_all=kept * found.score if found and task.classes else None,
         floor=floor,
         converged_step=converged_step(scores, floor),
         diverged_step=diverged,
-        groups=tuple(groups),
+        groups=tuple(job.options.train or ()),
         trained=count(trained),
         frozen_tensors=len(fpt.state_dict()) - len(trained),
         seconds=round(state.seconds, 3),
-        evaluation=evaluate(test) if test and evaluate else None,
+        evaluation=_evaluate(found, rows.test.y, task, job.targets, kept) if found else None,
     )
 
 
-def _evaluate(found: Score, *, y: np.ndarray, task: Task, targets: TargetScale | None, kept: float) -> Evaluation:
+def _evaluate(found: Score, y: np.ndarray, task: Task, targets: TargetScale | None, kept: float) -> Evaluation:
     """Compare what a model gave the test rows with their labels, or their targets in the data's own unit."""
     flat = y.reshape(len(y), -1)
     if targets is None:

@@ -1,4 +1,4 @@
-"""What recurrent reservoirs share: they are built here and not by transformers, and read one token after the other."""
+"""The models that are built here and not by transformers: how they are made, and loaded from safetensors."""
 
 from __future__ import annotations
 
@@ -25,14 +25,18 @@ class FolderLoader:
         """Return the model of a folder, and which of its tensors are missing, too many or of another shape."""
         from safetensors.torch import load_file
 
-        model = self.module(config)
+        return self.filled(config, load_file(Path(source) / "model.safetensors"))
+
+    def filled(self, config: Any, found: dict[str, Tensor]) -> tuple[nn.Module, dict[str, Any]]:
+        """Return the model that holds these tensors in float32, and how they differ from what it needs."""
+        with torch.device("meta"):  # nothing is drawn that the file replaces
+            model = self.module(config)
         wanted = model.state_dict()
-        found = {name: tensor.float() for name, tensor in load_file(Path(source) / "model.safetensors").items()}
         shapes = [(name, found[name].shape, wanted[name].shape) for name in wanted.keys() & found.keys()]
         wrong = [entry for entry in shapes if entry[1] != entry[2]]
         lost = {name for name, _, _ in wrong}
-        kept = {name: tensor for name, tensor in found.items() if name not in lost}
-        missing, unexpected = model.load_state_dict(kept, strict=False)
+        kept = {name: tensor.float() for name, tensor in found.items() if name not in lost}
+        missing, unexpected = model.load_state_dict(kept, strict=False, assign=True)
         return model, {
             "missing_keys": [name for name in missing if name not in lost],
             "unexpected_keys": unexpected,

@@ -1,0 +1,253 @@
+r"""The modules of GPT-2 (Radford et al. 2019, section 2.3), under the names of its published weights.
+
+.. math::
+
+    h \leftarrow h + \mathrm{Attention}(\mathrm{LN}(h)), \quad h \leftarrow h + W_2 \, \mathrm{GELU}(W_1 \mathrm{LN}(h))
+
+The default backbones are of this family, so it is built here: transformers takes three times as long to import as all
+else that a prediction needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+KINDS: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "int | None": (int, type(None)),
+    "float": (float, int),
+    "str": (str,),
+    "bool": (bool,),
+}
+"""Which types a value of an annotation may have."""
+
+
+@dataclass
+class GPT2Config:
+    """The configuration of a GPT-2, by the names and with the defaults of its published ``config.json``."""
+
+    n_layer: int = 12
+    n_embd: int = 768
+    n_head: int = 12
+    n_positions: int = 1024
+    n_inner: int | None = None
+    activation_function: str = "gelu_new"
+    layer_norm_epsilon: float = 1e-5
+    initializer_range: float = 0.02
+    embd_pdrop: float = 0.1
+    attn_pdrop: float = 0.1
+    resid_pdrop: float = 0.1
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    vocab_size: int = 50257
+    model_type: str = "gpt2"
+
+    _attn_implementation = "sdpa"  # the kernel of a model that has this configuration; not one of its settings
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if type(value) not in KINDS[str(field.type)]:
+                raise ValueError(f"{field.name} takes {field.type}, not {value!r}")
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Attention heads of a block, as other families call them."""
+        return self.n_head
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as plain JSON values."""
+        return asdict(self)
+
+
+OTHER_NAMES = {
+    "num_hidden_layers": "n_layer",
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
+"""What a ``config.json`` may call settings too."""
+
+
+def read_config(**values: Any) -> GPT2Config:
+    """Return the configuration that a ``config.json`` describes, whose other settings are of task heads."""
+    own = {OTHER_NAMES.get(name, name): value for name, value in values.items()}
+    return GPT2Config(**{field.name: own[field.name] for field in fields(GPT2Config) if field.name in own})
+
+
+class Projection(nn.Module):
+    """A linear map whose weight is stored (inputs, outputs)."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., inputs) to (..., outputs)."""
+        return torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
+
+
+Attend = Callable[..., tuple[Tensor, Tensor | None]]
+"""``attend(module, query, key, value, mask, dropout, scaling)`` of (batch, heads, tokens, width of a head): the mixed
+values (batch, tokens, heads, width), and the map (batch, heads, queries, keys) where it is formed."""
+
+
+def fused(_module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: None, **more: Any) -> tuple[Tensor, None]:
+    """Return causal attention by torch's own kernel."""
+    rate, scale = more["dropout"], more["scaling"]
+    return scaled_dot_product_attention(query, key, value, None, rate, is_causal=True, scale=scale).transpose(
+        1, 2
+    ), None
+
+
+def eager(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: None, **more: Any
+) -> tuple[Tensor, Tensor]:
+    """Return causal attention and its map, which is formed."""
+    scores = query @ key.transpose(-1, -2) * more["scaling"]
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    found = scores.masked_fill(later, float("-inf")).softmax(-1).to(value.dtype)
+    found = nn.functional.dropout(found, more["dropout"], module.training)
+    return (found @ value).transpose(1, 2), found
+
+
+ATTENTION: dict[str, Attend] = {"sdpa": fused, "eager": eager}
+"""The kernels of attention by their names, which are transformers' own."""
+
+
+class Attention(nn.Module):
+    """Causal attention of several heads; returns its output and, where the kernel forms it, its map."""
+
+    def __init__(self, config: GPT2Config, number: int) -> None:
+        super().__init__()
+        if config.n_embd % config.n_head:
+            raise ValueError(f"width {config.n_embd} is no multiple of {config.n_head} heads")
+        self.heads = config.n_head
+        self.scaling = (config.n_embd // config.n_head) ** -0.5 if config.scale_attn_weights else 1.0
+        if config.scale_attn_by_inverse_layer_idx:
+            self.scaling /= number + 1
+        self.config = config
+        self.c_attn = Projection(config.n_embd, 3 * config.n_embd)
+        self.c_proj = Projection(config.n_embd, config.n_embd)
+        self.attn_dropout = nn.Dropout(config.attn_pdrop)
+        self.resid_dropout = nn.Dropout(config.resid_pdrop)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Mix (batch, tokens, width) over the tokens."""
+        query, key, value = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.c_attn(x).chunk(3, -1)
+        )
+        rate = self.attn_dropout.p if self.training else 0.0
+        attend = ATTENTION[self.config._attn_implementation]
+        mixed, found = attend(self, query, key, value, None, dropout=rate, scaling=self.scaling)
+        return self.resid_dropout(self.c_proj(mixed.flatten(2))), found
+
+
+class Feedforward(nn.Module):
+    """Two projections with an activation between them, each token by itself."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        inner = config.n_inner or 4 * config.n_embd
+        self.c_fc = Projection(config.n_embd, inner)
+        self.c_proj = Projection(inner, config.n_embd)
+        self.act = activation(config.activation_function)
+        self.dropout = nn.Dropout(config.resid_pdrop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, tokens, width) to the same shape."""
+        if self.c_fc.weight.dtype == torch.bfloat16 and self._is_joined(x.device.type):
+            inner = gelu_of_product(x.to(torch.bfloat16), self.c_fc)
+        else:
+            inner = self.act(self.c_fc(x))
+        return self.dropout(self.c_proj(inner))
+
+    def _is_joined(self, device: str) -> bool:
+        tangent = isinstance(self.act, nn.GELU) and self.act.approximate == "tanh"
+        # A model that is exported runs where there may be no such kernel.
+        plain = device != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling()
+        return tangent and not plain and has_joined_kernel()
+
+
+def gelu_of_product(x: Tensor, projection: Projection) -> Tensor:
+    """Return GELU of a bfloat16 product on a CPU, before it is rounded and leaves the cache.
+
+    Apart, GELU takes longer than the product. The kernel is what torch's compiler emits for the two.
+    """
+    return torch.ops.mkldnn._linear_pointwise(x, projection.weight.t(), projection.bias, "gelu", [], "tanh")
+
+
+@cache
+def has_joined_kernel() -> bool:
+    """Return whether this torch and this processor have the kernel of `gelu_of_product`."""
+    probe = Projection(32, 32).to(torch.bfloat16).requires_grad_(False)
+    try:
+        return torch.backends.mkldnn.is_available() and gelu_of_product(torch.zeros(1, 32).bfloat16(), probe).shape == (
+            1,
+            32,
+        )
+    except (AttributeError, RuntimeError):
+        return False
+
+
+TANGENT_GELU = ("gelu_new", "gelu_pytorch_tanh")
+"""What transformers calls GELU in its approximation by a tangent."""
+
+
+def activation(name: str) -> nn.Module:
+    """Return an activation by the name that transformers gives it."""
+    if name in TANGENT_GELU:
+        return nn.GELU(approximate="tanh")
+    from transformers.activations import ACT2FN
+
+    return ACT2FN[name]
+
+
+class Block(nn.Module):
+    """One block."""
+
+    def __init__(self, config: GPT2Config, number: int) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.attn = Attention(config, number)
+        self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.mlp = Feedforward(config)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map hidden states (batch, tokens, width) to those of the next layer."""
+        hidden = self.attn(self.ln_1(hidden))[0] + hidden
+        return hidden + self.mlp(self.ln_2(hidden))
+
+
+class GPT2Model(nn.Module):
+    """GPT-2 without a head."""
+
+    base_model_prefix = "transformer"
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.config = config = replace(config)
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.n_positions, config.n_embd)
+        self.drop = nn.Dropout(config.embd_pdrop)
+        self.h = nn.ModuleList([Block(config, number) for number in range(config.n_layer)])
+        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+
+    def set_attn_implementation(self, name: str) -> None:
+        """Take another of the kernels of `ATTENTION`."""
+        self.config._attn_implementation = name
+
+    def forward(self, embeds: Tensor) -> Tensor:
+        """Return the hidden states of (batch, tokens, width) vectors after the last norm."""
+        hidden = self.drop(embeds + self.wpe.weight[: embeds.shape[1]])
+        for block in self.h:
+            hidden = block(hidden)
+        return self.ln_f(hidden)
