@@ -1,8 +1,11 @@
 """What several tests share: no network, few threads, and small model folders with real weights."""
 
 import base64
+import copy
 import gzip
+import json
 import os
+import shutil
 import struct
 from pathlib import Path
 
@@ -58,6 +61,46 @@ def tiny_gpt2(tmp_path_factory):
     config.bos_token_id = config.eos_token_id = None
     GPT2LMHeadModel(config).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def _narrow(tmp_path_factory):
+    """Return a folder as that of mini, an eighth as wide, with drawn weights; and its configuration."""
+    import torch
+    from safetensors.torch import save_file
+
+    from reservoir.backbones import find, load_backbone
+    from reservoir.backbones.names import SHIPPED
+
+    name, folder = "mini:n_embd=32,initializer_range=0.2", tmp_path_factory.mktemp("narrow") / "mini"
+    shutil.copytree(SHIPPED["mini"], folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"n_embd": 32}))
+    drawn = load_backbone(name, "random").model.state_dict()
+    tensors = {"wte.weight": torch.zeros(256, 32)} | drawn
+    save_file({f"transformer.{k}": v for k, v in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    return folder, find(name)[1]
+
+
+@pytest.fixture
+def narrow_mini(_narrow, monkeypatch):
+    """Have a narrow model where mini is meant: what is tested is what is done with it."""
+    from reservoir.backbones import names
+
+    folder, config = _narrow
+    monkeypatch.setitem(names.SHIPPED, "mini", folder)
+    monkeypatch.setitem(names.KNOWN, "mini", lambda: copy.deepcopy(config))
+
+
+@pytest.fixture(scope="module")
+def few_bits():
+    """Have bit-memory of a few hundred rows where nobody says how many."""
+    from reservoir.tasks.bits import BitMemory
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, rows in (("train_rows", 400), ("valid_rows", 100), ("test_rows", 100)):
+            patch.setitem(BitMemory.__init__.__kwdefaults__, name, rows)
+        yield
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -20,6 +21,25 @@ IMPORTED += [f"reservoir_pipelines.{name}" for name in ("fitting.fit", "training
 
 _fork = multiprocessing.get_context("forkserver")
 _fork.set_forkserver_preload(IMPORTED)
+
+
+def pair(program: str, *arguments: object) -> list[tuple[int, str, str]]:
+    """Run a program in two processes as a launcher starts them; return their exit codes, stdout and stderr.
+
+    They meet in a store that this process holds, so that no port has to stay free until one of them takes it.
+    """
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    shared |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    both = [
+        subprocess.Popen(command, env={**os.environ, **shared, "RANK": rank}, text=True, stdout=-1, stderr=-1)
+        for rank in "01"
+    ]
+    said = [process.communicate() for process in both]
+    return [(process.returncode, out, err) for process, (out, err) in zip(both, said, strict=True)]
 
 
 class Child:

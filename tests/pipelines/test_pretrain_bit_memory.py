@@ -15,6 +15,7 @@ from reservoir.backbones import load_backbone
 from reservoir.errors import InputError
 from reservoir.pretraining.language_model import LanguageModel
 
+pytestmark = pytest.mark.usefixtures("few_bits")
 SHAPE = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=128"
 PLAIN = {"device": "cpu", "compute": "float32"}
 SHORT = {**PLAIN, "backbone": SHAPE, "vocabulary": 40, "batch_tokens": 500, "eval_every": 2, "learning_rate": 1e-2}

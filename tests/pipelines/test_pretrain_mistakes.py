@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from reservoir.pretraining.steps import LanguageSteps
 
+pytestmark = pytest.mark.usefixtures("few_bits")
 TINY = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64"
 PLAIN = {"device": "cpu", "compute": "float32"}
 BERT = "bert-base-uncased:num_hidden_layers=1,hidden_size=16,num_attention_heads=2,intermediate_size=24"

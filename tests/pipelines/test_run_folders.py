@@ -1,11 +1,8 @@
 """The folder of a run: what it came to is of its last step, damage is named, and a refusal leaves it free."""
 
 import json
-import os
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import textwrap
 
@@ -22,7 +19,7 @@ from safetensors.torch import load_file
 
 from reservoir.errors import InputError
 from reservoir.training.trainer import DivergedError
-from tests.processes import Child
+from tests.processes import Child, pair
 
 STAGE = sys.modules["reservoir_pipelines.training.train"]
 TINY = "gpt2:n_layer=3,n_embd=16,n_head=2,n_positions=70,initializer_range=0.3"
@@ -338,18 +335,7 @@ def test_the_others_end_quietly_where_the_first_process_fails():
             print(error)
             sys.exit(2)
     """)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    both = [
-        subprocess.Popen([sys.executable, "-c", script], env={**shared, "RANK": rank}, stdout=-1, stderr=-1)
-        for rank in "01"
-    ]
-    outputs = [process.communicate(timeout=600) for process in both]
-    assert [process.returncode for process in both] == [2, 2]
-    assert [out.decode().strip() for out, _ in outputs] == [
-        "no such folder",
-        "the first process has failed; its message says why",
-    ]
-    assert not any(b"Traceback" in err for _, err in outputs)
+    first, second = pair(script)
+    assert first[:2] == (2, "no such folder\n")
+    assert second[:2] == (2, "the first process has failed; its message says why\n")
+    assert "Traceback" not in first[2] + second[2]

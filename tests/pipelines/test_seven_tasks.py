@@ -14,6 +14,7 @@ from reservoir_pipelines.cli import run
 from reservoir.tasks.expressions import evaluate, random_expressions
 from reservoir.tasks.proteins import LETTERS, PARTS
 
+pytestmark = pytest.mark.usefixtures("few_bits")
 SEVEN = ["bit-memory", "bit-xor", "listops", "mnist", "cifar10", "cifar10-lra", "homology"]
 
 
@@ -61,6 +62,6 @@ def test_prepare_extract_fit(task, data, backbone, cache, capsys, monkeypatch, t
     assert run(["extract", task, "--data", str(data), "--backbone", str(backbone), "--limit", "16", "--json"]) == 0
     extracted = json.loads(capsys.readouterr().out)
     assert extracted["rows"] == {name: min(rows, 16) for name, rows in prepared["rows"].items()}
-    assert run(["fit", task, "--json"]) == 0
+    assert run(["fit", task, "--alphas", "1e0:1e4:3", "--json"]) == 0
     best = json.loads(capsys.readouterr().out)["best"]
     assert 0 <= best["valid_score"] <= 1 and 0 <= best["test_score"] <= 1

@@ -1,11 +1,7 @@
 """Training: it learns what a readout cannot, takes the steps of a plain loop, and goes on to the same bits."""
 
 import json
-import os
 import signal
-import socket
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -19,7 +15,7 @@ from safetensors.torch import load_file
 from reservoir.errors import InputError
 from reservoir.training.scoring import baseline, converged_step
 from reservoir.training.trainer import DivergedError
-from tests.processes import Child
+from tests.processes import Child, pair
 
 SMALL = "gpt2:n_layer=2,n_embd=32,n_head=4,n_positions=16,initializer_range=0.1"
 TINY = "gpt2:n_layer=3,n_embd=16,n_head=2,n_positions=70,initializer_range=0.3"
@@ -161,26 +157,12 @@ train("bit-xor", run=Path(sys.argv[1]), **json.loads(sys.argv[2]))
 """
 
 
-def test_two_processes_are_one_with_the_double_batch(cache, tmp_path):
+def test_two_processes_are_one_with_the_double_batch(cache):
     settings = {"rows": "fresh", "steps": 6, "eval_every": 3, "dropout": 0.2, **QUICK}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    script = tmp_path / "script.py"
-    script.write_text(LAUNCH)
-    # The launcher's name for torchrun is --multi_gpu; where there is no GPU, the processes talk through gloo.
-    flags = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
-    command = [sys.executable, "-m", "accelerate.commands.launch", *flags.split(), "--main_process_port", port]
-    pair = subprocess.Popen(
-        [*command, str(script), str(cache / "two"), json.dumps({**settings, "batch": 4})],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    two = pair(LAUNCH, cache / "two", json.dumps({**settings, "batch": 4}))
+    assert [code for code, _, _ in two] == [0, 0], two
     # Forward passes are numbered over processes, so even what is dropped is the same as with accumulation.
     one = train("bit-xor", batch=4, accumulate=2, **settings)
-    said, _ = pair.communicate(timeout=600)
-    assert pair.returncode == 0, said.decode()
     two = Training.from_dict(Run(cache / "two").result)
     np.testing.assert_allclose(two.losses, one.losses, atol=1e-6)
     assert two.valid_score == one.valid_score and two.test_loss == pytest.approx(one.test_loss, abs=1e-6)
