@@ -39,7 +39,7 @@ class Branch(nn.Module):
 
     def cut(self) -> object:
         """Return the context in which the blocks above the deepest wanted layer are taken out."""
-        return self.fpt.backbone.recording({parse_column(column)[0]: _ignore for column in self.columns})
+        return self.fpt.backbone.recording({parse_column(column)[0]: lambda _hidden: None for column in self.columns})
 
     def _samples(self, column: str, values: Tensor) -> Tensor:
         """Pad to the longest sequence and lay out as `reservoir.readouts.samples` does."""
@@ -108,7 +108,3 @@ def logit_weights(readout: LinearReadout) -> tuple[np.ndarray, np.ndarray]:
     weight = readout.targets.logits(readout.coef) / readout.temperature
     bias = readout.targets.logits(readout.intercept[None]) / readout.temperature
     return weight.reshape(len(weight), -1), bias.reshape(-1)
-
-
-def _ignore(hidden: Tensor) -> None:
-    """Record nothing: the layer is only named, so that what lies above it is taken out."""

@@ -74,11 +74,6 @@ def last_entry(root: Path, task: str, accept: Callable[[Entry], bool] = lambda _
     return max(entries, key=lambda entry: _times(entry.path / LOCK_FILE)[0], default=None)
 
 
-def entry_bytes(entry: Entry) -> int:
-    """Return the size of all files of an entry."""
-    return _tree_bytes(entry.path)
-
-
 def summarize(entry: Entry) -> EntrySummary:
     """Return size, dates, columns and progress of an entry; a damaged manifest is a fault, not an error."""
     fault, columns, done = None, set[str](), 0
@@ -90,7 +85,7 @@ def summarize(entry: Entry) -> EntrySummary:
         fault = str(error)
     return EntrySummary(
         entry=entry,
-        bytes=entry_bytes(entry),
+        bytes=folder_bytes(entry.path),
         created=_date(_times(entry.path / SPEC_FILE)[0]),
         used=_date(max(_times(entry.path / LOCK_FILE))),
         columns=tuple(sorted(columns)),
@@ -183,13 +178,14 @@ def check_space(root: Path, needed: int) -> None:
         )
 
 
-def _tree_bytes(folder: Path | str) -> int:
+def folder_bytes(folder: Path | str) -> int:
+    """Return the size of all files of an entry, or of a folder in it."""
     total = 0
     with suppress(FileNotFoundError), os.scandir(folder) as found:
         for item in found:
             with suppress(FileNotFoundError):  # a run at work takes its temporary files away
                 if item.is_dir(follow_symlinks=False):
-                    total += _tree_bytes(item.path)
+                    total += folder_bytes(item.path)
                 elif item.is_file(follow_symlinks=False):
                     total += item.stat(follow_symlinks=False).st_size
     return total

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,11 +12,8 @@ import numpy as np
 from h5py import h5l  # pyright: ignore[reportAttributeAccessIssue]
 from numpy.typing import NDArray
 
-TARGET_RANKS = {"y": 3, "lengths": 1, "index": 1}
-"""Number of dimensions of each dataset of ``targets.h5``, in the order in which they are written."""
-
-GROUPS_RANK = {"groups": 1}
-"""The same of the one that may be absent."""
+TARGET_RANKS = {"y": 3, "lengths": 1, "index": 1, "groups": 1}
+"""Number of dimensions of each dataset of ``targets.h5``, in the order in which they are written; groups may lack."""
 
 # What HDF5 and h5py raise on a damaged file: CacheError, which says more, is a ValueError.
 UNREADABLE = (OSError, KeyError, ValueError, TypeError, RuntimeError, MemoryError)
@@ -53,12 +50,12 @@ def read_array(group: h5py.Group, name: str) -> NDArray:
 def read_targets(path: Path) -> dict[str, NDArray]:
     """Read y, lengths, index and, where they are, groups of ``targets.h5``."""
     with h5py.File(path, "r", locking=False) as file:
-        return {name: read_array(file, name) for name in [*TARGET_RANKS, *(GROUPS_RANK.keys() & {*file})]}
+        return {name: read_array(file, name) for name in target_ranks(file)}
 
 
-def target_ranks(names: Collection[str]) -> dict[str, int]:
+def target_ranks(names: Container[str]) -> dict[str, int]:
     """Return the numbers of dimensions that datasets of targets must have, with groups where these are among them."""
-    return TARGET_RANKS | (GROUPS_RANK if "groups" in names else {})
+    return {name: rank for name, rank in TARGET_RANKS.items() if name != "groups" or name in names}
 
 
 def read_attribute(group: h5py.HLObject, name: str) -> str | int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 Pictures = Callable[[np.ndarray], Iterable["Image"]]
 """From stored sequences of a task to RGB images."""
 
+PREPROCESSOR = "preprocessor_config.json"
+
 BLANKS = ((97, 61), (50, 120))
 """Sizes of two pictures that tell whether a processor gives all pictures one size."""
 
@@ -46,7 +49,7 @@ class PatchInput(nn.Module):
 class PixelReader:
     """From stored pictures to the patches that a model reads."""
 
-    kind, has_cls = "processor", True
+    kind, has_cls, note = "processor", True, ""
 
     def __init__(self, processor: Any, config: Any, pictures: Pictures) -> None:
         from PIL import Image
@@ -75,10 +78,6 @@ class PixelReader:
         found = self._pixels(list(self._pictures(x)))[:, : self.height, : self.width]
         return patches(found, self._patch), np.full(len(found), self.max_tokens, np.int32)
 
-    def note(self) -> str:
-        """Return nothing: no picture is cut."""
-        return ""
-
     def _pixels(self, images: list[Image]) -> np.ndarray:
         """Return what the processor makes of pictures, (rows, height, width, channels) of float32."""
         found = self._processor(images, return_tensors="np")["pixel_values"]
@@ -87,14 +86,14 @@ class PixelReader:
 
 def open_pixels(name: str, backbone: Backbone, door: Any, pictures: Pictures) -> tuple[PixelReader, nn.Module]:
     """Return the reader of a vision model and what embeds its patches; its own positions go into the backbone."""
+    from transformers import AutoImageProcessor
+
     check_pillow()
-    try:
-        reader = PixelReader(_read_processor(name), backbone.config, pictures)
-    except Exception as error:  # transformers and a broken configuration raise all kinds
-        raise InputError(
-            f"backbone {name!r}: its preprocessor_config.json is not usable ({first_line(error)}); mend it, or take "
-            "--input orthogonal"
-        ) from error
+    with usable(name, instead="orthogonal"):
+        processor = AutoImageProcessor.from_pretrained(
+            name, backend="pil", trust_remote_code=False, local_files_only=offline(name)
+        )
+        reader = PixelReader(processor, backbone.config, pictures)
     with torch.no_grad():
         tokens = torch.zeros(1, reader.max_tokens, backbone.width)
         positions = door.interpolate_pos_encoding(tokens, reader.height, reader.width)[0]
@@ -102,15 +101,17 @@ def open_pixels(name: str, backbone: Backbone, door: Any, pictures: Pictures) ->
     return reader, PatchInput(door)
 
 
-def _read_processor(name: str) -> Any:
-    from transformers import AutoImageProcessor
-
+@contextmanager
+def usable(name: str, *, instead: str) -> Iterator[None]:
+    """Refuse a model whose preprocessor is not there, or cannot be used."""
     quiet()
-    if Path(name).is_dir() and not (Path(name) / "preprocessor_config.json").is_file():
-        raise InputError("there is none")
-    return AutoImageProcessor.from_pretrained(
-        name, backend="pil", trust_remote_code=False, local_files_only=offline(name)
-    )
+    try:
+        if Path(name).is_dir() and not (Path(name) / PREPROCESSOR).is_file():
+            raise InputError("there is none")
+        yield
+    except Exception as error:  # transformers and a broken configuration raise all kinds
+        why = f"its {PREPROCESSOR} is not usable ({first_line(error)})"
+        raise InputError(f"backbone {name!r}: {why}; mend it, or take --input {instead}") from error
 
 
 def settings_digest(processor: Any) -> str:

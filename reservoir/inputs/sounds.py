@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from reservoir.backbones import Backbone
-from reservoir.backbones.hub import offline, quiet
-from reservoir.errors import InputError, first_line
-from reservoir.inputs.pixels import settings_digest
+from reservoir.backbones.hub import offline
+from reservoir.errors import InputError
+from reservoir.inputs.pixels import settings_digest, usable
 from reservoir.tasks.own.wav import RATE
 from reservoir.tasks.task import Task, Vectors
-
-PREPROCESSOR = "preprocessor_config.json"
 
 
 class SoundReader:
@@ -24,7 +21,7 @@ class SoundReader:
     A base model's first convolution is scaled over the whole sound: padding would change every token, so there is none.
     """
 
-    kind, has_cls = "processor", False
+    kind, has_cls, note = "processor", False, ""
 
     def __init__(self, extractor: Any, config: Any, door: Any, most_samples: int) -> None:
         self._extractor, self._door = extractor, door
@@ -56,10 +53,6 @@ class SoundReader:
             found[row, :count] = vectors[0].T.float().cpu().numpy()
         return found, tokens
 
-    def note(self) -> str:
-        """Return nothing: no sound is cut."""
-        return ""
-
     def _tokens(self, samples: int) -> int:
         """Return the tokens of so many samples, at least one."""
         samples = max(samples, self._least)
@@ -70,28 +63,16 @@ class SoundReader:
 
 def open_sounds(task: Task, name: str, backbone: Backbone, door: Any) -> SoundReader:
     """Return the reader of an audio model for the sounds of a task; refuse those of another rate than the model's."""
-    reader = SoundReader(_read_extractor(name), backbone.config, door, task.max_tokens)
+    from transformers import Wav2Vec2FeatureExtractor
+
+    with usable(name, instead="kernels"):
+        extractor = Wav2Vec2FeatureExtractor.from_pretrained(name, local_files_only=offline(name))
+        if extractor.feature_size != 1:
+            raise InputError(f"it gives {extractor.feature_size} values per sample")
+    reader = SoundReader(extractor, backbone.config, door, task.max_tokens)
     rate = task.parameters.get("rate", RATE)
     if reader.rate != rate:
         raise InputError(
             f"backbone {name!r}: it hears {reader.rate} samples per second, not {rate}; say --rate {reader.rate}"
         )
     return reader
-
-
-def _read_extractor(name: str) -> Any:
-    from transformers import Wav2Vec2FeatureExtractor
-
-    quiet()
-    try:
-        if Path(name).is_dir() and not (Path(name) / PREPROCESSOR).is_file():
-            raise InputError("there is none")
-        found = Wav2Vec2FeatureExtractor.from_pretrained(name, local_files_only=offline(name))
-        if found.feature_size != 1:
-            raise InputError(f"it gives {found.feature_size} values per sample")
-        return found
-    except Exception as error:  # transformers and a broken configuration raise all kinds
-        raise InputError(
-            f"backbone {name!r}: its {PREPROCESSOR} is not usable ({first_line(error)}); mend it, or take "
-            "--input kernels"
-        ) from error

@@ -108,8 +108,9 @@ class TextReader:
         x[np.arange(x.shape[1]) < lengths[:, None]] = np.concatenate(found)
         return x, lengths
 
+    @property
     def note(self) -> str:
-        """Return how many of the texts that were read are too long, if any are, and what became of them."""
+        """How many of the texts that were read are too long, if any are, and what became of them."""
         if not self.long:
             return ""
         done = (

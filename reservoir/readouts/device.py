@@ -35,12 +35,6 @@ class NumpyArithmetic:
         """Return the array itself."""
         return x
 
-    def fill(self, out: np.ndarray, x: np.ndarray, shift: np.ndarray | None = None) -> None:
-        """Write a numpy array of any real dtype, less a shift, subtracted in the precision of ``out``."""
-        out[...] = x
-        if shift is not None:
-            out -= shift
-
     def product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Return the matrix product."""
         return a @ b
@@ -71,12 +65,6 @@ class TorchArithmetic:
         import torch
 
         return torch.tensor(np.ascontiguousarray(x), device=self.device)
-
-    def fill(self, out: Any, x: np.ndarray, shift: Any = None) -> None:
-        """Write an array, widened on the device, less a shift."""
-        out.copy_(self.put(x))
-        if shift is not None:
-            out -= shift
 
     def product(self, a: Any, b: Any) -> Any:
         """Return the matrix product, without TF32 whatever the process has set."""

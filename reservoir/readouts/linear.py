@@ -139,7 +139,8 @@ class Scorer:
         if dtype != self._dtype:
             self._lay_out(dtype)
         centred = self._on.zeros(x.shape, dtype)
-        self._on.fill(centred, x, self._center)
+        centred[...] = self._on.put(x)  # in its own precision
+        centred -= self._center
         scores = self._on.fetch(self._on.product(centred, self._weights)).astype(self._offset.dtype, copy=False)
         scores += self._offset
         penalties, _, targets = self._path.coef.shape

@@ -113,13 +113,14 @@ class Accumulator:
         while start < len(x):
             stop = min(start + BLOCK_ROWS - self._filled, len(x))
             rows = slice(self._filled, self._filled + stop - start)
-            shift = self._shift or (None, None)
-            self._on.fill(self._x[rows], x[start:stop], shift[0])
-            self._on.fill(self._z[rows, :t], y[start:stop], shift[1])
+            self._x[rows], self._z[rows, :t] = self._on.put(x[start:stop]), self._on.put(y[start:stop])
+            if self._shift:  # subtracted in float64
+                self._x[rows] -= self._shift[0]
+                self._z[rows, :t] -= self._shift[1]
             self._z[rows, t] = self._roots[rows] = 1
             if weights is not None:
                 self._weighted = True
-                self._on.fill(self._roots[rows, 0], np.sqrt(weights[start:stop]))
+                self._roots[rows, 0] = self._on.put(np.sqrt(weights[start:stop]))
             self._filled = rows.stop
             if self._filled == BLOCK_ROWS:
                 self._multiply()

@@ -123,8 +123,7 @@ class ListOps(Source):
         ends = np.cumsum(list(self._rows.values()))
         splits = {}
         for name, end in zip(self._rows, ends, strict=True):
-            part = slice(end - self._rows[name], end)
-            splits |= self._shared(name, Split(x=rows.x[part], y=rows.y[part], lengths=rows.lengths[part]))
+            splits |= self._shared(name, rows.take(slice(end - self._rows[name], end)))
         return splits
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:

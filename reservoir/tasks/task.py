@@ -127,6 +127,11 @@ class Split:
     def __len__(self) -> int:
         return len(self.x)
 
+    def take(self, rows: slice | np.ndarray) -> Split:
+        """Return some of the rows."""
+        groups = None if self.groups is None else self.groups[rows]
+        return Split(x=self.x[rows], y=self.y[rows], lengths=self.lengths[rows], groups=groups)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:

@@ -58,7 +58,7 @@ def score(
         if classes == 2:
             table[index, 1 + outputs :] = (logits[..., 1] - logits[..., 0]).flatten(1).double()
     if table is None:  # more processes than batches
-        device = convert(_take(split, np.arange(1))).x.device
+        device = convert(split.take(np.arange(1))).x.device
         table = torch.zeros(len(split), columns, dtype=torch.float64, device=device)
     values = ranks.add(table).cpu().numpy()
     predicted, y = values[:, 1 : 1 + outputs], split.y.reshape(len(split), -1)
@@ -98,9 +98,5 @@ def _run_batches(
     """Yield of each batch of this process the row numbers, the logits and the labels."""
     for number, rows in enumerate(batches(split.lengths, batch_rows)):
         if number % ranks.count == ranks.rank:
-            batch = convert(_take(split, rows))
+            batch = convert(split.take(rows))
             yield rows, forward(batch.x, batch.lengths), batch.y
-
-
-def _take(split: Split, rows: np.ndarray) -> Split:
-    return Split(x=split.x[rows], y=split.y[rows], lengths=split.lengths[rows])

@@ -17,7 +17,7 @@ from reservoir_cache import (
     ShardWriter,
     broken_entries,
     check_space,
-    entry_bytes,
+    folder_bytes,
     last_entry,
     list_entries,
     prune,
@@ -246,8 +246,8 @@ def test_prune_keeps_the_most_recently_used_within_a_size(tmp_path, toy):
     for entry, days in zip(entries, (4, 1, 3, 2), strict=True):
         set_used(entry, days)
     _ = FeatureStore(entries[0])["train"].y  # the oldest is read again
-    size = entry_bytes(entries[0])
-    assert all(entry_bytes(entry) == size for entry in entries)
+    size = folder_bytes(entries[0].path)
+    assert all(folder_bytes(entry.path) == size for entry in entries)
     assert [each.entry for each in prune(tmp_path, keep_bytes=2 * size)] == [entries[2], entries[3]]
     assert prune(tmp_path, keep_bytes=2 * size) == []
     assert {entry.path for entry in list_entries(tmp_path)} == {entries[0].path, entries[1].path}

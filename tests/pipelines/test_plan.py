@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from reservoir_cache import entry_bytes
+from reservoir_cache import folder_bytes
 from reservoir_pipelines import extract, plan
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.extraction import forecast
@@ -51,7 +51,7 @@ def test_the_time_and_the_size_are_those_of_the_extraction_that_was_not_tried(co
     assert found.seconds == pytest.approx(now[0] - before, rel=0.2)
     assert found.rows == sum(done.rows.values()) == done.computed_rows == 400
     assert found.columns == len(done.columns)
-    assert entry_bytes(done.store.entry) == pytest.approx(found.bytes, rel=0.2)
+    assert folder_bytes(done.store.entry.path) == pytest.approx(found.bytes, rel=0.2)
     assert 20 < found.tokens < 45 and found.padding < 0.15
     many = plan(letters, rows=4_000_000, workers=100, **settings)
     assert many.seconds == pytest.approx(100 * found.seconds, rel=0.1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reservoir_cache import FeatureStore, entry_bytes
+from reservoir_cache import FeatureStore, folder_bytes
 
 from reservoir.options import ClusterOptions, ExtractOptions
 from reservoir_pipelines.extraction.receipts import recall, remember, request_of
@@ -126,7 +126,7 @@ def extract(
         entry=entry.path,
         rows={split: entry.spec.rows[split] for split in prepared.rows},
         columns=columns,
-        bytes=entry_bytes(entry),
+        bytes=folder_bytes(entry.path),
         seconds=round(time.monotonic() - started, 3),
         reused=computed == 0,
         computed_rows=computed,

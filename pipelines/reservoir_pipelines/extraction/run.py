@@ -115,7 +115,7 @@ class Run:
         """Compute all that is missing; return the number of rows computed here."""
         forward = partial(self._forward, entry.layout.batch_rows)
         computed = compute_missing(entry, self.splits, self.columns, forward, advance)
-        if note := self.model.reader.note() if self.model.reader else "":
+        if note := self.model.reader.note if self.model.reader else "":
             say(f"{self.spec.task['name']}: {note}")
         return computed
 

@@ -75,7 +75,7 @@ def read_split(prepared: Prepared, name: str, rows: np.ndarray) -> Split:
     if len(rows) == len(split):
         return split.read(0, len(split))
     whole = split.read(0, int(rows[-1]) + 1)
-    return Split(x=whole.x[rows], y=whole.y[rows], lengths=whole.lengths[rows])
+    return whole.take(rows)
 
 
 def hidden_states(

@@ -47,7 +47,7 @@ class Trials:
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
         folder.mkdir(parents=True, exist_ok=True)
-        lines = [_from_json(line) for line in read_lines(self.path)]
+        lines = [_from_json(line) for _, line in read_lines(self.path) if line]
         self._found = {(trial.number, trial.limit): trial for trial in lines}
 
     def __iter__(self) -> Iterator[Trial]:

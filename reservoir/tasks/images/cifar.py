@@ -80,8 +80,8 @@ class Cifar10(Source):
         if piece.view:
             viewed = augmented(images[~valid], rows[~valid], piece.view)
             return {"train": image_split(self._tokens(viewed), labels[~valid])}
-        x = self._tokens(images)
-        return {"train": image_split(x[~valid], labels[~valid]), "valid": image_split(x[valid], labels[valid])}
+        found = image_split(self._tokens(images), labels)
+        return {"train": found.take(~valid), "valid": found.take(valid)}
 
     def scaling(self) -> Scaling:
         """Return the usual standardisation, for bytes."""

@@ -39,7 +39,8 @@ class Digits(Source):
         images, labels = (np.asarray(array) for array in load_digits(return_X_y=True))
         x, _ = self.encode(images.reshape(-1, 8, 8)[piece.lo : piece.hi].astype(np.uint8))
         split = stratified(labels, SHARES)
-        return {name: image_split(x[split == name], labels[split == name]) for name in SHARES}
+        rows = image_split(x, labels)
+        return {name: rows.take(split == name) for name in SHARES}
 
     def scaling(self) -> Scaling:
         """Return the map from 0..16 to [0, 1]."""
@@ -90,10 +91,8 @@ class Mnist(Source):
             row = int(np.argmax(labels > 9))
             raise InputError(f"{label_path}, row {row}: label {labels[row]} is not in 0..9; fetch the file again")
         x, _ = self.encode(images)
-        if piece.part == "t10k":
-            return {"test": image_split(x, labels)}
-        valid = held_out(np.arange(len(x)))
-        return {"train": image_split(x[~valid], labels[~valid]), "valid": image_split(x[valid], labels[valid])}
+        rows, valid = image_split(x, labels), held_out(np.arange(len(x)))
+        return {"test": rows} if piece.part == "t10k" else {"train": rows.take(~valid), "valid": rows.take(valid)}
 
     def scaling(self) -> Scaling:
         """Return the map from 0..255 to [0, 1]."""

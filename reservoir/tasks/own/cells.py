@@ -22,7 +22,7 @@ SWITCHES = {"false": 0.0, "true": 1.0}
 def is_text(cells: Sequence[Any]) -> bool:
     """Return whether a column holds texts: its first cell that is not empty is one, and not numbers."""
     first = next((cell for cell in cells if cell is not None and cell != ""), None)
-    return isinstance(first, str) and first.strip().lower() not in GAPS and _as_numbers(first) is None
+    return isinstance(first, str) and first.strip().lower() not in GAPS and as_numbers(first) is None
 
 
 def column(path: Path, name: str, cells: Sequence[Any]) -> np.ndarray:
@@ -77,15 +77,10 @@ def numbers(path: Path, row: int, cell: Any) -> Any:
     """Return a cell of a whole sequence: a list as it is, a text of numbers with spaces between as an array."""
     if not isinstance(cell, str):
         return cell
-    found = _as_numbers(cell)
+    found = as_numbers(cell)
     if found is None:
         raise InputError(f"{path}, row {row}: the sequence {cell[:40]!r} is not numbers with spaces or commas between")
     return found
-
-
-def holds_numbers(cell: str) -> bool:
-    """Return whether a text is numbers, with spaces, commas or semicolons between, or a list as JSON writes it."""
-    return _as_numbers(cell) is not None
 
 
 def labels_of(path: Path, name: str, cells: Sequence[Any], *, every: bool) -> np.ndarray:
@@ -144,14 +139,15 @@ def _value(path: Path, row: int, name: str, cell: Any) -> float:
         return float(cell)
     except (TypeError, ValueError):
         what = f"{str(cell)[:40]!r} is no number"
-        several = isinstance(cell, list) or (isinstance(cell, str) and holds_numbers(cell))
+        several = isinstance(cell, list) or (isinstance(cell, str) and as_numbers(cell) is not None)
         or_else = f", or say --text {name} if it holds the sequences" if several else ""
         raise InputError(
             f"{path}, row {row}, column {name!r}: {what}; leave the column out (--drop {name}){or_else}"
         ) from None
 
 
-def _as_numbers(cell: str) -> np.ndarray | list[Any] | None:
+def as_numbers(cell: str) -> np.ndarray | list[Any] | None:
+    """Return numbers with spaces, commas or semicolons between, or a list as JSON writes it; None of other texts."""
     if cell.strip().startswith("["):
         try:
             return json.loads(cell)

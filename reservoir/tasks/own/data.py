@@ -94,17 +94,10 @@ class OwnData(Source):
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return a stretch of rows, divided into its splits."""
         x, lengths = self._rows(piece)
-        rows = slice(piece.lo, piece.hi)
-        y, split, groups = self._labels.y[rows], self._split[rows], self._group_numbers
-        return {
-            name: Split(
-                x=x[split == name],
-                y=y[split == name],
-                lengths=lengths[split == name],
-                groups=None if groups is None else groups[rows][split == name],
-            )
-            for name in sorted(set(split.tolist()))
-        }
+        rows, groups = slice(piece.lo, piece.hi), self._group_numbers
+        whole = Split(x=x, y=self._labels.y[rows], lengths=lengths, groups=None if groups is None else groups[rows])
+        split = self._split[rows]
+        return {name: whole.take(split == name) for name in sorted(set(split.tolist()))}
 
     def scaling(self) -> Scaling | None:
         """Return the standardisation by the training split, or None for symbols; of pictures to about -2 to 2."""

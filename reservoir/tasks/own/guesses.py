@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from reservoir.errors import InputError, nearest
-from reservoir.tasks.own.cells import dates, holds_numbers, is_text
+from reservoir.tasks.own.cells import as_numbers, dates, is_text
 from reservoir.tasks.own.tables import Table
 
 LABELS = ("y", "label")
@@ -109,7 +109,8 @@ def holds_sequences(cells: Sequence[Any]) -> bool:
     if not texts:
         return any(isinstance(cell, list) for cell in cells)
     grouped = all(re.fullmatch(r"[-+]?\d{1,3}(,\d{3})*", text) for text in texts)  # thousands, as 1,250
-    return not grouped and any(re.search(r"[\s,;\[]", text) for text in texts) and all(map(holds_numbers, texts))
+    several = not grouped and any(re.search(r"[\s,;\[]", text) for text in texts)
+    return several and all(as_numbers(text) is not None for text in texts)
 
 
 def holds_digits(cells: Sequence[Any]) -> bool:
