@@ -203,9 +203,11 @@ def choose_compute(name: str, device: torch.device) -> str:
     if device.type == "cuda":
         native = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        # The two questions are private in torch, so a version without them gets the safe answer.
+        # The questions are private in torch, so a version without them gets the safe answer. The first is of the
+        # library that multiplies, which may be kept from what the processor has (ONEDNN_MAX_CPU_ISA).
+        used = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", bool)()
         tiles, products = (getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
-        native = device.type == "cpu" and (tiles or (products and bfloat16_is_faster()))
+        native = device.type == "cpu" and used and (tiles or (products and bfloat16_is_faster()))
     return "bfloat16" if native else "float32"
 
 

@@ -103,6 +103,15 @@ def few_bits():
         yield
 
 
+@pytest.fixture(scope="module")
+def short_streams():
+    """Have streams hold out few tokens, and measure their entropy on few."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("reservoir.pretraining.corpora.streams.HELD_OUT_TOKENS", 2**12)
+        patch.setattr("reservoir.pretraining.corpora.streams.ENTROPY_TOKENS", 2**12)
+        yield
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """Return an empty cache root that every stage of the test uses."""

@@ -7,15 +7,19 @@ from reservoir import reservoir
 
 
 @pytest.mark.parametrize(
-    ("tiles", "products", "faster", "precision"),
+    ("used", "tiles", "products", "faster", "precision"),
     [
-        (True, True, False, "bfloat16"),  # nothing is tried
-        (False, True, True, "bfloat16"),
-        (False, True, False, "float32"),
-        (False, False, True, "float32"),
+        (True, True, True, False, "bfloat16"),  # nothing is tried
+        (True, False, True, True, "bfloat16"),
+        (True, False, True, False, "float32"),
+        (True, False, False, True, "float32"),
+        (False, True, True, True, "float32"),  # the library is kept from what the processor has
     ],
 )
-def test_a_trial_decides_only_where_the_instructions_leave_it_open(monkeypatch, tiles, products, faster, precision):
+def test_a_trial_decides_only_where_the_instructions_leave_it_open(
+    monkeypatch, used, tiles, products, faster, precision
+):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: used, raising=False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: products)
     monkeypatch.setattr(reservoir, "bfloat16_is_faster", lambda: faster)

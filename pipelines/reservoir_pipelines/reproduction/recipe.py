@@ -157,8 +157,12 @@ class _Maker:
             if not self.table.get(key):
                 raise InputError(f"recipe {self.origin}: it has no {key}")
         self._check_settings(self.override, "--override")
-        columns = [self._entry("column", entry) for entry in self._columns()]
+        named = self.table["columns"]
+        columns = [self._entry("column", entry) for entry in (self.shared["tasks"] if named == "tasks" else named)]
         rows = [self._entry("row", entry) for entry in self.table["rows"]]
+        claims = self.table.get("claims", [])
+        for claim in claims:
+            self._check_keys("claim", claim, claim.get("says", ""))
         count = seeds or self.shared[self.scale]["seeds"]
         spots = [spot for row in rows for spot in self._spots(row, columns, range(count)) if _kept(spot, row, only)]
         if not spots:
@@ -174,17 +178,8 @@ class _Maker:
             note=self.table.get("note", ""),
             drawn=self.table.get("drawn", ""),
             notes={row["name"]: row["note"] for row in rows if row.get("note")},
-            claims=tuple(self._claims()),
+            claims=tuple(claims),
         )
-
-    def _columns(self) -> list[Any]:
-        columns = self.table["columns"]
-        return self.shared["tasks"] if columns == "tasks" else columns
-
-    def _claims(self) -> Iterator[Mapping[str, Any]]:
-        for claim in self.table.get("claims", []):
-            self._check_keys("claim", claim, claim.get("says", ""))
-            yield claim
 
     def _entry(self, kind: str, entry: Any) -> dict[str, Any]:
         """Return a row or a column as a table."""
@@ -211,7 +206,9 @@ class _Maker:
             measure = row.get("measure") or column.get("measure") or self.table.get("measure", "test_score")
             if measure not in MEASURES:
                 raise InputError(f"recipe {self.origin}: no measure {measure!r}; there are {', '.join(MEASURES)}")
-            reason = row.get("reason", "") or ("" if name else "nothing is run for it") or self._absent(row, column)
+            reason = row.get("reason", "") or ("" if name else "nothing is run for it")
+            if self.scale != "paper":  # whose small backbone has no such cell
+                reason = reason or row.get("absent", {}).get(column["name"], "")
             names = [name] if isinstance(name, str) else name or []
             value = published[number] if published else None
             yield Spot(
@@ -223,10 +220,6 @@ class _Maker:
                 later=row.get("later", {}).get(column["name"]),
                 reason=reason,
             )
-
-    def _absent(self, row: Mapping[str, Any], column: Mapping[str, Any]) -> str:
-        """Return why the small backbone of the smaller scales has no such cell, if a row says so."""
-        return "" if self.scale == "paper" else row.get("absent", {}).get(column["name"], "")
 
     def _cell(self, name: str, row: Mapping[str, Any], column: Mapping[str, Any], seed: int) -> Cell:
         named = self.shared["cells"].get(name)
