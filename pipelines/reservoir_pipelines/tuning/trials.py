@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from reservoir_pipelines.files import checked_line, read_lines, replace_file
+from reservoir_pipelines.output import Record
 
 FILE = "trials.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class Trial(Record):
     """A reservoir, by the number of its candidate, and how its best columns do on held-out rows."""
 
     number: int
@@ -35,10 +36,6 @@ class Trial:
     def merit(self) -> tuple[float, float]:
         """The rank: of equal scores the smaller loss."""
         return self.score, -self.loss
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return {**asdict(self), "columns": list(self.columns)}
 
 
 class Trials:
