@@ -18,6 +18,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples in every run, and as long for them as the machine takes.
+settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
 
 PIXEL = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==")
 SHARED = Path(__file__).resolve().parents[2] / "shared"
@@ -100,6 +105,15 @@ def few_bits():
     with pytest.MonkeyPatch.context() as patch:
         for name, rows in (("train_rows", 400), ("valid_rows", 100), ("test_rows", 100)):
             patch.setitem(BitMemory.__init__.__kwdefaults__, name, rows)
+        yield
+
+
+@pytest.fixture(scope="module")
+def short_streams():
+    """Have streams hold out few tokens, and measure their entropy on few."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("reservoir.pretraining.corpora.streams.HELD_OUT_TOKENS", 2**12)
+        patch.setattr("reservoir.pretraining.corpora.streams.ENTROPY_TOKENS", 2**12)
         yield
 
 

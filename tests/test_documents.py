@@ -59,7 +59,9 @@ def one_cache(tmp_path_factory):
 
 
 @pytest.mark.parametrize("page", WITH_BLOCKS, ids=named)
-def test_every_command_and_program_runs(page, narrow_mini, places, one_cache, tmp_path, monkeypatch, capsys):
+def test_every_command_and_program_runs(
+    page, narrow_mini, short_streams, places, one_cache, tmp_path, monkeypatch, capsys
+):
     from reservoir_pipelines.cli import run
 
     monkeypatch.chdir(tmp_path)

@@ -29,7 +29,7 @@ def one_cache(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, *ESTIMATORS, "reservoir_pipelines"])
-def test_each_public_function_has_an_example_that_runs(name, one_cache, painted, tmp_path, monkeypatch):
+def test_each_public_function_has_an_example_that_runs(name, one_cache, painted, short_streams, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RESERVOIR_CACHE", str(one_cache))
     run(name, getattr(reservoir_pipelines, name, reservoir_pipelines))

@@ -31,7 +31,6 @@ import reservoir_pipelines.fitting.fit
 import reservoir_pipelines.pretraining.pretrain
 import reservoir_pipelines.training.train  # noqa: F401
 import torch
-import transformers.models.gpt2.modeling_gpt2  # noqa: F401
 
 from benchmarks.faults import bits, fuzz, kills, soak, system
 from benchmarks.faults.rounds import Count, command

@@ -16,6 +16,7 @@ from reservoir.errors import InputError
 from reservoir.option_fields import Options, flag_of
 from reservoir_pipelines.early import check_names
 from reservoir_pipelines.output import print_json, print_table
+from reservoir_pipelines.stage import keyword
 
 HELP = {"help_option_names": ["-h", "--help"]}
 """What every group of commands answers with its help."""
@@ -105,12 +106,7 @@ def _parameter(item: Field[Any]) -> inspect.Parameter:
     flags = [f"{flag}/--no-{flag[2:]}"] if item.default is True else [flag]
     more: dict[str, Any] = {"metavar": "NAME=VALUE"} if kind.startswith("Mapping") else {}
     annotation = (list[str] if several else _TYPES.get(kind, str)) | None
-    return inspect.Parameter(
-        item.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[annotation, typer.Option(*flags, help=text, show_default=False, **more)],
-    )
+    return keyword(item.name, None, Annotated[annotation, typer.Option(*flags, help=text, show_default=False, **more)])
 
 
 def _read_config(context: typer.Context, file: Path | None) -> Path | None:
@@ -158,25 +154,12 @@ def _command_names(name: str, found: Any) -> set[str]:
     return {inner for key, member in found.commands.items() for inner in _command_names(key, member)}
 
 
+_JSON = typer.Option("--json", help="Print one JSON object and nothing else on stdout.")
+_CONFIG = typer.Option(
+    help="TOML file with the settings in a table named like the command.", callback=_read_config, is_eager=True
+)
 _COMMON = (
-    inspect.Parameter(
-        "json",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=False,
-        annotation=Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")],
-    ),
-    inspect.Parameter(
-        "config",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[
-            Path | None,
-            typer.Option(
-                help="TOML file with the settings in a table named like the command.",
-                callback=_read_config,
-                is_eager=True,
-            ),
-        ],
-    ),
+    keyword("json", False, Annotated[bool, _JSON]),
+    keyword("config", None, Annotated[Path | None, _CONFIG]),
 )
 _LAST = ("given", "json")

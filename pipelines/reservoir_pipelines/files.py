@@ -87,18 +87,15 @@ def checked_line(values: Mapping[str, Any]) -> str:
     return json.dumps({**values, DIGEST: json_digest(values)}) + "\n"
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return what lines of `checked_line` hold, but for those that have changed; none where there is no file."""
-    found = []
-    for text in path.read_text(errors="replace").splitlines() if path.exists() else []:
+def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Yield lines of `checked_line` with what they hold, None of those that have changed; none where no file is."""
+    for text in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
         try:
             values = json.loads(text)
-            digest = values.pop(DIGEST)
+            sound = values.pop(DIGEST) == json_digest(values)
         except (ValueError, KeyError, AttributeError, TypeError):
-            continue
-        if digest == json_digest(values):
-            found.append(values)
-    return found
+            sound, values = False, None
+        yield text, values if sound else None
 
 
 def file_digest(path: Path) -> str:

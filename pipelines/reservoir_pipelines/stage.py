@@ -47,10 +47,11 @@ def stage(function: Callable[..., R]) -> Callable[..., R]:
         return function(*bound.args, **bound.kwargs)
 
     own = [p for name, p in parameters.items() if name not in groups]
-    keywords = [
-        inspect.Parameter(item.name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=item.type)
-        for kind in groups.values()
-        for item in fields(kind)
-    ]
+    keywords = [keyword(item.name, item.default, item.type) for kind in groups.values() for item in fields(kind)]
     vars(call)["__signature__"] = inspect.Signature([*own, *keywords])
     return call
+
+
+def keyword(name: str, default: Any, annotation: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    """Return a parameter that is given by its name."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -68,7 +68,7 @@ def open_native(task: Task, name: str, init: str, depth: int | None) -> Native:
         inputs=NativeInput(door),
         reader=reader,
         task=replace(task, form=reader.form, max_tokens=reader.max_tokens),
-        door={reader.kind: reader.digest, "embeddings": _content_digest(door)},
+        door={reader.kind: reader.digest, "embeddings": content_digest(door)},
     )
 
 
@@ -79,10 +79,11 @@ def _check_rows(name: str, reader: TextReader, door: nn.Module) -> None:
         raise InputError(f"backbone {name!r}: its tokenizer has {tokens:,} tokens, the model {rows:,}")
 
 
-def _content_digest(module: nn.Module) -> str:
-    """Return the SHA-256 over names, types, shapes and bytes of all parameters and buffers."""
+def content_digest(module: nn.Module, but: Set[str] = frozenset()) -> str:
+    """Return the SHA-256 over names, types, shapes and bytes of all parameters and buffers, but for some names."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+        if name not in but:
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -62,7 +62,7 @@ def cross_sweep(
     deals: Sequence[HeldOut]
     if few is not None:
         x, y, fold, *weights = few
-        kernel, coded, whole = Kernel.of(x, targets.weights(y, *weights), emphasis), targets.encode(y), None
+        kernel, coded = Kernel.of(x, targets.weights(y, *weights), emphasis), targets.encode(y)
         path = kernel.path(coded, alphas)
         deals = [_held_out(kernel, coded, deal, alphas, folds, y, *weights) for deal in fold.reshape(len(y), -1).T]
     else:
@@ -75,7 +75,7 @@ def cross_sweep(
         deals = [Again(_scored, (dealt[n], paths[n], targets)) for n in range(repeats)]
     together = Tally(targets)
     error = np.mean([_count(deal, together, folds) for deal in deals], axis=0)
-    found = Sweep.of(path, together, whole, error if one_standard_error else None)
+    found = Sweep.of(path, together, error if one_standard_error else None)
     if not targets.classes:
         return found
     chosen = [(scores[found.best], *rest) for _, scores, *rest in deals[0]]

@@ -48,7 +48,7 @@ def logistic_sweep(
     """
     training = gather(train, targets) if moments is None else moments
     path = logistic_path(train, targets, alphas, training)
-    return Sweep.of(path, score(path, valid, targets), training)
+    return Sweep.of(path, score(path, valid, targets))
 
 
 def logistic_path(

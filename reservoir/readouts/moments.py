@@ -2,7 +2,7 @@
 
 For samples x (w,), targets y (t,) and weights p (1 unless given), with m = sum p x / sum p and n = sum p y / sum p:
 
-    xx = sum p (x - m)(x - m)'      xy = sum p (x - m)(y - n)'      yy = sum p (y - n)^2
+    xx = sum p (x - m)(x - m)'      xy = sum p (x - m)(y - n)'
 
 Rows are gathered into blocks of 2,048, shifted by the first block's mean, multiplied and summed in float64. Without the
 shift a channel at 3000 +- 0.5 loses half its digits. Without float64 ridge is not ridge: where the largest eigenvalue
@@ -35,7 +35,7 @@ class Moments:
     """Centred second moments of features and targets.
 
     ``count`` is the sum of the weights: without weights, the number of samples. ``mean`` (w,) and ``y_mean`` (t,) are
-    those of features and targets; ``xx`` (w, w), ``xy`` (w, t) and ``yy`` (t,) their centred squares and products.
+    those of features and targets; ``xx`` (w, w) and ``xy`` (w, t) their centred products.
     """
 
     count: float
@@ -43,7 +43,6 @@ class Moments:
     xx: np.ndarray
     xy: np.ndarray
     y_mean: np.ndarray
-    yy: np.ndarray
 
     @property
     def std(self) -> np.ndarray:
@@ -69,7 +68,6 @@ class Moments:
             xx=xx,
             xy=self.xy + other.xy + np.multiply.outer(product * apart, y_apart),
             y_mean=self.y_mean + share * y_apart,
-            yy=self.yy + other.yy + product * np.square(y_apart),
         )
 
     def select(self, features: np.ndarray | slice) -> Moments:
@@ -102,7 +100,6 @@ class Accumulator:
         self._xx = on.zeros((width, width))
         self._xz = on.zeros((width, targets + 1))
         self._sums = on.zeros((1, targets + 1))
-        self._squares = on.zeros((targets + 1,))
 
     def update(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Accumulator:
         """Take in samples: features (m, w) and targets (m, t) of any real dtype, and weights (m,) if not all are 1."""
@@ -135,23 +132,20 @@ class Accumulator:
         count = float(self._sums[0, t])
         if self._shift is None or count <= 0:
             raise InputError("moments: no sample has a weight above 0; give at least one")
-        parts = self._xz, self._sums, self._squares, *self._shift
-        xz, sums, squares, shift, y_shift = (self._on.fetch(part) for part in parts)
+        xz, sums, shift, y_shift = (self._on.fetch(part) for part in (self._xz, self._sums, *self._shift))
         apart, y_apart = xz[:, t] / count, sums[0, :t] / count
         xx = np.multiply.outer(-count * apart, apart)
         xx += self._on.fetch(self._xx)
         for row in range(1, len(xx)):  # the sums are kept in the lower triangle alone
             xx[:row, row] = xx[row, :row]
-        yy = squares[:t] - count * np.square(y_apart)
         _check_finite("feature", np.diagonal(xx))
-        _check_finite("target", yy)
+        _check_finite("target", y_shift + y_apart)
         return Moments(
             count=count,
             mean=shift + apart,
             xx=xx,
             xy=xz[:, :t] - np.multiply.outer(count * apart, y_apart),
             y_mean=y_shift + y_apart,
-            yy=np.maximum(yy, 0.0),
         )
 
     def _multiply(self) -> None:
@@ -168,7 +162,6 @@ class Accumulator:
         on.add_square(self._xx, x)
         self._xz += on.product(x.T, z)
         self._sums += on.product(z[:, -1:].T, z)
-        self._squares += (z * z).sum(0)
         self._filled = 0
 
 
@@ -198,7 +191,7 @@ def leave_one_out(folds: Sequence[Moments]) -> Iterator[Moments]:
         yield functools.reduce(operator.add, (fold for k, fold in enumerate(folds) if k != left_out))
 
 
-def _check_finite(what: str, squares: np.ndarray) -> None:
-    wrong = np.flatnonzero(~np.isfinite(squares))
+def _check_finite(what: str, sums: np.ndarray) -> None:
+    wrong = np.flatnonzero(~np.isfinite(sums))
     if wrong.size:
         raise InputError(f"moments: {what} {wrong[0]} holds a value that is not finite or too large; leave it out")

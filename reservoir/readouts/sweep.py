@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reservoir.readouts.gather import Training, gather, solve
+from reservoir.readouts.gather import gather, solve
 from reservoir.readouts.linear import LinearPath, LinearReadout, Scorer
 from reservoir.readouts.moments import Block, Moments
 from reservoir.readouts.ridge import DEFAULT_ALPHAS
@@ -102,10 +102,9 @@ class Sweep:
     """What a sweep over penalties found.
 
     ``path`` holds the model of every penalty, fitted on all training samples; ``accuracy`` (A,) that on held-out ones
-    (R^2 for regression), ``loss`` (A,) their `Tally.loss`; ``best`` the index of the chosen one. ``moments`` are those
-    of the training samples, None where the solution came from the samples themselves; ``temperature`` is that of the
-    chosen readout's probabilities, where held-out scores were at hand to fit it. ``by_target`` (A, outputs) is the
-    accuracy of each real target.
+    (R^2 for regression), ``loss`` (A,) their `Tally.loss`; ``best`` the index of the chosen one. ``temperature`` is
+    that of the chosen readout's probabilities, where held-out scores were at hand to fit it. ``by_target``
+    (A, outputs) is the accuracy of each real target.
     """
 
     path: LinearPath | SpectralPath
@@ -113,31 +112,20 @@ class Sweep:
     loss: np.ndarray
     best: int
     targets: Targets
-    moments: Moments | None = None
     temperature: float = 1.0
     by_target: np.ndarray | None = None
 
     @classmethod
-    def of(
-        cls,
-        path: LinearPath | SpectralPath,
-        tally: Tally,
-        training: Training | None = None,
-        errors: np.ndarray | None = None,
-    ) -> Sweep:
+    def of(cls, path: LinearPath | SpectralPath, tally: Tally, errors: np.ndarray | None = None) -> Sweep:
         """Return the sweep that chooses among a path's models by what was counted, or by one standard error (A,)."""
         accuracy, loss = tally.accuracy(), tally.loss()
-        best = best_penalty(path.alphas, accuracy, loss, errors)
-        moments = training if isinstance(training, Moments) else None
-        by_target = None if tally.targets.classes else tally.by_target()
         return cls(
             path=path,
             accuracy=accuracy,
             loss=loss,
-            best=best,
+            best=best_penalty(path.alphas, accuracy, loss, errors),
             targets=tally.targets,
-            moments=moments,
-            by_target=by_target,
+            by_target=None if tally.targets.classes else tally.by_target(),
         )
 
     @property
@@ -176,7 +164,7 @@ def sweep(
         path = path_of(training, alphas, targets, emphasis=emphasis)
     else:
         path = solve(training, alphas, emphasis)
-    return Sweep.of(path, score(path, valid, targets), training)
+    return Sweep.of(path, score(path, valid, targets))
 
 
 def score(path: LinearPath | SpectralPath, blocks: Iterable[Block], targets: Targets) -> Tally:

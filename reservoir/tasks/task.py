@@ -156,31 +156,15 @@ class Scaling:
 
 
 def check_split(task: Task, name: str, split: Split) -> None:
-    """Refuse a split whose arrays do not have the shapes, lengths and labels that its task promises."""
-    rows = len(split.x)
-    where = f"task {task.name!r}, split {name!r}"
-    if rows == 0:
-        raise InputError(f"{where}: there are no rows; give the split at least one sequence")
-    if len(split.y) != rows or len(split.lengths) != rows:
-        raise InputError(
-            f"{where}: {rows} sequences, {len(split.y)} labels, {len(split.lengths)} lengths; give one of each per row"
-        )
+    """Refuse sequences too short for what is read of them; shapes and labels are what a source promises."""
     per_row = (task.max_tokens, task.form.dim) if isinstance(task.form, Vectors) else (task.max_tokens,)
-    if task.pictures:
-        per_row = ()
-    elif split.x.shape[1:] != per_row or split.x.dtype.kind not in ("uif" if len(per_row) == 2 else "ui"):
-        raise InputError(f"{where}: sequences of {split.x.shape[1:]} {split.x.dtype} each, not {per_row} {task.form}")
-    if split.y.shape[1:] != (task.readout_tokens, task.outputs):
-        raise InputError(f"{where}: labels of shape {split.y.shape}, not {(rows, task.readout_tokens, task.outputs)}")
-    wrong = np.flatnonzero(
-        (split.lengths < (1 if task.each else task.readout_tokens)) | (split.lengths > task.max_tokens)
-    )
-    if wrong.size:
-        row = int(wrong[0])
+    assert task.pictures or (split.x.shape[1:] == per_row and split.x.dtype.kind in ("ui", "uif")[len(per_row) - 1])
+    assert split.y.shape == (len(split.x), task.readout_tokens, task.outputs) and len(split.lengths) == len(split.x)
+    assert not task.classes or (split.y.min() >= -bool(task.each) and split.y.max() < task.classes)
+    wrong = (split.lengths < (1 if task.each else task.readout_tokens)) | (split.lengths > task.max_tokens)
+    if wrong.any():
+        row = int(np.argmax(wrong))
         raise InputError(
-            f"{where}, row {row}: length {int(split.lengths[row])} is not between {task.readout_tokens} and "
-            f"{split.x.shape[1]} tokens"
+            f"task {task.name!r}, split {name!r}, row {row}: length {int(split.lengths[row])} is not between "
+            f"{task.readout_tokens} and {split.x.shape[1]} tokens"
         )
-    if task.classes and not (split.y.min() >= -bool(task.each) and split.y.max() < task.classes):
-        row = int(np.flatnonzero(((split.y < -bool(task.each)) | (split.y >= task.classes)).any(axis=(1, 2)))[0])
-        raise InputError(f"{where}, row {row}: label {split.y[row].tolist()} is not in 0..{task.classes - 1}")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 
-import torch
 from torch import nn
 
 from reservoir.backbones import GROUPS, Backbone
 from reservoir.errors import InputError
 from reservoir.fpt import FPT
+from reservoir.inputs.native import content_digest
 
 FPT_GROUPS = ("input", "layernorm", "positions", "output")
 """What a Frozen Pretrained Transformer trains."""
@@ -70,13 +69,7 @@ def trained_layer(model: FPT) -> str | None:
 
 def frozen_digest(model: nn.Module) -> str:
     """Return the SHA-256 over names, types and bytes of all parameters and buffers that are not trained."""
-    digest = hashlib.sha256()
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
-        if name not in trained:
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return content_digest(model, {name for name, parameter in model.named_parameters() if parameter.requires_grad})
 
 
 def count(parameters: Iterable[nn.Parameter]) -> int:

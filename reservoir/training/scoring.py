@@ -48,18 +48,14 @@ def score(
     """Score ``forward(x, lengths) -> logits`` on every row of a split, the batches dealt out to the processes."""
     outputs = split.y[0].size
     columns = 1 + outputs + (outputs if classes == 2 else 0)
-    table: Tensor | None = None
+    device = convert(split.take(np.arange(1))).x.device
+    table = torch.zeros(len(split), columns, dtype=torch.float64, device=device)
     for rows, logits, y in _run_batches(forward, convert, split, batch_rows, ranks):
-        if table is None:
-            table = torch.zeros(len(split), columns, dtype=torch.float64, device=logits.device)
         index = torch.from_numpy(rows).to(logits.device)
         table[index, 0] = row_losses(logits, y, classes).double()
         table[index, 1 : 1 + outputs] = (logits.argmax(-1) if classes else logits).flatten(1).double()
         if classes == 2:
             table[index, 1 + outputs :] = (logits[..., 1] - logits[..., 0]).flatten(1).double()
-    if table is None:  # more processes than batches
-        device = convert(split.take(np.arange(1))).x.device
-        table = torch.zeros(len(split), columns, dtype=torch.float64, device=device)
     values = ranks.add(table).cpu().numpy()
     predicted, y = values[:, 1 : 1 + outputs], split.y.reshape(len(split), -1)
     found = (predicted == y).mean() if classes else Tally(Targets(outputs, 0)).update(predicted[None], y).accuracy()[0]

@@ -55,7 +55,7 @@ def classifier(tiny_gpt2):
 
 def digits():
     x, y = load_digits(return_X_y=True)
-    return x[:600], y[:600]
+    return x[:400], y[:400]
 
 
 def trace():
@@ -103,7 +103,7 @@ def test_transformer_passes_every_check_of_scikit_learn(tiny_gpt2):
 @pytest.mark.parametrize(
     ("load", "settings", "least"),
     [
-        (digits, {"patch": 8, "gain": 0.1, "pool": "mean,segments8"}, 0.9),
+        (digits, {"patch": 8, "gain": 0.1, "pool": "segments8"}, 0.85),
         (trace, {"patch": 16, "pool": "segments8"}, 0.8),
         (coffee, {"patch": 16, "gain": 0.1, "pool": "segments8"}, 0.9),
     ],
@@ -112,7 +112,7 @@ def test_grid_search_passes_each_row_once(classifier, passes, load, settings, le
     x, y = load()
     distinct = len(np.unique(x.astype(np.float32), axis=0))
     grid = {"alphas": [[1.0], [100.0], None], "class_weight": [None, "balanced"]}
-    search = GridSearchCV(classifier(layers="embed,block02", cv=5, **settings), grid, cv=3)
+    search = GridSearchCV(classifier(layers="embed,block02", cv=3, **settings), grid, cv=3)
     search.fit(*sorted_out(x, y))
     assert search.best_score_ > least
     assert sum(passes) == distinct

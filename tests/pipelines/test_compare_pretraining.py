@@ -15,18 +15,10 @@ from reservoir.errors import InputError
 from reservoir.pretraining.steps import LanguageSteps
 from reservoir.training.steps import FPTSteps
 
-pytestmark = pytest.mark.usefixtures("few_bits")
+pytestmark = pytest.mark.usefixtures("few_bits", "short_streams")
 SHAPE = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=128"
 PLAIN = {"device": "cpu", "compute": "float32"}
 SMALL = {**PLAIN, "backbone": SHAPE, "batch_tokens": 1024, "tokens": 6000, "steps": 3, "limit": 60, "seed": 1}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _short_streams():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("reservoir.pretraining.corpora.streams.HELD_OUT_TOKENS", 2**12)
-        patch.setattr("reservoir.pretraining.corpora.streams.ENTROPY_TOKENS", 2**12)
-        yield
 
 
 @pytest.fixture(scope="module")

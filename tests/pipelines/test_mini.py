@@ -25,7 +25,8 @@ MINI = SHIPPED["mini"]
 MAIN_JOB = """
 import sys
 from reservoir_pipelines.cli import run
-sys.exit(run(["extract", "digits", "--limit", "60", "--json"]) or run(["fit", "digits", "--json"]))
+sys.exit(run(["extract", "digits", "--limit", "60", "--layers", "block01,final", "--json"])
+         or run(["fit", "digits", "--json"]))
 """
 
 

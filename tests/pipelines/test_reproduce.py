@@ -14,6 +14,7 @@ from reservoir_pipelines.reproduction_folder import Kept
 
 from tests.processes import Child
 
+pytestmark = pytest.mark.usefixtures("few_bits")
 SMALL = """
 title = "a table of mine"
 columns = ["bit-xor"]

@@ -10,7 +10,16 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
-from reservoir.readouts import Scorer, Targets, balanced_weights, gather, logistic_path, logistic_sweep, score
+from reservoir.readouts import (
+    Scorer,
+    Targets,
+    balanced_weights,
+    gather,
+    logistic_path,
+    logistic_sweep,
+    score,
+    training_moments,
+)
 from reservoir.readouts.lbfgs import minimise_together
 
 ALPHAS = np.array([0.3, 10.0, 1000.0])
@@ -102,7 +111,7 @@ def test_the_sweep_scores_every_penalty_and_chooses():
     x, y = data(900, 10, 3)
     train, valid = blocks(x[:600], y[:600]), blocks(x[600:], y[600:])
     found = logistic_sweep(train, valid, Targets(1, 3))
-    again = logistic_sweep(train, valid, Targets(1, 3), moments=found.moments)
+    again = logistic_sweep(train, valid, Targets(1, 3), moments=training_moments(train, Targets(1, 3)))
     np.testing.assert_array_equal(found.accuracy, again.accuracy)
     np.testing.assert_array_equal(found.accuracy, score(found.path, valid, Targets(1, 3)).accuracy())
     model = make_pipeline(StandardScaler(), LogisticRegression(C=1 / found.alpha, tol=1e-6, max_iter=2000))

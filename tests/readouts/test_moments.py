@@ -26,7 +26,6 @@ def direct(x, y, weights=None):
         xx=(x * weights[:, None]).T @ x,
         xy=(x * weights[:, None]).T @ y,
         y_mean=y_mean,
-        yy=weights @ y**2,
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from reservoir.errors import InputError
 from reservoir.tasks import Task, Tokens, Vectors, encode, read_new, task_named
-from reservoir.tasks.own import letter_symbols
+from reservoir.tasks.own.encode import letter_symbols
 from reservoir.tasks.own.letters import texts_of, to_symbols
 
 RNG = np.random.default_rng(0)

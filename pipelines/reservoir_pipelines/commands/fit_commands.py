@@ -74,10 +74,7 @@ def fit(
     return Answer(done, report_fit.fit_tables(done))
 
 
-def tune(
-    task: OwnTask,
-    given: dict[str, Any],
-) -> Answer:
+def tune(task: OwnTask, given: dict[str, Any]) -> Answer:
     """Find the reservoirs that suit some data.
 
     They are searched for within a budget of time, by cross-validation on train and valid alone. The best are read side
@@ -90,9 +87,9 @@ def tune(
     with trial_table() as show:
         done = stage(task, **given, show=show)
     lines = [("tried", f"{len(done.trials):,} reservoirs in {done.seconds:.0f} s, all in {done.folder}")]
-    lines.append((f"held-out {done.metric}", f"{score_text(done.score, done.metric)}, by which it was chosen"))
-    if done.raw_score is not None:
-        lines.append(("... of the raw input", score_text(done.raw_score, done.metric)))
+    lines.append((f"held-out {done.metric}", f"{score_text(done.valid_score, done.metric)}, by which it was chosen"))
+    if done.raw_valid_score is not None:
+        lines.append(("... of the raw input", score_text(done.raw_valid_score, done.metric)))
     again = [("again", line) for line in done.commands]
     return Answer(done, [*report_fit.fit_tables(done.fit), (("", ""), lines), (("", ""), again)])
 
@@ -135,7 +132,6 @@ def predict(
 def explain(
     readout: Readout,
     file: Annotated[Path, typer.Argument(help="New sequences, in any form that predict reads.")],
-    *,
     given: dict[str, Any],
 ) -> Answer:
     """Draw what each position adds to a label's score."""

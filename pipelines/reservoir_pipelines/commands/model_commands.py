@@ -88,11 +88,7 @@ def _trained(task: str | None, trained: dict[str, int], paper: dict[str, int] | 
     return headings, rows, f"on {task}"
 
 
-def attention(
-    task: OwnTask,
-    *,
-    given: dict[str, Any],
-) -> Answer:
+def attention(task: OwnTask, given: dict[str, Any]) -> Answer:
     """Draw which tokens attend to which in one block."""
     from reservoir_pipelines.attention_maps import attention as stage
 

@@ -15,6 +15,7 @@ from reservoir.options import (
     OwnDataOptions,
     ReservoirOptions,
 )
+from reservoir_pipelines.stage import keyword
 
 K = TypeVar("K", bound=type)
 G = TypeVar("G", bound=Options)
@@ -54,10 +55,7 @@ def with_parameters(*own: str) -> Any:
                 raise TypeError(f"{kind.__name__} has no parameter {min(unknown)!r}; it has {', '.join(table)}")
             vars(self).update({name: default for name, (default, _) in table.items()} | given)
 
-        named = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-            for name, (default, _) in table.items()
-        ]
+        named = [keyword(name, default) for name, (default, _) in table.items()]
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         vars(__init__)["__signature__"] = inspect.Signature([first, *named])
         kind.__init__ = __init__  # pyright: ignore[reportAttributeAccessIssue]

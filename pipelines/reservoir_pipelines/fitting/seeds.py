@@ -12,7 +12,7 @@ from reservoir_cache import Entry
 
 from reservoir import InputError
 from reservoir.options import DeviceOptions, FitOptions
-from reservoir.tasks.own import FUNCTION
+from reservoir.tasks.own.data import FUNCTION
 from reservoir_pipelines.extraction.entries import keep_last
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.fitting.fit import fit

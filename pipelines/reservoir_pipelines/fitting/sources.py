@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,37 +16,41 @@ if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
 
 
-class Source(Protocol):
-    """Samples of every split, streamed in row order as often as asked."""
+class Source:
+    """Samples of the rows of an entry, of every split, streamed in row order as often as asked."""
+
+    store: FeatureStore
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns it is made of, as results call them."""
-        ...
+        raise NotImplementedError
 
     def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield features (m, width) of float32 and labels (m, outputs)."""
-        ...
-
-    def labels(self, split: str) -> np.ndarray:
-        """Return the labels (n, outputs) of all samples, without reading a feature."""
-        ...
-
-    def groups(self) -> np.ndarray | None:
-        """Return the group of each row of train, then of valid; None where rows are in no groups."""
-        ...
+        raise NotImplementedError
 
     def tokens(self) -> int:
         """Return the number of samples of a row, the most of any."""
-        ...
+        raise NotImplementedError
+
+    def labels(self, split: str) -> np.ndarray:
+        """Return the labels (n, outputs) of all samples, without reading a feature."""
+        y = self.store[split].labels
+        return y[there(y)] if self.tokens() > 1 else y.reshape(len(y), -1)
 
     def counts(self, split: str) -> np.ndarray:
         """Return the samples of each row, (rows,)."""
-        ...
+        y = self.store[split].labels
+        return there(y).sum(axis=1) if self.tokens() > 1 else np.ones(len(y), int)
+
+    def groups(self) -> np.ndarray | None:
+        """Return the group of each row of train, then of valid; None where rows are in no groups."""
+        return groups_of(self.store)
 
 
 @dataclass(frozen=True)
-class ColumnSource:
+class ColumnSource(Source):
     """Samples from one cached column, such as ``block06/mean``; ``title`` names it among those of several entries."""
 
     store: FeatureStore
@@ -65,20 +69,6 @@ class ColumnSource:
         for (low, high), values in zip(ranges, part.blocks(self.column, start, stop), strict=True):
             yield samples(values, part.labels[low:high])
 
-    def labels(self, split: str) -> np.ndarray:
-        """Return the labels (n, outputs) of all samples."""
-        y = self.store[split].labels
-        return y[there(y)] if self.tokens() > 1 else y.reshape(len(y), -1)
-
-    def counts(self, split: str) -> np.ndarray:
-        """Return the samples of each row, (rows,)."""
-        y = self.store[split].labels
-        return there(y).sum(axis=1) if self.tokens() > 1 else np.ones(len(y), int)
-
-    def groups(self) -> np.ndarray | None:
-        """Return the group of each row of train, then of valid."""
-        return groups_of(self.store)
-
     def width(self) -> int:
         """Return the number of features of a sample."""
         tokens, width = self.store["train"].shape(self.column)
@@ -92,13 +82,15 @@ class ColumnSource:
 
 
 @dataclass(frozen=True)
-class JoinedSource:
+class JoinedSource(Source):
     """Samples from several columns side by side, also of several entries of the same rows."""
 
     parts: tuple[Source, ...]
+    store: FeatureStore = field(init=False)
 
     def __post_init__(self) -> None:
         first = self.parts[0]
+        object.__setattr__(self, "store", first.store)
         for part in self.parts[1:]:
             if part.tokens() != first.tokens():
                 raise InputError(
@@ -138,21 +130,9 @@ class JoinedSource:
             if ended:
                 raise InputError(f"columns {self.name}: the entries differ in rows; use the same limit")
 
-    def labels(self, split: str) -> np.ndarray:
-        """Return the labels (n, outputs) of all samples."""
-        return self.parts[0].labels(split)
-
-    def groups(self) -> np.ndarray | None:
-        """Return the group of each row of train, then of valid."""
-        return self.parts[0].groups()
-
     def tokens(self) -> int:
         """Return the number of samples of a row, the most of any."""
         return self.parts[0].tokens()
-
-    def counts(self, split: str) -> np.ndarray:
-        """Return the samples of each row, (rows,)."""
-        return self.parts[0].counts(split)
 
 
 def groups_of(store: FeatureStore) -> np.ndarray | None:

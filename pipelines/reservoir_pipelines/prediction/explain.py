@@ -14,8 +14,8 @@ from reservoir import InputError
 from reservoir.explanation import contributions, occlusion
 from reservoir.options import ExplainOptions
 from reservoir.tasks import encode, read_new
-from reservoir.tasks.own import letter_symbols
 from reservoir.tasks.own.decode import as_patches
+from reservoir.tasks.own.encode import letter_symbols
 from reservoir.tasks.task import Task, Tokens
 from reservoir_pipelines.output import Record
 from reservoir_pipelines.plots import COLOURS, INK, figure_of, save, style

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from reservoir import InputError
 from reservoir_pipelines.files import replace_file
@@ -80,11 +82,7 @@ def write_predictions(out: Path, predictions: Sequence[Prediction]) -> None:
 
 
 def _flat(nested: Any) -> list[Any]:
-    def members(value: Any) -> Iterator[Any]:
-        for inner in value if isinstance(value, list) else ():
-            yield from members(inner) if isinstance(inner, list) else (inner,)
-
-    return list(members(nested)) if isinstance(nested, list) else [nested]
+    return np.array(nested, object).ravel().tolist()
 
 
 def _pyarrow(out: Path) -> Any:

@@ -18,8 +18,8 @@ from reservoir.readouts import samples, unsample
 from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks import encode, read_new
-from reservoir.tasks.own import letter_symbols
 from reservoir.tasks.own.each import units
+from reservoir.tasks.own.encode import letter_symbols
 from reservoir.tasks.own.letters import are_words
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.bundle import Bundle

@@ -10,7 +10,6 @@ scales has no such cell.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, nearest
 from reservoir_pipelines.reproduction.cell import ALL_OPTIONS, OPTIONS, Cell
 from reservoir_pipelines.reproduction.measures import MEASURES
 from reservoir_pipelines.reproduction_folder import CELL
@@ -119,9 +118,8 @@ def load_recipe(
     """
     path = Path(name) if name.endswith(".toml") else None
     if path is None and name not in (known := recipe_names()):
-        near = difflib.get_close_matches(name, known, n=1)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        raise InputError(f"no recipe {name!r}: there are {', '.join(known)}, or the path of a .toml file{meant}")
+        there = f"there are {', '.join(known)}, or the path of a .toml file"
+        raise InputError(f"no recipe {name!r}: {there}{nearest(name, known)}")
     table = _read(path or _shipped() / f"{name}.toml", name)
     maker = _Maker(name, scale, table, _read(_shipped() / "cells.toml", "cells"), override or {})
     return maker.recipe(path.stem if path else name, seeds, [word.strip() for word in only])
@@ -157,8 +155,12 @@ class _Maker:
             if not self.table.get(key):
                 raise InputError(f"recipe {self.origin}: it has no {key}")
         self._check_settings(self.override, "--override")
-        columns = [self._entry("column", entry) for entry in self._columns()]
+        named = self.table["columns"]
+        columns = [self._entry("column", entry) for entry in (self.shared["tasks"] if named == "tasks" else named)]
         rows = [self._entry("row", entry) for entry in self.table["rows"]]
+        claims = self.table.get("claims", [])
+        for claim in claims:
+            self._check_keys("claim", claim, claim.get("says", ""))
         count = seeds or self.shared[self.scale]["seeds"]
         spots = [spot for row in rows for spot in self._spots(row, columns, range(count)) if _kept(spot, row, only)]
         if not spots:
@@ -174,17 +176,8 @@ class _Maker:
             note=self.table.get("note", ""),
             drawn=self.table.get("drawn", ""),
             notes={row["name"]: row["note"] for row in rows if row.get("note")},
-            claims=tuple(self._claims()),
+            claims=tuple(claims),
         )
-
-    def _columns(self) -> list[Any]:
-        columns = self.table["columns"]
-        return self.shared["tasks"] if columns == "tasks" else columns
-
-    def _claims(self) -> Iterator[Mapping[str, Any]]:
-        for claim in self.table.get("claims", []):
-            self._check_keys("claim", claim, claim.get("says", ""))
-            yield claim
 
     def _entry(self, kind: str, entry: Any) -> dict[str, Any]:
         """Return a row or a column as a table."""
@@ -211,7 +204,9 @@ class _Maker:
             measure = row.get("measure") or column.get("measure") or self.table.get("measure", "test_score")
             if measure not in MEASURES:
                 raise InputError(f"recipe {self.origin}: no measure {measure!r}; there are {', '.join(MEASURES)}")
-            reason = row.get("reason", "") or ("" if name else "nothing is run for it") or self._absent(row, column)
+            reason = row.get("reason", "") or ("" if name else "nothing is run for it")
+            if self.scale != "paper":  # whose small backbone has no such cell
+                reason = reason or row.get("absent", {}).get(column["name"], "")
             names = [name] if isinstance(name, str) else name or []
             value = published[number] if published else None
             yield Spot(
@@ -223,10 +218,6 @@ class _Maker:
                 later=row.get("later", {}).get(column["name"]),
                 reason=reason,
             )
-
-    def _absent(self, row: Mapping[str, Any], column: Mapping[str, Any]) -> str:
-        """Return why the small backbone of the smaller scales has no such cell, if a row says so."""
-        return "" if self.scale == "paper" else row.get("absent", {}).get(column["name"], "")
 
     def _cell(self, name: str, row: Mapping[str, Any], column: Mapping[str, Any], seed: int) -> Cell:
         named = self.shared["cells"].get(name)
@@ -258,8 +249,7 @@ class _Maker:
     def _check_settings(self, settings: Mapping[str, Any], where: str, stage: str | None = None) -> None:
         known = OPTIONS[stage] if stage else ALL_OPTIONS
         for key in settings.keys() - known.keys():
-            near = difflib.get_close_matches(key, known, n=1)
-            meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(known))}"
+            meant = nearest(key, known) or f"; there are {', '.join(sorted(known))}"
             raise InputError(f"{where}: no setting {key!r}{meant}")
 
 

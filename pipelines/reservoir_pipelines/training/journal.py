@@ -1,19 +1,17 @@
-"""The journal of a training: one line of JSON per step, and one per validation, each with its CRC-32."""
+"""The journal of a training: one line of JSON per step, and one per validation, each with its SHA-256."""
 
 from __future__ import annotations
 
-import json
 import math
 import time
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir_pipelines.files import replace_file
+from reservoir_pipelines.files import checked_line, read_lines, replace_file
 
 FLUSH_SECONDS = 1.0
 
@@ -24,12 +22,12 @@ class Journal:
     def __init__(self, path: Path, step: int) -> None:
         self._path, self._waiting, self._flushed = path, [], time.monotonic()
         kept = [line for line in read_journal(path) if line["step"] <= step]
-        replace_file(path, lambda part: part.write_text("".join(map(_text, kept))))
+        replace_file(path, lambda part: part.write_text("".join(map(checked_line, kept))))
 
     def add(self, step: int, numbers: dict[str, float]) -> None:
         """Add a line, on disk within a second or so; what is not finite becomes null, which JSON has."""
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-        self._waiting.append(_text({"step": step, **finite}))
+        self._waiting.append(checked_line({"step": step, **finite}))
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self.flush()
 
@@ -44,16 +42,10 @@ class Journal:
 def read_journal(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a journal, but for a last one that a kill has cut off; none where there is no file."""
     lines = []
-    for text in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+    for text, line in read_lines(path):
         if not text.endswith(b"\n") and b"}" not in text:
             break
-        try:
-            line = json.loads(text)
-            del line["crc32"]
-            sound = _text(line).encode().rstrip() == text.rstrip()
-        except (ValueError, KeyError, TypeError):
-            sound, line = False, {}
-        if not sound:
+        if line is None:
             raise InputError(f"{path}: line {len(lines) + 1} is damaged; remove the file, or train in another folder")
         lines.append(line)
     return lines
@@ -63,7 +55,3 @@ def course(history: Sequence[dict[str, Any]], name: str, factor: float = 1.0) ->
     """Return (step, factor * value) of the lines that have a value of this name, (lines, 2)."""
     found = [(line["step"], factor * line[name]) for line in history if line.get(name) is not None]
     return np.array(found, float).reshape(-1, 2)
-
-
-def _text(line: Mapping[str, Any]) -> str:
-    return json.dumps({**line, "crc32": f"{zlib.crc32(json.dumps(line).encode()):08x}"}) + "\n"

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from reservoir_pipelines.files import checked_line, read_lines, replace_file
+from reservoir_pipelines.output import Record
 
 FILE = "trials.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class Trial(Record):
     """A reservoir, by the number of its candidate, and how its best columns do on held-out rows."""
 
     number: int
@@ -36,10 +37,6 @@ class Trial:
         """The rank: of equal scores the smaller loss."""
         return self.score, -self.loss
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return {**asdict(self), "columns": list(self.columns)}
-
 
 class Trials:
     """The trials of one search, in a file that is whole or as it was, whenever the process is killed."""
@@ -47,7 +44,7 @@ class Trials:
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
         folder.mkdir(parents=True, exist_ok=True)
-        lines = [_from_json(line) for line in read_lines(self.path)]
+        lines = [_from_json(line) for _, line in read_lines(self.path) if line]
         self._found = {(trial.number, trial.limit): trial for trial in lines}
 
     def __iter__(self) -> Iterator[Trial]:

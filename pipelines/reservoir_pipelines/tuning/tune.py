@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from reservoir.option_fields import as_group, typed
 from reservoir.options import (
@@ -25,7 +24,7 @@ from reservoir_pipelines.extraction.entries import keep_last
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.raw import RAW as RAW_COLUMN
 from reservoir_pipelines.fitting.results import Fit
-from reservoir_pipelines.output import hushed, say
+from reservoir_pipelines.output import Record, hushed, say
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.tuning.budget import Budget, seconds_of
 from reservoir_pipelines.tuning.joining import choose
@@ -36,14 +35,14 @@ from reservoir_pipelines.tuning.where import Where
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuning:
+class Tuning(Record):
     """What `tune` found.
 
     Parameters
     ----------
     trials : tuple of Trial
         Every reservoir that was tried, best first, of the last round.
-    score, raw_score : float
+    valid_score, raw_valid_score : float
         Of the winner and of the raw input on held-out rows of train and valid, by which they were chosen; None where
         the raw input cannot be judged beside.
     metric : {"accuracy", "R²"}
@@ -59,26 +58,13 @@ class Tuning:
     """
 
     trials: tuple[Trial, ...]
-    score: float
-    raw_score: float | None
+    valid_score: float
+    raw_valid_score: float | None
     metric: str
     fit: Fit
     commands: tuple[str, ...]
     folder: Path
     seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return {
-            "trials": [trial.to_dict() for trial in self.trials],
-            "valid_score": self.score,
-            "raw_valid_score": self.raw_score,
-            "metric": self.metric,
-            "fit": self.fit.to_dict(),
-            "commands": list(self.commands),
-            "folder": str(self.folder),
-            "seconds": round(self.seconds, 3),
-        }
 
 
 @stage
@@ -151,13 +137,13 @@ def tune(
     fitted, commands = _finish(where, {t.number: t for t in finalists}, chosen, found, limit, cluster)
     return Tuning(
         trials=tuple(ranked),
-        score=found.score,
-        raw_score=raw,
+        valid_score=found.score,
+        raw_valid_score=raw,
         metric=default.metric,
         fit=fitted,
         commands=commands,
         folder=trials.path.parent,
-        seconds=clock() - budget.started,
+        seconds=round(clock() - budget.started, 3),
     )
 
 

@@ -16,7 +16,7 @@ from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.columns import Columns
 from reservoir.tasks.own.decode import SIDE
 from reservoir.tasks.own.each import TOKEN
-from reservoir.tasks.own.encode import clean_lengths, encode_own
+from reservoir.tasks.own.encode import clean_lengths
 from reservoir.tasks.own.files import function_file, open_columns, source_files
 from reservoir.tasks.own.hub import is_hub
 from reservoir.tasks.own.kinds import MOST_SYMBOLS, SAMPLE, Reading, read_integers
@@ -114,10 +114,6 @@ class OwnData(Source):
             half = self._channels // 2
             found.offset[half:], found.scale[half:] = 0, 1
         return found
-
-    def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return new inputs in the form of this task, and their lengths."""
-        return encode_own(self.task, x, lengths)
 
     def notes(self) -> list[str]:
         """Return what was decided unasked."""

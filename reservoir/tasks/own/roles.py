@@ -62,6 +62,9 @@ class Sorting:
         ids = self._ids()
         groups = self._named("group") or ("groups" if "groups" in self.table else "")
         whole = self._whole()
+        labels = labels or self._labels()
+        if not labels and self.labelled:
+            refuse_unlabelled(self.path, self.table, whole)
         time = self._named("time")
         repeats = bool(ids) and len(set(ids)) < self.rows
         if not whole and (repeats if self.labelled else self.parameters.get("long", False)):
@@ -161,9 +164,6 @@ class Sorting:
     # ---- one line per sequence
 
     def _wide(self, ids: Sequence[Any], labels: list[str], groups: str, time: str, whole: str) -> None:
-        labels = labels or self._labels()
-        if not labels and self.labelled:
-            refuse_unlabelled(self.path, self.table, whole)
         if not time and self.labelled and (time := times_among(self.path, self.table, known=bool(ids))):
             self.found["time"] = time
         if ids:
@@ -269,8 +269,6 @@ class Sorting:
     def _long(self, ids: Sequence[Any], labels: list[str], groups: str, time: str) -> None:
         name = self.roles.id or self.found.get("id", "id")
         series = {key: place for place, key in enumerate(dict.fromkeys(ids))}
-        if not labels and self.labelled:
-            raise InputError(f"{self.path}: no column of labels among {list(self.table)[:8]}; say --label NAME")
         self._take(labels, groups)
         time = time or next((name for name in self.table if name.lower() in TIMES), "")
         if time:
