@@ -124,8 +124,6 @@ def evaluate_classes(
 
     Where every token is given by itself, ``counts`` are those of each row.
     """
-    from sklearn.metrics import confusion_matrix
-
     y, predicted = (values.reshape(len(y), -1) for values in (y, predicted))
     merits = (y == predicted).mean(axis=1)
     if counts is not None:
@@ -139,7 +137,10 @@ def evaluate_classes(
     scores |= {f"accuracy_of_label_{n}": one["accuracy"] for n, one in enumerate(each)} if apart else {}
     interval = accuracy_interval(merits)
     y, predicted = y.ravel(), predicted.ravel()
-    confusion: np.ndarray = confusion_matrix(y, predicted, labels=range(len(classes)))
+    number = len(classes)
+    known = (y >= 0) & (y < number)
+    places = y[known].astype(np.int64) * number + predicted[known]
+    confusion = np.bincount(places, minlength=number**2).reshape(number, number)
     occurring = confusion.sum(axis=1)
     present = np.flatnonzero(occurring).tolist()
     recall = confusion.diagonal()[present] / occurring[present]
@@ -156,18 +157,26 @@ def evaluate_classes(
 
 def _class_scores(y: np.ndarray, predicted: np.ndarray, ranks: np.ndarray | None) -> dict[str, float]:
     """Return the scores of labels of one kind by name, the area under the curve where both of two classes occur."""
-    from sklearn.metrics import f1_score, recall_score, roc_auc_score
-
     y, predicted = y.ravel(), predicted.ravel()
-    found, counts = np.unique(y, return_counts=True)
-    recall = recall_score(y, predicted, labels=found, average="macro", zero_division=0)  # pyright: ignore[reportArgumentType]
+    found, numbers = np.unique(np.concatenate([y, predicted]), return_inverse=True)
+    truth, guess = np.split(numbers, 2)
+    actual, given, right = (np.bincount(n, minlength=len(found)) for n in (truth, guess, truth[truth == guess]))
+    occurs = actual > 0
     scores = {
         "accuracy": float((y == predicted).mean()),
-        "majority_baseline": float(counts.max() / len(y)),
-        "balanced_accuracy": float(recall),
-        "macro_f1": float(f1_score(y, predicted, average="macro", zero_division=0)),  # pyright: ignore[reportArgumentType]
+        "majority_baseline": float(actual.max() / len(y)),
+        "balanced_accuracy": float((right[occurs] / actual[occurs]).mean()),
+        "macro_f1": float((2 * right / (actual + given)).mean()),
     }
-    return scores | ({"auc": float(roc_auc_score(y, ranks.ravel()))} if ranks is not None and len(found) == 2 else {})
+    return scores | ({"auc": _area(y == y.max(), ranks.ravel())} if ranks is not None and occurs.sum() == 2 else {})
+
+
+def _area(positive: np.ndarray, ranks: np.ndarray) -> float:
+    """Return how often one of the positive rows (n,) ranks above one of the others; a tie is half."""
+    _, places, counts = np.unique(ranks, return_inverse=True, return_counts=True)
+    below = counts.cumsum() - (counts + 1) / 2
+    pairs = positive.sum() * (~positive).sum()
+    return float((below[places[positive]].sum() - positive.sum() * (positive.sum() - 1) / 2) / pairs)
 
 
 def evaluate_values(y: np.ndarray, predicted: np.ndarray) -> Evaluation:

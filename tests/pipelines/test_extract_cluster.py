@@ -92,11 +92,17 @@ def cluster():
         yield cluster
 
 
-def test_a_connection_that_breaks_is_sought_again(cluster, expected, tiny_gpt2, tmp_path, capsys):
-    relay = Relay(cluster.scheduler_address)
-    watch = after_shards(tmp_path, relay.cut)
+def test_a_connection_that_breaks_is_sought_again(cluster, expected, tiny_gpt2, tmp_path, capsys, monkeypatch):
+    relay, as_completed = Relay(cluster.scheduler_address), distributed.as_completed
+
+    def cut_after_ten(futures, **settings):  # of the 39 blocks, however late this process hears of them
+        for number, future in enumerate(as_completed(futures, **settings)):
+            yield future
+            if number == 9 and not relay.cuts:
+                relay.cut()
+
+    monkeypatch.setattr(distributed, "as_completed", cut_after_ten)
     done = extract("digits", backbone=str(tiny_gpt2), cache=tmp_path, scheduler=relay.address, **SETTINGS)
-    watch.join()
     relay.server.close()
     assert files_of(done) == expected
     assert relay.cuts == 1
@@ -108,7 +114,7 @@ def test_a_worker_that_is_killed_has_its_blocks_done_by_another(cluster, expecte
     other = subprocess.Popen([*command, "--nthreads", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         with distributed.Client(cluster, set_as_default=False) as client:
-            client.wait_for_workers(2, timeout=300)
+            client.wait_for_workers(2)
         watch = after_shards(tmp_path, other.kill)  # by then it has been given blocks
         settings = SETTINGS | {"scheduler": cluster.scheduler_address}
         done = extract("digits", backbone=str(tiny_gpt2), cache=tmp_path, **settings)

@@ -83,7 +83,10 @@ def test_every_later_number_is_rothermels():
         ("title = 'x'", "it has no rows"),
         ("title = 'x'\ncolumns = ['mnist']\nrows = [{ name = 'a', cell = 'fpd' }]", "no cell 'fpd'"),
         ("title = 'x'\ncolumns = ['mnist']\nrows = [{ name = 'a', cel = 'fpt' }]", "row 'a' has 'cel'"),
-        ("title = 'x'\ncolumns = ['mnist']\nrows = [{ name = 'a', cell = 'fpt', settings = { stepz = 1 } }]", "steps?"),
+        (
+            "title = 'x'\ncolumns = ['mnist']\nrows = [{ name = 'a', cell = 'fpt', settings = { stepz = 1 } }]",
+            "'steps'?",
+        ),
         ("title = 'x'\ncolumns = ['mnist']\nrows = [{ name = 'a', cell = 'fpt', measure = 'luck' }]", "'luck'"),
         ("title = 'x'\ncolumns = ['mnist']\nrows = [{ name = 'a', cell = 'fpt', published = [1, 2] }]", "2 published"),
         ("title = 3 4", "not readable"),
@@ -103,9 +106,9 @@ def test_a_row_named_like_a_task_keeps_the_task_that_its_column_says():
 
 
 def test_what_is_asked_wrongly_is_named():
-    with pytest.raises(InputError, match="did you mean table1"):
+    with pytest.raises(InputError, match="did you mean 'table1'"):
         load_recipe("tabel1", "smoke")
-    with pytest.raises(InputError, match="did you mean backbone"):
+    with pytest.raises(InputError, match="did you mean 'backbone'"):
         load_recipe("table1", "smoke", override={"bakbone": "gpt2"})
     with pytest.raises(InputError, match="no such task"):
         load_recipe("table1", "smoke", only=["digits"])

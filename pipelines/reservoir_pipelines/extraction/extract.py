@@ -108,8 +108,6 @@ def extract(
     request = request_of(prepared, options, splits)
     if found := recall(root, request):
         entry, columns, computed = *found, 0
-        name = f"{prepared.task.name} x {entry.path.name.rpartition('-')[0]}"
-        say(f"{name}: everything is cached already in {entry.path}; no forward pass")
     else:
         from reservoir_pipelines.extraction.run import plan_run  # which imports torch
         from reservoir_pipelines.extraction.shares import share_blocks
@@ -122,6 +120,9 @@ def extract(
             computed += run.compute(entry, bar.advance)
         columns = run.columns
         remember(root, request, entry, columns, run.splits)
+    if not computed:
+        name = f"{prepared.task.name} x {entry.path.name.rpartition('-')[0]}"
+        say(f"{name}: everything is cached already in {entry.path}; no forward pass")
     return Extraction(
         entry=entry.path,
         rows={split: entry.spec.rows[split] for split in prepared.rows},

@@ -107,8 +107,6 @@ class Run:
             part = space * count * lacking // (sum(self.spec.rows.values()) * len(self.columns))
             say(f"{name}: {count:,} rows still to compute, at most {size_text(part)} more on disk")
             check_space(self.root, part)
-        if not ranges:
-            say(f"{name}: everything is cached already in {entry.path}; no forward pass")
         return entry, count
 
     def compute(self, entry: Entry, advance: Callable[[int, int], None]) -> int:

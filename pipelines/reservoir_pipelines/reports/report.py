@@ -15,12 +15,13 @@ from reservoir.options import CacheOptions, OutOptions
 from reservoir_pipelines.files import replace_file, writing
 from reservoir_pipelines.fitting.results import SUMMARY
 from reservoir_pipelines.output import Record, say
-from reservoir_pipelines.reports.markdown import as_markdown
 from reservoir_pipelines.reports.reproduced import reproduction_part
 from reservoir_pipelines.reports.single import fit_part, is_fit, is_run, run_part
 from reservoir_pipelines.reproduction_folder import Kept, is_reproduction
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workspace import cache_root
+
+HERE = files("reservoir_pipelines") / "reports"
 
 MOST = 12
 """Fits that are shown of all that are kept: the latest."""
@@ -58,7 +59,7 @@ def report(sources: Sequence[str | Path], result: OutOptions, place: CacheOption
     if not parts:
         raise InputError(f"{root}: nothing to report on yet; run reservoir fit TASK or reproduce TABLE first")
     out = result.out or root / ("report.md" if markdown else "report.html")
-    text = as_markdown(parts) if markdown else _page(parts)
+    text = _tables(parts) if markdown else _page(parts)
     with writing(out):
         replace_file(out, lambda part: part.write_text(text, encoding="utf-8"))
     return Report(page=out, parts=len(parts), bytes=len(text.encode()))
@@ -96,17 +97,30 @@ def _part(path: Path, number: int) -> dict[str, Any]:
     raise InputError(f"{path}: not a folder that reproduce, fit or train has finished; name one of these")
 
 
+def _tables(parts: Sequence[dict[str, Any]]) -> str:
+    """Return the tables as Markdown, the paper's numbers in brackets."""
+    from jinja2 import Environment
+
+    plain = Environment(trim_blocks=True, finalize=_plain)
+    return plain.from_string((HERE / "tables.md.j2").read_text()).render(parts=parts)
+
+
+def _plain(value: object) -> str:
+    """Return a text that stands on one line of a table and is no markup."""
+    text = " ".join(str(value).split())
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+
+
 def _page(parts: Sequence[dict[str, Any]]) -> str:
     from jinja2 import Environment
     from markupsafe import Markup
 
-    here = files("reservoir_pipelines") / "reports"
-    page = Environment(autoescape=True, trim_blocks=False).from_string((here / "page.html").read_text())
+    page = Environment(autoescape=True, trim_blocks=False).from_string((HERE / "page.html").read_text())
     made = f"{datetime.now().astimezone():%Y-%m-%d %H:%M}"
     return page.render(
         title="reservoir: frozen models, read out",
         lead="What was run here, with the command behind every number. The page needs no network.",
-        style=Markup((here / "style.css").read_text()),
+        style=Markup((HERE / "style.css").read_text()),
         parts=parts,
         footer=f"Made {made} by reservoir-features {version('reservoir-features')}.",
     )

@@ -10,7 +10,6 @@ scales has no such cell.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, nearest
 from reservoir_pipelines.reproduction.cell import ALL_OPTIONS, OPTIONS, Cell
 from reservoir_pipelines.reproduction.measures import MEASURES
 from reservoir_pipelines.reproduction_folder import CELL
@@ -119,9 +118,8 @@ def load_recipe(
     """
     path = Path(name) if name.endswith(".toml") else None
     if path is None and name not in (known := recipe_names()):
-        near = difflib.get_close_matches(name, known, n=1)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        raise InputError(f"no recipe {name!r}: there are {', '.join(known)}, or the path of a .toml file{meant}")
+        there = f"there are {', '.join(known)}, or the path of a .toml file"
+        raise InputError(f"no recipe {name!r}: {there}{nearest(name, known)}")
     table = _read(path or _shipped() / f"{name}.toml", name)
     maker = _Maker(name, scale, table, _read(_shipped() / "cells.toml", "cells"), override or {})
     return maker.recipe(path.stem if path else name, seeds, [word.strip() for word in only])
@@ -251,8 +249,7 @@ class _Maker:
     def _check_settings(self, settings: Mapping[str, Any], where: str, stage: str | None = None) -> None:
         known = OPTIONS[stage] if stage else ALL_OPTIONS
         for key in settings.keys() - known.keys():
-            near = difflib.get_close_matches(key, known, n=1)
-            meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(known))}"
+            meant = nearest(key, known) or f"; there are {', '.join(sorted(known))}"
             raise InputError(f"{where}: no setting {key!r}{meant}")
 
 
