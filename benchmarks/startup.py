@@ -37,9 +37,9 @@ def main() -> None:
         os.environ["RESERVOIR_CACHE"] = folder
         five = Path(folder) / "five.npz"
         np.savez(five, x=np.random.default_rng(0).integers(0, 17, (5, 8, 8)).astype(np.float32))
-        for made in (EXTRACT, ["fit", "digits", "--columns", "final/mean"]):
+        for made in (EXTRACT, ["fit", "digits", "--columns", "final/mean", "--out", f"{folder}/readout"]):
             subprocess.run([sys.executable, "-c", COMMAND, *made], check=True, capture_output=True)
-        readout = next(Path(folder).glob("readouts/digits/*"))
+        print("| | clock | of a core | imports |\n|---|--:|--:|---|", flush=True)
         for arguments in (
             ["--help"],
             ["--version"],
@@ -48,7 +48,7 @@ def main() -> None:
             ["extract", "digits", "--backbone", "gtp2"],
             ["extract", "missing.csv"],
             EXTRACT,
-            ["predict", str(readout), str(five)],
+            ["predict", f"{folder}/readout", str(five)],
         ):
             shown = " ".join(Path(word).name for word in arguments)
             show(f"reservoir {shown}", [sys.executable, "-c", COMMAND, *arguments], repeats)
@@ -66,7 +66,7 @@ def show(title: str, command: list[str], repeats: int) -> None:
         clock.append(time.perf_counter() - started)
         processor.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     imported = told.splitlines()[-1] if told.splitlines() else ""
-    print(f"{title:60} {min(clock):6.2f} s  {min(processor):6.2f} s of a core  {imported}", flush=True)
+    print(f"| `{title}` | {min(clock):.2f} s | {min(processor):.2f} s | {imported} |", flush=True)
 
 
 if __name__ == "__main__":
