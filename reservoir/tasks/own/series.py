@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -134,7 +134,13 @@ def _targets(path: Path, labels: Sequence[str]) -> list[float]:
 
 def _read_bare(path: Path) -> Series:
     """Return the series of a table without names: a label, then the values; NaN at the end of a row is no value."""
-    rows = [_floats(where, cells) for where, cells in _cells(path)]
+    rows = []
+    for number, line in enumerate(lines_of(path), 1):
+        if line.strip():
+            cells = line.rstrip("\r\n").split("\t")
+            if len(cells) < 2:
+                raise InputError(f"{path}, line {number}: {len(cells)} cell; give a label and values, tabs between")
+            rows.append(_floats(f"{path}, line {number}", cells))
     y = np.array([row[0] for row in rows])
     if not np.isfinite(y).all():
         raise InputError(f"{path}, line {int(np.argmin(np.isfinite(y))) + 1}: no label in the first column")
@@ -148,15 +154,6 @@ def _read_bare(path: Path) -> Series:
         [row[:end] for row, end in zip(x, ends, strict=True)],
         [str(int(label)) for label in y] if whole else y.tolist(),
     )
-
-
-def _cells(path: Path) -> Iterator[tuple[str, list[str]]]:
-    for number, line in enumerate(lines_of(path), 1):
-        if line.strip():
-            cells = line.rstrip("\r\n").split("\t")
-            if len(cells) < 2:
-                raise InputError(f"{path}, line {number}: {len(cells)} cell; give a label and values, tabs between")
-            yield f"{path}, line {number}", cells
 
 
 def _floats(where: str, cells: Sequence[str]) -> np.ndarray:
