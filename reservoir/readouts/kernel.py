@@ -61,13 +61,6 @@ class Kernel:
         products += np.tril(products, -1).T
         return cls(x=x, weights=weights, mean=mean, scale=scale, products=products)
 
-    def standardised(self) -> np.ndarray:
-        """Return the standardised samples times the roots of their weights, (n, w)."""
-        z = self.x - self.mean
-        z *= self.scale
-        z *= np.sqrt(self.weights)[:, None]
-        return z
-
     def path(self, y: np.ndarray, alphas: np.ndarray) -> LinearPath:
         """Return the ridge solutions of every penalty for targets (n, t)."""
         every = np.ones(len(y), bool)
