@@ -110,17 +110,6 @@ class Kernel:
         return Tridiagonal.of(products).solve(positive(alphas), (y - offset) * roots) * roots, offset
 
 
-def kernel_path(
-    x: np.ndarray,
-    y: np.ndarray,
-    alphas: np.ndarray,
-    weights: np.ndarray | None = None,
-    emphasis: np.ndarray | None = None,
-) -> LinearPath:
-    """Return the ridge solutions from samples x (n, w), y (n, t) (kernel form, for n < w): order n^2 w + n^3."""
-    return Kernel.of(x, weights, emphasis).path(y, alphas)
-
-
 def _chunks(x: np.ndarray) -> Iterator[slice]:
     for start in range(0, x.shape[1], CHUNK):
         yield slice(start, min(start + CHUNK, x.shape[1]))

@@ -32,8 +32,8 @@ def media_files(path: Path) -> list[Path]:
     found = path.rglob("*") if path.is_dir() else [path]
     files = sorted(file for file in found if kind_of([file.name]) and not _is_hidden(file, path) and file.is_file())
     files = [file for file in files if kind_of([file.name]) == "pictures"] or files
-    for file in files:
-        _check_inside(file, path)
+    for link in (file for file in files if file.is_symlink()):  # to folders none is followed
+        _check_inside(link, path)
     return files
 
 
@@ -116,7 +116,7 @@ def _is_hidden(path: Path, root: Path) -> bool:
 
 def _check_inside(path: Path, root: Path) -> None:
     """Refuse a file outside of a folder: data of others may name any file of this machine."""
-    if path != root and not path.resolve().is_relative_to(root.resolve()):
+    if not path.resolve().is_relative_to(root.resolve()):
         raise InputError(f"{path}: it leads out of {root}; copy the file there")
 
 
