@@ -47,9 +47,11 @@ def has_sounds(path: Path) -> bool:
 def names_media(table: Path, kinds: Iterable[str] = KINDS) -> bool:
     """Return whether the first lines of a text, or the end of a Parquet file, say so: then it names files, probably."""
     ends = [end for kind in kinds for end in KINDS[kind]]
-    if table.suffix == ".parquet":
+    if table.suffix.lower() == ".parquet":
         return mentions(table, ends)
-    return table.suffix in TABLES and any(end in line.lower() for line in islice(lines_of(table), 2) for end in ends)
+    return table.suffix.lower() in TABLES and any(
+        end in line.lower() for line in islice(lines_of(table), 2) for end in ends
+    )
 
 
 def named_files(table: Path, columns: Columns) -> list[Path]:
