@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 from reservoir.errors import InputError
 
-DURATION = re.compile(r"(?=.*[1-9])(\d+(?:\.\d+)?)([smh])")
-"""A time: a number of seconds, minutes or hours above zero."""
+SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+DURATION = re.compile(r"(?=.*[1-9])(\d+(?:\.\d+)?)([smhd])")
+"""A time: a number of seconds, minutes, hours or days above zero."""
 
 SEEDS = 2**63
 """Number of seeds: those of torch's generators have 63 bits."""
@@ -66,7 +67,14 @@ def dilation_list(value: str) -> str | None:
 
 def span(value: str) -> str | None:
     """Check that a text is a time."""
-    return None if DURATION.fullmatch(value) else "give a time such as 90s, 10m or 1h"
+    return None if DURATION.fullmatch(value) else "give a time such as 90s, 10m, 1h or 30d"
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds of a text that `span` has checked."""
+    found = DURATION.fullmatch(text)
+    assert found
+    return float(found[1]) * SECONDS[found[2]]
 
 
 def number_lists(*names: str) -> Check:

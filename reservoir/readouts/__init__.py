@@ -1,7 +1,7 @@
 """Linear readouts: from features and labels to the most accurate linear model, every penalty in one pass.
 
 *Labels*: `Targets` codes them as regression targets; `samples` lays out a column of the cache.
-*Ridge*: `accumulate` streams data into `Moments`; `ridge_path` and `kernel_path` solve every penalty from them.
+*Ridge*: `accumulate` streams data into `Moments`; `ridge_path` solves every penalty from them, `Kernel` from samples.
 *Logistic*: `logistic_sweep` solves every penalty of multinomial logistic regression in the same passes.
 *Selection*: `sweep` by a validation split, `cross_sweep` by K folds (`deal_folds`), `forward_selection` over columns,
 `held_out` by a kernel matrix alone;
@@ -19,7 +19,7 @@ from reservoir.readouts.device import Arithmetic, NumpyArithmetic, TorchArithmet
 from reservoir.readouts.forward import Step, forward_selection
 from reservoir.readouts.gather import Again, gather, solve, training_moments
 from reservoir.readouts.held_out import HeldOut, held_out, kernel_matrix
-from reservoir.readouts.kernel import kernel_path
+from reservoir.readouts.kernel import Kernel
 from reservoir.readouts.kfold import add_folds, cross_sweep, deal_folds, fold_moments, partial_moments
 from reservoir.readouts.linear import LinearPath, LinearReadout, Scorer
 from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic_sweep
@@ -38,6 +38,7 @@ __all__ = [
     "Arithmetic",
     "Block",
     "HeldOut",
+    "Kernel",
     "LinearPath",
     "LinearReadout",
     "Moments",
@@ -63,7 +64,6 @@ __all__ = [
     "gather",
     "held_out",
     "kernel_matrix",
-    "kernel_path",
     "logistic_path",
     "logistic_sweep",
     "mcnemar",

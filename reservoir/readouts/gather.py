@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.readouts.kernel import kernel_path
+from reservoir.readouts.kernel import Kernel
 from reservoir.readouts.linear import LinearPath
 from reservoir.readouts.moments import Block, Moments, accumulate
 from reservoir.readouts.ridge import ridge_path
@@ -80,5 +80,5 @@ def solve(training: Training, alphas: np.ndarray, emphasis: np.ndarray | None = 
         return ridge_path(training, alphas, emphasis=emphasis)
     n, w = training.x.shape
     if n < w:
-        return kernel_path(training.x, training.y, alphas, training.weights, emphasis)
+        return Kernel.of(training.x, training.weights, emphasis).path(training.y, alphas)
     return ridge_path(accumulate([(training.x, training.y, training.weights)]), alphas, emphasis=emphasis)

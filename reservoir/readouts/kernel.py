@@ -61,13 +61,6 @@ class Kernel:
         products += np.tril(products, -1).T
         return cls(x=x, weights=weights, mean=mean, scale=scale, products=products)
 
-    def standardised(self) -> np.ndarray:
-        """Return the standardised samples times the roots of their weights, (n, w)."""
-        z = self.x - self.mean
-        z *= self.scale
-        z *= np.sqrt(self.weights)[:, None]
-        return z
-
     def path(self, y: np.ndarray, alphas: np.ndarray) -> LinearPath:
         """Return the ridge solutions of every penalty for targets (n, t)."""
         every = np.ones(len(y), bool)
@@ -108,17 +101,6 @@ class Kernel:
         products *= roots
         products *= roots.T
         return Tridiagonal.of(products).solve(positive(alphas), (y - offset) * roots) * roots, offset
-
-
-def kernel_path(
-    x: np.ndarray,
-    y: np.ndarray,
-    alphas: np.ndarray,
-    weights: np.ndarray | None = None,
-    emphasis: np.ndarray | None = None,
-) -> LinearPath:
-    """Return the ridge solutions from samples x (n, w), y (n, t) (kernel form, for n < w): order n^2 w + n^3."""
-    return Kernel.of(x, weights, emphasis).path(y, alphas)
 
 
 def _chunks(x: np.ndarray) -> Iterator[slice]:

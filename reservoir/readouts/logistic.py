@@ -68,9 +68,8 @@ def logistic_path(
     if not targets.classes:
         raise InputError("logistic readout: the targets are real values; use the ridge readout for regression")
     problem = _Problem(train, targets, np.asarray(positive(alphas), np.float64), _principal_axes(training))
-    found = minimise_together(
-        problem.starts(), problem.evaluate, tolerance=tolerance, evaluations=passes, rounding=1e-8
-    )
+    starts = [np.zeros(problem.steps.shape[1] * problem.columns) for _ in problem.alphas]
+    found = minimise_together(starts, problem.evaluate, tolerance=tolerance, evaluations=passes, rounding=1e-8)
     weights, offset = problem.models(dict(enumerate(minimum.point for minimum in found)))
     weights = weights.reshape(len(weights), len(alphas), -1).transpose(1, 0, 2)
     if targets.classes == 2:  # a score of two classes is half the log odds: +s for one and -s for the other
@@ -110,7 +109,10 @@ def _principal_axes(training: Training) -> _Axes:
         mean, scale, count = kernel.mean, kernel.scale, float(kernel.weights.sum())
         roots = np.sqrt(kernel.weights)
         values, vectors = eigh(kernel.products * roots * roots[:, None], driver="evd", overwrite_a=True)
-        vectors = kernel.standardised().T @ vectors
+        z = kernel.x - mean
+        z *= scale
+        z *= roots[:, None]
+        vectors = z.T @ vectors
         vectors /= np.sqrt(np.maximum(values, np.finfo(float).tiny))
     kept = values > len(values) * np.finfo(float).eps * values[-1]
     return _Axes(vectors[:, kept], values[kept], mean, scale, count)
@@ -132,10 +134,6 @@ class _Problem:
             ],
             axis=1,
         )
-
-    def starts(self) -> list[np.ndarray]:
-        """Return the start of every problem: all weights 0."""
-        return [np.zeros(self.steps.shape[1] * self.columns) for _ in self.alphas]
 
     def models(self, points: Mapping[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Return standardised weights (w, p * columns) and intercepts (p * columns,) of some problems' points."""

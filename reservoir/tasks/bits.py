@@ -19,16 +19,19 @@ MOST_HELD_OUT = (6, 20)
 """Bits of inputs that are few enough to list and enough for each split to have some."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Bits(Source):
     """What both tasks share: rows are drawn in pieces, and sequences are given as they are."""
 
     endless = True
+    data: Path | None = None  # not used
     n: int
     patterns: int
     token_bits: int
-    train_rows: int
-    valid_rows: int
-    test_rows: int
+    train_rows: int = 10_000
+    valid_rows: int = 1000
+    test_rows: int = 1000
+    seed: int = 0
 
     def pieces(self) -> list[Piece]:
         """Return stretches of rows, each with a generator of its own."""
@@ -77,15 +80,10 @@ class BitMemory(_Bits):
     of more. Who copies the bits that are shown and guesses the others is right in ``1 - mask / 2`` of all, 75%.
     """
 
-    data: Path | None = None  # not used
     n: int = 1000
     patterns: int = 5
     token_bits: int = 50
     mask: float = 0.5
-    train_rows: int = 10_000
-    valid_rows: int = 1000
-    test_rows: int = 1000
-    seed: int = 0
 
     def __post_init__(self) -> None:
         self._check()
@@ -119,14 +117,9 @@ class BitXor(_Bits):
     test, and what is tested is whether it generalises. Fewer rows are the first of more.
     """
 
-    data: Path | None = None  # not used
     n: int = 5
     patterns: int = 2
     token_bits: int = 1
-    train_rows: int = 10_000
-    valid_rows: int = 1000
-    test_rows: int = 1000
-    seed: int = 0
     held_out: bool = False
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ _CODES = {"u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"}
 _INSTRUCTIONS = (
     "PROTO FRAME STOP MARK POP POP_MARK NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT "
     "BINFLOAT STRING BINSTRING SHORT_BINSTRING BINBYTES SHORT_BINBYTES BINBYTES8 UNICODE BINUNICODE SHORT_BINUNICODE "
-    "BINUNICODE8 EMPTY_LIST APPEND APPENDS LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT GET BINGET "
+    "BINUNICODE8 EMPTY_LIST APPEND APPENDS LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 SETITEM SETITEMS GET BINGET "
     "LONG_BINGET PUT BINPUT LONG_BINPUT MEMOIZE GLOBAL STACK_GLOBAL REDUCE"
 )
 """What plain values and arrays need, beside what `_Reader` does itself."""
@@ -96,6 +96,15 @@ class _Ndarray:
     """Stands for the name ``numpy.ndarray``, which is only ever an argument."""
 
 
+class _Dict(dict):
+    """A dict of text and numbers, as the hash of nested tuples takes time without end."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if not isinstance(key, (str, bytes, int)):
+            raise UnsafePickle("a key that is no text and no number")
+        super().__setitem__(key, value)
+
+
 class _Reader(_Machine):
     dispatch: ClassVar[dict[int, Any]] = {
         code: _Machine.dispatch[code] for code in (getattr(pickle, name)[0] for name in _INSTRUCTIONS.split())
@@ -122,35 +131,21 @@ class _Reader(_Machine):
         """Read bytes that can change, no more than there are."""
         self.append(bytearray(self.read(int.from_bytes(self.read(8), "little"))))
 
-    def load_setitem(self) -> None:
-        """Set one key of a dict."""
-        value, key = self.stack.pop(), self.stack.pop()
-        self._set(self.stack[-1], key, value)
-
-    def load_setitems(self) -> None:
-        """Set keys of a dict."""
-        items = self.pop_mark()
-        for place in range(0, len(items), 2):
-            self._set(self.stack[-1], items[place], items[place + 1])
+    def load_empty_dict(self) -> None:
+        """Make an empty dict."""
+        self.append(_Dict())
 
     def load_dict(self) -> None:
         """Make a dict of keys and values."""
         items = self.pop_mark()
-        self.append({})
+        self.append(_Dict())
         for place in range(0, len(items), 2):
-            self._set(self.stack[-1], items[place], items[place + 1])
-
-    def _set(self, target: Any, key: Any, value: Any) -> None:
-        # The hash of nested tuples takes time without end.
-        if not isinstance(target, dict) or not isinstance(key, (str, bytes, int)):
-            raise UnsafePickle("a key that is no text and no number")
-        target[key] = value
+            self.stack[-1][items[place]] = items[place + 1]
 
     dispatch |= {
         pickle.BUILD[0]: load_build,
         pickle.BYTEARRAY8[0]: load_bytearray8,
-        pickle.SETITEM[0]: load_setitem,
-        pickle.SETITEMS[0]: load_setitems,
+        pickle.EMPTY_DICT[0]: load_empty_dict,
         pickle.DICT[0]: load_dict,
     }
 

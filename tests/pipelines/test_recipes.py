@@ -21,7 +21,7 @@ def test_every_table_and_figure_is_there_with_settings_that_exist(scale):
     for name in names:
         recipe = load_recipe(name, scale)
         for cell in recipe.cells:
-            assert cell.settings.keys() <= OPTIONS[cell.stage].keys()
+            assert cell.settings.keys() <= OPTIONS[cell.stage]
             assert (cell.task is None) == (cell.stage in ("pretrain", "backbone"))
             keys.setdefault(cell.key, set()).add(name)
     fpt = {cell.key for cell in load_recipe("table9", scale).cells if cell.settings.get("init") == "pretrained"}

@@ -78,7 +78,6 @@ def test_the_rows_of_generated_tasks_are_fresh_at_every_step(cache):
 
 def plain_losses(steps, rows):
     """Train the same model with transformers and torch alone, and return the loss of each step."""
-    from reservoir_pipelines.training.data import read_split
     from transformers import GPT2Config, GPT2Model
 
     from reservoir.backbones import load_backbone
@@ -102,7 +101,7 @@ def plain_losses(steps, rows):
         parameter.requires_grad_("ln_" in name or "wpe" in name)
         trained += [parameter] if parameter.requires_grad else []
     optimizer = torch.optim.Adam(trained, lr=1e-3)
-    order = StoredRows(read_split(prepared, "train", np.arange(64)), seed=0)
+    order = StoredRows(prepared.split("train").take(np.arange(64)), seed=0)
     losses = []
     for step in range(steps):
         split = order(np.arange(step * count, (step + 1) * count))

@@ -14,11 +14,12 @@ from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.tuning import attempts
 from reservoir_pipelines.tuning import tune as tuning
 from reservoir_pipelines.tuning.attempts import Attempts
-from reservoir_pipelines.tuning.budget import Budget, Costs, seconds_of
+from reservoir_pipelines.tuning.budget import Budget, Costs
 from reservoir_pipelines.tuning.trials import Trials
 from threadpoolctl import threadpool_limits
 
 from reservoir.errors import InputError
+from reservoir.option_fields import seconds_of
 
 SMALL = {"backbone": "mini:n_layer=2,n_embd=16,n_head=2"}
 

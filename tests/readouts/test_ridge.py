@@ -13,6 +13,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from reservoir.errors import InputError
 from reservoir.readouts import (
     DEFAULT_ALPHAS,
+    Kernel,
     Scorer,
     Targets,
     accumulate,
@@ -21,7 +22,6 @@ from reservoir.readouts import (
     cross_sweep,
     deal_folds,
     gather,
-    kernel_path,
     parse_alphas,
     ridge_path,
     solve,
@@ -104,7 +104,7 @@ def test_the_form_chosen_for_stored_features_gives_what_scaler_and_ridge_give(ki
 def test_both_forms_agree(rows, width, seed, kind):
     x = features(rows, width, kind, seed).astype(np.float64)
     y = np.random.default_rng(seed).standard_normal((rows, 2))
-    primal, kernel = ridge_path(accumulate([(x, y)]), ALPHAS), kernel_path(x, y, ALPHAS)
+    primal, kernel = ridge_path(accumulate([(x, y)]), ALPHAS), Kernel.of(x).path(y, ALPHAS)
     np.testing.assert_allclose(primal.coef, kernel.coef, rtol=1e-8, atol=1e-8 * np.abs(kernel.coef).max())
     np.testing.assert_allclose(
         primal.intercept, kernel.intercept, rtol=1e-8, atol=1e-8 * np.abs(kernel.intercept).max()
@@ -112,7 +112,7 @@ def test_both_forms_agree(rows, width, seed, kind):
 
 
 @pytest.mark.parametrize(
-    "solve", [lambda x, y: ridge_path(accumulate([(x, y)]), ALPHAS), lambda x, y: kernel_path(x, y, ALPHAS)]
+    "solve", [lambda x, y: ridge_path(accumulate([(x, y)]), ALPHAS), lambda x, y: Kernel.of(x).path(y, ALPHAS)]
 )
 def test_constant_channels_get_exactly_nothing(solve):
     x = features(50, 20, "constant")
@@ -165,7 +165,7 @@ def test_penalties_must_be_positive(alphas):
     x = features(30, 4, "plain")
     for attempt in (
         lambda: ridge_path(accumulate([(x, labels(x))]), np.array(alphas)),
-        lambda: kernel_path(x, labels(x), np.array(alphas)),
+        lambda: Kernel.of(x).path(labels(x), np.array(alphas)),
     ):
         with pytest.raises(InputError, match="positive"):
             attempt()
@@ -181,7 +181,7 @@ def test_kernel_names_a_feature_that_is_not_finite():
     x = features(30, 4, "plain")
     x[3, 2] = np.nan
     with pytest.raises(InputError, match="feature 2"):
-        kernel_path(x, np.ones((30, 1)), ALPHAS)
+        Kernel.of(x).path(np.ones((30, 1)), ALPHAS)
 
 
 def test_penalty_grids():

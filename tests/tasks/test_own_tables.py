@@ -210,6 +210,15 @@ def test_texts_are_sequences_of_letters(tmp_path, suffix):
         letter_symbols("new", task, *encode(task, x))
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".npz", ".h5", ".fasta"])
+def test_suffixes_may_be_in_capitals(tmp_path, suffix):
+    plain = write_texts(tmp_path / f"t{suffix}")
+    loud = plain.rename(tmp_path / f"T{suffix.upper()}")
+    sources = [task_named(str(loud)), task_named(str(write_texts(plain)))]
+    rows = [all_rows(source)["train"] for source in sources]
+    assert np.array_equal(rows[0].x, rows[1].x) and np.array_equal(rows[0].y, rows[1].y)
+
+
 def test_letters_that_no_training_row_has_are_unknown(tmp_path):
     words = [word + ("☃" if n % 3 else "") for n, word in enumerate(WORDS[:12])]
     np.savez(tmp_path / "t.npz", x=np.array(words), y=np.array(KINDS[:12]), split=SPLITS)

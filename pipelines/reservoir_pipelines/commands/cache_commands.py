@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from reservoir.errors import InputError
+from reservoir.option_fields import seconds_of, span
 from reservoir.options import CacheOptions
 from reservoir_pipelines.command import HELP, Answer, Table, command
 from reservoir_pipelines.output import say, size_text
@@ -176,11 +177,9 @@ def prune(
 
 
 def _duration(text: str) -> timedelta | None:
-    if not text:
-        return None
-    if not (found := re.fullmatch(r"(\d+)([hd])", text)):
-        raise InputError(f"--older {text}: write a number of hours or days, such as 12h or 30d")
-    return timedelta(**{{"h": "hours", "d": "days"}[found[2]]: int(found[1])})
+    if text and (fault := span(text)):
+        raise InputError(f"--older {text}: {fault}")
+    return timedelta(seconds=seconds_of(text)) if text else None
 
 
 def _bytes(text: str) -> int | None:

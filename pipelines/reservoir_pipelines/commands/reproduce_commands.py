@@ -34,19 +34,15 @@ def reproduce(
 
     From recipe to numbers, of the paper or of your own; what is finished never runs twice.
     """
-    from reservoir_pipelines.reproduction.cell import Cell
     from reservoir_pipelines.reproduction.recipe import recipe_names
     from reservoir_pipelines.reproduction.reproduce import reproduce as stage
 
     if all == bool(tables):
         raise InputError(f"reproduce: name a table, a recipe's file, or --all; there are {', '.join(recipe_names())}")
 
-    def agree(cells: list[Cell], places: dict[str, Any]) -> bool:
-        return given.get("scale") != "paper" or _agree(cells, places)
-
     if dry_run:
         return _plan(tables or [], given)
-    done = stage(tables or [], agree=agree, **given)
+    done = stage(tables or [], agree=_agree if given.get("scale") == "paper" else None, **given)
     if done.failed:
         say(f"{len(done.failed)} cells failed; the same command tries them again")
     rows = [
@@ -82,25 +78,22 @@ def _agree(cells: list[Any], places: dict[str, Any]) -> bool:
     """Say what it will cost, and ask on a terminal."""
     from reservoir_pipelines.reproduction.estimate import estimate
 
-    if not cells:
-        return True
-    say(estimate(cells, places).text)
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return True
-    return typer.confirm("Go on?", err=True)
+    estimate(cells, places)
+    asked = cells and sys.stdin.isatty() and sys.stderr.isatty()
+    return typer.confirm("Go on?", err=True) if asked else True
 
 
 def _plan(tables: list[str], given: dict[str, Any]) -> Answer:
     """Return the cells that would run, with their time and disk where a trial says so."""
-    from reservoir_pipelines.reproduction.estimate import Estimate, estimate
+    from reservoir_pipelines.reproduction.estimate import estimate
     from reservoir_pipelines.reproduction.reproduce import plan, title
 
     cells, kept, places = plan(tables, **given)
     todo = [cell for cell in cells if not kept.result(cell.key)]
-    found = Estimate({}) if given.get("scale", "smoke") == "smoke" else estimate(todo, places)
+    costs = {} if given.get("scale", "smoke") == "smoke" else estimate(todo, places)
     lines = []
     for cell in cells:
-        result, cost = kept.result(cell.key), found.costs.get(cell.key)
+        result, cost = kept.result(cell.key), costs.get(cell.key)
         if result:
             how = ("finished", time_text(result["seconds"]), size_text(result["bytes"]))
         elif cost and cost.reason:
@@ -110,8 +103,6 @@ def _plan(tables: list[str], given: dict[str, Any]) -> Answer:
         else:
             how = ("to run", "-", "-")
         lines.append((cell.key, title(cell), *how))
-    if found.costs:
-        say(found.text)
     names = ("key", "cell", "state", "#time", "#disk")
     return Answer([dict(zip((n.strip("#") for n in names), line, strict=True)) for line in lines], [(names, lines)])
 

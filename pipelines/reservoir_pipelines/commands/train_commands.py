@@ -114,21 +114,19 @@ def pretrain(
     with training_ends():
         done = stage(corpus, out=out, **given)
     speed = f", {done.tokens / done.seconds:,.0f} a second" if done.seconds else ""
+    named = ((name, value) for name, value in done.corpus.items() if name != "sha256")
+    facts = (str(value) if name in ("corpus", "name") else f"{name} {value}" for name, value in named)
     least = [] if done.entropy is None else [("least possible", f"{done.entropy:.3f} bits per {done.unit}")]
     rows = [
         ("model", _as_backbone(done.folder)),
         ("parameters", f"{done.parameters:,}"),
-        ("corpus", ", ".join(_fact(*fact) for fact in done.corpus.items() if fact[0] != "sha256")),
+        ("corpus", ", ".join(facts)),
         ("read", f"{done.tokens:,} tokens in {done.steps:,} steps{speed}"),
         ("valid", done.score_text("valid")),
         ("test", done.score_text("test")),
         *least,
     ]
     return Answer(done, [(("pretrained", ""), rows)])
-
-
-def _fact(name: str, value: Any) -> str:
-    return str(value) if name in ("corpus", "name") else f"{name} {value}"
 
 
 def _as_backbone(folder: str) -> str:

@@ -86,7 +86,8 @@ class Run:
         name = f"{self.spec.task['name']} x {self.model.settings.title}"
         shapes = column_shapes(self.model.fpt.task, self.model.fpt.backbone.width, self.columns)
         space = required_bytes(self.spec, self.layout, self.spec.rows, shapes)
-        exists = (self.root / "features" / self.spec.task["name"] / self._folder()).is_dir()
+        folder = f"{self.model.settings.title}-{self.spec.key[:16]}"
+        exists = (self.root / "features" / self.spec.task["name"] / folder).is_dir()
         if not exists:
             rows = sum(self.spec.rows.values())
             say(f"{name}: {rows:,} rows, {len(self.columns)} columns, {size_text(space)} on disk")
@@ -126,9 +127,6 @@ class Run:
     ) -> dict[str, np.ndarray]:
         part = self.prepared.split(split).take(self.rows[split][low:high])
         return forward(self.model, self.prepared.scaling, part.x, part.lengths, columns, batch_rows)
-
-    def _folder(self) -> str:
-        return f"{self.model.settings.title}-{self.spec.key[:16]}"
 
     def _made_with(self) -> dict[str, Any]:
         import torch

@@ -50,9 +50,13 @@ class PreparedSplit:
         cuts = np.flatnonzero(np.diff(index) > GAP) + 1
         runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(index, cuts)]
         wanted = np.concatenate([np.isin(np.arange(lo, hi), index, assume_unique=True) for lo, hi in runs])
-        x, y, lengths = (
-            np.concatenate([self._read(array, lo, hi) for lo, hi in runs])[wanted] for array in ("x", "y", "lengths")
-        )
+
+        def read(array: str) -> np.ndarray:
+            found = [self._read(array, lo, hi) for lo, hi in runs]
+            whole = found[0] if len(found) == 1 else np.concatenate(found)
+            return whole if wanted.all() else whole[wanted]
+
+        x, y, lengths = map(read, ("x", "y", "lengths"))
         return Split(x=x, y=_label_type(y), lengths=lengths, groups=None if self.groups is None else self.groups[index])
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -27,13 +27,10 @@ PLACES = ("cache", "device", "data")
 """Options of a whole reproduction, which change no number."""
 
 
-def options_of(*groups: type[Options]) -> dict[str, Field[Any]]:
-    """Return the fields of groups of options by name, without those that say where."""
-    return {item.name: item for group in groups for item in fields(group) if item.name not in PLACES}
-
-
-OPTIONS = {stage: options_of(*groups) for stage, groups in STAGES.items()}
-ALL_OPTIONS = {name: item for stage in OPTIONS.values() for name, item in stage.items()}
+OPTIONS = {
+    stage: {item.name for kind in kinds for item in fields(kind)}.difference(PLACES) for stage, kinds in STAGES.items()
+}
+ALL_OPTIONS = set[str]().union(*OPTIONS.values())
 
 
 @dataclass(frozen=True)

@@ -33,35 +33,22 @@ class Cost:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """The cost of each cell by key."""
-
-    costs: Mapping[str, Cost]
-
-    @property
-    def text(self) -> str:
-        """The whole for a person."""
-        seconds = sum(cost.seconds for cost in self.costs.values())
-        size = sum(cost.bytes for cost in self.costs.values())
-        away = [cost.reason for cost in self.costs.values() if cost.reason]
-        lines = [f"{len(self.costs)} cells to run: about {time_text(seconds)} on this machine, {size_text(int(size))}"]
-        if away:
-            lines.append(f"{len(away)} of them cannot run here: {'; '.join(dict.fromkeys(away))}")
-        return "\n".join(lines)
-
-
-def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> Estimate:
-    """Try one cell of each kind for some steps or rows; the others cost in proportion."""
+def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> dict[str, Cost]:
+    """Try one cell of each kind for some steps or rows, and say what all will cost; return the cost of each by key."""
     tried: dict[tuple[Any, ...], Cost] = {}
-    costs = {}
+    costs: dict[str, Cost] = {}
     for cell in cells:
         kind = _kind(cell)
         if kind not in tried:
             say(f"trying {title(cell)}")
             tried[kind] = _try(cell, places)
         costs[cell.key] = tried[kind]
-    return Estimate(costs)
+    seconds, size = (sum(getattr(cost, name) for cost in costs.values()) for name in ("seconds", "bytes"))
+    if costs:
+        say(f"{len(costs)} cells to run: about {time_text(seconds)} on this machine, {size_text(int(size))}")
+    if away := [cost.reason for cost in costs.values() if cost.reason]:
+        say(f"{len(away)} of them cannot run here: {'; '.join(dict.fromkeys(away))}")
+    return costs
 
 
 def _kind(cell: Cell) -> tuple[Any, ...]:

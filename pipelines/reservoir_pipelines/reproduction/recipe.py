@@ -248,7 +248,7 @@ class _Maker:
 
     def _check_settings(self, settings: Mapping[str, Any], where: str, stage: str | None = None) -> None:
         known = OPTIONS[stage] if stage else ALL_OPTIONS
-        for key in settings.keys() - known.keys():
+        for key in settings.keys() - known:
             meant = nearest(key, known) or f"; there are {', '.join(sorted(known))}"
             raise InputError(f"{where}: no setting {key!r}{meant}")
 

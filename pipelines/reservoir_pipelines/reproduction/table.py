@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
@@ -74,13 +74,8 @@ def _value(spot: Spot, cells: tuple[Cell, ...], kept: Kept) -> tuple[float | Non
 
 def _claim(claim: Mapping[str, Any], spots: Mapping[tuple[str, str], Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return a direction with whether it holds: of one spot above others, or above a number."""
-
-    def means(places: list[list[str]]) -> Iterator[float | None]:
-        for row, column in places:
-            yield spots.get((row, column), {}).get("mean")
-
-    (more,) = means([claim["more"]])
-    others = list(means(claim["than"])) if "than" in claim else [claim["by"]]
+    more, *others = (spots.get(tuple(place), {}).get("mean") for place in (claim["more"], *claim.get("than", ())))
+    others = others or [claim["by"]]
     if more is None or None in others:
         return None
     return {"says": claim["says"], "holds": all(more > other for other in others if other is not None)}

@@ -58,7 +58,7 @@ def sequences(
         return source.augmented(x, numbers["train"][rows], random_key(seed, "view", epoch, size=8))
 
     def read(split: str) -> Split:
-        found = read_split(prepared, split, numbers[split])
+        found = prepared.split(split).take(numbers[split])
         return targets.apply(found) if targets else found
 
     if kind == "fresh":
@@ -67,15 +67,6 @@ def sequences(
         train = StoredRows(read("train"), seed, augment if kind == "augmented" else None)
     convert = raw_rows(model, prepared.scaling)
     return TrainingRows(train=train, valid=read("valid"), test=read("test"), convert=convert, scored=_batch_rows(model))
-
-
-def read_split(prepared: Prepared, name: str, rows: np.ndarray) -> Split:
-    """Return some rows of a prepared split, in memory."""
-    split = prepared.split(name)
-    if len(rows) == len(split):
-        return split.read(0, len(split))
-    whole = split.read(0, int(rows[-1]) + 1)
-    return whole.take(rows)
 
 
 def hidden_states(

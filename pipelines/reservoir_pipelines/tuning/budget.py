@@ -6,18 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from reservoir.option_fields import DURATION
-
-SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 CAUTION = 1.2  # of a cost that has been seen: the machine's load varies
 UNKNOWN = 3.0  # of a backbone that has not been tried, beside the slowest that has
-
-
-def seconds_of(text: str) -> float:
-    """Return the seconds of a text such as ``90s``, ``10m`` or ``1h``."""
-    found = DURATION.fullmatch(text)
-    assert found  # as the option's check has it
-    return float(found[1]) * SECONDS[found[2]]
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reservoir.option_fields import as_group, typed
+from reservoir.option_fields import as_group, seconds_of, typed
 from reservoir.options import (
     CacheOptions,
     ClusterOptions,
@@ -26,7 +26,7 @@ from reservoir_pipelines.fitting.raw import RAW as RAW_COLUMN
 from reservoir_pipelines.fitting.results import Fit
 from reservoir_pipelines.output import Record, hushed, say
 from reservoir_pipelines.stage import stage
-from reservoir_pipelines.tuning.budget import Budget, seconds_of
+from reservoir_pipelines.tuning.budget import Budget
 from reservoir_pipelines.tuning.joining import choose
 from reservoir_pipelines.tuning.reserve import Reserve
 from reservoir_pipelines.tuning.search import FINALISTS, RAW, Search

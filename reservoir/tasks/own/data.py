@@ -93,8 +93,12 @@ class OwnData(Source):
 
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return a stretch of rows, divided into its splits."""
-        x, lengths = self._rows(piece)
         rows, groups = slice(piece.lo, piece.hi), self._group_numbers
+        x, lengths = self._columns.read("x", piece.lo, piece.hi), self._lengths[rows]
+        if self._symbols and not self._alphabet[0]:
+            x = clean_symbols(self.origin, x, lengths, self._vocabulary, piece.lo)
+        elif not (self._symbols or self._pictures):
+            x = self._as_values(x, lengths, piece)
         whole = Split(x=x, y=self._labels.y[rows], lengths=lengths, groups=None if groups is None else groups[rows])
         split = self._split[rows]
         return {name: whole.take(split == name) for name in sorted(set(split.tolist()))}
@@ -254,15 +258,6 @@ class OwnData(Source):
 
     def _column(self, name: str) -> np.ndarray | None:
         return self._columns.read(name, 0, self._shape[0]) if name in self._columns.shapes else None
-
-    def _rows(self, piece: Piece) -> tuple[np.ndarray, np.ndarray]:
-        lengths = self._lengths[piece.lo : piece.hi]
-        x = self._columns.read("x", piece.lo, piece.hi)
-        if self._alphabet[0] or self._pictures:
-            return x, lengths
-        if self._symbols:
-            return clean_symbols(self.origin, x, lengths, self._vocabulary, piece.lo), lengths
-        return self._as_values(x, lengths, piece), lengths
 
     def _as_values(self, x: np.ndarray, lengths: np.ndarray, piece: Piece) -> np.ndarray:
         return as_values(self.origin, x.reshape(*x.shape[:2], -1), lengths, self.asked.missing, piece.lo)

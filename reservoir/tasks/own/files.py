@@ -49,7 +49,7 @@ def open_columns(origin: str, asked: OwnDataOptions, task: Task | None = None) -
         _refuse_columns(origin, asked, "a function yields no columns")
         return read_function(origin)
     published = split_files(path) if labelled else {}
-    if published or (path.is_file() and (path.suffix in SERIES or (is_bare(path) and not asked.label))):
+    if published or (path.is_file() and (path.suffix.lower() in SERIES or (is_bare(path) and not asked.label))):
         if labelled:
             _refuse_columns(origin, asked, "series of an archive have no names of columns")
         return read_series(published or {"": path}, regression=asked.regression)
@@ -65,14 +65,14 @@ def open_columns(origin: str, asked: OwnDataOptions, task: Task | None = None) -
 
 def _read(path: Path, asked: OwnDataOptions, parameters: Mapping[str, Any] | None) -> Columns:
     labelled = parameters is None
-    if path.suffix in ARRAYS:
+    if path.suffix.lower() in ARRAYS:
         if labelled:
             _refuse_columns(str(path), asked, "it holds arrays by the names x, y, lengths, split, groups and ids")
-        return _with_letters(str(path), ARRAYS[path.suffix](path), labelled=labelled)
-    if path.suffix in TABLES:
-        columns = Sorting(path, TABLES[path.suffix](path), asked, parameters).arrays_of_table()
+        return _with_letters(str(path), ARRAYS[path.suffix.lower()](path), labelled=labelled)
+    if path.suffix.lower() in TABLES:
+        columns = Sorting(path, TABLES[path.suffix.lower()](path), asked, parameters).arrays_of_table()
         return _with_media(path, columns, asked) or columns
-    if path.suffix in FASTA:
+    if path.suffix.lower() in FASTA:
         if labelled:
             why = "FASTA has headers, in which --label finds the label"
             _refuse_columns(str(path), replace(asked, label=None), why)

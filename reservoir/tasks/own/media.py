@@ -32,8 +32,8 @@ def media_files(path: Path) -> list[Path]:
     found = path.rglob("*") if path.is_dir() else [path]
     files = sorted(file for file in found if kind_of([file.name]) and not _is_hidden(file, path) and file.is_file())
     files = [file for file in files if kind_of([file.name]) == "pictures"] or files
-    for file in files:
-        _check_inside(file, path)
+    for link in (file for file in files if file.is_symlink()):  # to folders none is followed
+        _check_inside(link, path)
     return files
 
 
@@ -47,9 +47,11 @@ def has_sounds(path: Path) -> bool:
 def names_media(table: Path, kinds: Iterable[str] = KINDS) -> bool:
     """Return whether the first lines of a text, or the end of a Parquet file, say so: then it names files, probably."""
     ends = [end for kind in kinds for end in KINDS[kind]]
-    if table.suffix == ".parquet":
+    if table.suffix.lower() == ".parquet":
         return mentions(table, ends)
-    return table.suffix in TABLES and any(end in line.lower() for line in islice(lines_of(table), 2) for end in ends)
+    return table.suffix.lower() in TABLES and any(
+        end in line.lower() for line in islice(lines_of(table), 2) for end in ends
+    )
 
 
 def named_files(table: Path, columns: Columns) -> list[Path]:
@@ -116,7 +118,7 @@ def _is_hidden(path: Path, root: Path) -> bool:
 
 def _check_inside(path: Path, root: Path) -> None:
     """Refuse a file outside of a folder: data of others may name any file of this machine."""
-    if path != root and not path.resolve().is_relative_to(root.resolve()):
+    if not path.resolve().is_relative_to(root.resolve()):
         raise InputError(f"{path}: it leads out of {root}; copy the file there")
 
 

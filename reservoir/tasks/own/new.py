@@ -25,7 +25,7 @@ def read_new(path: Path, task: Task) -> NewRows:
 
     Pictures are the paths of their files.
     """
-    if path.suffix not in SUFFIXES and path.is_file() and not (media_files(path) or task.pictures):
+    if path.suffix.lower() not in SUFFIXES and path.is_file() and not (media_files(path) or task.pictures):
         return read_idx(path, (28, 28)), None, None, None
     asked = {f.name: task.parameters[f.name] for f in fields(OwnDataOptions) if f.name in task.parameters}
     columns = open_columns(str(path), OwnDataOptions(**asked), task)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ def split_files(path: Path) -> dict[str, Path]:
             raise InputError(f"{path}: it has the data sets {', '.join(names[:8])}; name a file of one")
         return pairs[names.index(path.resolve().name) if len(pairs) > 1 else 0] if pairs else {}
     ending = next((end for end in PARTS.values() if path.stem.endswith(end)), None)
-    if path.suffix not in SUFFIXES or ending is None or (path.suffix == ".tsv" and not is_bare(path)):
+    if path.suffix.lower() not in SUFFIXES or ending is None or (path.suffix.lower() == ".tsv" and not is_bare(path)):
         return {}
     stem = path.stem.removesuffix(ending)
     both = {name: path.with_name(f"{stem}{end}{path.suffix}") for name, end in PARTS.items()}
@@ -48,7 +48,7 @@ def split_files(path: Path) -> dict[str, Path]:
 
 def is_bare(path: Path) -> bool:
     """Return whether a table begins with numbers and not with names: a label, then values."""
-    if path.suffix != ".tsv" or not path.is_file():
+    if path.suffix.lower() != ".tsv" or not path.is_file():
         return False
     cells = next(lines_of(path), "").rstrip("\r\n").split("\t")
     return len(cells) > 1 and all(map(_is_number, cells))
@@ -56,7 +56,7 @@ def is_bare(path: Path) -> bool:
 
 def read_series(files: dict[str, Path], *, regression: bool = False) -> Columns:
     """Return the arrays of files by their splits, or of one file whose split is ""."""
-    read = [(_read_ts if file.suffix == ".ts" else _read_bare)(file) for file in files.values()]
+    read = [(_read_ts if file.suffix.lower() == ".ts" else _read_bare)(file) for file in files.values()]
     first = next(iter(files.values()))
     where = str(first if len(files) == 1 else first.parent)
     for file, series in zip(files.values(), read, strict=True):
@@ -134,7 +134,13 @@ def _targets(path: Path, labels: Sequence[str]) -> list[float]:
 
 def _read_bare(path: Path) -> Series:
     """Return the series of a table without names: a label, then the values; NaN at the end of a row is no value."""
-    rows = [_floats(where, cells) for where, cells in _cells(path)]
+    rows = []
+    for number, line in enumerate(lines_of(path), 1):
+        if line.strip():
+            cells = line.rstrip("\r\n").split("\t")
+            if len(cells) < 2:
+                raise InputError(f"{path}, line {number}: {len(cells)} cell; give a label and values, tabs between")
+            rows.append(_floats(f"{path}, line {number}", cells))
     y = np.array([row[0] for row in rows])
     if not np.isfinite(y).all():
         raise InputError(f"{path}, line {int(np.argmin(np.isfinite(y))) + 1}: no label in the first column")
@@ -148,15 +154,6 @@ def _read_bare(path: Path) -> Series:
         [row[:end] for row, end in zip(x, ends, strict=True)],
         [str(int(label)) for label in y] if whole else y.tolist(),
     )
-
-
-def _cells(path: Path) -> Iterator[tuple[str, list[str]]]:
-    for number, line in enumerate(lines_of(path), 1):
-        if line.strip():
-            cells = line.rstrip("\r\n").split("\t")
-            if len(cells) < 2:
-                raise InputError(f"{path}, line {number}: {len(cells)} cell; give a label and values, tabs between")
-            yield f"{path}, line {number}", cells
 
 
 def _floats(where: str, cells: Sequence[str]) -> np.ndarray:

@@ -24,7 +24,9 @@ def read_csv(path: Path) -> Table:
     """Return the columns of text with commas between, or semicolons (then numbers may have decimal commas), or tabs."""
     # The default limit of a field, 131,072 characters, is a sequence of some 20,000 numbers.
     csv.field_size_limit(2**31 - 1)
-    between = separator(path)
+    between = (
+        "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=next(lines_of(path), "").count)
+    )  # in the header
     try:
         rows = [row for row in csv.reader(lines_of(path), delimiter=between, strict=True) if row]
     except csv.Error as error:
@@ -80,14 +82,6 @@ def check_names(path: Path, names: Sequence[str]) -> None:
     for place, name in enumerate(names):
         if name in names[:place]:
             raise InputError(f"{path}: two columns are called {name!r}; give each a name of its own")
-
-
-def separator(path: Path) -> str:
-    """Return what is between cells, by the header."""
-    if path.suffix == ".tsv":
-        return "\t"
-    header = next(lines_of(path), "")
-    return max(",;\t", key=header.count)
 
 
 def _with_points(cells: Sequence[str]) -> Sequence[str]:
