@@ -151,11 +151,11 @@ def test_line_13_workers_end_with_a_parent_that_is_killed(tmp_path):
     script.write_text(POOL)
     marks.mkdir()
     parent = subprocess.Popen([sys.executable, script, marks, Path(__file__).parent])
-    wait_until(lambda: len(list(marks.iterdir())) == 2)
+    wait_until(lambda: len(list(marks.iterdir())) == 3)
     parent.kill()
     parent.wait()
-    worker = next(int(mark.name) for mark in marks.iterdir() if int(mark.name) != parent.pid)
-    wait_until(lambda: not is_alive(worker))
+    workers = {int(mark.name) for mark in marks.iterdir()} - {parent.pid}
+    wait_until(lambda: not any(map(is_alive, workers)))
 
 
 def wait_until(happened):
