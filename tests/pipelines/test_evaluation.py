@@ -103,6 +103,7 @@ def own(tmp_path_factory, tiny_gpt2):
 def test_a_fit_is_evaluated_on_test(own, painted):
     """Issue 13, line 11."""
     done, _ = own("classes")
+    assert done.to_dict()["best"]["test_accuracy"] == done.best.test_score
     values = done.to_dict()["evaluation"]
     assert values["accuracy"] == done.best.test_score
     assert {"majority_baseline", "balanced_accuracy", "macro_f1", "auc", "recall", "confusion"} <= values.keys()
@@ -113,7 +114,8 @@ def test_a_fit_is_evaluated_on_test(own, painted):
 def test_scores_carry_their_metric_and_regressions_are_no_percentages(own, call):
     """Issue 13, line 10."""
     done, _ = own("values")
-    assert done.best.metric == "R²" and done.to_dict()["best"]["metric"] == "R²"
+    best = done.to_dict()["best"]
+    assert done.best.metric == best["metric"] == "R²" and "test_accuracy" not in best
     assert done.evaluation.scores.keys() == {"R²", "rmse", "mae"}
     assert done.results.read_text().splitlines()[1].split(",")[3] == "R²"
     code, out, _ = call("fit", done.entry, "--columns", "block01/mean", "--alphas", "1:100:3")

@@ -55,6 +55,11 @@ class Result(Record):
     test_score: float | None = None
     test_interval: tuple[float, float] | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values; accuracies by that name too, which no R² could be taken for."""
+        named = {"valid_accuracy": self.valid_score, "test_accuracy": self.test_score}
+        return (named if self.metric == "accuracy" else {}) | super().to_dict()
+
     @property
     def merit(self) -> tuple[float, float, float]:
         """The rank by validation: of equal ones the smaller loss is preferred, and then the larger penalty."""
