@@ -43,6 +43,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=0)
     parser.add_argument("--backbone", default="mini")
     asked = parser.parse_args()
+    print("| task, real lengths | batches | padding | in their own order | all padded | own order, 16 at a time |")
+    print("|---|---|--:|--:|--:|--:|", flush=True)
     sources = [task_named("listops", train_rows=8192, valid_rows=1, test_rows=1)]
     sources += [task_named("homology", data=asked.data)] if asked.data else []
     for source in sources:
@@ -72,17 +74,17 @@ def show(task: Task, lengths: np.ndarray, device: str) -> None:
     plans.append([(1, int(length)) for length in lengths])
     tokens = [sum(rows * length for rows, length in plan) for plan in plans]
     work = [sum(rows * length * (24 * WIDTH + 2 * length) for rows, length in plan) for plan in plans]
+    said = f"{task.name}, {len(lengths):,} rows, mean {lengths.mean():.0f} of {task.max_tokens}"
+    batches = f"{device}, {BATCH_TOKENS[device]:,} tokens among {BLOCK_ROWS[device]:,} rows"
     print(
-        f"{task.name:10} {len(lengths):6,} rows of {lengths.mean():.0f} tokens, {device:4}: "
-        f"{1 - tokens[3] / tokens[0]:.1%} padding; own order {more(tokens[1], tokens)}, products "
-        f"{more(work[1], work)}; all padded {more(tokens[2], tokens)}, products {more(work[2], work)}",
+        f"| {said} | {batches} | {1 - tokens[3] / tokens[0]:.1%} | {more(work[1], work)} | {more(work[2], work)} | |",
         flush=True,
     )
 
 
 def more(other: int, costs: list[int]) -> str:
     """Return how many times the cost of our batches another is, and that of no padding, the most there is to gain."""
-    return f"{other / costs[0]:.2f} of at most {other / costs[3]:.2f}"
+    return f"{other / costs[0]:.2f} ({other / costs[3]:.2f})"
 
 
 def measure(task: Task, x: np.ndarray, lengths: np.ndarray, backbone: str) -> None:
@@ -102,8 +104,8 @@ def measure(task: Task, x: np.ndarray, lengths: np.ndarray, backbone: str) -> No
     best = seconds.min(axis=0)
     own, padded, authors = (f"{other / best[0]:.2f}" for other in best[1:])
     print(
-        f"{task.name:10} {len(x):6,} rows through {backbone} in {model.compute}: {best[0]:.2f} s of a core; own order "
-        f"{own}, all padded {padded}, {AUTHORS} rows at a time in their own order {authors} times as long",
+        f"| timed, {len(x):,} rows of {task.name} | {backbone} in {model.compute}: {best[0]:.1f} s of a core | | {own} "
+        f"| {padded} | {authors} |",
         flush=True,
     )
 
