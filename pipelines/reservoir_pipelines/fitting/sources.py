@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,23 +17,23 @@ if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
 
 
-class Source:
+class Source(ABC):
     """Samples of the rows of an entry, of every split, streamed in row order as often as asked."""
 
     store: FeatureStore
 
     @property
+    @abstractmethod
     def columns(self) -> tuple[str, ...]:
         """The columns it is made of, as results call them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield features (m, width) of float32 and labels (m, outputs)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tokens(self) -> int:
         """Return the number of samples of a row, the most of any."""
-        raise NotImplementedError
 
     def labels(self, split: str) -> np.ndarray:
         """Return the labels (n, outputs) of all samples, without reading a feature."""
