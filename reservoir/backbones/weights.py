@@ -9,15 +9,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from reservoir.backbones.backbone import Backbone
+from reservoir.backbones.built_here import Undrawn
 from reservoir.backbones.family import Draw, Family
 from reservoir.backbones.hub import draw_normal
 from reservoir.backbones.names import SHIPPED, find, gguf, is_altered
@@ -163,22 +162,9 @@ def _redraw(
         list(threads.map(redraw, wanted))
 
 
-class _Undrawn(TorchFunctionMode):
-    """Leaves out the draws of a model under construction: ours replace them, and they take as long."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__name__", "") not in ("normal_", "uniform_", "kaiming_uniform_"):
-            return func(*args, **kwargs)
-        tensor = args[0] if args else kwargs["tensor"]
-        # The functions of `torch.nn.init` are Python's, and nobody looks at what they leave. A tensor's own methods are
-        # called by one that does: it draws a truncated normal again until all of it is in bounds, as zeros are.
-        return tensor if isinstance(func, FunctionType) else tensor.zero_()
-
-
 def _build(name: str, family: Family, config: Any) -> nn.Module:
     try:
-        with _Undrawn():
+        with Undrawn():
             return family.loader.build(config)
     except (ValueError, TypeError, LookupError, AssertionError, RuntimeError, ZeroDivisionError) as error:
         raise InputError(f"backbone {name!r}: its configuration does not work ({first_line(error)})") from error
@@ -192,8 +178,7 @@ def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn
         raise InputError(f"backbone {name!r}: the folder has no weights (*.safetensors); add them or use --init random")
     try:
         source = str(folder.parent) if gguf(name) else str(SHIPPED.get(name, name))
-        with _Undrawn():
-            model, info = family.loader.load(source, config, **gguf(name))
+        model, info = family.loader.load(source, config, **gguf(name))
     except Exception as error:  # the loader raises OSError, SafetensorError, RuntimeError and more for a bad file
         raise InputError(
             f"backbone {name!r}: its weights cannot be loaded ({first_line(error)}); "

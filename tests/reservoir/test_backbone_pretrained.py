@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from reservoir.backbones import load_backbone, weights_digest
 from tests.conftest import SHARED
@@ -83,3 +84,17 @@ def test_a_gguf_file_gives_the_weights_it_was_made_of(tmp_path):
         assert torch.equal(read.get_parameter(name), parameter), name
     renamed = (tmp_path / "tiny.gguf").rename(tmp_path / "other.gguf")
     assert weights_digest(load_backbone(str(renamed), "pretrained")) == weights_digest(read)
+
+
+@pytest.mark.parametrize(
+    ("kind", "unread"), [("gpt2", "wte."), ("bert", "word_embeddings."), ("llama", "embed_tokens.")]
+)
+def test_token_embeddings_that_no_vector_passes_may_lack(tmp_path, kind, unread):
+    folder = save(kind, tmp_path / kind)
+    whole = load_backbone(str(folder), "pretrained")
+    tensors = load_file(folder / "model.safetensors")
+    few = {name: tensor for name, tensor in tensors.items() if unread not in name}
+    assert len(few) < len(tensors)
+    save_file(few, folder / "model.safetensors", {"format": "pt"})
+    found = load_backbone(str(folder), "pretrained")
+    assert weights_digest(found) == weights_digest(whole)
