@@ -23,6 +23,7 @@ from reservoir_cache.catalog import (
 from reservoir_cache.entry import Entry
 from reservoir_cache.errors import CacheError, Problem
 from reservoir_cache.fault_points import fault_point
+from reservoir_cache.locks import aside
 from reservoir_cache.publish import file_crc32, publish_file, publish_json, read_json, sync
 from reservoir_cache.spec import FORMAT, STORES, Layout, Spec
 
@@ -45,6 +46,7 @@ __all__ = [
     "ShardWriter",
     "Spec",
     "SplitFeatures",
+    "aside",
     "broken_entries",
     "check_space",
     "fault_point",

@@ -69,9 +69,12 @@ def broken_entries(root: Path) -> list[Problem]:
 
 
 def last_entry(root: Path, task: str, accept: Callable[[Entry], bool] = lambda _entry: True) -> Entry | None:
-    """Return the entry that an extract of this task last created or opened among those accepted, or None."""
+    """Return the entry that an extract of this task last created or opened among those accepted, or None.
+
+    Of entries that were all made ``aside`` it is the one last used.
+    """
     entries = [entry for entry in list_entries(root) if entry.spec.task["name"] == task and accept(entry)]
-    return max(entries, key=lambda entry: _times(entry.path / LOCK_FILE)[0], default=None)
+    return max(entries, key=lambda entry: _times(entry.path / LOCK_FILE), default=None)
 
 
 def summarize(entry: Entry) -> EntrySummary:

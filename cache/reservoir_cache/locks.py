@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from reservoir_cache.spec import SPEC_FILE
 LOCK_FILE = "lock"
 MUTEX_BYTE = 0
 FIRST_BLOCK_BYTE = 1
+
+_aside = ContextVar("aside", default=False)
 
 
 class EntryLocks:
@@ -194,8 +197,27 @@ def may_write(folder: Path) -> bool:
     return all(os.access(path, os.W_OK, effective_ids=effective) for path in (folder, folder / LOCK_FILE))
 
 
+@contextmanager
+def aside() -> Iterator[None]:
+    """Within it no entry becomes its task's last: what is extracted is on the way to something else."""
+    token = _aside.set(True)
+    try:
+        yield
+    finally:
+        _aside.reset(token)
+
+
+def put_aside(folder: Path) -> None:
+    """Make an entry that is created aside older than all that were not."""
+    if _aside.get():
+        with suppress(OSError):
+            os.utime(folder / LOCK_FILE, ns=(time.time_ns(), 0))
+
+
 def touch(folder: Path) -> None:
     """Make an entry its task's last by the lock file's modification time, where the system lets us."""
+    if _aside.get():
+        return
     path, now = folder / LOCK_FILE, time.time_ns()
     with suppress(OSError):
         # Later than all, also where the clock was ahead and has been set back.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -80,17 +78,6 @@ def _refuse(root: Path, name: str, task: str, wanted: dict[str, Any], entries: l
     tasks = sorted({entry.spec.task["name"] for entry in entries})
     have = f"the cache in {root} has {', '.join(tasks)}" if tasks else f"the cache in {root} is empty"
     raise InputError(f"nothing extracted for {name!r}: {have}; {extract} first")
-
-
-@contextmanager
-def keep_last(root: Path, task: str) -> Iterator[None]:
-    """Leave the task's last extraction what it was, whatever is extracted meanwhile on the way to something else."""
-    last = last_entry(root, task)
-    try:
-        yield
-    finally:
-        if last and last.path.is_dir():
-            Entry.create(root, last.path.name.rpartition("-")[0], last.spec, last.layout, last.made_with)
 
 
 def _origin(entry: Entry) -> str | None:

@@ -8,12 +8,11 @@ from inspect import signature
 from statistics import fmean, stdev
 from typing import Any
 
-from reservoir_cache import Entry
+from reservoir_cache import Entry, aside
 
 from reservoir import InputError
 from reservoir.options import DeviceOptions, FitOptions
 from reservoir.tasks.own.data import FUNCTION
-from reservoir_pipelines.extraction.entries import keep_last
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.pool import Pool
@@ -62,7 +61,7 @@ def fit_seeds(
         raise InputError(f"--seeds {seeds}: give at least 1")
     call = _call(entries[0], named)
     root = entries[0].path.resolve().parents[2]
-    with keep_last(root, entries[0].spec.task["name"]):
+    with aside():
         made = [
             extract(call["task"], cache=root, device=place.device, **{**call["settings"], "seed": seed})
             for seed in range(seeds)

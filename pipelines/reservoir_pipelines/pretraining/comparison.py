@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from reservoir_cache import aside
+
 from reservoir.errors import InputError
 from reservoir.options import (
     ComparisonOptions,
@@ -139,7 +141,9 @@ def _compare(corpus: str, shapes: _Shapes, task: str, source: RowOptions, steps:
     drawn, place = shapes.drawn, shapes.place
     weights = {"backbone": made.folder, "init": "pretrained"} if made else {"backbone": drawn.backbone, "init": RANDOM}
     settings = {**weights, "seed": drawn.seed, "compute": shapes.options.compute}
-    best = fit(extract(task, source, place, **settings), device=place.device).best
+    with aside():
+        features = extract(task, source, place, **settings)
+    best = fit(features, device=place.device).best
     fpt = None
     if steps is not None:
         # One that diverges counts with the best weights before, so that the other corpora are still compared.

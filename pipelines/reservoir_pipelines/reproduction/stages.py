@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from reservoir_cache import aside
 
 from reservoir.errors import InputError
 from reservoir.option_fields import typed
@@ -36,7 +37,8 @@ def run_cell(cell: Cell, folder: Path, folders: Mapping[str, str], places: Mappi
 
 def _fit(task: str, settings: dict[str, Any], _: Path) -> dict[str, Any]:
     asked, of_fit, place = (group(kind, settings) for kind in (ExtractOptions, FitOptions, PlaceOptions))
-    features = extract(task, asked)
+    with aside():
+        features = extract(task, asked)
     done = fit(features, of_fit, place)
     raw_alone = done.best.columns == ("raw",)
     return {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reservoir_cache import FeatureStore
+from reservoir_cache import FeatureStore, aside
 from threadpoolctl import threadpool_limits
 
 from reservoir.errors import InputError
@@ -53,7 +53,7 @@ class Attempts:
         started = self.clock()
         chosen = self.where.candidate(attempt.number)
         try:
-            with hushed():
+            with hushed(), aside():
                 extraction = self.where.extract(chosen, attempt.limit, KNOWN)
         except InputError:
             if not attempt.number:

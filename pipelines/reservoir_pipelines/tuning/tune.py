@@ -20,7 +20,6 @@ from reservoir.options import (
     TuneOptions,
 )
 from reservoir.readouts import HeldOut
-from reservoir_pipelines.extraction.entries import keep_last
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.raw import RAW as RAW_COLUMN
 from reservoir_pipelines.fitting.results import Fit
@@ -122,17 +121,16 @@ def tune(
     budget.spent = trials.seconds()
     search = Search(where, budget, trials, show, cluster)
     reserve = Reserve(search, options.join, clock() - budget.started)
-    with keep_last(where.root, where.prepared.task.name):
-        ranked = search.run(reserve.seconds, options.trials)
-        default = next(trial for trial in ranked if not trial.number)
-        finalists = [default, *(trial for trial in ranked[:FINALISTS] if trial.number)]
-        with hushed():
-            kernels = search.kernels(finalists)
-        judge = search.attempts.judges[default.limit]
-        most = reserve.joined()
-        goes_on = lambda: budget.allows(reserve.final(most))  # noqa: E731
-        chosen, found = choose(kernels, judge, most, goes_on)
-        raw = judge([kernels[RAW]]).score if RAW in kernels else None
+    ranked = search.run(reserve.seconds, options.trials)
+    default = next(trial for trial in ranked if not trial.number)
+    finalists = [default, *(trial for trial in ranked[:FINALISTS] if trial.number)]
+    with hushed():
+        kernels = search.kernels(finalists)
+    judge = search.attempts.judges[default.limit]
+    most = reserve.joined()
+    goes_on = lambda: budget.allows(reserve.final(most))  # noqa: E731
+    chosen, found = choose(kernels, judge, most, goes_on)
+    raw = judge([kernels[RAW]]).score if RAW in kernels else None
     limit = None if budget.allows(reserve.final(len(chosen))) else default.limit
     fitted, commands = _finish(where, {t.number: t for t in finalists}, chosen, found, limit, cluster)
     return Tuning(

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reservoir_cache import CacheError, FeatureStore
+from reservoir_cache import CacheError, FeatureStore, aside
 
 from reservoir.defaults import choose_reservoir, default_layers, default_pools
 from reservoir.errors import InputError
@@ -99,7 +99,8 @@ class Where:
                 return store
         except CacheError:
             pass
-        return self.extract(self.candidate(trial.number), trial.limit, KNOWN).store
+        with aside():
+            return self.extract(self.candidate(trial.number), trial.limit, KNOWN).store
 
     def work(self, candidate: Candidate, rows: int) -> float:
         """Return how much a candidate computes of some rows: tokens, times layers that are run or pooled."""
