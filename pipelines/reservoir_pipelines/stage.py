@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from reservoir import options
+from reservoir.errors import InputError
 from reservoir.option_fields import Options
 
 R = TypeVar("R")
@@ -40,16 +41,24 @@ def stage(function: Callable[..., R]) -> Callable[..., R]:
             settings[name] = kind(**{item.name: said[item.name] for item in fields(kind) if item.name in said})
         bound = signature.bind(*plain, **settings)
         for name, value in bound.arguments.items():
-            if parameters[name].annotation == "Path" and isinstance(value, str):
-                bound.arguments[name] = Path(value)
-            elif parameters[name].annotation == "str" and isinstance(value, PathLike):
-                bound.arguments[name] = str(value)
+            if (kind := parameters[name].annotation) in ("Path", "str"):
+                refuse_no_path(value, f"{function.__name__}: {name}")
+                bound.arguments[name] = Path(value) if kind == "Path" else str(value)
         return function(*bound.args, **bound.kwargs)
 
     own = [p for name, p in parameters.items() if name not in groups]
     keywords = [keyword(item.name, item.default, item.type) for kind in groups.values() for item in fields(kind)]
     vars(call)["__signature__"] = inspect.Signature([*own, *keywords])
     return call
+
+
+def refuse_no_path(value: object, what: str) -> None:
+    """Raise `InputError` for what is neither a name nor a path, such as an array, with the way in for arrays."""
+    if not isinstance(value, str | PathLike):
+        raise InputError(
+            f"{what} is of type {type(value).__name__}, not a name or a path; np.savez('mine.npz', x=x, y=y) makes a "
+            "file of arrays, and ReservoirClassifier().fit(x, y) takes them as they are"
+        )
 
 
 def keyword(name: str, default: Any, annotation: Any = inspect.Parameter.empty) -> inspect.Parameter:

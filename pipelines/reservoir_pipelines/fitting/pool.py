@@ -17,6 +17,7 @@ from reservoir_pipelines.fitting.raw import RAW, RawSource
 from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, Source
 from reservoir_pipelines.output import say
 from reservoir_pipelines.preparation.prepared import Prepared
+from reservoir_pipelines.stage import refuse_no_path
 
 JOINED = 2048
 """Columns are joined unasked where they are no wider together: a sweep costs the cube of the width."""
@@ -178,7 +179,10 @@ def joined_columns(widths: Mapping[str, int], rows: int | None, *, raw: bool) ->
 def _open(features: Features) -> FeatureStore:
     if isinstance(features, FeatureStore):
         return features
-    return features.store if isinstance(features, Extraction) else FeatureStore(Path(features))
+    if isinstance(features, Extraction):
+        return features.store
+    refuse_no_path(features, "fit: features")
+    return FeatureStore(Path(features))
 
 
 def _cached(store: FeatureStore) -> list[str]:
