@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +34,9 @@ MADE = {
 }
 """What else lies below the cache's root, and how many folders deep one of it is."""
 
+ESTIMATORS = "rows"
+"""The one split of the entries that the estimators make, one for each batch of rows: listed and removed together."""
+
 UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
@@ -52,24 +56,33 @@ def list_kept(given: dict[str, Any]) -> Answer:
     found = [summarize(entry) for entry in list_entries(root)]
     for problem in broken_entries(root):
         say(f"{problem.path}: {problem.what}; {problem.repair}")
-    rows = [
-        (
-            each.entry.spec.task["name"],
-            each.entry.path.name,
-            f"{sum(each.entry.spec.rows.values()):,}",
-            len(each.columns),
-            size_text(each.bytes),
-            each.entry.spec.compute,
-            each.entry.spec.store,
-            f"{each.used.astimezone():%Y-%m-%d %H:%M}",
-            _state(each),
-        )
-        for each in found
-    ]
+    rows = [_line([each], each.entry.path.name) for each in found if not _of_estimator(each.entry)]
+    if batches := [each for each in found if _of_estimator(each.entry)]:
+        rows.append(_line(batches, f"{len(batches):,} batches of the estimators"))
     headings = ("task", "entry", "#rows", "#columns", "#size", "compute", "store", "last used", "state")
     others = [(str(path.relative_to(root)), size_text(_bytes_of(path))) for path in _others(root)]
     tables: list[Table] = [(headings, rows, str(root)), *([(("also kept", "#size"), others)] if others else [])]
     return Answer([_summary(each) for each in found], tables)
+
+
+def _line(found: Sequence[EntrySummary], name: str) -> tuple[Any, ...]:
+    """Return the line of some entries that are listed as one."""
+    specs = [each.entry.spec for each in found]
+    return (
+        specs[0].task["name"],
+        name,
+        f"{sum(sum(spec.rows.values()) for spec in specs):,}",
+        max(len(each.columns) for each in found),
+        size_text(sum(each.bytes for each in found)),
+        " ".join(sorted({spec.compute for spec in specs})),
+        " ".join(sorted({spec.store for spec in specs})),
+        f"{max(each.used for each in found).astimezone():%Y-%m-%d %H:%M}",
+        " ".join(sorted({_state(each) for each in found})),
+    )
+
+
+def _of_estimator(entry: Entry) -> bool:
+    return set(entry.spec.rows) == {ESTIMATORS}
 
 
 def show(entry: Name, given: dict[str, Any]) -> Answer:
@@ -145,18 +158,31 @@ def repair(entry: Name, given: dict[str, Any]) -> Answer:
 
 
 def remove(entry: Name, given: dict[str, Any]) -> Answer:
-    """Delete one entry, or another folder that is kept."""
+    """Delete one entry, or another folder that is kept.
+
+    ENTRY rows deletes all that the estimators keep.
+    """
     from reservoir_cache import remove as delete
 
     root = _root(given)
     other = next((path for path in _others(root) if entry == str(path.relative_to(root)) or _same(entry, path)), None)
-    path = other or _broken(entry, root) or _find(entry, given).path
-    size = _bytes_of(path)
-    if other:
-        shutil.rmtree(path)
-    else:
-        delete(path)
-    return Answer({"removed": path, "bytes": size}, [(("removed", "size"), [(path, size_text(size))])])
+    paths = [path] if (path := other or _broken(entry, root)) else _meant(entry, given)
+    sizes = [_bytes_of(path) for path in paths]
+    for path in paths:
+        shutil.rmtree(path) if other else delete(path)
+    removed = paths if len(paths) > 1 else paths[0]
+    rows = [(path, size_text(size)) for path, size in zip(paths, sizes, strict=True)]
+    return Answer({"removed": removed, "bytes": sum(sizes)}, [(("removed", "size"), rows)])
+
+
+def _meant(name: str, given: dict[str, Any]) -> list[Path]:
+    """Return the entry of a name; all batches of the estimators, where the name is that of their task."""
+    from reservoir_cache import list_entries
+
+    found = _find(name, given)
+    if _of_estimator(found) and name == found.spec.task["name"]:
+        return [entry.path for entry in list_entries(_root(given)) if _of_estimator(entry)]
+    return [found.path]
 
 
 def prune(
