@@ -15,6 +15,7 @@ from reservoir_cache import (
     CacheError,
     FeatureStore,
     ShardWriter,
+    aside,
     broken_entries,
     check_space,
     folder_bytes,
@@ -58,6 +59,21 @@ def test_the_last_entry_is_the_one_last_created_or_opened_for_writing(tmp_path, 
     assert last_entry(tmp_path, "toy") == second
 
 
+def test_line_6_what_is_made_aside_does_not_become_the_last(tmp_path, toy):
+    with aside():
+        first, second = toy.entry(tmp_path), toy.entry(tmp_path, padding="none")
+        assert last_entry(tmp_path, "toy") == second
+    _ = FeatureStore(first)
+    assert last_entry(tmp_path, "toy") == first  # where there is no other, the one last used
+    mine = toy.entry(tmp_path, compute="bfloat16")
+    with pytest.raises(ZeroDivisionError), aside():
+        toy.entry(tmp_path)
+        toy.entry(tmp_path, store="float32")
+        raise ZeroDivisionError
+    assert last_entry(tmp_path, "toy") == mine
+    assert toy.entry(tmp_path) == last_entry(tmp_path, "toy") == first
+
+
 def test_remove_deletes_an_entry_and_nothing_else(tmp_path, toy):
     entry, other = toy.fill(toy.entry(tmp_path)), toy.entry(tmp_path, padding="none")
     for wrong in (tmp_path, entry.path.parent, entry.path / "train", tmp_path / "nothing"):
@@ -79,7 +95,7 @@ def test_a_broken_entry_can_be_removed(tmp_path, toy):
 
 
 @pytest.mark.parametrize("left", ["everything", "the lock", "a split", "moments", "nothing"])
-def test_a_half_removed_entry_can_be_removed(tmp_path, toy, left):
+def test_line_13_a_half_removed_entry_can_be_removed(tmp_path, toy, left):
     entry = toy.fill(toy.entry(tmp_path))
     kept = {"the lock": ["lock"], "a split": ["train"], "moments": ["moments"], "nothing": []}
     (entry.path / "moments").mkdir()
@@ -133,7 +149,7 @@ def test_a_removal_killed_at_any_step_can_be_repeated(tmp_path, toy, monkeypatch
     ids=["labels", "block", "claim", "writer"],
 )
 @pytest.mark.parametrize("again", [False, True])
-def test_a_removal_between_the_steps_of_an_extract_leaves_no_entry_without_its_specification(
+def test_line_13_a_removal_between_the_steps_of_an_extract_leaves_no_entry_without_its_specification(
     tmp_path, toy, step, again
 ):
     """The next step says it, and makes no folder, also where another run has begun the entry anew."""
@@ -166,7 +182,7 @@ def test_who_waited_for_the_lock_of_a_removed_entry_makes_nothing_there(tmp_path
     assert sorted(path.name for path in entry.path.iterdir()) == ["lock"]
 
 
-def test_an_entry_knows_whether_it_is_finished(tmp_path, toy):
+def test_line_12_an_entry_knows_whether_it_is_finished(tmp_path, toy):
     entry = toy.entry(tmp_path)
 
     def state():
@@ -188,7 +204,7 @@ def test_an_entry_knows_whether_it_is_finished(tmp_path, toy):
 
 
 @pytest.mark.parametrize("gone", ["train", "train/manifest.json", "test/targets.h5", "moments/manifest.json"])
-def test_an_entry_that_lost_something_is_not_whole(tmp_path, toy, gone):
+def test_line_13_an_entry_that_lost_something_is_not_whole(tmp_path, toy, gone):
     entry = toy.fill(toy.entry(tmp_path))
     save_arrays(entry, "ridge", {"n": np.arange(3)}, {})
     before = toy.digest(entry.path)
@@ -230,7 +246,7 @@ def set_used(entry, days):
     os.utime(entry.path / "lock", (then, then))
 
 
-def test_prune_removes_what_was_not_used_for_long(tmp_path, toy):
+def test_line_12_prune_removes_what_was_not_used_for_long(tmp_path, toy):
     entries = [toy.fill(toy.entry(tmp_path, init={"kind": "random", "seed": seed})) for seed in range(4)]
     for entry, days in zip(entries, (40, 1, 50, 31), strict=True):
         set_used(entry, days)
@@ -241,7 +257,7 @@ def test_prune_removes_what_was_not_used_for_long(tmp_path, toy):
     assert prune(tmp_path) == []
 
 
-def test_prune_keeps_the_most_recently_used_within_a_size(tmp_path, toy):
+def test_line_12_prune_keeps_the_most_recently_used_within_a_size(tmp_path, toy):
     entries = [toy.fill(toy.entry(tmp_path, init={"kind": "random", "seed": seed})) for seed in range(4)]
     for entry, days in zip(entries, (4, 1, 3, 2), strict=True):
         set_used(entry, days)

@@ -112,7 +112,7 @@ def test_settings_come_from_a_file_and_flags_win(call, tiny_gpt2, tmp_path):
         ("extract = 40\n", "below a line [extract]"),
     ],
 )
-def test_settings_that_no_command_reads_are_refused(call, tmp_path, text, words):
+def test_line_6_settings_that_no_command_reads_are_refused(call, tmp_path, text, words):
     config = tmp_path / "run.toml"
     config.write_text(text)
     code, out, err = call("extract", "digits", "--config", config)

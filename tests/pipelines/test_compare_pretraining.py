@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from reservoir_cache import last_entry
 from reservoir_pipelines import compare_pretraining, extract, fit, train
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.pretraining.compared import plot_comparison
@@ -42,6 +43,14 @@ def done(root, text):
 
 def never(*_args, **_more):
     raise AssertionError("this was made already")
+
+
+def test_line_6_the_last_extraction_stays_the_last(tmp_path):
+    mine = extract("digits", cache=tmp_path, backbone=SHAPE, init="random", seed=5, limit=60).entry
+    asked = SMALL | {"corpora": "random", "output_only": True}
+    compare_pretraining("digits", cache=tmp_path, **asked)
+    assert len(list(mine.parent.iterdir())) == 2
+    assert last_entry(tmp_path, "digits").path == mine
 
 
 def numbers(done):

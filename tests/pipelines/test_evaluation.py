@@ -100,8 +100,7 @@ def own(tmp_path_factory, tiny_gpt2):
     return make
 
 
-def test_a_fit_is_evaluated_on_test(own, painted):
-    """Issue 13, line 11."""
+def test_line_11_a_fit_is_evaluated_on_test(own, painted):
     done, _ = own("classes")
     assert done.to_dict()["best"]["test_accuracy"] == done.best.test_score
     values = done.to_dict()["evaluation"]
@@ -111,8 +110,7 @@ def test_a_fit_is_evaluated_on_test(own, painted):
     assert (done.saved.parent / "confusion.png").stat().st_size > 2000
 
 
-def test_scores_carry_their_metric_and_regressions_are_no_percentages(own, call):
-    """Issue 13, line 10."""
+def test_line_10_scores_carry_their_metric_and_regressions_are_no_percentages(own, call):
     done, _ = own("values")
     best = done.to_dict()["best"]
     assert done.best.metric == best["metric"] == "R²" and "test_accuracy" not in best
@@ -127,7 +125,7 @@ def test_scores_carry_their_metric_and_regressions_are_no_percentages(own, call)
 
 @pytest.mark.parametrize("kind", ["classes", "values"])
 def test_predictions_of_a_labelled_file_are_evaluated(own, kind, call):
-    """Issue 13, lines 9 and 11: one JSON value, class names beside probabilities, and how well the labels were met."""
+    """One JSON value, class names beside probabilities, and how well the labels were met."""
     done, file = own(kind)
     code, out, _ = call("predict", done.saved, file, "--json")
     assert code == 0
@@ -165,8 +163,8 @@ def test_unknown_labels_count_as_wrong_and_other_shapes_are_refused(own, tmp_pat
     assert evaluate_predictions(list(predict(done.saved, tmp_path / "plain.npz"))) is None
 
 
-def test_sequences_without_lengths_are_refused_where_there_were_several(tiny_gpt2, tmp_path):
-    """Issue 13, line 8: without lengths the padding was read as values, and labels flipped."""
+def test_line_8_sequences_without_lengths_are_refused_where_there_were_several(tiny_gpt2, tmp_path):
+    """Without lengths the padding was read as values, and labels flipped."""
     draw = np.random.default_rng(0)
     x, lengths = draw.normal(size=(90, 12, 1)).astype(np.float32), draw.integers(3, 13, 90)
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(90) % 2, lengths=lengths)
@@ -179,8 +177,8 @@ def test_sequences_without_lengths_are_refused_where_there_were_several(tiny_gpt
     assert len(list(predict(saved, tmp_path / "new.npz"))) == 5
 
 
-def test_a_choice_by_few_rows_is_said_loudly(tiny_gpt2, tmp_path, capsys):
-    """Issue 13, line 2: 4 to 7 rows chose among 400 readouts, and nothing was said."""
+def test_line_2_a_choice_by_few_rows_is_said_loudly(tiny_gpt2, tmp_path, capsys):
+    """4 to 7 rows chose among 400 readouts, and nothing was said."""
     draw = np.random.default_rng(0)
     x = draw.normal(size=(60, 6, 1)).astype(np.float32)
     split = np.array(["train", "test"])[np.arange(60) % 2]

@@ -185,7 +185,7 @@ def test_a_saved_readout_is_read_back_whole(fitted):
     assert bundle.scores["test_score"] == fitted.best.test_score
 
 
-def test_probabilities_are_calibrated_on_valid(extracted, fitted):
+def test_line_3_probabilities_are_calibrated_on_valid(extracted, fitted):
     """The temperature minimises the log loss on valid, so no other scale is better there."""
     valid = extracted["valid"]
     x, y = valid[fitted.best.columns[0]], valid.y
@@ -276,7 +276,7 @@ def test_cross_validation_uses_every_row_that_is_not_test(extracted, tmp_path):
     assert fit(extracted, select="cv5", columns="final/mean", alphas="1e0:1e2:3", out=tmp_path).table == first.table
 
 
-def test_a_learning_curve_ends_where_the_fit_on_all_rows_is(extracted, tmp_path, painted):
+def test_line_8_a_learning_curve_ends_where_the_fit_on_all_rows_is(extracted, tmp_path, painted):
     settings = {"alphas": "1e-1:1e4:6", "select": "valid", "curve": "30,100,300,9999", "out": tmp_path}
     done = fit(extracted, columns="final/mean", **settings)
     assert [n for n, _, _ in done.curve] == [30, 100, 300]

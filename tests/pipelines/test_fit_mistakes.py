@@ -109,8 +109,8 @@ def test_settings_of_an_estimator_do_not_overlap_in_the_picture(drawn):
     assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
 
 
-def test_joined_columns_alone_are_drawn(drawn):
-    """Issue 13, line 12: where only joined columns were tried, the picture was empty."""
+def test_line_12_joined_columns_alone_are_drawn(drawn):
+    """Where only joined columns were tried, the picture was empty."""
     lines, heat = drawn(["embed/mean+final/mean", "embed/last+final/last"], [("ridge", 1.0), ("ridge", 10.0)])
     np.testing.assert_allclose(lines.lines[0].get_ydata(), 50)
     assert heat.images[0].get_array().shape == (2, 2)

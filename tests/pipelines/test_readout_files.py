@@ -32,8 +32,8 @@ def same(text, card):
 
 
 @pytest.mark.parametrize("readout", ["ridge", "sklearn.linear_model.LogisticRegression"])
-def test_every_changed_byte_is_found(extracted, readout, tmp_path):
-    """Issue 13, line 7: 15 of 37 flips of the weights changed predictions without a word."""
+def test_line_7_every_changed_byte_is_found(extracted, readout, tmp_path):
+    """15 of 37 flips of the weights changed predictions without a word."""
     folder = fit(extracted, columns="final/mean", readout=readout, out=tmp_path / "whole").saved.parent
     files = sorted(path.name for path in folder.glob("readout*"))
     assert len(files) == 2 + (readout != "ridge")
@@ -73,8 +73,8 @@ def save_often(folder, number):
         bundle_of(number).save(folder)
 
 
-def test_writers_at_once_never_tear_a_bundle(tmp_path):
-    """Issue 13, line 7: two that saved at once left old and new mixed."""
+def test_line_7_writers_at_once_never_tear_a_bundle(tmp_path):
+    """Two that saved at once left old and new mixed."""
     bundle_of(0).save(tmp_path)
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=save_often, args=(tmp_path, number)) for number in (1, 2)]
@@ -112,8 +112,8 @@ def test_a_write_that_fails_leaves_the_old_bundle(tmp_path, monkeypatch, step):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_fits_that_differ_have_folders_of_their_own(extracted):
-    """Issue 13, line 6: every fit of an entry wrote over the one before."""
+def test_line_6_fits_that_differ_have_folders_of_their_own(extracted):
+    """Every fit of an entry wrote over the one before."""
     settings = [
         {},
         {"columns": "final/last"},
@@ -129,8 +129,8 @@ def test_fits_that_differ_have_folders_of_their_own(extracted):
     assert fit(extracted, **plain).saved.parent == folders[0]
 
 
-def test_seeds_choose_among_the_same_columns_and_leave_the_last_extraction(tiny_gpt2, tmp_path):
-    """Issue 13, line 6: entries that had been given more columns were compared with others; fit then meant seed N."""
+def test_line_6_seeds_choose_among_the_same_columns_and_leave_the_last_extraction(tiny_gpt2, tmp_path):
+    """Entries that had been given more columns were compared with others; fit then meant seed N."""
     settings = {"backbone": str(tiny_gpt2), "limit": 60, "cache": tmp_path, "pool": "mean"}
     extract("digits", **settings, seed=1, layers="final,block01,block02")
     first = extract("digits", **settings, layers="final")
@@ -140,7 +140,7 @@ def test_seeds_choose_among_the_same_columns_and_leave_the_last_extraction(tiny_
     assert last_entry(tmp_path, "digits").path == last.entry
 
 
-def test_features_are_iterated_by_split_and_have_one_label_per_row(extracted):
+def test_line_12_features_are_iterated_by_split_and_have_one_label_per_row(extracted):
     """Issue 13, line 12: `list(features)` raised, and `y` was (n, 1, 1)."""
     assert list(extracted) == list(extracted.store) == ["test", "train", "valid"]
     assert extracted["train"].y.shape == (120,)

@@ -121,7 +121,7 @@ def test_an_override_takes_the_place_of_the_scales_settings_only():
     assert [cell.seed for cell in load_recipe("table9", "smoke", seeds=3, only=["Default"]).cells[:3]] == [0, 1, 2]
 
 
-def test_line_1_what_the_small_backbone_lacks_says_what_to_do():
+def test_what_the_small_backbone_lacks_says_what_to_do():
     def pretrained(scale):
         spots = load_recipe("table12", scale).spots
         return next(spot for spot in spots if (spot.row, spot.column) == ("24", "pretrained"))

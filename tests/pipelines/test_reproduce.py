@@ -5,7 +5,8 @@ import shlex
 import signal
 
 import pytest
-from reservoir_pipelines import report
+from reservoir_cache import last_entry
+from reservoir_pipelines import extract, report
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.reproduction import reproduce as module
 from reservoir_pipelines.reproduction.cell import Cell
@@ -65,6 +66,14 @@ def test_shared_cells_run_once_and_finished_ones_never_again(cache, tmp_path, ru
     assert (table["FPT"]["published"], table["output"]["published"]) == (100, "-")
     again = reproduce([mine, other])
     assert (again.ran, again.reused, len(runs), again.tables) == (0, 2, 2, done.tables)
+
+
+def test_line_6_cells_leave_the_last_extraction_the_last(cache, tmp_path):
+    mine = extract("bit-xor", init="random", depth=1, layers="final", limit=60).entry
+    done = reproduce([recipe(tmp_path, 'rows = [{ name = "last", cell = "readout-last", settings = { limit = 60 } }]')])
+    assert not done.failed
+    assert len(list(mine.parent.iterdir())) == 2
+    assert last_entry(cache, "bit-xor").path == mine
 
 
 def test_what_an_earlier_version_kept_counts_as_not_run(cache, tmp_path, call, runs):
@@ -127,7 +136,7 @@ sys.exit(run(["reproduce", sys.argv[1]]))
 """
 
 
-def test_line_2_what_is_killed_in_the_middle_of_a_cell_goes_on_and_runs_no_finished_one_again(cache, tmp_path, runs):
+def test_what_is_killed_in_the_middle_of_a_cell_goes_on_and_runs_no_finished_one_again(cache, tmp_path, runs):
     rows = ", ".join(f'{{ name = "{n}", cell = "output", settings = {{ seed = {n} }} }}' for n in range(6))
     mine = recipe(tmp_path, f"rows = [{rows}]")
     kept = Kept(cache / "reproductions" / "smoke")

@@ -128,7 +128,7 @@ def test_a_line_of_the_journal_that_a_kill_has_cut_off_is_left_out(rest, go, cac
     assert [line["step"] for line in go(steps=4, resume=True).history] == [1, 2, 2, 3, 4, 4]
 
 
-def test_every_bit_of_the_journal_counts(tmp_path):
+def test_line_7_every_bit_of_the_journal_counts(tmp_path):
     path = tmp_path / "metrics.jsonl"
     journal = Journal(path, 0)
     for step in (1, 2):
@@ -153,7 +153,7 @@ def flip(path, where):
 
 @pytest.mark.parametrize("where", [0.1, 0.5, 0.95])
 @pytest.mark.parametrize("name", ["trained.safetensors", "optimizer.safetensors", "state.json"])
-def test_a_flipped_bit_of_a_checkpoint_is_found_before_any_step(name, where, go, cache):
+def test_line_7_a_flipped_bit_of_a_checkpoint_is_found_before_any_step(name, where, go, cache):
     go(steps=2)
     flip(last_checkpoint(cache / "run" / "checkpoints") / name, where)
     with pytest.raises(InputError, match=f"{name}: not readable .*; train in another folder") as caught:
@@ -164,7 +164,7 @@ def test_a_flipped_bit_of_a_checkpoint_is_found_before_any_step(name, where, go,
             load_run(cache / "run")
 
 
-def test_a_changed_digit_of_a_configuration_or_a_result_is_found(go, cache):
+def test_line_7_a_changed_digit_of_a_configuration_or_a_result_is_found(go, cache):
     go(steps=2)
     for name, old, use in (
         ("config.json", '"batch": 8', lambda: load_run(cache / "run")),
@@ -200,7 +200,7 @@ train("bit-xor", run=Path(sys.argv[1]), **eval(sys.argv[3]))
 
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "step-", "curve.png", "run.json"])
-def test_what_a_killed_run_was_writing_is_gone_once_it_goes_on(name, go, cache):
+def test_line_13_what_a_killed_run_was_writing_is_gone_once_it_goes_on(name, go, cache):
     settings = {"steps": 2, "eval_every": 2, "parameters": FEW, **QUICK}
     code, _, err = Child(KILLED, cache / "run", name, repr(settings)).ended()
     assert code == -signal.SIGKILL, err
@@ -321,7 +321,7 @@ def test_a_regression_from_the_cache_takes_the_same_steps(cache, tmp_path):
 # ---- several processes
 
 
-def test_the_others_end_quietly_where_the_first_process_fails():
+def test_line_15_the_others_end_quietly_where_the_first_process_fails():
     script = textwrap.dedent("""
         import sys
         from reservoir import InputError

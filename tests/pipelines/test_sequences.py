@@ -54,7 +54,7 @@ def same(model, found, said, expected):
 
 
 @pytest.mark.parametrize("kind", [series, letters])
-def test_line_2_a_classifier_to_which_nothing_is_said_is_extract_and_fit(kind, by_command, tiny_gpt2, recwarn):
+def test_a_classifier_to_which_nothing_is_said_is_extract_and_fit(kind, by_command, tiny_gpt2, recwarn):
     x, y = kind()
     found, expected = by_command(x=x, y=y)
     model = ReservoirClassifier(backbone=str(tiny_gpt2), compute="float32").fit(x[:FITTED], y[:FITTED])
@@ -62,7 +62,7 @@ def test_line_2_a_classifier_to_which_nothing_is_said_is_extract_and_fit(kind, b
     same(model, found, model.predict_proba(x[FITTED:]), expected)
 
 
-def test_line_2_a_regressor_to_which_nothing_is_said_is_extract_and_fit(by_command, tiny_gpt2):
+def test_a_regressor_to_which_nothing_is_said_is_extract_and_fit(by_command, tiny_gpt2):
     x, y = series()
     y = np.abs(np.diff(x)).mean(axis=1) + np.unique(y, return_inverse=True)[1]
     found, expected = by_command(x=x, y=y)
@@ -70,7 +70,7 @@ def test_line_2_a_regressor_to_which_nothing_is_said_is_extract_and_fit(by_comma
     same(model, found, model.predict(x[FITTED:]), expected)
 
 
-def test_line_2_sequences_of_unequal_length_are_a_list_of_arrays(by_command, tiny_gpt2):
+def test_sequences_of_unequal_length_are_a_list_of_arrays(by_command, tiny_gpt2):
     x, y, ends = ragged()
     padded = np.stack([np.pad(row, (0, 40 - len(row)), constant_values=99) for row in x])
     options = {"compute": "float32", "backbone": str(tiny_gpt2)}
@@ -98,7 +98,7 @@ def test_lists_go_through_cross_validation_and_objects_are_lists(tiny_gpt2):
 
 
 @pytest.mark.parametrize("kind", [ReservoirClassifier, ReservoirRegressor])
-def test_line_2_a_sample_of_weight_2_is_one_that_is_given_twice(kind, tiny_gpt2):
+def test_a_sample_of_weight_2_is_one_that_is_given_twice(kind, tiny_gpt2):
     x, y = series(40)
     if kind is ReservoirRegressor:
         y = np.abs(np.diff(x)).mean(axis=1)
@@ -127,7 +127,7 @@ def test_groups_are_held_out_together(tiny_gpt2):
         model.set_params(cv=None).fit(x, y, groups=np.zeros(60))
 
 
-def test_line_2_the_transformer_gives_what_extract_keeps(tmp_path, cache, tiny_gpt2):
+def test_the_transformer_gives_what_extract_keeps(tmp_path, cache, tiny_gpt2):
     x, y = series()
     np.savez(tmp_path / "d.npz", x=x, y=y, split=np.repeat(["train", "valid", "test"], [50, 20, 20]))
     kept = extract(str(tmp_path / "d.npz"), backbone=str(tiny_gpt2), compute="float32")

@@ -28,7 +28,7 @@ def rewrite(path, change):
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
 
 
-def test_other_values_of_the_same_size_and_time_are_other_data(cache, table):
+def test_line_1_other_values_of_the_same_size_and_time_are_other_data(cache, table):
     first, original = prepare(str(table)), table.read_bytes()
     assert prepare(str(table)).reused
     rewrite(table, 1)

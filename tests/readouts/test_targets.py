@@ -167,7 +167,7 @@ def test_temperature_is_the_one_of_least_loss(classes):
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
 @pytest.mark.parametrize("held", [8, 34, 200])
-def test_calibration_never_costs_on_rows_that_can_be_told_apart(classes, held):
+def test_line_3_calibration_never_costs_on_rows_that_can_be_told_apart(classes, held):
     """Where validation is perfect the temperature must not run to 0: the first error would be made with certainty."""
     losses = []
     for seed in range(6):

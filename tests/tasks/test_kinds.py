@@ -68,7 +68,7 @@ def own(path, **arrays):
     return str(path)
 
 
-def test_sensor_counts_are_values_unasked_and_said(tmp_path):
+def test_line_4_sensor_counts_are_values_unasked_and_said(tmp_path):
     path = own(tmp_path / "a.npz", x=VALUES["counts"], y=np.arange(300) % 2)
     source = task_named(path)
     assert source.task.form == Vectors(1)
@@ -78,7 +78,7 @@ def test_sensor_counts_are_values_unasked_and_said(tmp_path):
     assert task_named(path, values=True).notes() == []
 
 
-def test_words_are_symbols_unasked_and_said(tmp_path):
+def test_line_4_words_are_symbols_unasked_and_said(tmp_path):
     path = own(tmp_path / "a.npz", x=NAMES["few words"], y=np.arange(40) % 2)
     source = task_named(path)
     assert source.task.form == Tokens(int(NAMES["few words"].max()) + 1)
@@ -86,7 +86,7 @@ def test_words_are_symbols_unasked_and_said(tmp_path):
     assert task_named(path, values=True).task.form == Vectors(1)
 
 
-def test_integer_targets_are_a_regression_unasked_and_said(tmp_path):
+def test_line_4_integer_targets_are_a_regression_unasked_and_said(tmp_path):
     y = RNG.integers(18, 91, 300)
     path = own(tmp_path / "a.npz", x=RNG.normal(size=(300, 4)), y=y)
     source = task_named(path)

@@ -232,7 +232,7 @@ def test_new_texts_become_sequences():
 
 
 @pytest.mark.parametrize(("protocol", "symbols"), [("ours", 16), ("paper", 15)])
-def test_symbols_outside_the_vocabulary_are_refused(protocol, symbols):
+def test_line_8_symbols_outside_the_vocabulary_are_refused(protocol, symbols):
     task = task_named("listops", protocol=protocol).task
     assert encode(task, np.array([[11, 2, symbols - 1]]))[1].tolist() == [3]
     for wrong in (symbols, -1):

@@ -172,7 +172,7 @@ def test_line_5_folders_of_splits_and_hidden_copies_are_no_classes(tmp_path, kin
 
 
 @pytest.mark.parametrize(("offset", "fits"), [(1e9, False), (1e3, True)])
-def test_line_2_values_that_float32_cannot_tell_apart_are_refused(tmp_path, offset, fits):
+def test_values_that_float32_cannot_tell_apart_are_refused(tmp_path, offset, fits):
     x = np.stack([VALUES, offset + 0.01 * VALUES, np.full((ROWS, 3), 0.1)], axis=2)  # the last does not vary at all
     np.savez(tmp_path / "t.npz", x=x, y=LABEL)
     source = task_named(str(tmp_path / "t.npz"))

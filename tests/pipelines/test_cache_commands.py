@@ -1,0 +1,110 @@
+"""What is kept is listed with what made it, and one can be rid of all of it."""
+
+import json
+import os
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+from reservoir_pipelines import (
+    ReservoirClassifier,
+    attention,
+    explain,
+    extract,
+    fit,
+    plan,
+    predict,
+    prepare,
+    train,
+    tune,
+)
+
+from reservoir.errors import InputError
+
+SHAPE = "mini:n_layer=1,n_embd=16,n_head=2"
+SMALL = {"backbone": SHAPE, "init": "random", "limit": 60, "layers": "final", "pool": "mean"}
+
+
+@pytest.fixture
+def listed(call):
+    """Return what `cache list` knows of the entries, and the text that it prints."""
+
+    def listing():
+        return json.loads(call("cache", "list", "--json")[1]), call("cache", "list")[1]
+
+    return listing
+
+
+def test_line_12_readouts_runs_and_prepared_data_are_listed_and_removed(call, cache, listed):
+    extraction = extract("digits", **SMALL)
+    fit(extraction)
+    train("digits", backbone=SHAPE, init="random", limit=60, steps=1)
+    found = [folder for kind in ("readouts", "runs", "prepared") for folder in cache.glob(f"{kind}/*/*")]
+    kept = [str(folder.relative_to(cache)) for folder in found]
+    assert len(kept) == 3
+    for name in kept:
+        assert name in listed()[1]
+        code, out, err = call("cache", "remove", name, "--json")
+        assert (code, err) == (0, "")
+        assert json.loads(out)["removed"] == str(cache / name)
+        assert name not in listed()[1]
+        assert not (cache / name).exists()
+    assert [each["entry"] for each in listed()[0]] == [str(extraction.entry)]
+
+
+def test_line_12_the_entry_that_a_task_means_is_named_when_it_is_removed(call, cache, listed):
+    first, last = (extract("digits", **SMALL, seed=seed).entry for seed in (0, 1))
+    _, out, _ = call("cache", "remove", "digits")
+    assert str(last) in out
+    assert str(first) not in out
+    assert [each["entry"] for each in listed()[0]] == [str(first)]
+
+
+def test_line_12_batches_of_estimators_are_one_line_and_go_together(call, cache, listed):
+    entry = extract("digits", **SMALL).entry
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        x = rng.standard_normal((60, 12, 1))
+        ReservoirClassifier(backbone=SHAPE, init="random", layers="final", pool="mean").fit(x, np.arange(60) % 2)
+    entries, text = listed()
+    assert len(entries) == 4  # told one by one to programs
+    assert text.count("\nrows ") == 1
+    assert "3 batches of the estimators" in text
+    assert call("cache", "remove", "rows")[0] == 0
+    assert [each["entry"] for each in listed()[0]] == [str(entry)]
+
+
+def test_line_12_what_is_old_or_too_much_is_pruned(call, cache, listed):
+    old, new = (extract("digits", **SMALL, seed=seed).entry for seed in (0, 1))
+    long_ago = (datetime.now(UTC) - timedelta(days=40)).timestamp()
+    os.utime(old / "lock", (long_ago, long_ago))
+    assert f"{datetime.fromtimestamp(long_ago):%Y-%m-%d %H:%M}" in listed()[1]
+    code, out, _ = call("cache", "prune", "--older", "30d", "--json")
+    assert code == 0
+    assert json.loads(out)["removed"] == [str(old)]
+    assert json.loads(call("cache", "prune", "--keep", "20GB", "--json")[1])["removed"] == []
+    assert json.loads(call("cache", "prune", "--keep", "1kB", "--json")[1])["removed"] == [str(new)]
+    for wrong in ((), ("--older", "soon"), ("--keep", "much")):
+        code, out, err = call("cache", "prune", *wrong)
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_line_16_the_precision_is_listed_and_stands_in_the_card(call, cache, listed, compute):
+    entry = extract("digits", **SMALL, compute=compute).entry
+    entries, text = listed()
+    assert [each["compute"] for each in entries] == [compute]
+    assert compute in text
+    shown = call("cache", "show", entry.name)[1]
+    assert "other instructions round otherwise" in shown
+    assert json.loads(call("cache", "show", entry.name, "--json")[1])["spec"]["compute"] == compute
+
+
+@pytest.mark.parametrize("value", [np.zeros((30, 8)), 3, None])
+@pytest.mark.parametrize("stage", [attention, explain, extract, fit, plan, predict, prepare, train, tune])
+def test_line_12_what_is_no_path_is_one_line_with_the_way_in_for_arrays(stage, value):
+    others = {"file": "new.npz"} if stage in (explain, predict) else {}
+    with pytest.raises(InputError, match=r"not a name or a path; np.savez.*ReservoirClassifier\(\)") as caught:
+        stage(value, **others)
+    assert "\n" not in str(caught.value)
+    assert type(value).__name__ in str(caught.value)
