@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import wraps
 from os import PathLike
@@ -41,9 +41,15 @@ def stage(function: Callable[..., R]) -> Callable[..., R]:
             settings[name] = kind(**{item.name: said[item.name] for item in fields(kind) if item.name in said})
         bound = signature.bind(*plain, **settings)
         for name, value in bound.arguments.items():
-            if (kind := parameters[name].annotation) in ("Path", "str"):
-                refuse_no_path(value, f"{function.__name__}: {name}")
+            what, kind = f"{function.__name__}: {name}", str(parameters[name].annotation)
+            if kind in ("Path", "str"):
+                refuse_no_path(value, what)
                 bound.arguments[name] = Path(value) if kind == "Path" else str(value)
+            elif kind.startswith("Sequence[str"):
+                several = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+                for one in several:
+                    refuse_no_path(one, what)
+                bound.arguments[name] = several
         return function(*bound.args, **bound.kwargs)
 
     own = [p for name, p in parameters.items() if name not in groups]
@@ -53,12 +59,15 @@ def stage(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def refuse_no_path(value: object, what: str) -> None:
-    """Raise `InputError` for what is neither a name nor a path, such as an array, with the way in for arrays."""
-    if not isinstance(value, str | PathLike):
-        raise InputError(
-            f"{what} is of type {type(value).__name__}, not a name or a path; np.savez('mine.npz', x=x, y=y) makes a "
-            "file of arrays, and ReservoirClassifier().fit(x, y) takes them as they are"
+    """Raise `InputError` for what is neither a name nor a path; of an array it says the way in."""
+    if isinstance(value, str | PathLike):
+        return
+    found = f"{what} is of type {type(value).__name__}, not a name or a path"
+    if isinstance(value, Iterable):
+        found += (
+            "; np.savez('mine.npz', x=x, y=y) makes a file of arrays, and ReservoirClassifier().fit(x, y) takes them"
         )
+    raise InputError(found)
 
 
 def keyword(name: str, default: Any, annotation: Any = inspect.Parameter.empty) -> inspect.Parameter:

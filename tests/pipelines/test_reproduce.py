@@ -70,8 +70,9 @@ def test_shared_cells_run_once_and_finished_ones_never_again(cache, tmp_path, ru
 
 def test_line_6_cells_leave_the_last_extraction_the_last(cache, tmp_path):
     mine = extract("bit-xor", init="random", depth=1, layers="final", limit=60).entry
-    done = reproduce([recipe(tmp_path, 'rows = [{ name = "last", cell = "readout-last", settings = { limit = 60 } }]')])
-    assert not done.failed
+    done = reproduce(recipe(tmp_path, 'rows = [{ name = "last", cell = "readout-last", settings = { limit = 60 } }]'))
+    assert (done.ran, done.failed) == (1, {})
+    assert report(done.folder).page.is_file()  # one is given as well as several
     assert len(list(mine.parent.iterdir())) == 2
     assert last_entry(cache, "bit-xor").path == mine
 
