@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import reprlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from numbers import Integral, Real
+from os import PathLike
 from pathlib import Path
+from types import NoneType
 from typing import Any, TypeVar
 
 from reservoir.errors import InputError
@@ -19,6 +23,18 @@ SEEDS = 2**63
 """Number of seeds: those of torch's generators have 63 bits."""
 
 G = TypeVar("G", bound="Options")
+
+KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "None": (NoneType, ""),
+    "bool": (bool, "True or False"),
+    "int": (Integral, "a whole number"),
+    "float": (Real, "a number"),
+    "str": (str, "a text"),
+    "Path": (Path, "a path"),
+    "Sequence[str]": ((list, tuple), "a list of texts"),
+    "Mapping[str, Any]": (Mapping, "names with values"),
+}
+"""What a field of each type takes, and how that is called."""
 
 Check = Callable[[Any], str | None]
 """Returns what to do about a value that cannot be used, or None."""
@@ -96,15 +112,38 @@ class Options:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            value, check = getattr(self, item.name), item.metadata.get("check")
-            if str(item.type).startswith("Path") and isinstance(value, str):
-                object.__setattr__(self, item.name, Path(value))
+            check, kinds = item.metadata.get("check"), str(item.type).split(" | ")
+            value = _plain(getattr(self, item.name))
+            value = Path(value) if "Path" in kinds and isinstance(value, str) else value
+            object.__setattr__(self, item.name, value)
+            if not any(isinstance(value, KINDS[kind][0]) for kind in kinds) or not _texts(value):
+                words = " or ".join(KINDS[kind][1] for kind in kinds if kind != "None")
+                shown, says = " ".join(reprlib.repr(value).split()), item.metadata.get("help", "")
+                raise InputError(f"{flag_of(item)} {shown}: give {words}. {says}".strip())
             if check and value is not None and (fault := check(value)):
                 raise InputError(f"{flag_of(item)} {value}: {fault}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain JSON values."""
         return {n: str(v) if isinstance(v, Path) else v for n, v in asdict(self).items()}
+
+
+def _plain(value: Any) -> Any:
+    """Return paths as texts, and numbers of numpy's as Python's, which alone are the same in every file."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(each) for each in value)
+    if isinstance(value, PathLike):
+        return str(value)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def _texts(value: Any) -> bool:
+    """Whether what is listed is texts alone; what is no list is not asked."""
+    return not isinstance(value, list | tuple) or all(isinstance(each, str) for each in value)
 
 
 def as_group(options: Options, kind: type[G]) -> G:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from reservoir import options
-from reservoir.errors import InputError
+from reservoir.errors import InputError, nearest
 from reservoir.option_fields import Options
 
 R = TypeVar("R")
@@ -39,6 +39,9 @@ def stage(function: Callable[..., R]) -> Callable[..., R]:
         said |= {name: settings.pop(name) for name in known & settings.keys()}
         for name, kind in groups.items():
             settings[name] = kind(**{item.name: said[item.name] for item in fields(kind) if item.name in said})
+        for name in settings.keys() - parameters.keys():
+            meant = nearest(name, known | parameters.keys() - groups.keys())
+            raise TypeError(f"{function.__name__}() has no {name!r}{meant}")
         bound = signature.bind(*plain, **settings)
         for name, value in bound.arguments.items():
             what, kind = f"{function.__name__}: {name}", str(parameters[name].annotation)

@@ -287,7 +287,9 @@ def test_the_command_of_a_cell_gives_its_number(cache, tmp_path, call, monkeypat
     page = report([done.folder]).page.read_text()
     assert "<code>reservoir pretrain bit-memory" in page  # what a cell needs has its command on the page too
     assert "train bit-xor backbone of bit-memory" in page
-    assert names == KEPT, "the page reads these: with other names, raise FORMAT in kept.py and change them here"
+    assert names == KEPT, (
+        "the page reads these: with other names, raise FORMAT in reproduction_folder.py and change them here"
+    )
 
 
 def test_cells_are_tasks_of_a_cluster(cache, tmp_path, runs, monkeypatch):
