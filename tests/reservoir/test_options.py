@@ -54,7 +54,7 @@ def test_numbers_of_numpy_and_paths_are_those_of_python():
     }
     assert ExtractOptions(**other) == ExtractOptions(**told)
     assert json.dumps(ExtractOptions(**other).to_dict()) == json.dumps(ExtractOptions(**told).to_dict())
-    assert isinstance(ExtractOptions(cache="here").cache, Path)
+    assert isinstance(ExtractOptions(**{"cache": "here"}).cache, Path)
     assert ExtractOptions(standardise=True).standardise is True
 
 
