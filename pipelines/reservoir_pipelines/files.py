@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import glob
 import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +34,7 @@ class DamagedError(ValueError):
 
 def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
     """Write a file under a temporary name and move it into place, so that it is whole or as it was."""
-    part = path.with_name(f".{path.name}-{uuid.uuid4().hex}.part")
+    part = part_beside(path)
     try:
         fault_point("begun")
         write(part)
@@ -44,6 +46,42 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
         sync(path.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+def part_beside(path: Path) -> Path:
+    """Return a temporary name for a path, and remove what processes that are no more left under such names.
+
+    Its 32 digits say host, process, and chance: nothing else tells whether somebody is still writing there.
+    """
+    for left in path.parent.glob(f".{glob.escape(path.name)}-{_host()}*.part"):
+        if PART.fullmatch(left.name) and not is_running(int(left.name[-29:-21], 16)):
+            _remove(left)
+    return path.with_name(f".{path.name}-{_host()}{os.getpid():08x}{secrets.token_hex(8)}.part")
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process of this host is still there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+@cache
+def _host() -> str:
+    """Return 8 digits for this host, and for the container in it, whose numbers of processes are its own."""
+    name = os.uname().nodename
+    with suppress(OSError):
+        name += str(Path("/proc/self/ns/pid").readlink())
+    return hashlib.sha256(name.encode()).hexdigest()[:8]
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):  # another user's, who alone may remove it
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -113,7 +151,7 @@ def remove_parts(folder: Path) -> None:
     """Remove what was being written when a process was killed; whoever calls holds the folder."""
     for path in folder.glob(".*.part"):
         if PART.fullmatch(path.name):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            _remove(path)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError, first_line
-from reservoir_pipelines.files import save_tensors
+from reservoir_pipelines.files import part_beside, save_tensors
 from reservoir_pipelines.output import Record
 
 BESIDE = (
@@ -74,7 +73,7 @@ def import_backbone(source: str | Path, out: str | Path) -> Imported:
         raise InputError(f"--out {out}: it is there already; name a new folder")
     if not source.exists():
         raise InputError(f"--import {source}: no such file or folder")
-    part = out.absolute().parent / f".{out.name}-{uuid.uuid4().hex}.part"
+    part = part_beside(out.absolute())
     part.mkdir(parents=True)
     try:
         left_out, notes = _reader(source)(source, part)

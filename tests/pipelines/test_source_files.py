@@ -2,11 +2,15 @@
 
 import os
 import shutil
+import signal
 
 import numpy as np
 import pytest
 from reservoir_pipelines import prepare
+from reservoir_pipelines.files import part_beside
 from reservoir_pipelines.preparation import source_files
+
+from tests.processes import Child
 
 
 @pytest.fixture
@@ -70,6 +74,27 @@ def test_a_file_that_rests_is_read_once(table, tmp_path, monkeypatch):
     for _ in range(3):
         assert source_files.contents([table], table, tmp_path) == first
     assert len(read) == 3
+
+
+KEEP = """
+import sys
+from pathlib import Path
+from reservoir_pipelines.preparation import source_files
+source_files.UNSETTLED = -(10**18)
+source_files.contents([Path(sys.argv[1])], Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("fault", ["written", "synced"])
+def test_line_13_what_was_noted_of_a_file_leaves_nothing_behind_a_kill(table, tmp_path, monkeypatch, fault):
+    kept = tmp_path / "kept"
+    assert Child(KEEP, table, kept, RESERVOIR_FAULT=fault).ended()[0] == -signal.SIGKILL
+    (left,) = kept.iterdir()
+    (mine := part_beside(kept / source_files.MEMO)).touch()  # of a process that lives: this one
+    (other := kept / left.name.replace("files.json", "file.json")).touch()
+    monkeypatch.setattr(source_files, "UNSETTLED", -(10**18))
+    source_files.contents([table], table, kept)
+    assert set(kept.iterdir()) == {kept / source_files.MEMO, mine, other}
 
 
 @pytest.mark.parametrize("kind", ["pipe", "locked"])

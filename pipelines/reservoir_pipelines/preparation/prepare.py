@@ -20,6 +20,7 @@ from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, Res
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Split, Task, check_split, own_name, task_named
 from reservoir.tasks.own.media import has_sounds
 from reservoir.tasks.task import MISSING
+from reservoir_pipelines.files import is_running
 from reservoir_pipelines.output import meter, say
 from reservoir_pipelines.preparation.download import download
 from reservoir_pipelines.preparation.prepared import (
@@ -231,15 +232,5 @@ def _hash(value: Any) -> str:
 def _remove_leftovers(folder: Path) -> None:
     """Remove temporary folders of processes of this host that are no more."""
     for leftover in folder.glob(f".{os.uname().nodename}-*"):
-        if not _runs(int(leftover.name.split("-")[-2])):
+        if not is_running(int(leftover.name.split("-")[-2])):
             shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

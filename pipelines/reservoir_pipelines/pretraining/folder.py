@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import uuid
 from pathlib import Path
 
 from reservoir_cache import fault_point
@@ -11,7 +10,7 @@ from reservoir_cache import fault_point
 from reservoir.errors import InputError
 from reservoir.pretraining.corpora import Corpus
 from reservoir.pretraining.language_model import LanguageModel
-from reservoir_pipelines.files import remove_parts, share, system_errors
+from reservoir_pipelines.files import part_beside, remove_parts, share, system_errors
 
 RUN = "pretraining"
 """Folder inside the model's that holds the course of its pretraining."""
@@ -38,7 +37,7 @@ def save_model(out: Path, model: LanguageModel, corpus: Corpus | None = None) ->
     from transformers import PreTrainedTokenizerFast
 
     remove_parts(out)
-    part = out / f".model-{uuid.uuid4().hex}.part"
+    part = part_beside(out / "model")
     part.mkdir()
     try:
         with system_errors():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import uuid
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from reservoir.errors import InputError
 from reservoir.training.trainer import State
-from reservoir_pipelines.files import DamagedError, file_digest, read_checked, save_tensors, write_checked
+from reservoir_pipelines.files import DamagedError, file_digest, part_beside, read_checked, save_tensors, write_checked
 
 TRAINED, OPTIMIZER, STATE = "trained.safetensors", "optimizer.safetensors", "state.json"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -22,7 +21,7 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
     """Write ``<folder>/step-<number>``, which exists once it is on disk; then remove all others but the best."""
     final = folder / f"step-{state.step:08d}"
-    part = folder / f".{final.name}-{uuid.uuid4().hex}.part"
+    part = part_beside(final)
     part.mkdir(parents=True)
     try:
         trained = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters() if p.requires_grad}
