@@ -3,6 +3,7 @@
 import json
 from dataclasses import fields
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def test_numbers_of_numpy_and_paths_are_those_of_python():
     }
     assert ExtractOptions(**other) == ExtractOptions(**told)
     assert json.dumps(ExtractOptions(**other).to_dict()) == json.dumps(ExtractOptions(**told).to_dict())
-    assert isinstance(ExtractOptions(**{"cache": "here"}).cache, Path)
+    assert isinstance(ExtractOptions(cache=cast("Path", "here")).cache, Path)
     assert ExtractOptions(standardise=True).standardise is True
 
 
