@@ -44,7 +44,9 @@ def stage(function: Callable[..., R]) -> Callable[..., R]:
             raise TypeError(f"{function.__name__}() has no {name!r}{meant}")
         bound = signature.bind(*plain, **settings)
         for name, value in bound.arguments.items():
-            what, kind = f"{function.__name__}: {name}", str(parameters[name].annotation)
+            what, (kind, *optional) = f"{function.__name__}: {name}", str(parameters[name].annotation).split(" | None")
+            if optional and value is None:
+                continue
             if kind in ("Path", "str"):
                 refuse_no_path(value, what)
                 bound.arguments[name] = Path(value) if kind == "Path" else str(value)
