@@ -57,7 +57,7 @@ PARTS = ("bits", "inputs", "soak", "kills", "together", "machine")
 def campaign(folder: Path, size: dict[str, int], parts: Collection[str]) -> Iterator[Count]:
     """Run the chosen parts in a folder."""
     root, log, whole = folder / "root", folder / "log", folder / "whole"
-    stages = {stage.name: stage for stage in make_stages(folder, root, warm="kills" in parts)}
+    stages = {stage.name: stage for stage in make_stages(folder, root, warm=bool({"kills", "machine"} & {*parts}))}
     if {"bits", "inputs", "soak"} & {*parts}:
         stages["fit"].fresh(root)
         for name in ("train", "fit"):
