@@ -9,6 +9,9 @@ from pathlib import Path
 
 from reservoir.errors import InputError
 
+ROWS = "rows"
+"""Name of the task of the entries that the estimators make, one for each batch of rows, and of their one split."""
+
 
 def cache_root(cache: Path | None = None) -> Path:
     """Return the root folder: the argument, else ``RESERVOIR_CACHE``, else the platform's user cache folder."""

@@ -16,6 +16,7 @@ from reservoir.option_fields import seconds_of, span
 from reservoir.options import CacheOptions
 from reservoir_pipelines.command import HELP, Answer, Table, command
 from reservoir_pipelines.output import say, size_text
+from reservoir_pipelines.workspace import ROWS
 
 if TYPE_CHECKING:
     from reservoir_cache import Entry, EntrySummary
@@ -33,9 +34,6 @@ MADE = {
     "reproductions": 1,
 }
 """What else lies below the cache's root, and how many folders deep one of it is."""
-
-ESTIMATORS = "rows"
-"""The one split of the entries that the estimators make, one for each batch of rows: listed and removed together."""
 
 UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
@@ -82,7 +80,8 @@ def _line(found: Sequence[EntrySummary], name: str) -> tuple[Any, ...]:
 
 
 def _of_estimator(entry: Entry) -> bool:
-    return set(entry.spec.rows) == {ESTIMATORS}
+    """Whether it holds a batch of rows that an estimator was given; they are listed and removed together."""
+    return set(entry.spec.rows) == {ROWS}
 
 
 def show(entry: Name, given: dict[str, Any]) -> Answer:

@@ -17,7 +17,7 @@ from reservoir.raw_input import raw_features
 from reservoir.reservoir import LoadedModel, choose_compute, choose_device
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir_pipelines.estimators.parameters import options_of
-from reservoir_pipelines.estimators.rowcache import ROWS, FoundRows, shared_cache, shared_model
+from reservoir_pipelines.estimators.rowcache import FoundRows, shared_cache, shared_model
 from reservoir_pipelines.estimators.sequences import (
     Rows,
     as_rows,
@@ -29,7 +29,7 @@ from reservoir_pipelines.estimators.sequences import (
 )
 from reservoir_pipelines.extraction.plan import choose_columns
 from reservoir_pipelines.fitting.raw import RAW
-from reservoir_pipelines.workspace import cache_root
+from reservoir_pipelines.workspace import ROWS, cache_root
 
 # scikit-learn's own defaults for these parameters are strings and integers, from which type checkers infer too little.
 _validate: Callable[..., Any] = validate_data

@@ -28,9 +28,8 @@ from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir_pipelines.extraction.compute import compute_missing
 from reservoir_pipelines.extraction.plan import choose_layout, frozen_fields
 from reservoir_pipelines.preparation.source_files import stamp
+from reservoir_pipelines.workspace import ROWS
 
-ROWS = "rows"
-"""Name of the task of such entries, and of their one split."""
 FEW = 8  # rows: fewer are kept in memory alone, as a folder for each new row would fill a disk with folders
 HELD_BYTES = 2**28  # of features that stay in memory; what is on disk beyond it comes back through the system's cache
 
