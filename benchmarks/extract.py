@@ -34,7 +34,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from reservoir_pipelines.extraction.run import plan_run
-from reservoir_pipelines.output import hushed
+from reservoir_pipelines.output import silenced
 from reservoir_pipelines.preparation.prepare import prepare
 from torch import nn
 from transformers import GPT2Config, GPT2Model
@@ -158,7 +158,7 @@ def speed_of(rows: int) -> Iterator[np.ndarray]:
 
 def extracted(backbone: str, rows: int, tokens: int) -> np.ndarray:
     """Return rows per second of extract, from the first batch to the last manifest."""
-    with tempfile.TemporaryDirectory() as folder, hushed():
+    with tempfile.TemporaryDirectory() as folder, silenced():
         root, file = Path(folder), Path(folder) / "random.npz"
         draw = np.random.default_rng(0)
         split = np.array(["valid", "test", *["train"] * (rows - 2)])

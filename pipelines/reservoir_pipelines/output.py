@@ -77,11 +77,11 @@ def size_text(size: int) -> str:
     return f"{value:.1f} TB"
 
 
-_hushed: ContextVar[bool] = ContextVar("hushed", default=False)
+_hushed: ContextVar[bool] = ContextVar("silenced", default=False)
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
+def silenced() -> Iterator[None]:
     """Keep back what stages say of themselves, where somebody else shows how it goes."""
     token = _hushed.set(True)
     try:
@@ -90,7 +90,7 @@ def hushed() -> Iterator[None]:
         _hushed.reset(token)
 
 
-def say(text: str) -> None:
+def notify(text: str) -> None:
     """Print one line for a person to stderr; stdout is kept for results."""
     if not _hushed.get():
         console(soft_wrap=True).print(text, markup=False)
@@ -129,7 +129,7 @@ class Lines:
         speed = (done - self._first) / (now - self._started)
         left = f", {time_text((self.total - done) / speed)} left" if speed else ""
         share = f"{done:,} of {self.total:,} ({100 * done / self.total:.0f}%)"
-        say(f"{self._title}: {share}, {self.each * speed:,.3g} {self.unit}/s{text and '  ' + text}{left}")
+        notify(f"{self._title}: {share}, {self.each * speed:,.3g} {self.unit}/s{text and '  ' + text}{left}")
 
 
 class Meter:

@@ -26,7 +26,7 @@ def map_pieces(
     workers: int = 0,
     scheduler: str | None = None,
     done: Callable[[Any], None] = lambda result: None,
-    say: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
 ) -> list[Any]:
     """Return ``work(*a)`` for each tuple of arguments, in their order.
 
@@ -34,11 +34,11 @@ def map_pieces(
     called again: what was in hand when a worker died, or the connection to a scheduler broke, is done once more. With 0
     or 1 workers the work is done here, one piece after the other, and also where the time of the first piece says that
     processes would not pay off. The address of a ``scheduler`` (``tcp://host:port``) goes before ``workers``. ``done``
-    is given each result when it is there, ``say`` what a person should know meanwhile.
+    is given each result when it is there, ``notify`` what a person should know meanwhile.
     """
     tasks = list(arguments)
     if scheduler is not None:
-        return _on_cluster(work, tasks, scheduler, done, say)
+        return _on_cluster(work, tasks, scheduler, done, notify)
     if workers > 1 and len(tasks) > 1:
         return _in_processes(work, tasks, workers, done)
     return _here(work, tasks, {}, done)
@@ -99,7 +99,7 @@ def _on_cluster(
     tasks: list[tuple],
     address: str,
     done: Callable[[Any], None],
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
 ) -> list[Any]:
     try:
         from distributed import CancelledError, Client, KilledWorker, as_completed
@@ -116,7 +116,7 @@ def _on_cluster(
             raise InputError(f"{told}{since}; start one, or give --workers N") from None
         with client:
             if not client.scheduler_info()["workers"]:
-                say(f"{address}: the scheduler has no worker yet; it is waited for")
+                notify(f"{address}: the scheduler has no worker yet; it is waited for")
             left = [number for number in range(len(tasks)) if number not in found]
             numbers = {client.submit(work, *tasks[number], pure=False): number for number in left}
             try:
@@ -126,5 +126,5 @@ def _on_cluster(
             except KilledWorker as error:
                 raise InputError(f"{address}: {error}; for want of memory, say: give each worker more") from None
             except (CancelledError, CommClosedError):  # what was submitted is forgotten with the connection
-                say(f"{address}: the connection broke; what was under way is asked for again")
+                notify(f"{address}: the connection broke; what was under way is asked for again")
     return [found[number] for number in range(len(tasks))]

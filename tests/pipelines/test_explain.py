@@ -78,7 +78,7 @@ def test_the_command_draws_and_refuses(made, call, tmp_path, painted):
     assert len(out.strip().splitlines()) == 5
     assert (tmp_path / "e.png").stat().st_size > 2000
     _, out, error = call("explain", made("embed/quantiles3")[0], file, "--first", 1)
-    assert "no sum over positions" in error and "(+0)" not in out
+    assert "cannot be attributed to positions" in error and "(+0)" not in out
     with np.load(file) as arrays:
         np.savez(tmp_path / "two.npz", x=arrays["x"], y=arrays["x"][:, 0] > 0)
     features = extract(str(tmp_path / "two.npz"), backbone="mini:n_layer=1,n_embd=16", init="random", cache=tmp_path)

@@ -2,7 +2,7 @@
 
 import pytest
 from reservoir_pipelines import output
-from reservoir_pipelines.output import Lines, hushed, meter, time_text, training_meter
+from reservoir_pipelines.output import Lines, meter, silenced, time_text, training_meter
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_training_says_its_means_and_counts_from_where_it_went_on(pass_time, cap
 
 
 def test_nothing_is_said_where_somebody_else_shows_how_it_goes(pass_time, capsys):
-    with hushed(), meter("extract", 10) as bar:
+    with silenced(), meter("extract", 10) as bar:
         pass_time(100)
         bar.advance(5)
     assert capsys.readouterr().err == ""

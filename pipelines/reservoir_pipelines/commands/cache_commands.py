@@ -15,7 +15,7 @@ from reservoir.errors import InputError
 from reservoir.option_fields import seconds_of, span
 from reservoir.options import CacheOptions
 from reservoir_pipelines.command import HELP, Answer, Table, command
-from reservoir_pipelines.output import say, size_text
+from reservoir_pipelines.output import notify, size_text
 from reservoir_pipelines.workspace import ROWS
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def list_kept(given: dict[str, Any]) -> Answer:
     root = _root(given)
     found = [summarize(entry) for entry in list_entries(root)]
     for problem in broken_entries(root):
-        say(f"{problem.path}: {problem.what}; {problem.repair}")
+        notify(f"{problem.path}: {problem.what}; {problem.repair}")
     rows = [_line([each], each.entry.path.name) for each in found if not _of_estimator(each.entry)]
     if batches := [each for each in found if _of_estimator(each.entry)]:
         rows.append(_line(batches, f"{len(batches):,} batches of the estimators"))

@@ -14,7 +14,7 @@ from reservoir.options import (
     TaskOptions,
 )
 from reservoir_pipelines.command import Answer, command
-from reservoir_pipelines.output import say, size_text, time_text
+from reservoir_pipelines.output import notify, size_text, time_text
 
 Task = Annotated[str, typer.Argument(help="A task's name, the path of your own data, or module:function.")]
 
@@ -67,7 +67,7 @@ def prepare(task: Task, given: dict[str, Any]) -> Answer:
 
     prepared = stage(task, **given)
     for note in prepared.notes():
-        say(note)
+        notify(note)
     rows = [(name, f"{rows:,}") for name, rows in prepared.rows.items()]
     found = {"prepared": prepared.path, "rows": prepared.rows, "digest": prepared.digest}
     return Answer(found, [(("split", "#rows"), rows, str(prepared.path))])

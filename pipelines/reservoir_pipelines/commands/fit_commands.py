@@ -22,7 +22,7 @@ from reservoir.options import (
     TuneOptions,
 )
 from reservoir_pipelines.command import Answer, OwnTask, command
-from reservoir_pipelines.output import print_json, say, score_text, size_text
+from reservoir_pipelines.output import notify, print_json, score_text, size_text
 
 Entries = Annotated[
     list[str],
@@ -123,7 +123,7 @@ def predict(
     if out:
         write_predictions(out, predictions)
     for name, value in evaluation_lines(evaluation) if evaluation and not json else ():
-        say(f"{name}: {value}")
+        notify(f"{name}: {value}")
     found = {"out": out, "rows": len(predictions)} if out else {"predictions": json and columns_of(predictions)}
     written = ("predicted", ""), [("rows", f"{len(predictions):,}"), ("written", out)]
     return Answer(found | {"evaluation": evaluation}, [written] if out else [])
@@ -148,7 +148,7 @@ def explain(
         for number, row in enumerate(done.rows)
     ]
     if not any(any(row.added) for row in done.rows):
-        say("what this readout reads is no sum over positions (quantiles, extremes): only hiding tells where it looks")
+        notify("quantiles and extremes cannot be attributed to positions; showing occlusion only")
     headings = ("row", "label", "score", "most is added at", "falls most if hidden")
     return Answer(done, [(headings, lines, f"plot {done.plot}")])
 

@@ -19,7 +19,7 @@ from reservoir.options import (
     TaskOptions,
 )
 from reservoir_pipelines.command import Answer, OwnTask, Table, command
-from reservoir_pipelines.output import say
+from reservoir_pipelines.output import notify
 
 
 def register(app: typer.Typer) -> None:
@@ -72,7 +72,7 @@ def _import(name: str | None, foreign: Path | None, given: dict[str, Any]) -> An
         raise InputError("--import FILE goes with --out FOLDER alone; describe the folder afterwards")
     done = import_backbone(foreign, given["out"])
     for note in done.notes:
-        say(note)
+        notify(note)
     left = f"{len(done.left_out)} tensors, such as {done.left_out[0]}" if done.left_out else "nothing"
     rows = [("family", done.family), ("tensors", f"{done.tensors:,}"), ("left out", left), ("folder", done.folder)]
     return Answer(done, [(("imported", ""), rows)])

@@ -10,7 +10,7 @@ import typer
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, ClusterOptions, OutOptions, PlaceOptions, ReproduceOptions, TaskOptions
 from reservoir_pipelines.command import Answer, Table, command
-from reservoir_pipelines.output import say, size_text, time_text
+from reservoir_pipelines.output import notify, size_text, time_text
 
 Tables = Annotated[
     list[str] | None, typer.Argument(metavar="TABLE...", help="table1 ... table22, figure1 ..., or a recipe of yours.")
@@ -44,7 +44,7 @@ def reproduce(
         return _plan(tables or [], given)
     done = stage(tables or [], agree=_agree if given.get("scale") == "paper" else None, **given)
     if done.failed:
-        say(f"{len(done.failed)} cells failed; the same command tries them again")
+        notify(f"{len(done.failed)} cells failed; the same command tries them again")
     rows = [
         ("cells", f"{done.ran} run in {done.seconds:.0f} s, {done.reused} there already, {len(done.failed)} failed"),
         ("kept", done.folder),

@@ -22,7 +22,7 @@ from reservoir.options import (
 )
 from reservoir_pipelines.command import Answer, OwnTask, Table, command
 from reservoir_pipelines.commands.report_fit import evaluation_lines
-from reservoir_pipelines.output import percent, say, score_text
+from reservoir_pipelines.output import notify, percent, score_text
 
 
 def register(app: typer.Typer) -> None:
@@ -59,7 +59,7 @@ def training_ends(remedy: str = "", again: str = "with --resume to go on from th
     else:
         return
     if _speaks():
-        say(f"reservoir: {message}")
+        notify(f"reservoir: {message}")
     raise typer.Exit(code) from None
 
 

@@ -12,7 +12,7 @@ from reservoir.errors import InputError
 from reservoir.options import RowOptions
 from reservoir.reservoir import full_name
 from reservoir.tasks import TASKS, own_name
-from reservoir_pipelines.output import say
+from reservoir_pipelines.output import notify
 
 
 def find_entry(root: Path, name: str, **flags: Any) -> Entry:
@@ -43,7 +43,7 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
 
     found = last_entry(root, task, lambda entry: wanted.items() <= _settings(entry).items() and is_of(entry))
     if found and not own and task not in TASKS and ":" not in name:
-        say(f"{name}: no such file here; taken is what was extracted last of {_origin(found)}")
+        notify(f"{name}: no such file here; taken is what was extracted last of {_origin(found)}")
     return found or _refuse(root, name, task, wanted, entries)
 
 

@@ -12,7 +12,7 @@ from reservoir_cache import FeatureStore, folder_bytes
 
 from reservoir.options import ClusterOptions, ExtractOptions
 from reservoir_pipelines.extraction.receipts import recall, remember, request_of
-from reservoir_pipelines.output import Record, meter, say
+from reservoir_pipelines.output import Record, meter, notify
 from reservoir_pipelines.preparation.prepare import heard, prepare
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workspace import cache_root
@@ -104,7 +104,7 @@ def extract(
     options = heard(task, options, options)
     prepared = prepare(task, options, cache=root)
     for note in prepared.notes():
-        say(note)
+        notify(note)
     request = request_of(prepared, options, splits)
     if found := recall(root, request):
         entry, columns, computed = *found, 0
@@ -122,7 +122,7 @@ def extract(
         remember(root, request, entry, columns, run.splits)
     if not computed:
         name = f"{prepared.task.name} x {entry.path.name.rpartition('-')[0]}"
-        say(f"{name}: everything is cached already in {entry.path}; no forward pass")
+        notify(f"{name}: everything is cached already in {entry.path}; no forward pass")
     return Extraction(
         entry=entry.path,
         rows={split: entry.spec.rows[split] for split in prepared.rows},

@@ -20,7 +20,7 @@ from reservoir.tasks import TASKS, Task
 from reservoir.tasks.windows import Windows
 from reservoir_pipelines.extraction.compute import compute_blocks, compute_missing
 from reservoir_pipelines.extraction.plan import check_windows, choose_columns, choose_layout, draw_rows, make_spec
-from reservoir_pipelines.output import say, size_text
+from reservoir_pipelines.output import notify, size_text
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 from reservoir_pipelines.workspace import versions
 
@@ -34,9 +34,9 @@ def plan_run(
     settings = choose_reservoir(said, prepared.task, count, published=options.published)
     model = load_model(prepared.task, settings, options.device, options.compute)
     if model.reader:
-        say(f"{prepared.task.name}: read by {model.reader.said}")
+        notify(f"{prepared.task.name}: read by {model.reader.said}")
     elif options.stride is None and model.windows.read_share < 1:
-        say(_gaps(prepared.task, model.windows))
+        notify(_gaps(prepared.task, model.windows))
     columns = choose_columns(
         model,
         default_layers(prepared.task, native=bool(model.reader)) if options.layers is None else options.layers,
@@ -90,7 +90,7 @@ class Run:
         exists = (self.root / "features" / self.spec.task["name"] / folder).is_dir()
         if not exists:
             rows = sum(self.spec.rows.values())
-            say(f"{name}: {rows:,} rows, {len(self.columns)} columns, {size_text(space)} on disk")
+            notify(f"{name}: {rows:,} rows, {len(self.columns)} columns, {size_text(space)} on disk")
             check_space(self.root, space)
         entry = Entry.create(self.root, self.model.settings.title, self.spec, self.layout, self._made_with())
         repair(entry, verify(entry, contents=False))
@@ -106,7 +106,7 @@ class Run:
         if exists and ranges:
             lacking = max(len(columns) for blocks in todo.values() for columns in blocks.values())
             part = space * count * lacking // (sum(self.spec.rows.values()) * len(self.columns))
-            say(f"{name}: {count:,} rows still to compute, at most {size_text(part)} more on disk")
+            notify(f"{name}: {count:,} rows still to compute, at most {size_text(part)} more on disk")
             check_space(self.root, part)
         return entry, count
 
@@ -115,7 +115,7 @@ class Run:
         forward = partial(self._forward, entry.layout.batch_rows)
         computed = compute_missing(entry, self.splits, self.columns, forward, advance)
         if note := self.model.reader.note if self.model.reader else "":
-            say(f"{self.spec.task['name']}: {note}")
+            notify(f"{self.spec.task['name']}: {note}")
         return computed
 
     def compute_blocks(self, entry: Entry, blocks: Sequence[tuple[str, int]], columns: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ from reservoir.options import ClusterOptions, ExtractOptions
 from reservoir.reservoir import full_name
 from reservoir_pipelines.extraction.compute import missing_blocks
 from reservoir_pipelines.extraction.run import Run, plan_run
-from reservoir_pipelines.output import hushed, say
+from reservoir_pipelines.output import notify, silenced
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.workers import map_pieces
 
@@ -54,7 +54,9 @@ def share_blocks(
         (share, entry.path.resolve(), run.columns, todo[first : first + size]) for first in range(0, len(todo), size)
     ]
     try:
-        done = map_pieces(work, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=advance, say=say)
+        done = map_pieces(
+            work, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=advance, notify=notify
+        )
         return sum(done)
     finally:
         del _runs[entry.key]
@@ -73,7 +75,7 @@ def with_full_paths(options: ExtractOptions, root: Path) -> ExtractOptions:
 
 def work(share: Share, path: Path, columns: tuple[str, ...], blocks: list[tuple[str, int]]) -> int:
     """Compute some blocks of an entry and publish them; return their rows."""
-    with _alone, hushed():
+    with _alone, silenced():
         run = _runs.get(share.key) or _open(share)
         return run.compute_blocks(Entry.open(path), blocks, columns)
 

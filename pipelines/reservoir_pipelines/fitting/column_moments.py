@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 from reservoir.readouts import Moments, Targets, add_folds, partial_moments, training_moments
 from reservoir.readouts.device import Arithmetic, arithmetic, products_on
 from reservoir_pipelines.fitting.sources import ColumnSource, Source, deal, numbered
-from reservoir_pipelines.output import say
+from reservoir_pipelines.output import notify
 from reservoir_pipelines.workers import map_pieces
 
 RANGE_SAMPLES = 65_536
@@ -128,5 +128,5 @@ def _results(
             (column.entry.path.resolve(), column.source.column, part, column.targets, column.folds, *settings)
             for column, part in jobs[:number]
         ]
-        yield from map_pieces(range_moments, tasks, workers=workers, scheduler=scheduler, say=say)
+        yield from map_pieces(range_moments, tasks, workers=workers, scheduler=scheduler, notify=notify)
         jobs = jobs[number:]

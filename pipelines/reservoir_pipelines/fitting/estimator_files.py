@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from reservoir import InputError
-from reservoir_pipelines.output import say
+from reservoir_pipelines.output import notify
 
 MOST_SCHEMA_BYTES = 100 * 10**6  # gradient boosting of 1,000 trees has some 30 MB
 
@@ -97,7 +97,7 @@ def save_estimator(model: Any) -> bytes:
     try:
         check_archive(data, where)
     except InputError as error:
-        say(f"predict and export will refuse this: {error}")
+        notify(f"predict and export will refuse this: {error}")
     return data
 
 

@@ -38,7 +38,7 @@ from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.fitting.results import SUMMARY, Fit, Result, score_matrix, write_table
 from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, Source, groups_of
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
-from reservoir_pipelines.output import meter, say
+from reservoir_pipelines.output import meter, notify
 from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep
 from reservoir_pipelines.preparation.prepared import scaling_from_json
 from reservoir_pipelines.stage import stage
@@ -116,13 +116,13 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     if plain and options.columns == "all" and task.name not in TASKS and plain[0].merit > on_reservoir.merit:
         found = plain  # of a named task the reservoir is what is asked about
     if found[0].columns == (RAW,):
-        say("the raw input alone does best: here this reservoir adds nothing to a linear model")
+        notify("the raw input alone does best: here this reservoir adds nothing to a linear model")
     chosen, model, evaluation = found
     if (raw if raw and found is plain else best).at_edge:
-        say(EDGE.format(title=chosen.title, alpha=chosen.alpha))
+        notify(EDGE.format(title=chosen.title, alpha=chosen.alpha))
     table = tuple(result for trial in trials for result in trial.results)
     if not folds and len(table) > 1 and few_rows(rows["valid"], task.classes):
-        say(CAUTION.format(rows=rows["valid"], readouts=len(table)))
+        notify(CAUTION.format(rows=rows["valid"], readouts=len(table)))
     raw_result = plain[0] if plain else None
     with alone_in(folder):  # all that is in it is of one fit
         write_table(folder / "results.csv", table, chosen, raw_result)
@@ -156,14 +156,14 @@ def _commands(pool: Pool, options: FitOptions) -> list[str]:
 def _announce(pool: Pool, task: Task, columns: int, how: str) -> None:
     """Say what is fitted, and which number each of several entries has."""
     for number, store in enumerate(pool.stores if len(pool.stores) > 1 else (), start=1):
-        say(f"{number}: {store.entry.path.name}")
-    say(f"fit {task.name}: {columns} columns on {pool.store['train'].rows:,} rows, chosen by {how}")
+        notify(f"{number}: {store.entry.path.name}")
+    notify(f"fit {task.name}: {columns} columns on {pool.store['train'].rows:,} rows, chosen by {how}")
 
 
 def _raw(trials: Sequence[Trial], source: Source | None, engine: Engine) -> Trial | None:
     """Return the trial of the raw input, which may be one of those tried; None where the prepared data is gone."""
     if source is None:
-        say("raw input: the prepared data is gone, so it is left out; reservoir prepare brings it back")
+        notify("raw input: the prepared data is gone, so it is left out; reservoir prepare brings it back")
         return None
     if isinstance(engine, RidgeEngine) and len(engine.alphas) == 1:  # a penalty that suits the columns
         return replace(engine, alphas=DEFAULT_ALPHAS, widens=True).run(source)

@@ -15,7 +15,7 @@ from reservoir.tasks.task import Task
 from reservoir_pipelines.extraction.extract import Extraction
 from reservoir_pipelines.fitting.raw import RAW, RawSource
 from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, Source
-from reservoir_pipelines.output import say
+from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.stage import refuse_no_path
 
@@ -126,7 +126,7 @@ def choose_columns(pool: Pool, columns: str | Sequence[str], folds: int = 0) -> 
     if wanted == ["all"]:
         alone = [c for c in cached if not c.endswith("/all")] or cached
         if left := [column for column in cached if column not in alone]:
-            say(f"--columns {columns} leaves out what is read as all tokens, {', '.join(left)}: name one to try it")
+            notify(f"--columns {columns} leaves out what is read as all tokens, {', '.join(left)}: name one to try it")
         wanted = alone if most else _unasked(pool, cached) or [*alone, *_joined(pool, alone, folds)]
     for column in wanted:
         for part in column.split("+"):

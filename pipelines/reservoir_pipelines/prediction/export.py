@@ -23,7 +23,7 @@ from reservoir.sequence_model import Branch, SequenceModel
 from reservoir.tasks.task import Task, Vectors
 from reservoir_pipelines.files import replace_file, writing
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.output import Record, say
+from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.prediction.opened import load_part, open_readout
 from reservoir_pipelines.stage import stage
 
@@ -86,7 +86,7 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
             raise InputError(f"readout {where}: it reads by a {reader}, which cannot be exported or explained")
         model = load_part(bundle.task, part, "cpu", where, compute)
         if model.compute != part.compute:
-            say(f"the readout was fitted in {part.compute}; the float32 model differs from predict by its rounding")
+            notify(f"the readout was fitted in {part.compute}; the float32 model differs from predict by its rounding")
         branches.append(Branch(model, part.columns))
     return SequenceModel(bundle.task, bundle.scaling, branches, bundle.readout)
 

@@ -23,7 +23,7 @@ from reservoir.tasks.own.encode import letter_symbols
 from reservoir.tasks.own.letters import are_words
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.output import say
+from reservoir_pipelines.output import notify
 from reservoir_pipelines.prediction.opened import load_part, open_readout
 from reservoir_pipelines.stage import stage
 
@@ -161,9 +161,9 @@ def _tell(bundle: Bundle, file: Path, lengths: np.ndarray, *, labelled: bool) ->
     short = 0 if bundle.lengths else int((lengths < bundle.task.max_tokens).sum())
     if short:
         every = f"the {bundle.task.max_tokens:,} tokens of every row that the readout was fitted on"
-        say(f"{file}: {short:,} rows are shorter than {every}")
+        notify(f"{file}: {short:,} rows are shorter than {every}")
     if labelled and bundle.origin and file.resolve() == Path(bundle.origin):
-        say(f"{file}: the readout was fitted on rows of this file; how it does on new ones is what fit says of test")
+        notify(f"{file}: the readout was fitted on rows of this file; how it does on new ones is what fit says of test")
 
 
 def _by_letter(task: Task, reservoir: Reservoir | None) -> bool:

@@ -21,7 +21,7 @@ from reservoir.tasks import SPLITS, TASKS, Piece, Source, Split, Task, check_spl
 from reservoir.tasks.own.media import has_sounds
 from reservoir.tasks.task import MISSING
 from reservoir_pipelines.files import is_running
-from reservoir_pipelines.output import meter, say
+from reservoir_pipelines.output import meter, notify
 from reservoir_pipelines.preparation.download import download
 from reservoir_pipelines.preparation.prepared import (
     INDEX,
@@ -123,7 +123,7 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
                 workers=cluster.workers,
                 scheduler=cluster.scheduler,
                 done=lambda _: bar.advance(1),
-                say=say,
+                notify=notify,
             )
         _write_index(source, origin, folder, written)
         fault_point("gathered")

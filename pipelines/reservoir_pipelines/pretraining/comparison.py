@@ -30,7 +30,7 @@ from reservoir.tasks.bits import BitMemory
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.files import write_csv
 from reservoir_pipelines.fitting.fit import fit
-from reservoir_pipelines.output import say
+from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.pretraining.bit_memory import BIT_MEMORY, ROW_TOKENS, rows_of
 from reservoir_pipelines.pretraining.compared import Compared, Comparison, plot_comparison
@@ -83,7 +83,7 @@ def compare_pretraining(
         shapes.check(name)
     rows = []
     for number, name in enumerate(names, 1):
-        say(f"{number} of {len(names)}: {drawn.backbone}, {name}")
+        notify(f"{number} of {len(names)}: {drawn.backbone}, {name}")
         rows.append(_compare(name, shapes, task, source, steps))
     settings = {"data": prepared.digest, "parameters": source.given, "limit": source.limit, "steps": steps}
     key = _digest(settings | {"pretrained": shapes.to_dict(names)})[:8]

@@ -17,7 +17,7 @@ from reservoir.pretraining.recipe import STEPS, PretrainRecipe, choose_recipe
 from reservoir.pretraining.steps import LanguageSteps
 from reservoir.reservoir import DEFAULT_BACKBONE, choose_compute, choose_device
 from reservoir.training.trainer import DivergedError, State
-from reservoir_pipelines.output import say
+from reservoir_pipelines.output import notify
 from reservoir_pipelines.pretraining.bit_memory import BIT_MEMORY, pretrain_bit_memory
 from reservoir_pipelines.pretraining.folder import RUN, check_folder, has_model, save_model
 from reservoir_pipelines.pretraining.outcome import Pretraining, plot_pretraining
@@ -89,7 +89,7 @@ def pretrain(
             state = train_in(run, model, steps, recipe, shown=shown, unit=unit)
         except DivergedError as error:
             raise DivergedError(f"{error}; take a smaller --learning-rate", error.step, error.state) from None
-        say("measuring on what was held out")
+        notify("measuring on what was held out")
         done = _result(out, state, model, source, recipe, steps, held_out)
         save_model(out, model, source)
         title = f"{backbone} on {done.corpus['corpus']}: {done.parameters:,} parameters"

@@ -14,7 +14,7 @@ from reservoir.errors import InputError
 from reservoir.options import CacheOptions, OutOptions
 from reservoir_pipelines.files import replace_file, writing
 from reservoir_pipelines.fitting.results import SUMMARY
-from reservoir_pipelines.output import Record, say
+from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.reports.reproduced import reproduction_part
 from reservoir_pipelines.reports.single import fit_part, is_fit, is_run, run_part
 from reservoir_pipelines.reproduction_folder import Kept, is_reproduction
@@ -72,7 +72,7 @@ def _all_parts(root: Path) -> list[dict[str, Any]]:
         try:
             parts.append(_part(path, number))
         except InputError as error:
-            say(f"left out: {error}")
+            notify(f"left out: {error}")
     return parts
 
 

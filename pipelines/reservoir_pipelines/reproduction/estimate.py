@@ -13,7 +13,7 @@ from typing import Any
 from reservoir.errors import InputError
 from reservoir.options import ExtractOptions
 from reservoir_pipelines.files import folder_bytes
-from reservoir_pipelines.output import say, size_text, time_text
+from reservoir_pipelines.output import notify, size_text, time_text
 from reservoir_pipelines.reproduction.cell import Cell, group, groups
 from reservoir_pipelines.reproduction.reproduce import title
 
@@ -40,14 +40,14 @@ def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> dict[str, Cost
     for cell in cells:
         kind = _kind(cell)
         if kind not in tried:
-            say(f"trying {title(cell)}")
+            notify(f"trying {title(cell)}")
             tried[kind] = _try(cell, places)
         costs[cell.key] = tried[kind]
     seconds, size = (sum(getattr(cost, name) for cost in costs.values()) for name in ("seconds", "bytes"))
     if costs:
-        say(f"{len(costs)} cells to run: about {time_text(seconds)} on this machine, {size_text(int(size))}")
+        notify(f"{len(costs)} cells to run: about {time_text(seconds)} on this machine, {size_text(int(size))}")
     if away := [cost.reason for cost in costs.values() if cost.reason]:
-        say(f"{len(away)} of them cannot run here: {'; '.join(dict.fromkeys(away))}")
+        notify(f"{len(away)} of them cannot run here: {'; '.join(dict.fromkeys(away))}")
     return costs
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
-from reservoir_pipelines.output import Record, hushed, say
+from reservoir_pipelines.output import Record, notify, silenced
 from reservoir_pipelines.reproduction.cell import Cell
 from reservoir_pipelines.reproduction.recipe import Recipe, load_recipe, recipe_names
 from reservoir_pipelines.reproduction.table import fill
@@ -168,13 +168,13 @@ def _run_on_cluster(cells: list[Cell], kept: Kept, places: Mapping[str, Any], sc
     while left:
         ready = [cell for cell in left.values() if not any(need.key in left for need in cell.needs)]
         tasks = [(cell, kept, places) for cell in ready]
-        map_pieces(run_there, tasks, scheduler=scheduler, done=say, say=say)
+        map_pieces(run_there, tasks, scheduler=scheduler, done=notify, notify=notify)
         left = {key: cell for key, cell in left.items() if cell not in ready}
 
 
 def run_there(cell: Cell, kept: Kept, places: Mapping[str, Any]) -> str:
     """Run a cell in a worker, one at a time as models take the whole process, and return what is to be said of it."""
-    with _alone, hushed():
+    with _alone, silenced():
         run_cells([cell], kept, places)
     return _told(cell, kept)
 
@@ -238,7 +238,7 @@ def _run_one(cell: Cell, kept: Kept, places: Mapping[str, Any], count: str) -> N
         reason = ""
     if reason:
         kept.fail(cell.key, {**cell.to_dict(), "reason": reason})
-    say(f"{count}: {_told(cell, kept)}")
+    notify(f"{count}: {_told(cell, kept)}")
 
 
 def _told(cell: Cell, kept: Kept) -> str:

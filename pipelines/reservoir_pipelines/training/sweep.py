@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from reservoir.errors import InputError
 from reservoir.options import TrainOptions
-from reservoir_pipelines.output import say
+from reservoir_pipelines.output import notify
 from reservoir_pipelines.training.training_result import Training
 
 
@@ -31,7 +31,7 @@ def sweep(train: Trains, options: TrainOptions) -> Training:
     grid = list(_grid(options))
     runs = []
     for number, (said, one) in enumerate(grid, start=1):
-        say(f"sweep {number} of {len(grid)}: {_text(said)}")
+        notify(f"sweep {number} of {len(grid)}: {_text(said)}")
         runs.append((train(one, test=False), said, one))
     runs.sort(key=lambda run: _merit(run[0]), reverse=True)
     best, said, chosen = runs[0]
@@ -39,7 +39,7 @@ def sweep(train: Trains, options: TrainOptions) -> Training:
         raise InputError(
             f"--sweep {_text(options.sweep or {})}: every run diverged before it was validated; try smaller"
         )
-    say(f"{_text(said)} does best on the validation split, of {len(runs)} runs")
+    notify(f"{_text(said)} does best on the validation split, of {len(runs)} runs")
     return replace(train(chosen), swept=tuple(_row(run, values) for run, values, _ in runs))
 
 

@@ -33,7 +33,7 @@ from reservoir.training.trainer import DivergedError, State
 from reservoir.training.upper import UpperPart
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.extraction.plan import check_windows, draw_rows, make_spec
-from reservoir_pipelines.output import say
+from reservoir_pipelines.output import notify
 from reservoir_pipelines.plots import plot_confusion
 from reservoir_pipelines.preparation.prepare import heard, prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
@@ -116,7 +116,7 @@ def _train_one(
         if reservoir.input is None and holds_samples(prepared.task) and is_native(prepared.task, settings):
             settings = replace(settings, input="native")  # thousands of samples are no tokens of their own
         for note in prepared.notes() if ranks.first else ():
-            say(note)
+            notify(note)
         output_init, device = "linear" if source.published else "orthogonal", ranks.device(place.device)
         model, groups = load_trainable(prepared.task, settings, groups, device, options.compute, output_init)
         rate = options.learning_rate or default_rate(model.family, prepared.task.name)
@@ -189,7 +189,7 @@ def _ended(run: Run, options: TrainOptions, ranks: Processes, *, test: bool) -> 
             return None  # a run of a sweep, of which the test rows were not looked at
         if state.step and state.step >= last:
             if state.step > last and ranks.first:
-                say(f"{run.path}: this run has {state.step:,} steps already; here is their result")
+                notify(f"{run.path}: this run has {state.step:,} steps already; here is their result")
             return result
         again = result.diverged_step is not None and result.diverged_step <= last
         if again and options.on_divergence == "report" and not options.resume:

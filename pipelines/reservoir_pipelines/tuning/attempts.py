@@ -17,7 +17,7 @@ from reservoir.readouts import metric_name
 from reservoir.tasks import TASKS
 from reservoir_pipelines.extraction.shares import with_full_paths
 from reservoir_pipelines.fitting.sources import ColumnSource
-from reservoir_pipelines.output import hushed, say
+from reservoir_pipelines.output import notify, silenced
 from reservoir_pipelines.tuning.judge import KNOWN, Judge, best_of, column_kernels
 from reservoir_pipelines.tuning.trials import Trial
 from reservoir_pipelines.tuning.where import Where
@@ -53,7 +53,7 @@ class Attempts:
         started = self.clock()
         chosen = self.where.candidate(attempt.number)
         try:
-            with hushed(), aside():
+            with silenced(), aside():
                 extraction = self.where.extract(chosen, attempt.limit, KNOWN)
         except InputError:
             if not attempt.number:
@@ -120,7 +120,7 @@ def share_attempts(
     tasks = [(share, attempt, until) for attempt in wanted]
     _opened[where.digest] = attempts  # this process has the data already
     try:
-        map_pieces(make_there, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=done, say=say)
+        map_pieces(make_there, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=done, notify=notify)
     finally:
         del _opened[where.digest]
 
@@ -138,7 +138,7 @@ def make_there(share: Share, attempt: Attempt, until: float) -> Trial | None:
 
 def _open(share: Share) -> Where:
     """Open the data of a search in this process, and refuse other data or another model."""
-    with hushed():
+    with silenced():
         where = Where.of(share.task, share.options)
     if where.digest != share.digest:
         raise InputError(

@@ -20,7 +20,7 @@ def trial_table() -> Iterator[Callable[[Trial], None]]:
     """Yield what shows a trial that has ended."""
     place = console(soft_wrap=True)
     if not place.is_terminal:
-        yield lambda trial: place.print("  ".join(_cells(trial)), markup=False)  # `say` is hushed here
+        yield lambda trial: place.print("  ".join(_cells(trial)), markup=False)  # `notify` is silenced here
         return
     from rich.live import Live
 

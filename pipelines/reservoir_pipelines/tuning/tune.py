@@ -23,7 +23,7 @@ from reservoir.readouts import HeldOut
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.raw import RAW as RAW_COLUMN
 from reservoir_pipelines.fitting.results import Fit
-from reservoir_pipelines.output import Record, hushed, say
+from reservoir_pipelines.output import Record, notify, silenced
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.tuning.budget import Budget
 from reservoir_pipelines.tuning.joining import choose
@@ -116,7 +116,7 @@ def tune(
     budget = Budget(seconds_of(options.budget), clock=clock)
     where = Where.of(task, ExtractOptions(**vars(shape), **vars(source), **vars(place)))
     for note in where.prepared.notes():
-        say(note)
+        notify(note)
     trials = Trials(where.folder())
     budget.spent = trials.seconds()
     search = Search(where, budget, trials, show, cluster)
@@ -124,7 +124,7 @@ def tune(
     ranked = search.run(reserve.seconds, options.trials)
     default = next(trial for trial in ranked if not trial.number)
     finalists = [default, *(trial for trial in ranked[:FINALISTS] if trial.number)]
-    with hushed():
+    with silenced():
         kernels = search.kernels(finalists)
     judge = search.attempts.judges[default.limit]
     most = reserve.joined()
@@ -156,7 +156,7 @@ def _finish(
     """Extract the winners whole, fit their columns side by side, and return the commands that do the same."""
     numbers = [number for number in chosen if number != RAW] or [0]
     if limit:
-        say(f"too little time for all rows: extracted and fitted are {limit:,} of each split; give a larger --budget")
+        notify(f"the budget allows only {limit:,} rows of each split; give a larger --budget to use all rows")
     entries = [where.extract(where.candidate(number), limit, None, cluster) for number in numbers]
     names: list[str] = []
     for number in chosen:
