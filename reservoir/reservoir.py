@@ -121,7 +121,7 @@ def full_name(backbone: str) -> str:
 class LoadedModel:
     """A model on its device, frozen or trained, with what identifies it: the digest of its float32 weights.
 
-    Of a native way in, ``reader`` makes its tokens, and ``door`` names reader and embeddings by their digests.
+    With native input, ``reader`` makes the tokens, and ``input_digests`` holds the SHA-256 of reader and embeddings.
     """
 
     fpt: FPT
@@ -132,7 +132,7 @@ class LoadedModel:
     device: torch.device
     compute: str
     reader: Reader | None = None
-    door: Mapping[str, str] = field(default_factory=dict)
+    input_digests: Mapping[str, str] = field(default_factory=dict)
 
 
 def load_model(
@@ -148,11 +148,11 @@ def load_model(
     if settings.input == "gaussian" and isinstance(task.form, Vectors):
         raise InputError(f"--input gaussian: task {task.name!r} holds values, not symbols; take orthogonal or kernels")
     windows, seen, shape = settings.windows(task), settings.windowed(task), None
-    reader, door = None, {}
+    reader, input_digests = None, {}
     if settings.input == "native":
         native = open_native(seen, settings.backbone, settings.init, settings.depth)
         seen, backbone, inputs = native.task, native.backbone, native.inputs
-        reader, door = native.reader, native.door
+        reader, input_digests = native.reader, native.input_digests
     else:
         backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
         if settings.input == "kernels" and isinstance(seen.form, Vectors):
@@ -174,7 +174,7 @@ def load_model(
         digest=digest,
         device=place,
         reader=reader,
-        door=door,
+        input_digests=input_digests,
         # A recurrent backbone does not follow into bfloat16.
         compute=str(backbone.compute).removeprefix("torch."),
     )

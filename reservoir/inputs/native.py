@@ -44,7 +44,7 @@ class Native:
     inputs: NativeInput
     reader: Reader
     task: Task
-    door: Mapping[str, str]
+    input_digests: Mapping[str, str]
 
 
 def open_native(task: Task, name: str, init: str, depth: int | None) -> Native:
@@ -68,7 +68,7 @@ def open_native(task: Task, name: str, init: str, depth: int | None) -> Native:
         inputs=NativeInput(door),
         reader=reader,
         task=replace(task, form=reader.form, max_tokens=reader.max_tokens),
-        door={reader.kind: reader.digest, "embeddings": content_digest(door)},
+        input_digests={reader.kind: reader.digest, "embeddings": content_digest(door)},
     )
 
 

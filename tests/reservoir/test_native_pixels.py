@@ -77,12 +77,12 @@ def test_features_are_those_of_a_script_with_transformers(case: str, tmp_path: P
 def test_the_door_is_named_by_processor_and_patches(tmp_path: Path):
     folder = save_with_processor("vit", tmp_path / "vit", **SETTINGS["vit"])
     first = load(folder)
-    assert load(folder).door == first.door and set(first.door) == {"processor", "embeddings"}
+    assert load(folder).input_digests == first.input_digests and set(first.input_digests) == {"processor", "embeddings"}
     path = folder / "preprocessor_config.json"
     path.write_text(path.read_text().replace("0.5", "0.25"))
     changed = load(folder)
-    assert changed.door["processor"] != first.door["processor"] and changed.digest == first.digest
-    assert changed.door["embeddings"] == first.door["embeddings"]
+    assert changed.input_digests["processor"] != first.input_digests["processor"] and changed.digest == first.digest
+    assert changed.input_digests["embeddings"] == first.input_digests["embeddings"]
     # Positions at another size are other weights.
     save_with_processor("vit", folder, **SETTINGS["vit-larger"])
     assert load(folder).digest != first.digest

@@ -83,12 +83,12 @@ def test_features_are_those_of_a_script_with_transformers_and_not_of_the_batch(f
 def test_what_names_the_way_in_is_its_content(folder, tmp_path):
     model = load(folder)
     assert model.fpt.task.form == Vectors(8) and model.fpt.backbone.width == WIDTH
-    assert sorted(model.door) == ["embeddings", "processor"] and model.reader
+    assert sorted(model.input_digests) == ["embeddings", "processor"] and model.reader
     assert model.reader.said.endswith("up to 39 tokens")
-    before = dict(model.door)
+    before = dict(model.input_digests)
     with torch.no_grad():
         next(model.fpt.inputs.map.parameters()).add_(1)
-    assert dict(load(folder).door) == before
+    assert dict(load(folder).input_digests) == before
 
 
 @pytest.mark.parametrize(

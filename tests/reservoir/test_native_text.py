@@ -103,12 +103,12 @@ def test_what_is_too_long_is_cut_as_transformers_cuts_it_and_counted(kind: str, 
 def test_the_door_is_named_by_tokenizer_and_embeddings(tmp_path: Path):
     folder = save_with_tokenizer("bert", tmp_path / "bert")
     first = load(folder)
-    assert load(folder).door == first.door and set(first.door) == {"tokenizer", "embeddings"}
+    assert load(folder).input_digests == first.input_digests and set(first.input_digests) == {"tokenizer", "embeddings"}
     path = folder / "tokenizer.json"
     path.write_text(path.read_text().replace('"cow"', '"ox"'))
     changed = load(folder)
-    assert changed.door["tokenizer"] != first.door["tokenizer"]
-    assert changed.door["embeddings"] == first.door["embeddings"] and changed.digest == first.digest
+    assert changed.input_digests["tokenizer"] != first.input_digests["tokenizer"]
+    assert changed.input_digests["embeddings"] == first.input_digests["embeddings"] and changed.digest == first.digest
 
 
 def test_the_natively_unreadable_is_refused(tmp_path: Path):

@@ -118,7 +118,7 @@ def _way_in(model: LoadedModel) -> dict[str, Any]:
     settings = model.settings
     if model.reader:
         long = {} if settings.long == "cut" else {"long": settings.long}
-        return {"kind": "native", "seed": 0, "gain": 1.0, "patch": 1, "stride": 1, **model.door, **long}
+        return {"kind": "native", "seed": 0, "gain": 1.0, "patch": 1, "stride": 1, **model.input_digests, **long}
     return {
         "kind": "gaussian" if isinstance(model.fpt.task.form, Tokens) else settings.input,
         "seed": settings.seed,

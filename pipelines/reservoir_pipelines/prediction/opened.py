@@ -65,9 +65,9 @@ def load_part(task: Task, part: Part, device: str, where: Path, compute: str | N
         return load_run(Path(part.run), device, compute)
     model = load_model(task, part.reservoir, device, compute or part.compute)
     check_digest(model, part.digest, f"readout {where}")
-    if dict(model.door) != part.door:
+    if dict(model.input_digests) != part.door:
         raise InputError(
-            f"readout {where}: the {' or the '.join(model.door)} of {model.settings.backbone!r} have changed; "
+            f"readout {where}: the {' or the '.join(model.input_digests)} of {model.settings.backbone!r} have changed; "
             "bring them back, or fit again"
         )
     return model
