@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import cache
 from typing import Annotated, Any
@@ -53,6 +54,8 @@ def _common(
 
 def main() -> None:
     """Run the command line: 0 done, 1 failed, 2 the input was at fault, 130 interrupted."""
+    # Some libraries start Python too (joblib, torch.compile): none may import modules from the current folder.
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     sys.exit(run(sys.argv[1:]))
 
 

@@ -6,8 +6,9 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import Any
 
 from reservoir.errors import InputError
@@ -75,15 +76,55 @@ def _in_processes(work: Callable[..., Any], tasks: list[tuple], workers: int, do
         left = [number for number in range(len(tasks)) if number not in found]
         graph = [delayed(work)(*tasks[number], dask_key_name=f"piece-{number}") for number in left]
         try:
-            with Callback(posttask=keep):
+            with child_environment(), Callback(posttask=keep):
                 dask.compute(*graph, num_workers=workers, **settings)  # pyright: ignore
         except BrokenProcessPool:
             workers //= 2  # one was killed, by the system for want of memory, say: fewer need less of it
     return _here(work, tasks, found, done)
 
 
+@contextmanager
+def child_environment(**more: str) -> Iterator[None]:
+    """Set environment variables for the processes that are started within the context.
+
+    ``PYTHONSAFEPATH`` keeps the current folder off their import path: a file ``multiprocessing.py`` that lies beside
+    somebody's data must not be executed.
+    """
+    wanted = {"PYTHONSAFEPATH": "1", **more}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def run_processes(work: Callable[..., Any], arguments: Sequence[tuple]) -> None:
+    """Call ``work(*a)`` for each tuple of arguments in a process of its own, and wait until all have ended.
+
+    The processes share the cores, unless ``OMP_NUM_THREADS`` is set, and end when this process does.
+    """
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // len(arguments)))
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_work_until_parent_ends, args=(work, each)) for each in arguments]
+    with child_environment(OMP_NUM_THREADS=threads):
+        for process in processes:
+            process.start()
+    for process in processes:
+        process.join()
+
+
+def _work_until_parent_ends(work: Callable[..., Any], arguments: tuple) -> None:
+    end_with_parent()
+    work(*arguments)
+
+
 def end_with_parent() -> None:
-    """Have this worker end when its parent has, however that ended: nobody is left who would tell it to."""
+    """Have this process end when its parent has ended, even if the parent was killed."""
     parent = multiprocessing.parent_process()
     assert parent
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +19,7 @@ from reservoir_pipelines.reproduction.recipe import Recipe, load_recipe, recipe_
 from reservoir_pipelines.reproduction.table import fill
 from reservoir_pipelines.reproduction_folder import Kept
 from reservoir_pipelines.stage import stage
-from reservoir_pipelines.workers import map_pieces
+from reservoir_pipelines.workers import map_pieces, run_processes
 from reservoir_pipelines.workspace import cache_root, data_folder
 
 _alone = threading.Lock()  # cells that run in one process, as a dask worker with several threads would have it
@@ -147,18 +145,7 @@ def _run(cells: list[Cell], kept: Kept, places: Mapping[str, Any], cluster: Clus
     if workers < 2 or len(cells) < 2:
         run_cells(cells, kept, places)
         return
-    context = multiprocessing.get_context("spawn")
-    threads = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = threads or str(max(1, (os.cpu_count() or 1) // workers))
-    try:
-        others = [context.Process(target=run_cells, args=(cells, kept, places, number)) for number in range(workers)]
-        for process in others:
-            process.start()
-        for process in others:
-            process.join()
-    finally:
-        if threads is None:
-            del os.environ["OMP_NUM_THREADS"]
+    run_processes(run_cells, [(cells, kept, places, number) for number in range(workers)])
     run_cells(cells, kept, places, again=False)  # what a process that was killed has left
 
 

@@ -1,0 +1,98 @@
+"""Processes that a command starts: they import nothing from the current folder, and end when the command is killed."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COMMAND = """
+if __name__ == "__main__":
+    from reservoir_pipelines.cli import main
+    main()
+"""
+POOL = """
+from reservoir_pipelines import workers
+if __name__ == "__main__":
+    workers.PAYS_OFF = -1
+    workers.map_pieces(pow, [(number, 2) for number in range(3)], workers=2)
+"""
+SLEEP_IN_CELLS = """
+import os, sys, time
+from pathlib import Path
+from reservoir_pipelines.reproduction import stages
+
+def sleep(*_):
+    Path(sys.argv[-1], str(os.getpid())).touch()
+    time.sleep(3600)
+
+stages.run_cell = sleep  # the workers import this script again
+if __name__ == "__main__":
+    from reservoir_pipelines.cli import run
+    run(sys.argv[1:-1])
+"""
+TRAP = """
+from pathlib import Path
+Path(__file__).with_suffix(".executed").touch()
+"""
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    """Return a folder with modules named like those that Python and this program import."""
+    folder = tmp_path / "foreign"
+    folder.mkdir()
+    for name in ("multiprocessing", "typer", "rich"):
+        (folder / f"{name}.py").write_text(TRAP)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"), [(COMMAND, ("reproduce", "figure6", "--workers", "2")), (POOL, ())], ids=["cells", "pool"]
+)
+def test_child_processes_import_nothing_from_the_current_folder(tmp_path, foreign, cache, program, arguments):
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    done = subprocess.run([sys.executable, script, *arguments], cwd=foreign, capture_output=True, text=True)
+    assert not list(foreign.glob("*.executed"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_module_imports_nothing_from_the_current_folder(foreign):
+    command = [sys.executable, "-m", "reservoir_pipelines", "--version"]
+    done = subprocess.run(command, cwd=foreign, capture_output=True, text=True)
+    assert not list(foreign.glob("*.executed"))
+    assert done.stdout.startswith("reservoir "), done.stderr
+
+
+def test_workers_of_reproduce_end_when_it_is_killed(tmp_path, cache):
+    script, running = tmp_path / "program.py", tmp_path / "running"
+    script.write_text(SLEEP_IN_CELLS)
+    running.mkdir()
+    command = [sys.executable, script, "reproduce", "figure6", "--workers", "2", running]
+    parent = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(list(running.iterdir())) == 2)
+    parent.kill()
+    parent.wait()
+    workers = [int(mark.name) for mark in running.iterdir()]
+    try:
+        wait_until(lambda: not any(map(is_alive, workers)), seconds=30)
+    finally:
+        for pid in filter(is_alive, workers):
+            os.kill(pid, 9)
+
+
+def wait_until(happened, seconds=600):
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
