@@ -214,6 +214,21 @@ def false_header(folder):
     return [str(folder / "mine.npz")]
 
 
+def npz_of_latin_labels(folder):
+    folder.mkdir()
+    np.savez(folder / "mine.npz", x=np.ones((30, 4, 2)), y=np.array([b"caf\xe9", b"bar"] * 15))
+    return [str(folder / "mine.npz")]
+
+
+def npz_with_a_long_header(folder):
+    folder.mkdir()
+    header = ("{'descr': '<f8', 'fortran_order': False, 'shape': (30, 4), }" + " " * 12_000 + "\n").encode()
+    array = b"\x93NUMPY\x02\0" + struct.pack("<I", len(header)) + header + np.ones((30, 4)).tobytes()
+    with zipfile.ZipFile(folder / "mine.npz", "w") as archive:
+        archive.writestr("x.npy", array)
+    return [str(folder / "mine.npz")]
+
+
 def npz_cut(folder):
     arguments = npz()(folder)
     path = Path(arguments[0])
@@ -314,9 +329,15 @@ CASES = {
         npz(y=np.eye(30, 3, dtype=int)[:, :, None], lengths=np.full(30, 2)),
         "length 2 is not between 3",
     ),
+    "npz of Latin-1 labels": (npz_of_latin_labels, r"array 'y' holds the bytes b'caf\\xe9', which are not UTF-8"),
+    "npz with a long header": (npz_with_a_long_header, r"array 'x' has 12,0\d\d bytes, more than 10,000; the file is"),
+    "npz of values near 1e-40": (
+        npz(x=1e-40 * np.random.default_rng(0).normal(size=(30, 4, 2))),
+        r"column 0 deviate by 9\.\d+e-41, too little for float32",
+    ),
     "npz that runs code": (npz_with_code, "Python objects"),
-    "npz cut short": (npz_cut, "no readable .npz"),
-    "npz of other bytes": (file("mine.npz", "hello"), "no readable .npz"),
+    "npz cut short": (npz_cut, "not a readable .npz"),
+    "npz of other bytes": (file("mine.npz", "hello"), "not a readable .npz"),
     "npz bomb": (zip_bomb, "claims 1090519"),
     "npz false header": (false_header, "claims|needs"),
     "h5 bomb": (h5_bomb, "claims 16000000000 bytes"),

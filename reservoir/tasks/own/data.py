@@ -112,7 +112,7 @@ class OwnData(Source):
         if not self.asked.standardise or self.asked.waveform:
             return Scaling.uniform(1.0, self._channels)
         rounding = Rounding()
-        found = standardisation(self._training_values(rounding))
+        found = standardisation(self.origin, self._training_values(rounding))
         rounding.check(self.origin)
         if self.asked.missing == "mask":  # what says where a value is missing stays 0 and 1
             half = self._channels // 2

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, first_line
 from reservoir.tasks.own.columns import NAMES, Columns, check_expansion
+
+MOST_HEADER = 10_000
+"""Bytes of an array's header; a plain array needs about a hundred, and NumPy's parser is slow on long ones."""
 
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
@@ -33,7 +36,9 @@ class Npz(Columns):
             raise
         # A damaged archive makes zipfile and NumPy raise nearly anything.
         except Exception as error:
-            raise InputError(f"{path}: no readable .npz archive ({error}); write it again with numpy.savez") from None
+            raise InputError(
+                f"{path}: not a readable .npz archive ({first_line(error)}); write it again with numpy.savez"
+            ) from None
 
     def read(self, name: str, lo: int, hi: int) -> np.ndarray:
         """Return the rows ``lo`` to ``hi`` of an array."""
@@ -41,9 +46,21 @@ class Npz(Columns):
             with zipfile.ZipFile(self._path) as archive, archive.open(f"{name}.npy") as file:
                 array = np.lib.format.read_array(file, allow_pickle=False)
                 file.read(1)  # the checksum is compared at the end
-                return array[lo:hi]
         except Exception as error:
-            raise InputError(f"{self._path}: array {name!r} cannot be read ({error}); write the file again") from None
+            raise InputError(
+                f"{self._path}: array {name!r} cannot be read ({first_line(error)}); write the file again"
+            ) from None
+        return self._decoded(name, array[lo:hi]) if array.dtype.kind == "S" else array[lo:hi]
+
+    def _decoded(self, name: str, array: np.ndarray) -> np.ndarray:
+        """Return an array of bytes as text."""
+        try:
+            return np.char.decode(array, "utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{self._path}: array {name!r} holds the bytes {error.object[:40]!r}, which are not UTF-8; "
+                "save it as text (dtype str)"
+            ) from None
 
     def _header(self, archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype]:
         member = archive.getinfo(f"{name}.npy")
@@ -52,6 +69,14 @@ class Npz(Columns):
         with archive.open(member) as file:
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            width = 2 if version == (1, 0) else 4
+            length = int.from_bytes(file.read(width), "little")
+            if length > MOST_HEADER:
+                raise InputError(
+                    f"{self._path}: the header of array {name!r} has {length:,} bytes, more than {MOST_HEADER:,}; "
+                    "the file is damaged: write it again"
+                )
+            file.seek(-width, 1)
             shape, _, dtype = read(file)
             start = file.tell()
         if dtype.hasobject:

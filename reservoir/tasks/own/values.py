@@ -98,7 +98,7 @@ class Rounding:
             )
 
 
-def standardisation(stretches: Iterator[np.ndarray]) -> Scaling:
+def standardisation(where: str, stretches: Iterator[np.ndarray]) -> Scaling:
     """Return the standardisation of tokens that come in stretches (tokens, dim); 1 for a channel that does not vary.
 
     Sums are taken around the first stretch's mean, in float64, so that a large constant does not eat the spread. What
@@ -119,4 +119,10 @@ def standardisation(stretches: Iterator[np.ndarray]) -> Scaling:
     deviation = np.sqrt(np.maximum(squares / count - mean**2, 0))
     still = deviation <= 1e-12 * np.maximum(np.abs(shift + mean), 1e-300)
     scale = 1 / np.where(still, 1, deviation)
+    if (scale > np.finfo(np.float32).max).any():
+        channel = int(np.argmax(scale))
+        raise InputError(
+            f"{where}: the values of column {channel} deviate by {deviation[channel]:.3g}, too little for float32; "
+            "multiply them by a constant"
+        )
     return Scaling(offset=(shift + mean).astype(np.float32), scale=scale.astype(np.float32))
