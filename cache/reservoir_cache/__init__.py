@@ -15,7 +15,7 @@ from reservoir_cache.catalog import (
     folder_bytes,
     last_entry,
     list_entries,
-    prune,
+    prunable,
     remove,
     required_bytes,
     summarize,
@@ -24,7 +24,16 @@ from reservoir_cache.entry import Entry
 from reservoir_cache.errors import CacheError, Problem
 from reservoir_cache.fault_points import fault_point
 from reservoir_cache.locks import aside
-from reservoir_cache.publish import file_crc32, publish_file, publish_json, read_json, sync
+from reservoir_cache.publish import (
+    file_crc32,
+    open_lock,
+    path_below,
+    publish_file,
+    publish_json,
+    read_json,
+    refuse_links,
+    sync,
+)
 from reservoir_cache.spec import FORMAT, STORES, Layout, Spec
 
 if TYPE_CHECKING:
@@ -56,10 +65,13 @@ __all__ = [
     "list_entries",
     "load_arrays",
     "new_file",
-    "prune",
+    "open_lock",
+    "path_below",
+    "prunable",
     "publish_file",
     "publish_json",
     "read_json",
+    "refuse_links",
     "remove",
     "repair",
     "required_bytes",

@@ -120,34 +120,43 @@ def remove(path: Path) -> None:
         raise CacheError(f"{path}: cannot be removed ({error.strerror}); check permissions") from error
 
 
-def prune(root: Path, *, older: timedelta | None = None, keep_bytes: int | None = None) -> list[EntrySummary]:
-    """Remove the least recently used entries; those that a run is at work on, and broken ones, stay.
+def prunable(
+    root: Path, *, older: timedelta | None = None, keep_bytes: int | None = None, unfinished: bool = False
+) -> list[EntrySummary]:
+    """Return the entries that may be removed to save space, in the order of their last use; nothing is removed.
+
+    Entries that a run is working on and entries that cannot be read are never among them.
 
     Parameters
     ----------
     root : Path
         The cache.
     older : timedelta, optional
-        Remove what has not been used for longer.
+        Choose entries that have not been used for longer than this.
     keep_bytes : int, optional
-        Remove until the entries take no more than this.
-
-    Returns
-    -------
-    list of EntrySummary
-        Those removed, the least recently used first.
+        Choose until the others take no more than this: the least recently used first, and none whose removal turns
+        out not to be needed because a larger one had to be chosen after it.
+    unfinished : bool
+        Whether unfinished extractions may be chosen, after all finished entries.
     """
-    now, removed = datetime.now(UTC), []
-    found = sorted(map(summarize, list_entries(root)), key=lambda each: (each.used, each.entry.path))
-    total = sum(each.bytes for each in found)
-    for each in found:
-        aged = older is not None and now - each.used > older
-        crowded = keep_bytes is not None and total > keep_bytes
-        if (aged or crowded) and not each.entry.running():
-            remove(each.entry.path)
-            removed.append(each)
-            total -= each.bytes
-    return removed
+    now = datetime.now(UTC)
+    entries = sorted(map(summarize, list_entries(root)), key=lambda each: (not each.finished, each.used))
+    remaining = sum(each.bytes for each in entries)
+    eligible = [each for each in entries if (each.finished or unfinished) and not each.entry.running()]
+    chosen = {each.entry.path for each in eligible if older is not None and now - each.used > older}
+    remaining -= sum(each.bytes for each in eligible if each.entry.path in chosen)
+    if keep_bytes is not None:
+        crowded = list[EntrySummary]()
+        for each in eligible:
+            if remaining > keep_bytes and each.entry.path not in chosen:
+                crowded.append(each)
+                remaining -= each.bytes
+        for each in reversed(crowded):
+            if remaining + each.bytes <= keep_bytes:
+                remaining += each.bytes
+            else:
+                chosen.add(each.entry.path)
+    return [each for each in eligible if each.entry.path in chosen]
 
 
 def required_bytes(spec: Spec, layout: Layout, rows: Mapping[str, int], shapes: Mapping[str, tuple[int, int]]) -> int:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir_cache.errors import CacheError
-from reservoir_cache.publish import make_folder, publish_json, read_json, run_identity, temporary_owner
+from reservoir_cache.publish import make_folder, open_lock, publish_json, read_json, run_identity, temporary_owner
 from reservoir_cache.spec import SPEC_FILE
 
 LOCK_FILE = "lock"
@@ -182,7 +182,7 @@ def entry_locks(folder: Path, *, create: bool = False) -> EntryLocks:
         except OSError:
             pass  # opening says more
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o666)
+            descriptor = open_lock(path, create=create)
         except FileNotFoundError as error:
             raise CacheError(f"{folder}: not there, or removed meanwhile; run the same command again") from error
         except OSError as error:

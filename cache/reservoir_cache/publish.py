@@ -13,6 +13,7 @@ ones a dead process left behind.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -138,10 +139,35 @@ def is_regular(path: Path, size: int | None = None) -> bool:
 
 
 def refuse_links(*paths: Path) -> None:
-    """Refuse symbolic links, which may lead out of the cache."""
+    """Raise CacheError if any of the paths is a symbolic link, which may lead out of the cache."""
     for path in paths:
         if path.is_symlink():
-            raise CacheError(f"{path}: a symbolic link, which is not followed below the cache's root; remove it")
+            raise _link(path)
+
+
+def path_below(root: Path, *names: str) -> Path:
+    """Return the path of a file or folder below a root; raises CacheError if any folder on the way is a symbolic link.
+
+    The root itself may be a link: the user chose it. What lies below it may have come from somebody else.
+    """
+    path = Path(root)
+    for name in names:
+        path /= name
+        refuse_links(path)
+    return path
+
+
+def open_lock(path: Path, *, create: bool = True) -> int:
+    """Open a lock file for reading and writing and return its descriptor; its content is left as it is.
+
+    Raises CacheError if the file is a symbolic link: opening it could create or change a file anywhere.
+    """
+    try:
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _link(path) from error
+        raise
 
 
 def sync(path: Path) -> None:
@@ -151,6 +177,10 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _link(path: Path) -> CacheError:
+    return CacheError(f"{path}: a symbolic link, which is not followed here; remove it")
 
 
 def _checksum(content: dict[str, Any]) -> str:

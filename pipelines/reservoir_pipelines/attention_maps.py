@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from reservoir_cache import path_below
 
 from reservoir import InputError
 from reservoir.features import batches, to_tokens
@@ -116,7 +117,8 @@ def attention(
     whole = prepared.split(options.split)
     part = whole.read(0, min(options.average, len(whole)))
     one, mean = average_maps(model, scaling, part.x, part.lengths, layer)
-    plot = out or (run or root / "attention" / prepared.task.name) / f"{settings.title}-block{layer:02d}.png"
+    folder = run or path_below(root, "attention", prepared.task.name)
+    plot = out or folder / f"{settings.title}-block{layer:02d}.png"
     done = Attention(
         task=prepared.task.name,
         backbone=settings.title,

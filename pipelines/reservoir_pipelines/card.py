@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+from reservoir_cache import path_below
 
 from reservoir.options import CacheOptions, ModelOptions, OutOptions, TaskOptions
 from reservoir.reservoir import Reservoir
@@ -88,7 +89,7 @@ def card(
     described = task_named(task, data=data_folder(source.data), **source.given).task if task else None
     if described:
         backbone.check_length(described.max_tokens, f"task {described.name!r}: ")
-    plot = result.out or cache_root(root.cache) / "backbones" / f"{settings.title}.png"
+    plot = result.out or path_below(cache_root(root.cache), "backbones") / f"{settings.title}.png"
     plot.parent.mkdir(parents=True, exist_ok=True)
     spread = deviations(backbone)
     plot_deviations(plot, spread, title=f"{name}, {settings.init}: standard deviation of the parameters")

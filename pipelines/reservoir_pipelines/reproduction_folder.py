@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from reservoir_cache import open_lock, refuse_links
 
 from reservoir.errors import InputError
 from reservoir_pipelines.files import read_checked, write_checked, writing
@@ -33,6 +36,7 @@ class Kept:
         """Make the folders."""
         with writing(self.path):
             for folder in (self.path / "cells", self.path / "tables", self.work):
+                refuse_links(folder)
                 folder.mkdir(parents=True, exist_ok=True)
 
     def result(self, key: str) -> dict[str, Any] | None:
@@ -77,7 +81,7 @@ class Kept:
     @contextmanager
     def lock(self, key: str, *, wait: bool) -> Iterator[bool]:
         """Hold a cell for the time of the context; yield False where another process has it and one does not wait."""
-        with (self.path / "cells" / f".{key}.lock").open("w") as file:
+        with os.fdopen(open_lock(self.path / "cells" / f".{key}.lock"), "rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:

@@ -21,7 +21,7 @@ from reservoir_cache import (
     folder_bytes,
     last_entry,
     list_entries,
-    prune,
+    prunable,
     remove,
     repair,
     required_bytes,
@@ -246,27 +246,62 @@ def set_used(entry, days):
     os.utime(entry.path / "lock", (then, then))
 
 
-def test_line_12_prune_removes_what_was_not_used_for_long(tmp_path, toy):
-    entries = [toy.fill(toy.entry(tmp_path, init={"kind": "random", "seed": seed})) for seed in range(4)]
+def sized(root, toy, sizes, *, unfinished=()):
+    """Make entries of these sizes, in units of 10 kB, the first used longest ago; some of them are left unfinished."""
+    entries = []
+    for number, size in enumerate(sizes):
+        entry = toy.entry(root, init={"kind": "random", "seed": number})
+        if number not in unfinished:
+            toy.fill(entry)
+        room = size * 10_000 - folder_bytes(entry.path)
+        (entry.path / "padding").write_bytes(bytes(room))
+        set_used(entry, len(sizes) - number)
+        entries.append(entry)
+    return entries
+
+
+def chosen(root, **options):
+    return [each.entry.spec.init["seed"] for each in prunable(root, **options)]
+
+
+def test_prunable_chooses_entries_not_used_for_long_but_none_at_work(tmp_path, toy):
+    entries = sized(tmp_path, toy, [10] * 4)
     for entry, days in zip(entries, (40, 1, 50, 31), strict=True):
         set_used(entry, days)
-    with entries[3].claim("train", 0):  # at work
-        removed = prune(tmp_path, older=timedelta(days=30))
-    assert [each.entry for each in removed] == [entries[2], entries[0]]
-    assert list_entries(tmp_path) == sorted((entries[1], entries[3]), key=lambda entry: entry.path)
-    assert prune(tmp_path) == []
+    with entries[3].claim("train", 0):
+        assert chosen(tmp_path, older=timedelta(days=30)) == [2, 0]
+    assert chosen(tmp_path) == []
+    assert len(list_entries(tmp_path)) == 4
 
 
-def test_line_12_prune_keeps_the_most_recently_used_within_a_size(tmp_path, toy):
-    entries = [toy.fill(toy.entry(tmp_path, init={"kind": "random", "seed": seed})) for seed in range(4)]
-    for entry, days in zip(entries, (4, 1, 3, 2), strict=True):
-        set_used(entry, days)
-    _ = FeatureStore(entries[0])["train"].y  # the oldest is read again
-    size = folder_bytes(entries[0].path)
-    assert all(folder_bytes(entry.path) == size for entry in entries)
-    assert [each.entry for each in prune(tmp_path, keep_bytes=2 * size)] == [entries[2], entries[3]]
-    assert prune(tmp_path, keep_bytes=2 * size) == []
-    assert {entry.path for entry in list_entries(tmp_path)} == {entries[0].path, entries[1].path}
+@pytest.mark.parametrize(
+    ("sizes", "keep", "expected"),
+    [
+        ([10, 10, 10, 10], 20, [0, 1]),
+        ([10, 10, 10, 10], 40, []),
+        ([10, 10, 10, 10], 0, [0, 1, 2, 3]),
+        ([10, 10, 10, 50, 10], 45, [3]),  # removing the first three would not do, and with the large one is not needed
+        ([10, 10, 10, 50, 10], 35, [0, 3]),
+        ([50, 10, 10], 45, [0]),
+    ],
+)
+def test_prunable_chooses_the_least_recently_used_and_no_more_than_needed(tmp_path, toy, sizes, keep, expected):
+    sized(tmp_path, toy, sizes)
+    assert chosen(tmp_path, keep_bytes=keep * 10_000) == expected
+
+
+def test_prunable_chooses_unfinished_extractions_last_and_only_on_request(tmp_path, toy):
+    sized(tmp_path, toy, [40, 10, 10], unfinished=[0])
+    assert chosen(tmp_path, keep_bytes=300_000) == [1, 2]
+    assert chosen(tmp_path, keep_bytes=300_000, unfinished=True) == [0]
+    assert chosen(tmp_path, keep_bytes=0, unfinished=True) == [1, 2, 0]
+    assert chosen(tmp_path, older=timedelta(0)) == [1, 2]
+
+
+def test_reading_an_entry_counts_as_use(tmp_path, toy):
+    first, _ = sized(tmp_path, toy, [10, 10])
+    _ = FeatureStore(first)["train"].y
+    assert chosen(tmp_path, keep_bytes=100_000) == [1]
 
 
 @pytest.mark.parametrize("store", ["float16", "float32"])

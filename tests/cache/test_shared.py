@@ -15,7 +15,6 @@ from reservoir_cache import (
     last_entry,
     list_entries,
     load_arrays,
-    prune,
     remove,
     repair,
     save_arrays,
@@ -113,10 +112,10 @@ def test_times_that_the_system_refuses_are_not_kept_and_nothing_else_happens(ent
     assert verify(again) == []
 
 
-def test_what_cannot_be_pruned_is_said(root, toy):
+def test_an_entry_that_cannot_be_removed_is_an_error(root, toy):
     entry = toy.fill(toy.entry(root))
     with stranger(root), pytest.raises(CacheError, match="check permissions"):
-        prune(root, keep_bytes=0)
+        remove(entry.path)
     assert list_entries(root) == [entry]
 
 

@@ -2,6 +2,9 @@
 
 import json
 import os
+import pty
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -74,19 +77,45 @@ def test_line_12_batches_of_estimators_are_one_line_and_go_together(call, cache,
     assert [each["entry"] for each in listed()[0]] == [str(entry)]
 
 
-def test_line_12_what_is_old_or_too_much_is_pruned(call, cache, listed):
+@pytest.fixture
+def two_entries(cache):
+    """Return an entry last used 40 days ago and one used just now."""
     old, new = (extract("digits", **SMALL, seed=seed).entry for seed in (0, 1))
     long_ago = (datetime.now(UTC) - timedelta(days=40)).timestamp()
     os.utime(old / "lock", (long_ago, long_ago))
-    assert f"{datetime.fromtimestamp(long_ago):%Y-%m-%d %H:%M}" in listed()[1]
-    code, out, _ = call("cache", "prune", "--older", "30d", "--json")
-    assert code == 0
-    assert json.loads(out)["removed"] == [str(old)]
+    return old, new
+
+
+def test_prune_removes_old_entries_and_keeps_a_size(call, two_entries):
+    old, new = two_entries
+    code, out, _ = call("cache", "prune", "--older", "30d", "--dry-run", "--json")
+    assert (code, json.loads(out)["would_remove"], old.exists()) == (0, [str(old)], True)
+    code, out, _ = call("cache", "prune", "--older", "30d", "--yes", "--json")
+    assert (code, json.loads(out)["removed"], old.exists()) == (0, [str(old)], False)
     assert json.loads(call("cache", "prune", "--keep", "20GB", "--json")[1])["removed"] == []
-    assert json.loads(call("cache", "prune", "--keep", "1kB", "--json")[1])["removed"] == [str(new)]
+    assert json.loads(call("cache", "prune", "--keep", "1kB", "--yes", "--json")[1])["removed"] == [str(new)]
     for wrong in ((), ("--older", "soon"), ("--keep", "much")):
         code, out, err = call("cache", "prune", *wrong)
         assert (code, out, len(err.splitlines())) == (2, "", 1)
+
+
+def test_prune_removes_nothing_without_a_yes_where_nobody_can_be_asked(call, two_entries):
+    code, out, err = call("cache", "prune", "--keep", "1kB")
+    assert (code, out) == (2, "")
+    assert "2 entries" in err.splitlines()[-1] and "--yes" in err.splitlines()[-1]
+    assert all(entry.exists() for entry in two_entries)
+
+
+@pytest.mark.parametrize(("answer", "code"), [("n", 1), ("y", 0)])
+def test_prune_asks_on_a_terminal(cache, two_entries, answer, code):
+    master, terminal = pty.openpty()
+    command = [sys.executable, "-m", "reservoir_pipelines", "cache", "prune", "--older", "30d"]
+    process = subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, stderr=terminal)
+    os.write(master, f"{answer}\n".encode())
+    assert process.wait() == code
+    shown = os.read(master, 10_000).decode()
+    assert two_entries[0].name in shown and "Remove 1 entries" in shown
+    assert two_entries[0].exists() == (answer == "n") and two_entries[1].exists()
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])

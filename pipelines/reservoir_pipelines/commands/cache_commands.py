@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -185,20 +186,43 @@ def _meant(name: str, given: dict[str, Any]) -> list[Path]:
 
 
 def prune(
-    older: Annotated[str, typer.Option(help="Remove what was not used for so long: 12h, 30d.")] = "",
-    keep: Annotated[str, typer.Option(help="Keep so much, the most recently used first: 500MB, 20GB.")] = "",
+    older: Annotated[str, typer.Option(help="Remove entries not used for this long: 12h, 30d.")] = "",
+    keep: Annotated[str, typer.Option(help="Remove entries until this much is left: 500MB, 20GB.")] = "",
+    unfinished: Annotated[bool, typer.Option("--unfinished", help="Remove unfinished extractions too, last.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
     *,
     given: dict[str, Any],
 ) -> Answer:
-    """Remove the entries that were not used for long."""
-    from reservoir_cache import prune as delete
+    """Remove the least recently used entries.
+
+    The list is shown first. Without a terminal, nothing is removed unless --yes is given.
+    """
+    from reservoir_cache import prunable
+    from reservoir_cache import remove as delete
 
     if not older and not keep:
-        raise InputError("cache prune: say what may go with --older 30d, --keep 20GB, or both")
-    removed = delete(_root(given), older=_duration(older), keep_bytes=_bytes(keep))
-    rows = [(each.entry.path, size_text(each.bytes)) for each in removed] or [("nothing", "")]
-    found = {"removed": [each.entry.path for each in removed], "bytes": sum(each.bytes for each in removed)}
-    return Answer(found, [(("removed", "#size"), rows)])
+        raise InputError("cache prune: choose what to remove with --older 30d, --keep 20GB, or both")
+    found = prunable(_root(given), older=_duration(older), keep_bytes=_bytes(keep), unfinished=unfinished)
+    rows = [(each.entry.path, size_text(each.bytes), f"{each.used.astimezone():%Y-%m-%d %H:%M}") for each in found]
+    paths, total = [each.entry.path for each in found], sum(each.bytes for each in found)
+    if found and not (dry_run or yes):
+        _ask(rows, total)
+    for path in [] if dry_run else paths:
+        delete(path)
+    key, heading = ("would_remove", "would be removed") if dry_run else ("removed", "removed")
+    return Answer({key: paths, "bytes": total}, [((heading, "#size", "last used"), rows or [("nothing", "", "")])])
+
+
+def _ask(rows: Sequence[tuple[Any, ...]], total: int) -> None:
+    """Show what is about to be removed and ask; raise `InputError` where nobody can answer."""
+    what = f"{len(rows)} entries, {size_text(total)}"
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise InputError(f"cache prune: {what} would be removed; pass --yes to remove them, --dry-run to list them")
+    for path, size, used in rows:
+        say(f"{path}  {size}, last used {used}")
+    if not typer.confirm(f"Remove {what}?", err=True):
+        raise typer.Exit(1)
 
 
 def _duration(text: str) -> timedelta | None:
@@ -222,9 +246,9 @@ def _root(given: dict[str, Any]) -> Path:
 
 
 def _others(root: Path) -> list[Path]:
-    """Return the folders of prepared data, readouts, runs and so on; no link is followed."""
+    """Return the folders of prepared data, readouts, runs and so on, leaving out all that a symbolic link leads to."""
     found = [path for kind, depth in MADE.items() for path in (root / kind).glob("/".join("*" * depth))]
-    return sorted(path for path in found if path.is_dir() and not path.is_symlink())
+    return sorted(path for path in found if path.is_dir() and path.resolve() == root.resolve() / path.relative_to(root))
 
 
 def _bytes_of(folder: Path) -> int:

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache import CacheError, Entry, verify
+from reservoir_cache import CacheError, Entry, path_below, verify
 
 from reservoir import backbone_names
 from reservoir.options import ExtractOptions
@@ -73,7 +73,7 @@ def remember(root: Path, request: str | None, entry: Entry, columns: Sequence[st
 
 
 def _file(root: Path, request: str) -> Path:
-    return root / "receipts" / f"{request[:32]}.json"
+    return path_below(root, "receipts", f"{request[:32]}.json")
 
 
 @cache

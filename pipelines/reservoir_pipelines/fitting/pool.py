@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reservoir_cache import Entry, FeatureStore
+from reservoir_cache import Entry, FeatureStore, path_below
 
 from reservoir import InputError
 from reservoir.defaults import default_columns
@@ -82,7 +82,7 @@ class Pool:
         path = self.entry.path.resolve()
         if path.parent.parent.name != "features":
             return path.with_name(f"{self.title}-{name}")
-        return path.parents[2] / "readouts" / self.entry.spec.task["name"] / f"{self.title}-{name}"
+        return path_below(path.parents[2], "readouts", self.entry.spec.task["name"], f"{self.title}-{name}")
 
     def columns(self) -> list[str]:
         """Return the names of all columns that every split of their entry holds."""

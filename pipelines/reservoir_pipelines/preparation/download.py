@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from reservoir_cache import path_below
+
 from reservoir.errors import InputError
 from reservoir_pipelines.workspace import cache_root
 
@@ -72,7 +74,7 @@ def download(
     """
     if task not in FILES:
         raise InputError(f"task {task!r} is not downloaded; {', '.join(FILES)} are: give --data DIR for the others")
-    folder = cache_root(cache) / "downloads" / FOLDERS[task]
+    folder = path_below(cache_root(cache), "downloads", FOLDERS[task])
     folder.mkdir(parents=True, exist_ok=True)
     for remote in FILES[task]:
         if not (folder / remote.name).is_file():
@@ -84,7 +86,7 @@ def _fetch(remote: Remote, folder: Path, bases: Sequence[str]) -> None:
     import pooch
     import requests
 
-    part = folder / f"{remote.name}.part"
+    part = path_below(folder, f"{remote.name}.part")
     pooch.get_logger().setLevel("WARNING")
 
     def resume(url: str, output_file: str, pooch: object) -> None:

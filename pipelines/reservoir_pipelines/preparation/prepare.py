@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from reservoir_cache import fault_point, file_crc32, new_file, publish_json, sync
+from reservoir_cache import fault_point, file_crc32, new_file, path_below, publish_json, sync
 
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, ReservoirOptions, TaskOptions
@@ -75,7 +75,7 @@ def prepare(
         if folder is not None or earlier is None:
             raise
         return Prepared.open(earlier)
-    final = settings / _hash(origin)
+    final = path_below(settings, _hash(origin))
     if final.exists():
         try:
             return Prepared.open(final)
@@ -99,7 +99,7 @@ def settings_folder(task: str, source: Source, cache: Path | None = None) -> Pat
     """Return the folder of a task with these parameters; it has a folder for each state of the source files."""
     values = {f.name: getattr(source, f.name) for f in fields(source) if f.name not in {"data", "origin"}}  # pyright: ignore
     name = task if task in TASKS else own_name(task)
-    return cache_root(cache) / "prepared" / f"{name}-{_hash({'version': VERSION, **values})}"
+    return path_below(cache_root(cache), "prepared", f"{name}-{_hash({'version': VERSION, **values})}")
 
 
 def latest(settings: Path) -> Path | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache import aside
+from reservoir_cache import aside, path_below
 
 from reservoir.errors import InputError
 from reservoir.options import (
@@ -207,7 +207,7 @@ class _Shapes:
         """Return the folder of what is pretrained on a corpus."""
         settings = self.settings(corpus) | {"compute": self.compute, "corpus": self._describe(corpus)}
         key = _digest({name: value for name, value in settings.items() if name not in ("cache", "device", "resume")})
-        return cache_root(self.place.cache) / "pretrained" / f"{self.title}-{corpus}-{key[:16]}"
+        return path_below(cache_root(self.place.cache), "pretrained", f"{self.title}-{corpus}-{key[:16]}")
 
     def path(self, corpus: str) -> str:
         """Return a corpus as `pretrain` takes it."""

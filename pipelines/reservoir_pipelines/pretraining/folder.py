@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from reservoir_cache import fault_point
+from reservoir_cache import fault_point, refuse_links
 
 from reservoir.errors import InputError
 from reservoir.pretraining.corpora import Corpus
@@ -18,6 +18,7 @@ RUN = "pretraining"
 
 def check_folder(out: Path) -> None:
     """Check that a model can be written to a folder: it is new, empty, or that of a pretraining."""
+    refuse_links(out / RUN)
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out}: a file is there; name a folder")
     if out.exists() and not (out / RUN).is_dir() and any(out.iterdir()):

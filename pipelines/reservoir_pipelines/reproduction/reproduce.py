@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reservoir_cache import path_below
+
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
 from reservoir_pipelines.output import Record, notify, silenced
@@ -103,7 +105,8 @@ def _cells(recipes: Sequence[Recipe]) -> list[Cell]:
 
 
 def _kept(options: ReproduceOptions, place: PlaceOptions) -> Kept:
-    return Kept(Path(options.out or cache_root(place.cache) / "reproductions" / _title(options)).absolute())
+    default = path_below(cache_root(place.cache), "reproductions", _title(options))
+    return Kept(Path(options.out or default).absolute())
 
 
 def load_recipes(names: Sequence[str], options: ReproduceOptions) -> list[Recipe]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from reservoir_cache import open_lock, refuse_links
 
 from reservoir.errors import InputError
 from reservoir.training.trainer import State
@@ -140,7 +143,8 @@ class Run:
         """Hold the folder for the time of the context."""
         with writing(self.path, "name another folder"):
             self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / "lock").open("w")
+            refuse_links(self.path / CHECKPOINTS)
+            file = os.fdopen(open_lock(self.path / "lock"), "rb")
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

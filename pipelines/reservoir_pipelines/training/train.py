@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from reservoir_cache import path_below
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -128,8 +129,8 @@ def _train_one(
         job = _Job(task, source, options, place, ranks, prepared, model, targets, numbers)
         config = _config(job, kind)
         config["command"] = typed("train", [task], reservoir, source, replace(options, resume=False), place)
-        default = cache_root(place.cache) / "runs" / prepared.task.name / f"{settings.title}-{config['key'][:16]}"
-        run = Run(options.run or default)
+        name = f"{settings.title}-{config['key'][:16]}"
+        run = Run(options.run or path_below(cache_root(place.cache), "runs", prepared.task.name, name))
         with ranks.first_alone():
             if ranks.first:
                 held.enter_context(run.lock())

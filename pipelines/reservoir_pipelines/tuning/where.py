@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reservoir_cache import CacheError, FeatureStore, aside
+from reservoir_cache import CacheError, FeatureStore, aside, path_below
 
 from reservoir.defaults import choose_reservoir, default_layers, default_pools
 from reservoir.errors import InputError
@@ -73,7 +73,7 @@ class Where:
 
     def folder(self) -> Path:
         """Return where the trials are kept."""
-        return self.root / "tuning" / f"{self.prepared.task.name}-{self.digest}"
+        return path_below(self.root, "tuning", f"{self.prepared.task.name}-{self.digest}")
 
     def candidate(self, number: int) -> Candidate:
         """Return a candidate by its number."""
