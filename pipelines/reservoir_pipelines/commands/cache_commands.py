@@ -220,7 +220,7 @@ def _ask(rows: Sequence[tuple[Any, ...]], total: int) -> None:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InputError(f"cache prune: {what} would be removed; pass --yes to remove them, --dry-run to list them")
     for path, size, used in rows:
-        say(f"{path}  {size}, last used {used}")
+        notify(f"{path}  {size}, last used {used}")
     if not typer.confirm(f"Remove {what}?", err=True):
         raise typer.Exit(1)
 
