@@ -187,16 +187,10 @@ class TuneOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LengthOptions(Options):
-    """How long a training is."""
-
-    steps: int | None = option(None, "Steps in all.", at_least(1), shown="5000; of pretrain 2000")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepOptions(LengthOptions):
+class StepOptions(Options):
     """The steps of a training, end to end or of a language model."""
 
+    steps: int | None = option(None, "Steps in all.", at_least(1), shown="5000; of pretrain 2000")
     learning_rate: float | None = option(
         None, "Of Adam.", positive, shown="train: 1e-3, LSTMs 3e-4, homology 1e-4; pretrain: 2e-3, bit-memory 5e-4"
     )
@@ -245,34 +239,16 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions(ComputeOptions):
-    """How a language model reads its corpus."""
+class PretrainOptions(StepOptions, ComputeOptions):
+    """The recipe of a language model."""
 
     vocabulary: int = option(256, "Of text 256 for bytes, more for a tokenizer; of a stream: any.")
     batch_tokens: int = option(4096, "Tokens of a step.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PretrainOptions(StepOptions, TextOptions):
-    """The recipe of a language model."""
-
     context: int | None = option(None, "Tokens read at a time.", at_least(2), shown="1024, or the model's")
     short: int | None = option(None, "... in the first steps.", at_least(1), shown="a quarter of it")
     short_share: float = option(0.6, "Share of the steps that read short windows; then they double.", of.within(0, 1))
     warm_up: int = option(200, "Steps up to the highest learning rate; then it falls along a cosine.", at_least(0))
     weight_decay: float = option(0.1, "Of AdamW, for matrices.", of.within(0, 1e9))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparisonOptions(LengthOptions, TextOptions, OutOptions):
-    """What backbones of one shape are pretrained on, and for how long."""
-
-    corpora: str | Sequence[str] = option(
-        "text,bit-memory,nesting,zipf,uniform,random", "What to pretrain on, comma-separated; random: nothing."
-    )
-    text_file: Path | None = option(None, "The text: a file (also .gz), or a folder of them.")
-    tokens: int = option(2**22, "Tokens that each pretraining reads, to the nearest step.", at_least(1))
-    output_only: bool = option(False, "Leave out the FPTs.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from reservoir_pipelines.prediction.predict import Prediction, predict
     from reservoir_pipelines.preparation.prepare import prepare
     from reservoir_pipelines.preparation.prepared import Prepared
-    from reservoir_pipelines.pretraining.compared import Comparison
-    from reservoir_pipelines.pretraining.comparison import compare_pretraining
     from reservoir_pipelines.pretraining.outcome import Pretraining
     from reservoir_pipelines.pretraining.pretrain import pretrain
     from reservoir_pipelines.reports.report import Report, report
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Attention",
-    "Comparison",
     "Explanation",
     "Extraction",
     "Fit",
@@ -57,7 +54,6 @@ __all__ = [
     "Training",
     "Tuning",
     "attention",
-    "compare_pretraining",
     "explain",
     "extract",
     "fit",
@@ -79,8 +75,6 @@ _HOME = {
     **dict.fromkeys(("Attention", "attention"), "attention_maps"),
     **dict.fromkeys(("Explanation", "explain"), "prediction.explain"),
     **dict.fromkeys(("Extraction", "extract"), "extraction.extract"),
-    "Comparison": "pretraining.compared",
-    "compare_pretraining": "pretraining.comparison",
     **dict.fromkeys(("Forecast", "plan"), "extraction.forecast"),
     "fit": "fitting.fit",
     **dict.fromkeys(("Fit", "Result"), "fitting.results"),

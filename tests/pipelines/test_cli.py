@@ -124,7 +124,7 @@ def test_line_6_settings_that_no_command_reads_are_refused(call, tmp_path, text,
 
 
 @pytest.mark.parametrize(
-    "text", ["[extract]\nlimit = 40\n[fit]\nseeds = 0\n[list]\n[compare-pretraining]\n", "[extract]\nlimit = 4\n", ""]
+    "text", ["[extract]\nlimit = 40\n[fit]\nseeds = 0\n[list]\n[train]\n", "[extract]\nlimit = 4\n", ""]
 )
 def test_a_file_may_hold_the_settings_of_other_commands_only(call, cache, tmp_path, text):
     config = tmp_path / "run.toml"

@@ -130,3 +130,16 @@ def test_what_the_small_backbone_lacks_says_what_to_do():
     assert small.cells == ()
     assert "--scale paper" in small.reason
     assert whole.cells
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_each_corpus_pretrains_one_shape_on_equally_many_tokens(scale):
+    recipe = load_recipe("table-pretraining", scale, override={"corpus": "text.txt"})
+    made = [cell for cell in recipe.cells if cell.stage == "pretrain"]
+    corpora = {cell.settings["corpus"]: cell.settings["batch_tokens"] for cell in made}
+    assert corpora.keys() == {"text.txt", "bit-memory", "nesting", "zipf", "uniform"}
+    assert corpora["bit-memory"] % 120 == 0  # bit-memory is read in whole rows of 120 tokens
+    settings = [{**cell.settings, "corpus": None} for cell in made]
+    assert all(each == settings[0] for each in settings)
+    alone = [cell for cell in recipe.cells if cell.stage == "fit"]
+    assert {cell.settings["columns"] for cell in alone} == {"final/last"}

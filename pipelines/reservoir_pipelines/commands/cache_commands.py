@@ -29,7 +29,6 @@ MADE = {
     "readouts": 2,
     "runs": 2,
     "pretrained": 1,
-    "comparisons": 2,
     "backbones": 1,
     "attention": 1,
     "reproductions": 1,

@@ -1,4 +1,4 @@
-"""The commands ``reservoir train``, ``pretrain`` and ``compare-pretraining``."""
+"""The commands ``reservoir train`` and ``pretrain``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import typer
 
 from reservoir.options import (
     RECIPE,
-    ComparisonOptions,
     PlaceOptions,
     PretrainOptions,
     ReservoirOptions,
@@ -29,7 +28,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     command(app, TrainOptions, ReservoirOptions, RowOptions, PlaceOptions)(train)
     command(app, ShapeOptions, PretrainOptions, PlaceOptions)(pretrain)
-    command(app, ComparisonOptions, ShapeOptions, RowOptions, PlaceOptions)(compare_pretraining)
 
 
 def train(task: OwnTask, given: dict[str, Any]) -> Answer | None:
@@ -46,7 +44,7 @@ def train(task: OwnTask, given: dict[str, Any]) -> Answer | None:
 
 
 @contextmanager
-def training_ends(remedy: str = "", again: str = "with --resume to go on from the last checkpoint") -> Iterator[None]:
+def training_ends(remedy: str = "") -> Iterator[None]:
     """Say in one line that the loss diverged, with exit code 1, or how to go on after an interruption, with 130."""
     from reservoir.training.trainer import DivergedError
 
@@ -55,7 +53,7 @@ def training_ends(remedy: str = "", again: str = "with --resume to go on from th
     except DivergedError as error:
         message, code = f"{error}{remedy}", 1
     except KeyboardInterrupt:
-        message, code = f"interrupted; run the same command {again}", 130
+        message, code = "interrupted; run the same command with --resume to go on from the last checkpoint", 130
     else:
         return
     if _speaks():
@@ -132,28 +130,3 @@ def pretrain(
 def _as_backbone(folder: str) -> str:
     """Return a folder as ``--backbone`` takes it: one without a slash could be a known name."""
     return folder if os.sep in folder else f".{os.sep}{folder}"
-
-
-def compare_pretraining(task: OwnTask, given: dict[str, Any]) -> Answer:
-    """Compare what pretraining on each corpus is worth.
-
-    One shape, and equally many tokens of each.
-    """
-    from reservoir_pipelines.pretraining.comparison import compare_pretraining as stage
-
-    with training_ends(again="again to go on"):
-        done = stage(task, **given)
-    cells = [
-        (
-            row.corpus,
-            f"{row.pretraining.tokens:,}" if row.pretraining else "-",
-            row.pretraining.score_text("test") if row.pretraining else "-",
-            f"{row.pretraining.entropy:.3f}" if row.pretraining and row.pretraining.entropy is not None else "-",
-            score_text(row.output_only.test_score, done.metric),
-            score_text(row.fpt.test_score if row.fpt else None, done.metric),
-        )
-        for row in done.rows
-    ]
-    headings = ("pretrained on", "#tokens", "held out", "#least possible", "#output only", "#FPT")
-    title = f"{done.task}, {done.backbone}: test {done.metric}"
-    return Answer(done, [(headings, cells, title), (("written", ""), [("table", done.results), ("plot", done.plot)])])
