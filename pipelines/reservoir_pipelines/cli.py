@@ -19,6 +19,7 @@ from reservoir_pipelines.commands import (
     train_commands,
 )
 from reservoir_pipelines.faults import Interruptible, system_fault
+from reservoir_pipelines.output import heartbeat, printable
 
 # Typer carries its own copy of click since 0.20 and used the package before; this is the one it raises.
 UsageError: Any = typer.BadParameter.__base__
@@ -66,7 +67,8 @@ def run(arguments: list[str]) -> int:
     from reservoir.errors import InputError
 
     try:
-        code = _tree()(arguments or ["--help"], prog_name="reservoir", standalone_mode=False)
+        with heartbeat("reservoir"):
+            code = _tree()(arguments or ["--help"], prog_name="reservoir", standalone_mode=False)
     except UsageError as error:
         where = getattr(error, "ctx", None)
         hint = f"; see {where.command_path} --help" if where else ""
@@ -90,5 +92,5 @@ def _tree() -> Any:
 
 
 def _fault(message: str, code: int = 2) -> int:
-    sys.stderr.write(f"reservoir: {message}\n")
+    sys.stderr.write(f"reservoir: {printable(message)}\n")
     return code

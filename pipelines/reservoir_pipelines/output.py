@@ -1,15 +1,17 @@
-"""What a person or a program sees: results on stdout, progress and notes on stderr."""
+"""What a person or a program sees: results on stdout, progress and messages on stderr."""
 
 from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Record:
-    """What the dataclasses of results share: their fields as JSON values."""
+    """Base class of the results of stages: dataclasses whose fields can be printed as JSON."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -25,7 +27,7 @@ class Record:
 
 
 def as_json(value: Any) -> Any:
-    """Return a value as JSON has it: records and mappings as objects, tuples as lists, paths as text."""
+    """Convert records and mappings to dicts, tuples to lists, and paths to text, as JSON has them."""
     if isinstance(value, Mapping):
         return {name: as_json(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -34,20 +36,47 @@ def as_json(value: Any) -> Any:
 
 
 def print_json(value: Any) -> None:
-    """Print one value as JSON on one line of stdout."""
+    """Print one value as JSON on one line of stdout; characters beyond ASCII are escaped, as JSON does."""
     sys.stdout.write(json.dumps(as_json(value)) + "\n")
     sys.stdout.flush()
 
 
+def printable(text: object) -> str:
+    r"""Return a text with everything escaped that would control a terminal or a picture instead of being shown.
+
+    Labels, column names and file names come from data. Control characters (such as the escape sequences of terminals),
+    line breaks, marks that change the direction of writing, invisible characters, and lone surrogates become ``\x1b``,
+    ``\u202e`` and the like. All other text stays as it is.
+    """
+    text = str(text)
+    return text if text.isprintable() else "".join(map(_shown, text))
+
+
+def _shown(char: str) -> str:
+    # Zero-width joiners are part of the spelling of several languages and of emoji.
+    hidden = unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") and char not in "\u200c\u200d"
+    return char.encode("unicode_escape").decode("ascii") if hidden else char
+
+
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
-    """Print an aligned table, never cut or wrapped; a heading that begins with ``#`` sets its numbers to the right."""
-    lines = [[str(cell) for cell in row] for row in rows]
-    names = [heading.removeprefix("#") for heading in headings]
+    """Print an aligned table, never cut or wrapped; numbers below a heading that begins with ``#`` stand to the right.
+
+    Parameters
+    ----------
+    headings : sequence of str
+        One for each column; if all are empty, the table has no head.
+    rows : iterable of sequences
+        The cells, printed as `printable` returns them.
+    title : str
+        A line above the table.
+    """
+    lines = [[printable(cell) for cell in row] for row in rows]
+    names = [printable(heading.removeprefix("#")) for heading in headings]
     widths = [max(map(len, column)) for column in zip(names, *lines, strict=True)]
     ruled = [["-" * width for width in widths]] if any(names) else []
     head = [names, *ruled] if any(names) else []
     if title:
-        sys.stdout.write(title + "\n")
+        sys.stdout.write(printable(title) + "\n")
     for line in [*head, *lines]:
         cells = [
             cell.rjust(width) if heading.startswith("#") else cell.ljust(width)
@@ -58,17 +87,17 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], title: s
 
 
 def percent(accuracy: float | None) -> str:
-    """Return an accuracy for a person: ``94.5%``, or a dash where there is none."""
+    """Return an accuracy as ``94.5%``, or a dash for None."""
     return "-" if accuracy is None else f"{100 * accuracy:.1f}%"
 
 
 def score_text(score: float | None, metric: str) -> str:
-    """Return a score for a person: a share of right labels as ``94.5%``, any other as a number."""
+    """Return a score as text: an accuracy as ``94.5%``, any other metric as a number."""
     return percent(score) if metric == "accuracy" or score is None else f"{score:.3f}"
 
 
 def size_text(size: int) -> str:
-    """Return a number of bytes for a person: ``72.4 MB``."""
+    """Return a number of bytes as text: ``72.4 MB``."""
     value = float(size)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:
@@ -77,67 +106,117 @@ def size_text(size: int) -> str:
     return f"{value:.1f} TB"
 
 
-_hushed: ContextVar[bool] = ContextVar("silenced", default=False)
+def time_text(seconds: float) -> str:
+    """Return a duration as text: ``40 s``, ``12 min``, ``3 h 20 min``, ``11.3 days``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes < 48 * 60 else f"{seconds / 86400:.1f} days"
+
+
+_silenced: ContextVar[bool] = ContextVar("silenced", default=False)
 
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Keep back what stages say of themselves, where somebody else shows how it goes."""
-    token = _hushed.set(True)
+    """Hide the messages and the progress of stages, where the caller shows its own."""
+    token = _silenced.set(True)
     try:
         yield
     finally:
-        _hushed.reset(token)
+        _silenced.reset(token)
 
 
 def notify(text: str) -> None:
     """Print one line for a person to stderr; stdout is kept for results."""
-    if not _hushed.get():
-        console(soft_wrap=True).print(text, markup=False)
+    if not _silenced.get():
+        _Heartbeat.last = clock()
+        sys.stderr.write(printable(text) + "\n")
+        sys.stderr.flush()
 
 
-def console(*, soft_wrap: bool = False) -> Console:
-    """Return stderr as rich sees it."""
+def console() -> Console:
+    """Return stderr as a console of rich, for live displays."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, soft_wrap=soft_wrap)
+    return Console(stderr=True, highlight=False)
 
 
 clock = time.monotonic
 
 SECONDS = 30.0
-SHARE = 0.1
-LONGEST = 600.0
-"""A line comes after so many seconds and this share of the whole, whichever is later, or after the longest time."""
+"""Longest silence on stderr, in seconds, where it is no terminal."""
 
 
 class Lines:
-    """Says now and then how much of the whole is done, at which rate, and how long the rest will take."""
+    """Progress as lines: how much is done, at which rate, and how long the rest will take."""
 
     def __init__(self, title: str, total: int, unit: str, done: int = 0, *, each: int = 1) -> None:
         self.total, self.unit, self.done, self.each = total, unit, done, each
-        self._title, self._first, self._told = title, done, done
+        self.title, self._text, self._first = title, "", done
         self._started = self._last = clock()
 
     def show(self, done: int, text: str = "") -> None:
-        """Print a line if it is time for one."""
-        now, self.done = clock(), done
-        waited, gained = now - self._last, done - self._told
-        if waited < SECONDS or done >= self.total or (gained < SHARE * self.total and waited < LONGEST):
-            return
-        self._last, self._told = now, done
-        speed = (done - self._first) / (now - self._started)
-        left = f", {time_text((self.total - done) / speed)} left" if speed else ""
-        share = f"{done:,} of {self.total:,} ({100 * done / self.total:.0f}%)"
-        notify(f"{self._title}: {share}, {self.each * speed:,.3g} {self.unit}/s{text and '  ' + text}{left}")
+        """Take note of progress, and print a line if the last one is `SECONDS` old."""
+        self.done, self._text = done, text
+        if clock() - self._last >= SECONDS and done < self.total:
+            self.print()
+
+    def print(self) -> None:
+        """Print a line now."""
+        self._last = clock()
+        speed = (self.done - self._first) / max(self._last - self._started, 1e-9)
+        left = f", {time_text((self.total - self.done) / speed)} left" if speed else ""
+        share = f"{self.done:,} of {self.total:,} ({100 * self.done / self.total:.0f}%)"
+        text = f"  {self._text}" if self._text else ""
+        notify(f"{self.title}: {share}, {self.each * speed:,.3g} {self.unit}/s{text}{left}")
+
+
+class _Heartbeat:
+    """When a line was last printed to stderr, and the progress that is shown now, the innermost last."""
+
+    last = 0.0
+    shown: ClassVar[list[Lines]] = []
+
+
+@contextmanager
+def heartbeat(name: str) -> Iterator[None]:
+    """Print a line to stderr whenever nothing was printed for `SECONDS`, unless stderr is a terminal.
+
+    The line tells the progress of what runs, or else for how long ``name`` has been running.
+    """
+    if sys.stderr.isatty():
+        yield
+        return
+    ended = threading.Event()
+    started = _Heartbeat.last = clock()
+
+    def beat() -> None:
+        while not ended.wait(min(1.0, SECONDS / 2)):
+            if clock() - _Heartbeat.last < SECONDS:
+                continue
+            if _Heartbeat.shown:
+                _Heartbeat.shown[-1].print()
+            else:
+                notify(f"{name}: running for {time_text(clock() - started)}")
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class Meter:
-    """Progress with its rate: one live line on a terminal, elsewhere lines now and then."""
+    """Progress with its rate: a live bar on a terminal, elsewhere a line every `SECONDS`."""
 
     def __init__(self, progress: Progress, lines: Lines) -> None:
         self._progress, self._lines = progress, lines
-        self._bar = progress.add_task("", total=lines.total, completed=lines.done, text="")
+        self._bar = progress.add_task(printable(lines.title), total=lines.total, completed=lines.done, text="")
 
     def show(self, done: int, text: str = "") -> None:
         """Show how much is done."""
@@ -146,7 +225,8 @@ class Meter:
             return
         self._lines.done = done
         speed = self._lines.each * (self._progress.tasks[0].speed or 0)
-        self._progress.update(self._bar, completed=done, text=f"{text}  {speed:,.3g} {self._lines.unit}/s".lstrip())
+        text = printable(f"{text}  {speed:,.3g} {self._lines.unit}/s".lstrip())
+        self._progress.update(self._bar, completed=done, text=text)
 
     def advance(self, rows: int, written: int | None = None) -> None:
         """Count ``rows`` more as done; ``written`` is the number of bytes written so far."""
@@ -155,15 +235,39 @@ class Meter:
 
 @contextmanager
 def meter(title: str, total: int, unit: str = "rows", done: int = 0, *, each: int = 1) -> Iterator[Meter]:
-    """Show progress for the time of the context; ``each`` units are one of what is counted, of the rate."""
+    """Show progress as long as the context lasts.
+
+    Parameters
+    ----------
+    title : str
+        What is being done, such as ``extract``.
+    total, done : int
+        The number of steps in all, and of those done before.
+    unit : str
+        What the rate counts.
+    each : int
+        Units per step, such as the tokens of a batch.
+
+    Yields
+    ------
+    Meter
+        Its ``advance`` and ``show`` are called as steps are done.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     place = console()
-    text, left = TextColumn("{task.fields[text]}"), TimeRemainingColumn(compact=True)
-    columns = (TextColumn(title), BarColumn(bar_width=24), MofNCompleteColumn(), text, left, TextColumn("left"))
-    quiet = _hushed.get() or not place.is_terminal
-    with Progress(*columns, console=place, disable=quiet, transient=True) as progress:
-        yield Meter(progress, Lines(title, total, unit, done, each=each))
+    # Without markup: a name in the data such as [red] is shown, not obeyed.
+    name, text = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[text]"))
+    left = TimeRemainingColumn(compact=True)
+    columns = (name, BarColumn(bar_width=24), MofNCompleteColumn(), text, left, TextColumn("left"))
+    quiet = _silenced.get() or not place.is_terminal
+    lines = Lines(title, total, unit, done, each=each)
+    _Heartbeat.shown.append(lines)
+    try:
+        with Progress(*columns, console=place, disable=quiet, transient=True) as progress:
+            yield Meter(progress, lines)
+    finally:
+        _Heartbeat.shown.remove(lines)
 
 
 @contextmanager
@@ -179,13 +283,3 @@ def training_meter(
             bar.show(step, text.format(*means))
 
         yield show
-
-
-def time_text(seconds: float) -> str:
-    """Return a time for a person: ``40 s``, ``12 min``, ``3 h 20 min``, ``11.3 days``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes < 48 * 60 else f"{seconds / 86400:.1f} days"

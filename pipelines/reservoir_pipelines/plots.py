@@ -1,4 +1,4 @@
-"""Pictures as PNG files: one style for all of them, and those of fits and of models. What is drawn comes as arrays."""
+"""The pictures of fits and of models, as PNG files. What is drawn comes as arrays."""
 
 from __future__ import annotations
 
@@ -9,46 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reservoir_pipelines.files import replace_file
+from reservoir_pipelines.drawing import COLOURS, INK, figure_of, picture, save, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from reservoir.readouts.evaluation import Evaluation
 
-INK, GRID = "#222222", "#dddddd"
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MOST_LEVEL = 14  # names of layers that fit side by side
 MOST_TICKS = 32
 MOST_COUNTS = 20  # classes of a confusion matrix whose counts can be read
-
-
-def figure_of(width: float, height: float, title: str = "") -> Figure:
-    """Return an empty figure of so many inches with a heading."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    if title:
-        figure.suptitle(title, fontsize=11, color=INK)
-    return figure
-
-
-def style(axes: Axes, x: str, y: str, title: str = "") -> None:
-    """Name the axes, and give them a pale grid, two spines, and a legend where anything has a label."""
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.set_title(title, fontsize=10, color=INK)
-    axes.grid(color=GRID, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=9)
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure as a PNG file; it is replaced whole."""
-    replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
 
 
 def in_unit(metric: str) -> tuple[float, str]:
@@ -70,6 +40,7 @@ def draw_course(axes: Axes, train: np.ndarray, valid: np.ndarray) -> None:
 # ---- of fits
 
 
+@picture
 def plot_sweep(
     path: Path,
     columns: Sequence[str],
@@ -115,6 +86,7 @@ def plot_sweep(
     save(figure, path)
 
 
+@picture
 def plot_curve(
     path: Path, rows: Sequence[int], valid: Sequence[float], test: Sequence[float], *, metric: str, title: str
 ) -> None:
@@ -131,6 +103,7 @@ def plot_curve(
     save(figure, path)
 
 
+@picture
 def plot_confusion(path: Path, found: Evaluation | None, title: str) -> None:
     """Draw how many samples of each class (rows) were given each label (columns), coloured by the share of its row.
 
@@ -204,6 +177,7 @@ def _name_ticks(axes: Axes, names: Sequence[str]) -> None:
 # ---- of models
 
 
+@picture
 def plot_deviations(path: Path, deviations: Mapping[str, np.ndarray], title: str) -> None:
     """Draw the standard deviation of each kind of tensor over the blocks, (depth,): weights and biases."""
     figure = figure_of(11, 4.2, title)
@@ -223,6 +197,7 @@ def plot_deviations(path: Path, deviations: Mapping[str, np.ndarray], title: str
     save(figure, path)
 
 
+@picture
 def plot_attention(
     path: Path,
     one: np.ndarray,

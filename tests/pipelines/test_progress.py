@@ -1,8 +1,10 @@
-"""Where no terminal shows a bar, lines say how far something is: by an injected clock."""
+"""Where stderr is no terminal, progress is shown as lines."""
+
+import time
 
 import pytest
 from reservoir_pipelines import output
-from reservoir_pipelines.output import Lines, meter, silenced, time_text, training_meter
+from reservoir_pipelines.output import heartbeat, meter, silenced, time_text, training_meter
 
 
 @pytest.fixture
@@ -17,33 +19,45 @@ def pass_time(monkeypatch):
     return wait
 
 
-def test_a_line_comes_after_thirty_seconds_and_a_tenth_whichever_is_later(pass_time, capsys):
+def test_a_line_comes_every_thirty_seconds(pass_time, capsys):
     with meter("extract", 1000) as bar:
         for _ in range(10):  # a second each: too soon
             pass_time(1)
             bar.advance(20)
         pass_time(25)  # 35 s and 21%
         bar.advance(10, written=2 * 10**9)
-        pass_time(40)  # 40 s later, but 1% more
-        bar.advance(10)
-        pass_time(35)  # 75 s later, 19% more: 400 rows in 110 s, so 600 take 165 s
-        bar.advance(180)
+        pass_time(20)
+        bar.advance(100)
+        pass_time(20)  # 40 s later: 400 rows in 75 s, so 600 take 112 s
+        bar.advance(90)
         pass_time(100)
         bar.advance(600)  # the end, which the result tells
     out, err = capsys.readouterr()
     assert out == ""
     assert [line.strip() for line in err.splitlines()] == [
         "extract: 210 of 1,000 (21%), 6 rows/s  2.00 GB, 2 min left",
-        "extract: 400 of 1,000 (40%), 3.64 rows/s, 3 min left",
+        "extract: 400 of 1,000 (40%), 5.33 rows/s, 2 min left",
     ]
 
 
-def test_no_silence_is_longer_than_ten_minutes(pass_time, capsys):
-    lines = Lines("extract", 10**9, "rows")
-    for step in range(1, 31):
-        pass_time(60)
-        lines.show(step * 1000)
-    assert len(capsys.readouterr().err.splitlines()) == 3
+def test_what_shows_no_progress_is_not_silent_either(monkeypatch, capsys):
+    monkeypatch.setattr(output, "SECONDS", 0.02)
+    with heartbeat("reservoir"):
+        time.sleep(0.2)
+        before = len(capsys.readouterr().err.splitlines())
+        with meter("extract", 10), silenced():
+            time.sleep(0.2)
+        lines = capsys.readouterr().err.splitlines()
+    assert before > 2
+    assert lines.count("extract: 0 of 10 (0%), 0 rows/s") > 2
+    time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_command_line_is_never_silent_for_long(monkeypatch, call, tmp_path):
+    monkeypatch.setattr(output, "SECONDS", 0.02)
+    _, _, error = call("extract", "digits", "--limit", 20, "--cache", tmp_path)
+    assert "reservoir: running for" in error
 
 
 def test_training_says_its_means_and_counts_from_where_it_went_on(pass_time, capsys):

@@ -126,7 +126,6 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     raw_result = plain[0] if plain else None
     with alone_in(folder):  # all that is in it is of one fit
         write_table(folder / "results.csv", table, chosen, raw_result)
-        _draw(folder, f"{task.name}, {pool.title}", table, on_reservoir, raw_result, points, evaluation)
         saved = Bundle.of(pool.stores, scaling_from_json(pool.entry.made_with["scaling"]), model, chosen).write(folder)
         done = Fit(
             entry=pool.entry.path,
@@ -144,6 +143,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         )
         told = {"title": chosen.title, "commands": _commands(pool, options)}
         write_checked(folder / SUMMARY, {**done.to_dict(), **told})
+        _draw(folder, f"{task.name}, {pool.title}", table, on_reservoir, raw_result, points, evaluation)
     return done
 
 

@@ -17,8 +17,8 @@ from reservoir.tasks import encode, read_new
 from reservoir.tasks.own.decode import as_patches
 from reservoir.tasks.own.encode import letter_symbols
 from reservoir.tasks.task import Task, Tokens
+from reservoir_pipelines.drawing import COLOURS, INK, figure_of, picture, save, style
 from reservoir_pipelines.output import Record
-from reservoir_pipelines.plots import COLOURS, INK, figure_of, save, style
 from reservoir_pipelines.prediction.export import build
 from reservoir_pipelines.prediction.opened import open_readout
 from reservoir_pipelines.stage import stage
@@ -113,6 +113,7 @@ def explain_rows(model: Any, task: Task, x: np.ndarray, lengths: np.ndarray) -> 
     return found
 
 
+@picture
 def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequence[Explained]) -> None:
     letters = bool(task.alphabet) and int(lengths.max()) <= MOST_LETTERS
     heights = [0.35 if letters else 1.0, 1.6]

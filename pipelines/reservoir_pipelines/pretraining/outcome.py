@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reservoir_pipelines.drawing import INK, figure_of, picture, save, style
 from reservoir_pipelines.output import Record
-from reservoir_pipelines.plots import INK, draw_course, figure_of, save, style
+from reservoir_pipelines.plots import draw_course
 from reservoir_pipelines.training.journal import course
 
 
@@ -64,6 +65,7 @@ class Pretraining(Record):
         return f"{100 * accuracy:.2f}% right ({100 * (self.floor or 0):.0f}% by copying)"
 
 
+@picture
 def plot_pretraining(
     path: Path, history: Sequence[dict[str, Any]], unit: str, entropy: float | None, title: str
 ) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from markupsafe import Markup, escape
 
+from reservoir_pipelines.drawing import own_style
+
 WIDTH, HEIGHT = 420, 220
 LEFT, RIGHT, TOP, BOTTOM = 48, 22, 10, 36
 SERIES = 8
@@ -100,10 +102,11 @@ def heat_map(
 
 def image_uri(values: np.ndarray) -> str:
     """Return a matrix as a small PNG in a data URI; what is NaN is transparent."""
-    from matplotlib.image import imsave  # which takes longer to import than the page to write
-
     picture = io.BytesIO()
-    imsave(picture, np.ma.masked_invalid(values), cmap="viridis", format="png")
+    with own_style():
+        from matplotlib.image import imsave  # which takes longer to import than the page to write
+
+        imsave(picture, np.ma.masked_invalid(values), cmap="viridis", format="png")
     return "data:image/png;base64," + base64.b64encode(picture.getvalue()).decode()
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reservoir.readouts.evaluation import Evaluation
+from reservoir_pipelines.drawing import INK, figure_of, picture, save, style
 from reservoir_pipelines.output import Record
-from reservoir_pipelines.plots import INK, draw_course, figure_of, in_unit, save, style
+from reservoir_pipelines.plots import draw_course, in_unit
 from reservoir_pipelines.training.journal import course, read_journal
 from reservoir_pipelines.training.run import METRICS
 
@@ -113,6 +114,7 @@ class Training(Record):
         return cls(**{**values, **lists, "evaluation": evaluation})
 
 
+@picture
 def plot_training(
     path: Path, history: Sequence[dict[str, Any]], best_step: int | None, title: str, *, metric: str = "accuracy"
 ) -> None:
