@@ -13,7 +13,7 @@ from reservoir.option_fields import Options, at_least, flag_of, one_of, option
 
 def own_parameters(given: Mapping[str, Any]) -> str | None:
     """Check that no parameter of a task has a flag of its own."""
-    flags = {item.name: flag_of(item) for item in fields(OwnDataOptions)}
+    flags = {item.name: flag_of(item) for item in fields(TaskOptions) if item.name not in ("views", "protocol")}
     return next((f"write {flags[name]} {value}" for name, value in given.items() if name in flags), None)
 
 
@@ -59,7 +59,7 @@ class OwnDataOptions(Options):
 class TaskOptions(OwnDataOptions):
     """Which data: the files of a task and its parameters, or how a file of your own is read."""
 
-    data: Path | None = option(None, "Folder of the publisher's files.", shown="RESERVOIR_DATA")
+    data: Path | None = option(None, "Folder of the publisher's files.", shown="RESERVOIR_DATA", where=True)
     parameters: Mapping[str, Any] | None = option(
         None, "A parameter of the task, NAME=VALUE; repeat for more.", own_parameters, flag="param"
     )
@@ -92,8 +92,8 @@ class RowOptions(TaskOptions):
 class DownloadOptions(Options):
     """Whether the publisher's files are fetched."""
 
-    fetch: bool = option(False, "Fetch the publisher's files where missing.", flag="download")
-    mirrors: Sequence[str] = option((), "Other places of the files; tried first.", flag="mirror")
+    fetch: bool = option(False, "Fetch the publisher's files where missing.", flag="download", where=True)
+    mirrors: Sequence[str] = option((), "Other places of the files; tried first.", flag="mirror", where=True)
 
 
 @dataclass(frozen=True, kw_only=True)

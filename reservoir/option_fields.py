@@ -6,7 +6,7 @@ import re
 import reprlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
@@ -22,7 +22,13 @@ DURATION = re.compile(r"(?=.*[1-9])(\d+(?:\.\d+)?)([smhd])")
 SEEDS = 2**63
 """Number of seeds: those of torch's generators have 63 bits."""
 
+MODULE_FUNCTION = re.compile(r"(?!hf:)[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
+"""The task ``module:function``; ``hf:NAME`` is a data set of the hub."""
+
 G = TypeVar("G", bound="Options")
+
+_where: set[str] = set()
+"""Names of the options declared with ``where=True``."""
 
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "None": (NoneType, ""),
@@ -40,9 +46,28 @@ Check = Callable[[Any], str | None]
 """Returns what to do about a value that cannot be used, or None."""
 
 
-def option(default: Any, text: str, check: Check | None = None, *, flag: str = "", shown: str = "") -> Any:
-    """Return a field; ``flag`` and ``shown``, its default in the help, are said where they are not the plain ones."""
-    return field(default=default, metadata={"help": text, "check": check, "flag": flag, "shown": shown})
+def option(
+    default: Any, text: str, check: Check | None = None, *, flag: str = "", shown: str = "", where: bool = False
+) -> Any:
+    """Return a field of a group of options.
+
+    Parameters
+    ----------
+    default : Any
+        The default; None for one that depends on the data.
+    text : str
+        One line of help.
+    check : callable, optional
+        Returns what to do about a value that cannot be used, or None.
+    flag : str
+        The flag without dashes, where it is not the field's name.
+    shown : str
+        The default as the help shows it, where it is not the value.
+    where : bool
+        Whether the option names a folder, a device, a process or a network address. A file never decides it: see
+        `without_where`.
+    """
+    return field(default=default, metadata={"help": text, "check": check, "flag": flag, "shown": shown, "where": where})
 
 
 def at_least(low: int) -> Check:
@@ -110,6 +135,9 @@ def number_lists(*names: str) -> Check:
 class Options:
     """A group of options, checked when it is made."""
 
+    def __init_subclass__(cls) -> None:
+        _where.update(n for n, item in vars(cls).items() if isinstance(item, Field) and item.metadata.get("where"))
+
     def __post_init__(self) -> None:
         for item in fields(self):
             check, kinds = item.metadata.get("check"), str(item.type).split(" | ")
@@ -144,6 +172,52 @@ def _plain(value: Any) -> Any:
 def _texts(value: Any) -> bool:
     """Whether what is listed is texts alone; what is no list is not asked."""
     return not isinstance(value, list | tuple) or all(isinstance(each, str) for each in value)
+
+
+def without_where(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
+    """Return the options of an entry, a recipe or a run, as far as a file may decide them.
+
+    A file says what is computed. Where work runs and where results go is decided by the command line, the Python call
+    and the person's own ``--config``: a scheduler named by a file, say, could send code back.
+
+    Parameters
+    ----------
+    values : mapping
+        Options by name.
+    source : str
+        The file, for a message. Without it such options are dropped.
+
+    Raises
+    ------
+    InputError
+        If ``source`` is given and holds such an option.
+    """
+    named = sorted(_where & values.keys())
+    if named and source:
+        flag = named[0].replace("_", "-")
+        raise InputError(
+            f"{source}: {named[0]!r} says where work runs or where files lie, which a file cannot decide; remove it, "
+            f"or pass --{flag} on the command line"
+        )
+    return {name: value for name, value in values.items() if name not in _where}
+
+
+def refuse_modules(values: Mapping[str, Any], source: str) -> None:
+    """Raise `InputError` if a task or a readout of a file would import a module other than scikit-learn's.
+
+    A module is imported only if a person types its name in the same command or Python call.
+    """
+    task, readout = (str(values.get(name) or "") for name in ("task", "readout"))
+    path = readout.partition(":")[0]
+    for name, value, imports in (
+        ("task", task, MODULE_FUNCTION.fullmatch(task)),
+        ("readout", readout, "." in path and not path.startswith("sklearn.")),
+    ):
+        if imports:
+            raise InputError(
+                f"{source}: the {name} {value!r} would import a module, and a file cannot decide that; if you trust "
+                "it, type it on the command line"
+            )
 
 
 def as_group(options: Options, kind: type[G]) -> G:

@@ -92,14 +92,14 @@ class ReservoirOptions(ModelOptions):
 class CacheOptions(Options):
     """Where everything is kept."""
 
-    cache: Path | None = option(None, "Root of the cache.", shown="RESERVOIR_CACHE, else the user's cache")
+    cache: Path | None = option(None, "Root of the cache.", shown="RESERVOIR_CACHE, else the user's cache", where=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions(Options):
     """Where the arithmetic runs."""
 
-    device: str = option("auto", "cpu, cuda, or auto: a GPU where there is one.")
+    device: str = option("auto", "cpu, cuda, or auto: a GPU where there is one.", where=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,15 +151,15 @@ class ExtractOptions(PlaceOptions, FeatureOptions, RowOptions, ReservoirOptions)
 class ClusterOptions(Options):
     """Which other processes share the work."""
 
-    workers: int = option(0, "Local processes; 0 for none.", at_least(0))
-    scheduler: str | None = option(None, "A dask.distributed scheduler, tcp://host:port.")
+    workers: int = option(0, "Local processes; 0 for none.", at_least(0), where=True)
+    scheduler: str | None = option(None, "A dask.distributed scheduler, tcp://host:port.", where=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutOptions(Options):
     """Where results are written."""
 
-    out: Path | None = option(None, "Folder or file of the results.", shown="in the cache")
+    out: Path | None = option(None, "Folder or file of the results.", shown="in the cache", where=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +203,7 @@ class StepOptions(Options):
 class RunOptions(Options):
     """Which run of train."""
 
-    run: Path | None = option(None, "Folder of a run of train.", shown="in the cache")
+    run: Path | None = option(None, "Folder of a run of train.", shown="in the cache", where=True)
 
 
 RECIPE = ("batch", "accumulate", "learning_rate", "clip", "dropout")
@@ -235,7 +235,7 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions):
         "repeat for a grid. Validation chooses; test is scored once.",
         of.number_lists(*RECIPE),
     )
-    track: str | None = option(None, "tensorboard, wandb or mlflow, besides metrics.jsonl.")
+    track: str | None = option(None, "tensorboard, wandb or mlflow, besides metrics.jsonl.", where=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,7 +282,7 @@ class ImportOptions(Options):
     """Which weights are brought into the form of a backbone."""
 
     foreign: Path | None = option(
-        None, "Write an ONNX, GGUF or pytorch_model.bin file as --out FOLDER for --backbone.", flag="import"
+        None, "Write an ONNX, GGUF or pytorch_model.bin file as --out FOLDER for --backbone.", flag="import", where=True
     )
 
 

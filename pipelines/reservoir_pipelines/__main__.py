@@ -1,11 +1,30 @@
-"""``python -m reservoir_pipelines`` is the command ``reservoir``."""
+"""The command ``reservoir``, also ``python -m reservoir_pipelines``."""
 
+from __future__ import annotations
+
+import os
+import signal
 import sys
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C ends it with exit code 130, also while modules are being imported."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        # Nothing is under way yet, so that nothing is lost. A KeyboardInterrupt here would end in a traceback.
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    from reservoir_pipelines import cli
+
+    signal.signal(signal.SIGINT, before)
+    try:
+        cli.main()
+    except KeyboardInterrupt:
+        sys.stderr.write("reservoir: interrupted\n")
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     if not sys.flags.safe_path:
         # python -m puts the current folder first on the import path, where a file typer.py would be executed.
         del sys.path[0]
-    from reservoir_pipelines.cli import main
-
     main()

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from reservoir.errors import InputError
-from reservoir.option_fields import Options, flag_of
+from reservoir.option_fields import Options, flag_of, refuse_modules
 from reservoir_pipelines.early import check_names
 from reservoir_pipelines.output import print_json, print_table
 from reservoir_pipelines.stage import keyword
@@ -134,6 +134,7 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
             raise InputError(f"--config {file}: {name} has no setting {key!r}; it has {', '.join(sorted(options))}")
         joined = isinstance(value, list) and not options[flag].multiple
         found[options[flag].name] = ",".join(map(str, value)) if joined else value
+    refuse_modules(found, f"--config {file}")
     context.default_map = found
     return file
 

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reservoir.errors import InputError, nearest
+from reservoir.option_fields import MODULE_FUNCTION
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.bits import BitMemory, BitXor
 from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, FashionMnist, Mnist
 from reservoir.tasks.listops import ListOps
-from reservoir.tasks.own.data import FUNCTION, OwnData, own_name
+from reservoir.tasks.own.data import OwnData, own_name
 from reservoir.tasks.own.decode import decoded
 from reservoir.tasks.own.encode import clean_lengths, encode_own
 from reservoir.tasks.own.hub import is_hub
@@ -86,7 +87,7 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
         The task's parameters; ``protocol`` goes with every named task. Of your own data the fields of `OwnDataOptions`.
     """
     own = name not in TASKS
-    named = Path(name).suffix or "/" in name or Path(name).is_dir() or FUNCTION.fullmatch(name) or is_hub(name)
+    named = Path(name).suffix or "/" in name or Path(name).is_dir() or MODULE_FUNCTION.fullmatch(name) or is_hub(name)
     if own and not named:
         tasks = f"the tasks are {', '.join(TASKS)}, or the path of your own data"
         raise InputError(f"no task {name!r}: {tasks}{nearest(name, TASKS)}")

@@ -9,6 +9,7 @@ from typing import Any
 from reservoir_cache import Entry, last_entry, list_entries
 
 from reservoir.errors import InputError
+from reservoir.option_fields import without_where
 from reservoir.options import RowOptions
 from reservoir.reservoir import full_name
 from reservoir.tasks import TASKS, own_name
@@ -88,4 +89,4 @@ def _origin(entry: Entry) -> str | None:
 def _settings(entry: Entry) -> dict[str, Any]:
     """Return what an entry was extracted with, as the flags give it."""
     made = entry.made_with
-    return dict(made.get("call", {}).get("settings", {})) | dict(made.get("reservoir", {}))
+    return without_where({**made.get("call", {}).get("settings", {}), **made.get("reservoir", {})})

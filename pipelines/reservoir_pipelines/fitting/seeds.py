@@ -11,8 +11,8 @@ from typing import Any
 from reservoir_cache import Entry, aside
 
 from reservoir import InputError
+from reservoir.option_fields import MODULE_FUNCTION, without_where
 from reservoir.options import DeviceOptions, FitOptions
-from reservoir.tasks.own.data import FUNCTION
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.pool import Pool
@@ -78,12 +78,12 @@ def fit_seeds(
 def _call(entry: Entry, named: str) -> dict[str, Any]:
     """Return how an entry was extracted, unless its file alone names a function to import, or is none of ours."""
     task, settings = (dict(entry.made_with.get("call") or {}).get(part) for part in ("task", "settings"))
-    known = signature(extract).parameters.keys() - {"task", "cache", "device", "seed"}
-    if not isinstance(task, str) or not isinstance(settings, dict) or not settings.keys() <= known | {"seed"}:
+    known = {*without_where(signature(extract).parameters), "data"} - {"task"}  # the data folder is dropped below
+    if not isinstance(task, str) or not isinstance(settings, dict) or not settings.keys() <= known:
         raise InputError(f"--seeds: {entry.path} does not tell how it was extracted; extract its task again")
-    if FUNCTION.fullmatch(task) and task != named:
+    if MODULE_FUNCTION.fullmatch(task) and task != named:
         raise InputError(
             f"--seeds: {entry.path} was extracted from the function {task!r}; a module is imported only where you name "
             f"it: run reservoir fit {task} --seeds ... if you trust it"
         )
-    return {"task": task, "settings": settings}
+    return {"task": task, "settings": without_where(settings)}

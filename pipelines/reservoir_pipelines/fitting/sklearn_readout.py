@@ -173,7 +173,10 @@ def _import(path: str) -> Any:
             f"--readout {path}: no such readout ({error}); use ridge, logistic or an import path such as "
             "sklearn.linear_model.LogisticRegression"
         ) from error
-    if not (isinstance(found, type) and issubclass(found, BaseEstimator) and hasattr(found, "predict")):
+    estimates = isinstance(found, type) and issubclass(found, BaseEstimator) and hasattr(found, "predict")
+    # a recipe may name scikit-learn's estimators, but not what else its modules happen to hold
+    foreign = path.startswith("sklearn.") and not found.__module__.startswith("sklearn.") if estimates else False
+    if not estimates or foreign:
         raise InputError(f"--readout {path}: it is no scikit-learn classifier or regressor")
     return found
 

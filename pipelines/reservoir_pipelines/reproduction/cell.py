@@ -23,13 +23,7 @@ STAGES: dict[str, tuple[type[Options], ...]] = {
 }
 """The options of a cell by its stage; ``fit`` extracts what it needs first."""
 
-PLACES = ("cache", "device", "data")
-"""Options of a whole reproduction, which change no number."""
-
-
-OPTIONS = {
-    stage: {item.name for kind in kinds for item in fields(kind)}.difference(PLACES) for stage, kinds in STAGES.items()
-}
+OPTIONS = {stage: {item.name for kind in kinds for item in fields(kind)} for stage, kinds in STAGES.items()}
 ALL_OPTIONS = set[str]().union(*OPTIONS.values())
 
 

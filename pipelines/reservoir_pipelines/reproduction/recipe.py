@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError, nearest
+from reservoir.option_fields import refuse_modules, without_where
 from reservoir_pipelines.reproduction.cell import ALL_OPTIONS, OPTIONS, Cell
 from reservoir_pipelines.reproduction.measures import MEASURES
 from reservoir_pipelines.reproduction_folder import CELL
@@ -154,7 +155,9 @@ class _Maker:
         for key in ("title", "rows", "columns"):
             if not self.table.get(key):
                 raise InputError(f"recipe {self.origin}: it has no {key}")
-        self._check_settings(self.override, "--override")
+        self._check_settings(without_where(self.override, "--override"), "--override")
+        for layer in self._said(self.table):
+            self._check_file(layer)
         named = self.table["columns"]
         columns = [self._entry("column", entry) for entry in (self.shared["tasks"] if named == "tasks" else named)]
         rows = [self._entry("row", entry) for entry in self.table["rows"]]
@@ -226,6 +229,7 @@ class _Maker:
         stage, options = named["stage"], OPTIONS[named["stage"]]
         tasks = (name for name in (row.get("name"), column.get("name")) if name in self.shared["tasks"])
         task = row.get("task") or column.get("task") or next(tasks, None) or self.table.get("task")
+        refuse_modules({"task": task}, f"recipe {self.origin}")
         task = task if stage in ("fit", "train", "attention") else None
         defaults = [
             self.shared[self.scale].get(part, {}).get(key, {}) for part in ("all", stage) for key in ("any", task)
@@ -235,6 +239,7 @@ class _Maker:
             settings = _merged(settings, {key: value for key, value in layer.items() if key in options})
         for layer in (*self._said(named), *self._said(row), *self._said(column)):
             self._check_settings(layer, f"recipe {self.origin}: {name}", stage)
+            self._check_file(layer)
             settings = _merged(settings, layer)
         for key, value in settings.items():
             if isinstance(value, str) and value.startswith(CELL):
@@ -245,6 +250,14 @@ class _Maker:
         small = "smoke" if self.scale == "hour" and "hour" not in entry else self.scale
         for key in ("settings", small):
             yield entry.get(key, {})
+
+    def _check_file(self, settings: Mapping[str, Any]) -> None:
+        """Refuse what only a person may decide: where work runs, and which modules are imported."""
+        where = f"recipe {self.origin}"
+        run = str(settings.get("run", ""))
+        # the folder that another cell of this reproduction leaves is the one place that a recipe may name
+        without_where({n: v for n, v in settings.items() if n != "run" or not run.startswith(CELL)}, where)
+        refuse_modules(settings, where)
 
     def _check_settings(self, settings: Mapping[str, Any], where: str, stage: str | None = None) -> None:
         known = OPTIONS[stage] if stage else ALL_OPTIONS

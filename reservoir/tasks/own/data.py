@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError
+from reservoir.option_fields import MODULE_FUNCTION
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.columns import Columns
 from reservoir.tasks.own.decode import SIDE
@@ -28,12 +29,10 @@ from reservoir.tasks.own.values import Rounding, as_values, clean_symbols, stand
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
 
-FUNCTION = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
-
 
 def own_name(origin: str) -> str:
     """Return the name of a task of your own: the file's, with "-" for what no folder should hold, or the function's."""
-    if FUNCTION.fullmatch(origin):
+    if MODULE_FUNCTION.fullmatch(origin):
         return origin.replace(":", ".")
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(origin).name).lstrip("._-") or "data"
 
@@ -81,7 +80,7 @@ class OwnData(Source):
 
     def files(self) -> list[Path]:
         """Return the files of a path, or of a dataset of the hub; of a function, its module."""
-        if FUNCTION.fullmatch(self.origin) and not is_hub(self.origin):
+        if MODULE_FUNCTION.fullmatch(self.origin):
             return [function_file(self.origin)]
         files = [] if is_hub(self.origin) else source_files(Path(self.origin))
         return [*files, *self._columns.files] if not files or names_media(files[0]) else files
