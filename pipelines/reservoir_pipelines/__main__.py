@@ -1,14 +1,13 @@
 """The command ``reservoir``, also ``python -m reservoir_pipelines``."""
 
-from __future__ import annotations
-
-import os
-import signal
 import sys
 
 
 def main() -> None:
     """Run the command line; Ctrl-C ends it with exit code 130, also while modules are being imported."""
+    import os
+    import signal
+
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:
         # Nothing is under way yet, so that nothing is lost. A KeyboardInterrupt here would end in a traceback.
