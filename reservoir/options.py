@@ -206,6 +206,13 @@ class RunOptions(Options):
     run: Path | None = option(None, "Folder of a run of train.", shown="in the cache", where=True)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrustOptions(Options):
+    """Whether files that can run code are loaded."""
+
+    trust: bool = option(False, "Load a readout that can run code: one whose estimator is not linear.")
+
+
 RECIPE = ("batch", "accumulate", "learning_rate", "clip", "dropout")
 """The options of a training that change its result, besides what is trained and on which rows."""
 

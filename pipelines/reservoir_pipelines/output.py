@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import threading
 import time
@@ -27,11 +28,13 @@ class Record:
 
 
 def as_json(value: Any) -> Any:
-    """Convert records and mappings to dicts, tuples to lists, and paths to text, as JSON has them."""
+    """Convert records and mappings to dicts, tuples to lists, paths to text, and NaN and infinities to None."""
     if isinstance(value, Mapping):
         return {name: as_json(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [as_json(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return value.to_dict() if hasattr(value, "to_dict") else str(value) if isinstance(value, Path) else value
 
 

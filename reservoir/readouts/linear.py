@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from reservoir.errors import InputError
 from reservoir.readouts.device import arithmetic
 from reservoir.readouts.moments import Block
 from reservoir.readouts.targets import Targets
+
+LINKS = ("softmax", "sigmoid", "clipped", "none")
+"""How logits become probabilities, see `Targets.probabilities`; ``none``: the readout gives labels alone."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,13 +30,25 @@ class LinearReadout:
     targets : Targets
         How scores code labels.
     temperature : float, default 1
-        Divides the scores before the softmax of `probabilities`.
+        Divides the logits before they become probabilities.
+    link : {"softmax", "sigmoid", "clipped", "none"}, default "softmax"
+        How logits become probabilities; ``none`` where the readout gives labels alone.
+
+    Raises
+    ------
+    InputError
+        If ``link`` is none of these.
     """
 
     coef: np.ndarray
     intercept: np.ndarray
     targets: Targets
     temperature: float = 1.0
+    link: str = "softmax"
+
+    def __post_init__(self) -> None:
+        if self.link not in LINKS:
+            raise InputError(f"readout: unknown link {str(self.link)[:40]!r}; the links are {', '.join(LINKS)}")
 
     def scores(self, x: np.ndarray) -> np.ndarray:
         """Return the scores (n, t) of features (n, w), in float64."""
@@ -44,12 +60,12 @@ class LinearReadout:
 
     @property
     def has_probabilities(self) -> bool:
-        """Whether it gives probabilities, and not labels alone: of classes."""
-        return self.targets.classes > 0
+        """Whether it gives probabilities, and not labels or real values alone."""
+        return self.targets.classes > 0 and self.link != "none"
 
     def probabilities(self, x: np.ndarray) -> np.ndarray:
         """Return the probability of each class, (n, outputs, classes), of features (n, w); not for regression."""
-        return self.targets.probabilities(self.scores(x), self.temperature)
+        return self.targets.probabilities(self.scores(x), self.temperature, self.link)
 
     def calibrate(self, blocks: Iterable[Block]) -> LinearReadout:
         """Return the same readout with the temperature that suits blocks of held-out features and labels best."""
@@ -57,19 +73,28 @@ class LinearReadout:
         scores, labels = (np.concatenate(part) for part in zip(*pairs, strict=True))
         return replace(self, temperature=self.targets.fit_temperature(scores, labels))
 
-    def to_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, float | int]]:
-        """Return the arrays (for safetensors) and the numbers (for JSON) of the readout."""
-        numbers = {"outputs": self.targets.outputs, "classes": self.targets.classes, "temperature": self.temperature}
-        return {"coef": self.coef, "intercept": self.intercept}, numbers
+    def to_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Return the arrays (for safetensors) and the settings (for JSON) of the readout."""
+        settings = {
+            "outputs": self.targets.outputs,
+            "classes": self.targets.classes,
+            "temperature": self.temperature,
+            "link": self.link,
+        }
+        return {"coef": self.coef, "intercept": self.intercept}, settings
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray], numbers: Mapping[str, float | int]) -> LinearReadout:
-        """Build a readout from what `to_arrays` returned."""
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> LinearReadout:
+        """Build a readout from what `to_arrays` returned; raise `InputError` if its shapes do not fit together."""
+        targets = Targets(int(settings["outputs"]), int(settings["classes"]))
+        if arrays["coef"].shape[1:] != (targets.columns,) or arrays["intercept"].shape != (targets.columns,):
+            raise InputError("readout: the weights have other shapes than the labels need")
         return cls(
             coef=np.asarray(arrays["coef"], np.float64),
             intercept=np.asarray(arrays["intercept"], np.float64),
-            targets=Targets(int(numbers["outputs"]), int(numbers["classes"])),
-            temperature=float(numbers["temperature"]),
+            targets=targets,
+            temperature=float(settings["temperature"]),
+            link=settings.get("link", "softmax"),  # absent from readouts of format 2
         )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import log_softmax, softmax
+from scipy.special import expit, log_softmax, softmax
 
 from reservoir.errors import InputError
 
@@ -85,9 +85,22 @@ class Targets:
             return np.stack([-scores, scores], axis=-1)
         return scores.reshape(len(scores), self.outputs, self.classes)
 
-    def probabilities(self, scores: np.ndarray, temperature: float = 1.0) -> np.ndarray:
-        """Return softmax(logits / temperature), (n, outputs, classes), from scores (n, T)."""
-        return softmax(self.logits(scores) / temperature, axis=-1)
+    def probabilities(self, scores: np.ndarray, temperature: float = 1.0, link: str = "softmax") -> np.ndarray:
+        """Return the probability of each class, (n, outputs, classes), from scores (n, T).
+
+        With z = logits / temperature, ``softmax`` gives softmax(z). The others are those of scikit-learn's
+        one-vs-rest classifiers: ``sigmoid`` gives sigmoid(z) and ``clipped`` (1 + clip(z, -1, 1)) / 2, both divided
+        by their sum over the classes. ``none`` gives 1 to the class with the highest logit.
+        """
+        z = self.logits(scores) / temperature
+        if link == "softmax":
+            return softmax(z, axis=-1)
+        if link == "none":
+            return np.eye(self.classes)[self.predict(scores)]
+        shares = expit(z) if link == "sigmoid" else (1 + np.clip(z, -1, 1)) / 2
+        total = shares.sum(axis=-1, keepdims=True)
+        # scikit-learn gives all classes the same where every share is 0.
+        return np.where(total > 0, shares / np.where(total > 0, total, 1), 1 / self.classes)
 
     def fit_temperature(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> float:
         """Return the temperature whose softmax gives held-out labels the least cross-entropy, with a grain of doubt.

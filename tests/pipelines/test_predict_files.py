@@ -1,15 +1,20 @@
 """What predict reads and writes: labels in any form of file, and predictions as CSV, JSON lines or Parquet (line 9)."""
 
 import csv
+import importlib
 import json
+import tracemalloc
 
 import h5py
 import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, predict
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.prediction.predict import evaluate_predictions
+from reservoir_pipelines.prediction.files import write_predictions
+from reservoir_pipelines.prediction.predict import Prediction, PredictionEvaluator, evaluate_predictions
 from sklearn import metrics
+
+predict_module = importlib.import_module("reservoir_pipelines.prediction.predict")
 
 SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}
 NAMES = ["v0", "v1", "v2", "v3"]
@@ -176,3 +181,34 @@ def test_line_11_a_readout_without_probabilities_gives_none(tmp_path, capsys):
     assert (tmp_path / "p.csv").read_text().splitlines()[0] == "row,label,truth"
     assert run(["predict", str(done.saved), str(tmp_path / "new.npz")]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[0])["probabilities"] == {}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_predictions_are_written_while_they_are_made_in_bounded_memory(tmp_path, suffix):
+    def many(count):
+        for row in range(count):
+            truth = "a" if row > 5000 else None
+            yield Prediction(label="b", probabilities=[0.25, 0.75], classes=("a", "b"), truth=truth, id=f"row {row}")
+
+    peaks = []
+    for count in (6_000, 30_000):
+        evaluator = PredictionEvaluator()
+        tracemalloc.start()
+        write_predictions(tmp_path / f"found{suffix}", evaluator.watch(many(count)), labelled=True)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert evaluator.result().samples == count - 5001
+    # 24,000 more rows cost some 20 bytes each for their evaluation, where they cost 0.6 KB.
+    assert peaks[1] - peaks[0] < 24_000 * 60
+
+
+def test_predict_computes_a_block_only_when_it_is_reached(fitted, tmp_path, monkeypatch):
+    x, y = rows(600, seed=3)
+    computed = []
+    forward = predict_module.forward
+    monkeypatch.setattr(predict_module, "forward", lambda *args: computed.append(len(args[2])) or forward(*args))
+    found = predict(fitted, write(tmp_path / "new.npz", x, y))
+    assert computed == []
+    next(found)
+    assert computed == [256]
+    assert len(list(found)) == 599

@@ -31,9 +31,8 @@ def same(text, card):
         return False
 
 
-@pytest.mark.parametrize("readout", ["ridge", "sklearn.linear_model.LogisticRegression"])
-def test_line_7_every_changed_byte_is_found(extracted, readout, tmp_path):
-    """15 of 37 flips of the weights changed predictions without a word."""
+@pytest.mark.parametrize("readout", ["ridge", "sklearn.naive_bayes.GaussianNB"])
+def test_every_changed_byte_is_found(extracted, readout, tmp_path):
     folder = fit(extracted, columns="final/mean", readout=readout, out=tmp_path / "whole").saved.parent
     files = sorted(path.name for path in folder.glob("readout*"))
     assert len(files) == 2 + (readout != "ridge")
@@ -50,10 +49,10 @@ def test_line_7_every_changed_byte_is_found(extracted, readout, tmp_path):
             if name == "readout.json" and same(changed, card):
                 continue
             with pytest.raises(InputError, match="readout") as caught:
-                Bundle.load(folder)
+                Bundle.load(folder, trust=True)
             assert "\n" not in str(caught.value)
         (folder / name).write_bytes(data)
-    assert Bundle.load(folder).task.name == "digits"
+    assert Bundle.load(folder, trust=True).task.name == "digits"
 
 
 def bundle_of(number, width=400):

@@ -19,6 +19,7 @@ from reservoir.options import (
     ReservoirOptions,
     RowOptions,
     ShapeOptions,
+    TrustOptions,
     TuneOptions,
 )
 from reservoir_pipelines.command import Answer, OwnTask, command
@@ -41,7 +42,7 @@ def register(app: typer.Typer) -> None:
     choosing = (ReservoirOptions, OwnDataOptions, (RowOptions, "limit"))
     command(app, FitOptions, DeviceOptions, CacheOptions, *choosing)(fit)
     command(app, TuneOptions, ShapeOptions, RowOptions, ClusterOptions, PlaceOptions)(tune)
-    command(app, DeviceOptions)(predict)
+    command(app, DeviceOptions, TrustOptions)(predict)
     command(app, ExplainOptions)(explain)
     command(app, OutOptions)(export)
 
@@ -109,23 +110,24 @@ def predict(
     """
     from reservoir_pipelines.commands.report_fit import evaluation_lines
     from reservoir_pipelines.prediction.files import check_out, columns_of, write_predictions
-    from reservoir_pipelines.prediction.predict import evaluate_predictions
+    from reservoir_pipelines.prediction.predict import PredictionEvaluator
     from reservoir_pipelines.prediction.predict import predict as stage
 
     if out:
         check_out(out)
-    predictions = []
-    for prediction in stage(readout, file, **given):
-        predictions.append(prediction)
-        if not (json or out):
-            print_json(prediction.to_dict())
-    evaluation = evaluate_predictions(predictions)
+    predictions, evaluator = stage(readout, file, **given), PredictionEvaluator()
+    watched, columns = evaluator.watch(predictions), None
     if out:
-        write_predictions(out, predictions)
+        write_predictions(out, watched, labelled=predictions.labelled)
+    elif json:
+        columns = columns_of([*watched], labelled=predictions.labelled)
+    for prediction in watched:
+        print_json(prediction.to_dict())
+    evaluation = evaluator.result()
     for name, value in evaluation_lines(evaluation) if evaluation and not json else ():
         notify(f"{name}: {value}")
-    found = {"out": out, "rows": len(predictions)} if out else {"predictions": json and columns_of(predictions)}
-    written = ("predicted", ""), [("rows", f"{len(predictions):,}"), ("written", out)]
+    found = {"out": out, "rows": evaluator.rows} if out else {"predictions": columns}
+    written = ("predicted", ""), [("rows", f"{evaluator.rows:,}"), ("written", out)]
     return Answer(found | {"evaluation": evaluation}, [written] if out else [])
 
 

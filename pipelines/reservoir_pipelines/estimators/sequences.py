@@ -110,7 +110,9 @@ def scaling_of(
     mean = np.average(tokens, axis=0, weights=counted)
     deviation = np.sqrt(np.average(np.square(tokens - mean), axis=0, weights=counted))
     still = deviation <= 1e-12 * np.maximum(np.abs(mean), 1e-300)
-    return Scaling(offset=mean.astype(np.float32), scale=(1 / np.where(still, 1, deviation)).astype(np.float32))
+    # Where values are near 1e-40, 1 / deviation is beyond float32.
+    scale = np.minimum(1 / np.where(still, 1, deviation), np.finfo(np.float32).max)
+    return Scaling(offset=mean.astype(np.float32), scale=scale.astype(np.float32))
 
 
 def _symbols(x: np.ndarray, vocabulary: int) -> np.ndarray:

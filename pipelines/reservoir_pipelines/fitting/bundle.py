@@ -23,19 +23,20 @@ from reservoir.readouts.evaluation import Readout
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task
 from reservoir_pipelines.files import read_checked, remove_parts, replace_file, write_checked
-from reservoir_pipelines.fitting.estimator_files import load_estimator, save_estimator
 from reservoir_pipelines.fitting.raw import RAW
-from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout
+from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, load_estimator, save_estimator
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
 
     from reservoir_pipelines.fitting.results import Result
 
-FORMAT = 2
+FORMAT = 3
+READABLE = (2, 3)
+"""Format 2 has no links, calls the input digests ``door``, and does not name its estimators."""
 CARD = "readout.json"
-DOOR = ("tokenizer", "processor", "embeddings")
-"""What an entry names a native way in by."""
+INPUT_DIGESTS = ("tokenizer", "processor", "embeddings")
+"""What the specification of an entry with native input holds SHA-256 digests of."""
 
 WEIGHTS, ESTIMATOR = "safetensors", "skops"
 """What the names of the two files of weights end in."""
@@ -50,7 +51,7 @@ class Part:
     compute: str
     columns: tuple[str, ...]
     run: str = ""  # the folder of a run, whose trained weights take the place of frozen ones
-    door: dict[str, str] = field(default_factory=dict)  # digests of a native way in
+    input_digests: dict[str, str] = field(default_factory=dict)  # of native input
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ class Bundle:
                 digest=made.spec.backbone["digest"],
                 compute=made.spec.compute,
                 columns=(column if colon else name,),
-                door={name: made.spec.input[name] for name in DOOR if name in made.spec.input},
+                input_digests={name: made.spec.input[name] for name in INPUT_DIGESTS if name in made.spec.input},
             )
             if parts and replace(parts[-1], columns=()) == replace(part, columns=()):
                 part = replace(part, columns=parts.pop().columns + part.columns)  # one forward pass serves both
@@ -110,7 +111,7 @@ class Bundle:
             "task": self.task.to_dict(),
             "lengths": self.lengths,
             "origin": self.origin,
-            "parts": [asdict(part) for part in self.parts],
+            "parts": [_part_json(part) for part in self.parts],
             "scores": self.scores,
         }
         arrays: dict[str, np.ndarray] = {}
@@ -118,8 +119,9 @@ class Bundle:
         if isinstance(self.readout, LinearReadout):
             arrays, card["readout"] = self.readout.to_arrays()
         elif isinstance(self.readout, EstimatorReadout):
-            files[ESTIMATOR] = save_estimator(self.readout.model)
-            card["estimator"] = {"outputs": self.readout.targets.outputs, "classes": self.readout.targets.classes}
+            files[ESTIMATOR] = save_estimator(self.readout)
+            targets = self.readout.targets
+            card["estimator"] = {"name": self.readout.name, "outputs": targets.outputs, "classes": targets.classes}
         else:
             raise TypeError(f"no way to save a readout of type {type(self.readout).__name__}")
         if self.scaling:
@@ -133,13 +135,26 @@ class Bundle:
         return folder / CARD
 
     @classmethod
-    def load(cls, path: Path) -> Bundle:
-        """Read a bundle from its folder or its JSON file; raise `InputError` if it is none, or a byte has changed."""
+    def load(cls, path: Path, *, trust: bool = False, linear: bool = False) -> Bundle:
+        """Read a bundle from its folder or its JSON file; with ``linear`` only one of a linear readout.
+
+        Raises
+        ------
+        InputError
+            If there is no bundle, a byte has changed, or it holds an estimator that can run code and ``trust`` is not
+            given.
+        """
         from safetensors import SafetensorError
 
         folder = path if path.is_dir() else path.parent
         try:
-            return cls._read(folder, *_read_files(folder))
+            card, files = _read_files(folder)
+            if linear and "readout" not in card:
+                raise InputError(
+                    f"readout {folder}: only linear readouts can be exported or explained; fit with --readout ridge, "
+                    "logistic, or a linear estimator of scikit-learn"
+                )
+            return cls._read(folder, card, files, trust)
         except FileNotFoundError as error:
             name = Path(error.filename or WEIGHTS).name
             raise InputError(
@@ -152,30 +167,18 @@ class Bundle:
             raise InputError(f"readout {folder}: not readable ({why}); fit it again") from error
 
     @classmethod
-    def _read(cls, folder: Path, card: dict[str, Any], files: dict[str, bytes]) -> Bundle:
+    def _read(cls, folder: Path, card: dict[str, Any], files: dict[str, bytes], trust: bool) -> Bundle:
         from safetensors.numpy import load
 
         arrays = load(files[WEIGHTS])
         if "readout" in card:
             readout: Readout = LinearReadout.from_arrays(arrays, card["readout"])
-            if not arrays["coef"].shape[1:] == arrays["intercept"].shape == (readout.targets.columns,):
-                raise InputError(f"readout {folder}: weights of other shapes than its labels have; fit it again")
         else:
-            model = load_estimator(files[ESTIMATOR], f"readout {folder}")
-            readout = EstimatorReadout(model=model, targets=Targets(**card["estimator"]))
+            readout = _estimator(folder, card["estimator"], files[ESTIMATOR], trust)
         return cls(
             task=Task.from_dict(card["task"]),
             scaling=Scaling(offset=arrays["offset"], scale=arrays["scale"]) if "scale" in arrays else None,
-            parts=tuple(
-                Part(
-                    **{
-                        **part,
-                        "reservoir": part["reservoir"] and Reservoir(**part["reservoir"]),
-                        "columns": tuple(part["columns"]),
-                    }
-                )
-                for part in card["parts"]
-            ),
+            parts=tuple(_part(part) for part in card["parts"]),
             readout=readout,
             scores=card["scores"],
             lengths=card["lengths"],
@@ -183,12 +186,46 @@ class Bundle:
         )
 
 
+def _estimator(folder: Path, described: dict[str, Any], data: bytes, trust: bool) -> EstimatorReadout:
+    """Return the estimator of a bundle; without ``trust`` nothing of its archive is opened."""
+    name = str(described.get("name", "a scikit-learn estimator"))[:100]
+    if not trust:
+        raise InputError(
+            f"readout {folder} is {name!r}, which is not linear, and loading it can run code; pass --trust "
+            "(in Python trust=True) only if you trust whoever made it"
+        )
+    model = load_estimator(data, name, f"readout {folder}")
+    targets = Targets(int(described["outputs"]), int(described["classes"]))
+    return EstimatorReadout(model=model, targets=targets, name=name)
+
+
+def _part_json(part: Part) -> dict[str, Any]:
+    """Return a part as JSON values. Only `train` knows runs, and writes none of them here."""
+    return {name: value for name, value in asdict(part).items() if name != "run"}
+
+
+def _part(values: dict[str, Any]) -> Part:
+    """Return what `_part_json` described."""
+    if values["compute"] not in ("", "float32", "bfloat16"):
+        raise InputError(f"readout: unknown precision {str(values['compute'])[:40]!r}; fit it again")
+    return Part(
+        reservoir=values["reservoir"] and Reservoir(**values["reservoir"]),
+        digest=values["digest"],
+        compute=values["compute"],
+        columns=tuple(values["columns"]),
+        input_digests=values.get("input_digests") or values.get("door") or {},
+    )
+
+
 def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return the card and the content of its files by suffix, all as they were written."""
     while True:
         card = read_checked(folder / CARD)
-        if card["format"] != FORMAT:
-            raise InputError(f"readout {folder}: format {card['format']}, not {FORMAT}; fit it again")
+        if card["format"] not in READABLE:
+            raise InputError(
+                f"readout {folder} has format {card['format']}, and this version reads 2 and 3; fit it again, or "
+                "install the version that made it"
+            )
         try:
             files = {name: (folder / Path(name).name).read_bytes() for name in card["files"]}
         except FileNotFoundError:

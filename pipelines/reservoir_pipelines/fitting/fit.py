@@ -36,6 +36,7 @@ from reservoir_pipelines.fitting.engines import Engine, RidgeEngine, few_rows, m
 from reservoir_pipelines.fitting.pool import Features, Pool, choose_columns
 from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.fitting.results import SUMMARY, Fit, Result, score_matrix, write_table
+from reservoir_pipelines.fitting.sklearn_readout import EstimatorEngine
 from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, Source, groups_of
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
 from reservoir_pipelines.output import meter, notify
@@ -246,8 +247,9 @@ def _greedy(pool: Pool, trials: Sequence[Trial], engine: RidgeEngine, most: int)
 def _finish(best: Trial, source: Source, engine: Engine, task: Task, kept: float) -> tuple[Result, Readout, Evaluation]:
     """Make the chosen readout final: how sure it is from valid, fitted to all but test, and scored on test once."""
     model = best.readout
-    chosen_on_valid = not (isinstance(engine, RidgeEngine) and engine.folds)
-    if task.classes and isinstance(model, LinearReadout) and chosen_on_valid:
+    # Cross-validation calibrates by itself, and scikit-learn's estimators keep probabilities of their own.
+    calibrates = not (isinstance(engine, EstimatorEngine) or (isinstance(engine, RidgeEngine) and engine.folds))
+    if task.classes and isinstance(model, LinearReadout) and calibrates:
         model = model.calibrate(source.blocks("valid"))
     if isinstance(engine, RidgeEngine) and isinstance(model, LinearReadout) and engine.refits:
         model = engine.refit(source, model, float(best.result.alpha or 0))

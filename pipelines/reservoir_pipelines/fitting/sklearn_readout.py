@@ -1,10 +1,15 @@
-"""Any scikit-learn estimator as a readout: standardised features, a grid over its parameters, saved through skops."""
+"""Any scikit-learn estimator as a readout: standardised features, a grid over its parameters.
+
+A linear one is stored as coefficients, like the readouts of this project. Any other is stored as a skops archive, which
+can run code when it is loaded or used, so `load_estimator` is called only where the user trusts its origin.
+"""
 
 from __future__ import annotations
 
 import ast
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import product
 from typing import Any
@@ -12,21 +17,26 @@ from typing import Any
 import numpy as np
 
 from reservoir import InputError
-from reservoir.readouts import Targets, metric_name
+from reservoir.readouts import LinearReadout, Targets, metric_name
+from reservoir.readouts.evaluation import Readout
+from reservoir.readouts.linear import LINKS
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sources import Source
 from reservoir_pipelines.fitting.trials import Trial, make_targets, score_split
+from reservoir_pipelines.output import notify
 
 MEMORY = 2 * 10**9  # bytes of float32 features that are fitted at once; beyond, an estimator has to take them in pieces
 PASSES = 5  # over the features, for an estimator that takes them in pieces
+PROBE_ROWS = 512  # on which coefficients must give what their estimator gives
 
 
 @dataclass(frozen=True, kw_only=True)
 class EstimatorReadout:
-    """A fitted pipeline of standardisation and estimator in the place of a linear readout."""
+    """A fitted pipeline of standardisation and estimator that is not linear; ``name`` is its import path."""
 
     model: Any
     targets: Targets
+    name: str
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         """Return the labels (n, outputs) of features (n, w)."""
@@ -53,6 +63,84 @@ class EstimatorReadout:
         for number, (chances, names) in enumerate(parts):
             out[:, number, np.asarray(names).astype(int)] = chances
         return out
+
+
+def linear_form(fitted: EstimatorReadout, x: np.ndarray) -> LinearReadout | None:
+    """Return a fitted estimator as a linear readout for features as they are in the store; None where it is not linear.
+
+    No class is looked up in a list: coefficients are taken where the estimator has some, and are accepted only if they
+    give the estimator's own labels, scores and probabilities on the features ``x`` (n, w).
+    """
+    scaler, estimator, targets = fitted.model[0], fitted.model[-1], fitted.targets
+    x = x[:PROBE_ROWS].astype(np.float64)
+    try:
+        parts = [(np.atleast_2d(one.coef_), one.intercept_) for one in _members(estimator)]
+        rows = np.concatenate([coef for coef, _ in parts]).astype(np.float64)
+        offsets = np.concatenate([np.broadcast_to(offset, len(coef)) for coef, offset in parts]).astype(np.float64)
+        coef = rows.T / scaler.scale_[:, None]
+        readout = LinearReadout(coef=coef, intercept=offsets - scaler.mean_ @ coef, targets=targets)
+        return _same_answers(fitted, readout, x) if coef.shape[1] == targets.columns else None
+    except (AttributeError, TypeError, ValueError):  # no coefficients, or not those of a linear model
+        return None
+
+
+def _members(estimator: Any) -> Iterator[Any]:
+    """Yield the estimators that one of several outputs, or of one class against the rest, consists of, or itself."""
+    if not hasattr(estimator, "estimators_"):
+        yield estimator
+    for one in getattr(estimator, "estimators_", ()):
+        yield from _members(one)
+
+
+def _same_answers(fitted: EstimatorReadout, readout: LinearReadout, x: np.ndarray) -> LinearReadout | None:
+    """Return a readout with the link that gives its estimator's probabilities; None where any answer differs."""
+    if not readout.targets.classes:
+        return readout if _close(readout.predict(x), fitted.predict(x)) else None
+    decision = getattr(fitted.model, "decision_function", None)
+    if decision is not None and not _close(readout.scores(x), decision(x).reshape(len(x), -1)):
+        return None
+    # Rounding may decide ties, as between classes that no feature tells apart.
+    if np.mean(readout.predict(x) == fitted.predict(x)) < 0.99:
+        return None
+    if not fitted.has_probabilities:
+        return replace(readout, link="none")
+    wanted = fitted.probabilities(x)
+    links = (replace(readout, link=link) for link in LINKS if link != "none")
+    return next((one for one in links if _close(one.probabilities(x), wanted)), None)
+
+
+def _close(found: np.ndarray, wanted: np.ndarray) -> bool:
+    return bool(np.allclose(found, wanted, rtol=1e-6, atol=1e-6 * float(np.abs(wanted).max(initial=1e-300))))
+
+
+def save_estimator(readout: EstimatorReadout) -> bytes:
+    """Return a fitted pipeline as the bytes of a skops archive; say what its user will have to pass."""
+    import skops.io
+
+    try:
+        data = skops.io.dumps(readout.model)
+    except Exception as error:  # skops raises many kinds for what it cannot describe
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        raise InputError(f"readout {readout.name}: cannot be saved ({reason}); choose another estimator") from error
+    notify(f"readout {readout.name} is not linear: it is saved with skops, and predict loads it only with --trust")
+    return data
+
+
+def load_estimator(data: bytes, name: str, where: str) -> Any:
+    """Return the pipeline in a skops archive of the estimator ``name``, which can run code; print what is loaded."""
+    import skops.io
+    from sklearn.pipeline import Pipeline
+
+    try:
+        types = skops.io.get_untrusted_types(data=data)
+        notify(f"{where}: loading {name!r} with --trust; it names {', '.join(types) or 'only types that skops trusts'}")
+        model = skops.io.loads(data, trusted=types)
+    except Exception as error:  # a damaged archive makes skops, NumPy and scikit-learn raise nearly anything
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        raise InputError(f"{where}: not readable ({reason}); fit it again") from error
+    if not isinstance(model, Pipeline):
+        raise InputError(f"{where}: it holds a {type(model).__name__}, not a fitted pipeline; fit it again")
+    return model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +177,12 @@ class EstimatorEngine:
     def run(self, source: Source) -> Trial:
         """Fit every combination on one source and score it on valid."""
         targets = make_targets(source, self.classes)
-        found: list[tuple[Result, EstimatorReadout]] = []
+        probe = next(source.blocks("train"))[0]
+        found: list[tuple[Result, Readout]] = []
         for settings in self.grid:
             model, converged = _fit(self._pipeline(settings), source, targets)
-            readout = EstimatorReadout(model=model, targets=targets)
+            fitted = EstimatorReadout(model=model, targets=targets, name=self.path)
+            readout = linear_form(fitted, probe) or fitted
             result = Result(
                 columns=source.columns,
                 readout=self._name(settings),

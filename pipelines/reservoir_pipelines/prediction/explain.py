@@ -77,7 +77,7 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     >>> [len(row.occluded) for row in explain("waves-readout", "waves.npz", first=2).rows]
     [40, 40]
     """
-    bundle = open_readout(readout)
+    bundle = open_readout(readout, linear=True)
     if bundle.task.readout_tokens * bundle.task.outputs > 1:
         raise InputError(f"readout {readout}: it gives a sequence several labels; explain takes one of one label")
     x, given = read_new(file, bundle.task)[:2]

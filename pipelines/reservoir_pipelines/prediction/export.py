@@ -35,6 +35,13 @@ CALLS = {
     "(logits,) = session.run(None, {{'x': x, 'lengths': lengths}})",
 }
 
+MEANINGS = {
+    "softmax": "softmax over the last axis gives probabilities",
+    "sigmoid": "the sigmoid of each, divided by its sum over the last axis, gives probabilities",
+    "clipped": "(1 + clip(logit, -1, 1)) / 2, divided by its sum over the last axis, gives probabilities",
+    "none": "the class with the greatest value is the label; the readout has no probabilities",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Export(Record):
@@ -58,7 +65,7 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
         raise InputError(f"--to {to}: choose torch or onnx")
     if to == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
         raise InputError("--to onnx needs two packages: pip install 'reservoir-features[onnx]', or choose --to torch")
-    bundle = open_readout(readout)
+    bundle = open_readout(readout, linear=True)
     module = build(bundle, readout, compute="float32" if to == "onnx" else None)
     program, tokens = trace(module, bundle.task)
     path = result.out or (readout if readout.is_dir() else readout.parent) / f"model{SUFFIXES[to]}"
@@ -72,8 +79,7 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
 
 def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceModel:
     """Return the module of a bundle on the CPU, its maps in the precision of the fit, or in another."""
-    if not isinstance(bundle.readout, LinearReadout):
-        raise InputError(f"readout {where}: only linear readouts can be exported; fit with --readout ridge or logistic")
+    assert isinstance(bundle.readout, LinearReadout)
     if bundle.task.each:
         raise InputError(f"readout {where}: it labels every {bundle.task.each}; export takes one of whole sequences")
     branches: list[Branch | RawInput] = []
@@ -82,7 +88,7 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
             branches.append(RawInput(bundle.task))
             continue
         if part.reservoir.input == "native":
-            reader = next(iter(part.door))
+            reader = next(iter(part.input_digests))
             raise InputError(f"readout {where}: it reads by a {reader}, which cannot be exported or explained")
         model = load_part(bundle.task, part, "cpu", where, compute)
         if model.compute != part.compute:
@@ -127,7 +133,7 @@ def describe(bundle: Bundle, name: str, to: str, tokens: tuple[int, int]) -> dic
     fixed = str(tokens[0]) if tokens[0] == tokens[1] else "tokens"
     batch = ["batch", fixed, *([str(task.form.dim)] if isinstance(task.form, Vectors) else [])]
     out = ["batch", str(task.readout_tokens), str(task.outputs), *([str(task.classes)] if task.classes else [])]
-    scaling = bundle.scaling
+    scaling, link = bundle.scaling, getattr(bundle.readout, "link", "softmax")
     return {
         "format": FORMAT,
         "model": name,
@@ -139,7 +145,7 @@ def describe(bundle: Bundle, name: str, to: str, tokens: tuple[int, int]) -> dic
         "padding": "on the right, with anything; lengths say where each sequence ends",
         "output": {
             "logits": {"type": "float32", "shape": out},
-            "meaning": "softmax over the last axis gives probabilities" if task.classes else "predicted values",
+            "meaning": MEANINGS[link] if task.classes else "predicted values",
         },
         "classes": [task.label(index) for index in range(task.classes)],
         "scaling": {"offset": scaling.offset.tolist(), "scale": scaling.scale.tolist(), "applied": "inside the model"}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,38 +13,39 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir_pipelines.files import replace_file
+from reservoir_pipelines.output import as_json
 
 if TYPE_CHECKING:
     from reservoir_pipelines.prediction.predict import Prediction
 
-SUFFIXES = (".csv", ".jsonl", ".parquet")
+BATCH = 4096  # predictions that are held at a time
 
 
 def check_out(out: Path) -> None:
     """Refuse a file that cannot be written, before anything is computed."""
-    if out.suffix not in SUFFIXES:
-        raise InputError(f"--out {out}: predictions are written as {', '.join(SUFFIXES)}; choose one of these")
+    if out.suffix not in WRITERS:
+        raise InputError(f"--out {out}: predictions are written as {', '.join(WRITERS)}; choose one of these")
     if not out.absolute().parent.is_dir() or out.is_dir():
         raise InputError(f"--out {out}: no file can be written there; name one in a folder that is there")
     if out.suffix == ".parquet":
         _pyarrow(out)
 
 
-def columns_of(predictions: Sequence[Prediction]) -> dict[str, list[Any]]:
+def columns_of(predictions: Sequence[Prediction], *, labelled: bool, first: int = 0) -> dict[str, list[Any]]:
     """Return predictions as columns: ``id`` or ``row``, ``label``, ``p_<class>`` of each class, and ``truth``.
 
-    Where a row has several labels, each has a number behind: ``label_0``, ``p_0_<class>``, ``truth_0``.
+    Where a row has several labels, the columns are numbered: ``label_0``, ``p_0_<class>``, ``truth_0``. ``truth`` is
+    there if the file is ``labelled``; ``first`` is the row of the first prediction.
     """
     if not predictions:
         return {}
     named = predictions[0].id is not None
     columns: dict[str, list[Any]] = {
-        "id" if named else "row": [p.id if named else n for n, p in enumerate(predictions)]
+        "id" if named else "row": [p.id if named else n for n, p in enumerate(predictions, first)]
     }
-    truths = any(one.truth is not None for one in predictions)
     if predictions[0].each:  # in one cell: letters as they are, others with spaces between
         cells_of = {"label": [one.label for one in predictions]}
-        cells_of |= {"truth": [one.truth for one in predictions]} if truths else {}
+        cells_of |= {"truth": [one.truth for one in predictions]} if labelled else {}
         for name, cells in cells_of.items():
             written = [one.written(cell) for one, cell in zip(predictions, cells, strict=True)]
             columns[name] = [" ".join(map(str, _flat(cell))) if isinstance(cell, list) else cell for cell in written]
@@ -58,27 +60,59 @@ def columns_of(predictions: Sequence[Prediction]) -> dict[str, list[Any]]:
         columns[f"label{behind}"] = [row[place] for row in labels]
         for number, name in enumerate(classes if chances[0] else ()):
             columns[f"p{behind}_{name}"] = [row[place * len(classes) + number] for row in chances]
-        if truths:
+        if labelled:
             columns[f"truth{behind}"] = [row[place] for row in answers]
     return columns
 
 
-def write_predictions(out: Path, predictions: Sequence[Prediction]) -> None:
-    """Write predictions as columns, of ``.jsonl`` as an object for each; the file appears whole."""
+def write_predictions(out: Path, predictions: Iterable[Prediction], *, labelled: bool) -> None:
+    """Write predictions while they are computed, some at a time; the file appears when it is whole."""
+    replace_file(out, lambda part: WRITERS[out.suffix](part, iter(predictions), labelled))
 
-    def write(part: Path) -> None:
-        columns = columns_of(predictions)
-        if out.suffix == ".parquet":
-            arrow = _pyarrow(out)
-            arrow.parquet.write_table(arrow.table(columns), part)
-        elif out.suffix == ".csv":
-            with part.open("x", newline="", encoding="utf-8") as file:
-                csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
-        else:
-            lines = (json.dumps(one.to_dict()) + "\n" for one in predictions)
-            part.write_text("".join(lines), encoding="utf-8")
 
-    replace_file(out, write)
+def _write_csv(part: Path, predictions: Iterator[Prediction], labelled: bool) -> None:
+    with part.open("x", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        for columns in _batches(predictions, labelled):
+            if not file.tell():
+                writer.writerow(columns)
+            writer.writerows(zip(*columns.values(), strict=True))
+
+
+def _write_jsonl(part: Path, predictions: Iterator[Prediction], labelled: bool) -> None:
+    with part.open("x", encoding="utf-8") as file:
+        file.writelines(json.dumps(as_json(one.to_dict())) + "\n" for one in predictions)
+
+
+def _write_parquet(part: Path, predictions: Iterator[Prediction], labelled: bool) -> None:
+    arrow = _pyarrow(part)
+    batches = _batches(predictions, labelled)
+    first = arrow.table(next(batches, {}))
+    # Where the first rows have no label, the column of true labels gets the type of the predicted ones.
+    labels = {name: name.replace("truth", "label", 1) for name in first.column_names if name.startswith("truth")}
+    schema = first.schema
+    for place, field in enumerate(schema):
+        if field.name in labels and arrow.types.is_null(field.type):
+            schema = schema.set(place, field.with_type(schema.field(labels[field.name]).type))
+    with arrow.parquet.ParquetWriter(part, schema) as writer:
+        writer.write_table(first.cast(schema))
+        for columns in batches:
+            try:
+                writer.write_table(arrow.table(columns, schema=schema))
+            except (arrow.ArrowInvalid, arrow.ArrowTypeError) as error:
+                reason = str(error).splitlines()[0]
+                raise InputError(f"--out: labels of several types in one column ({reason}); write .csv") from error
+
+
+WRITERS = {".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parquet}
+
+
+def _batches(predictions: Iterator[Prediction], labelled: bool) -> Iterator[dict[str, list[Any]]]:
+    """Yield the columns of some predictions at a time."""
+    first = 0
+    while batch := [*islice(predictions, BATCH)]:
+        yield columns_of(batch, labelled=labelled, first=first)
+        first += len(batch)
 
 
 def _flat(nested: Any) -> list[Any]:

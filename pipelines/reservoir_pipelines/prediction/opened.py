@@ -19,11 +19,14 @@ from reservoir_pipelines.training.run import CONFIG, Run, is_run
 from reservoir_pipelines.training.trained import check_digest, load_run
 
 
-def open_readout(path: Path) -> Bundle:
-    """Open what `fit` saved, or a run of `train`, which is the readout of the last layer of a trained map."""
+def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bundle:
+    """Open what `fit` saved, or a run of `train`, which is the readout of the last layer of a trained map.
+
+    With ``trust`` an estimator that can run code is loaded too; with ``linear`` only linear readouts are opened.
+    """
     folder = path.parent if path.name == CONFIG else path
     if not is_run(folder):
-        return Bundle.load(path)
+        return Bundle.load(path, trust=trust, linear=linear)
     config = Run(folder).model_config
     spec = config["settings"]["spec"]
     task = Task.from_dict(spec["task"])
@@ -65,7 +68,7 @@ def load_part(task: Task, part: Part, device: str, where: Path, compute: str | N
         return load_run(Path(part.run), device, compute)
     model = load_model(task, part.reservoir, device, compute or part.compute)
     check_digest(model, part.digest, f"readout {where}")
-    if dict(model.input_digests) != part.door:
+    if dict(model.input_digests) != part.input_digests:
         raise InputError(
             f"readout {where}: the {' or the '.join(model.input_digests)} of {model.settings.backbone!r} have changed; "
             "bring them back, or fit again"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.features import forward
-from reservoir.options import DeviceOptions
+from reservoir.options import DeviceOptions, TrustOptions
 from reservoir.raw_input import raw_features
 from reservoir.readouts import samples, unsample
 from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
@@ -77,7 +77,7 @@ class Prediction:
 
 
 @stage
-def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Prediction]:
+def predict(readout: Path, file: Path, place: DeviceOptions, safety: TrustOptions) -> Predictions:
     """Apply a saved readout to the sequences of a file.
 
     Parameters
@@ -87,12 +87,12 @@ def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Predict
     file : Path
         Any file that a task can be made from, with or without labels, or an idx file of images.
     **options
-        Fields of `DeviceOptions`.
+        Fields of `DeviceOptions` and `TrustOptions`.
 
-    Yields
-    ------
-    Prediction
-        For each sequence, in order.
+    Returns
+    -------
+    Predictions
+        An iterator over one `Prediction` per sequence, in order; each block of rows is computed when it is reached.
 
     Examples
     --------
@@ -104,7 +104,7 @@ def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Predict
     >>> len([each.label for each in predict("waves-readout", "waves.npz")])
     30
     """
-    bundle = open_readout(readout)
+    bundle = open_readout(readout, trust=safety.trust)
     raw, given, ids, y = read_new(file, bundle.task)
     if bundle.lengths and given is None and raw.dtype.kind != "U":  # texts are as long as they are
         raise InputError(
@@ -117,43 +117,129 @@ def predict(readout: Path, file: Path, place: DeviceOptions) -> Iterator[Predict
     counts = units(bundle.task, x, lengths) if bundle.task.each else None
     if counts is not None:  # new sequences may be longer
         bundle = replace(bundle, task=replace(bundle.task, readout_tokens=int(counts.max())))
-    truths = _truths(bundle, file, y, len(x), counts)
+    if y is not None:
+        _check_labels(bundle.task, file, y, len(x), each=counts is not None)
     _tell(bundle, file, lengths, labelled=y is not None)
     models = [load_part(bundle.task, p, place.device, readout) if p.reservoir else None for p in bundle.parts]
-    for start in range(0, len(x), BLOCK_ROWS):
-        rows = slice(start, start + BLOCK_ROWS)
-        here = None if counts is None else counts[rows]
-        features = _features(bundle, models, x[rows], lengths[rows], here)
+    return Predictions(bundle, models, NewRows(file=file, x=x, lengths=lengths, counts=counts, ids=ids, y=y))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRows:
+    """Encoded sequences of a file: ``counts`` (rows,) labels of each where every token has one."""
+
+    file: Path
+    x: np.ndarray
+    lengths: np.ndarray
+    counts: np.ndarray | None
+    ids: list[str] | None
+    y: np.ndarray | None
+
+
+class Predictions(Iterator[Prediction]):
+    """The predictions of a file's rows in order, computed in blocks while they are iterated."""
+
+    def __init__(self, bundle: Bundle, models: Sequence[LoadedModel | None], rows: NewRows) -> None:
+        self._bundle, self._models, self._rows = bundle, models, rows
+        self._stream = self._predictions()
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the file gives any row a label."""
+        y = self._rows.y
+        return y is not None and (y.dtype != object or any(value is not None for value in y.ravel()))
+
+    def __next__(self) -> Prediction:
+        return next(self._stream)
+
+    def _predictions(self) -> Iterator[Prediction]:
+        ids = self._rows.ids
+        for start in range(0, len(self._rows.x), BLOCK_ROWS):
+            for number, answer in enumerate(self._block(start), start):
+                yield replace(answer, id=ids[number]) if ids else answer
+
+    def _block(self, start: int) -> Iterator[Prediction]:
+        """Return the predictions of a block of rows; refuse one in which the model overflows."""
+        bundle, rows = self._bundle, slice(start, start + BLOCK_ROWS)
+        x, lengths = self._rows.x[rows], self._rows.lengths[rows]
+        counts = None if self._rows.counts is None else self._rows.counts[rows]
+        features = _features(bundle, self._models, x, lengths, counts)
         wrong = ~np.isfinite(features).all(axis=1)
         if wrong.any():
-            shares = np.full(len(x[rows]), len(features) // len(x[rows])) if here is None else here
+            shares = np.full(len(x), len(features) // len(x)) if counts is None else counts
             row = start + int(np.searchsorted(shares.cumsum(), np.argmax(wrong), "right"))
+            file = self._rows.file
             raise InputError(f"{file}: the model overflows in row {row}; its values are too large: repair or remove it")
-        for number, answer in enumerate(_answers(bundle, features, truths[rows], here), start):
-            yield replace(answer, id=ids[number]) if ids else answer
+        truths = _truths(bundle.task, self._rows, rows)
+        return _answers(bundle, features, truths, counts)
 
 
-def evaluate_predictions(predictions: Sequence[Prediction]) -> Evaluation | None:
+class PredictionEvaluator:
+    """Compares predictions with the labels of their file while they pass by, keeping some 20 bytes of each label.
+
+    A label that the readout does not know counts as wrong.
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._classes: tuple[str | int, ...] = ()
+        self._numbers: dict[str, int] = {}
+        self._pending: list[Prediction] = []
+        self._parts: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = []
+
+    def watch(self, predictions: Iterable[Prediction]) -> Iterator[Prediction]:
+        """Yield predictions, having counted and compared each."""
+        for prediction in predictions:
+            self.rows += 1
+            if prediction.truth is not None:
+                self._pending.append(prediction)
+                if len(self._pending) == BLOCK_ROWS:
+                    self._compress()
+            yield prediction
+
+    def result(self) -> Evaluation | None:
+        """Return the evaluation; None where no row has a label."""
+        self._compress()
+        if not self._parts:
+            return None
+        truths, labels, chances = zip(*self._parts, strict=True)
+        truth, label = np.concatenate(truths), np.concatenate(labels)
+        if not self._classes:
+            return evaluate_values(truth, label)
+        ranks = None if chances[0] is None else np.concatenate(chances)
+        return evaluate_classes(truth, label, [*self._numbers], ranks)
+
+    def _compress(self) -> None:
+        """Turn the predictions seen since the last call into arrays."""
+        if not self._pending:
+            return
+        parts = [[getattr(one, name) for one in self._pending] for name in ("truth", "label", "probabilities")]
+        self._classes, each = self._pending[0].classes, self._pending[0].each
+        self._pending.clear()
+        if each:
+            parts = [list(chain.from_iterable(part)) for part in parts]
+        truth, label = (np.asarray(part).reshape(len(part), -1) for part in parts[:2])
+        chances = None
+        if self._classes:
+            for name in self._classes:
+                self._number(name)
+            truth, label = (
+                np.array([[self._number(v) for v in row] for row in part.tolist()]) for part in (truth, label)
+            )
+            if len(self._classes) == 2 and len(parts[2][0]):
+                chances = np.asarray(parts[2])[..., 1].reshape(len(truth), -1)
+        self._parts.append((truth, label, chances))
+
+    def _number(self, label: object) -> int:
+        return self._numbers.setdefault(str(label), len(self._numbers))
+
+
+def evaluate_predictions(predictions: Iterable[Prediction]) -> Evaluation | None:
     """Compare predictions with the labels of their file, an unknown one being wrong; None where no row has one."""
-    predictions = [one for one in predictions if one.truth is not None]
-    if not predictions:
-        return None
-    parts = [[getattr(one, name) for one in predictions] for name in ("truth", "label", "probabilities")]
-    if predictions[0].each:
-        parts = [list(chain.from_iterable(part)) for part in parts]
-    truth, label = map(np.asarray, parts[:2])
-    names = predictions[0].classes
-    if not names:
-        return evaluate_values(truth.reshape(len(truth), -1), label.reshape(len(label), -1))
-    classes = [str(name) for name in names]
-    classes += sorted(set(map(str, truth.ravel().tolist())) - set(classes))
-    number = {name: index for index, name in enumerate(classes)}
-    y, predicted = (
-        np.array([number[str(value)] for value in part.ravel().tolist()]).reshape(len(part), -1)
-        for part in (truth, label)
-    )
-    chances = np.asarray(parts[2])[..., 1] if len(parts[2][0]) else None
-    return evaluate_classes(y, predicted, classes, chances)
+    evaluator = PredictionEvaluator()
+    for _ in evaluator.watch(predictions):
+        pass
+    return evaluator.result()
 
 
 def _tell(bundle: Bundle, file: Path, lengths: np.ndarray, *, labelled: bool) -> None:
@@ -224,24 +310,29 @@ def _bare(nested: list[Any], *, each: bool = False) -> Any:
     return outer[0] if len(outer) == 1 and not each else outer
 
 
-def _truths(bundle: Bundle, file: Path, y: np.ndarray | None, rows: int, counts: np.ndarray | None) -> list[Any]:
-    """Return the label that the file gives each row, nested as predictions are; None where it gives none."""
-    if y is None:
-        return [None] * rows
-    task = bundle.task
+def _check_labels(task: Task, file: Path, y: np.ndarray, rows: int, *, each: bool) -> None:
+    """Refuse labels of another shape than the readout's."""
+    if len(y) == rows and (each or y.size == rows * task.readout_tokens * task.outputs):
+        return
+    raise InputError(
+        f"{file}: y has the shape {y.shape}, and the readout gives {rows} rows {task.readout_tokens} x "
+        f"{task.outputs} labels; give as many, or leave y out"
+    )
+
+
+def _truths(task: Task, new: NewRows, rows: slice) -> list[Any]:
+    """Return the labels that the file gives some rows, nested as predictions are; None where it gives none."""
+    if new.y is None:
+        return [None] * len(new.x[rows])
+    y = new.y[rows]
 
     def plain(values: list[Any]) -> list[Any]:
-        return [_as_class(value) if task.classes else _as_number(file, value) for value in values]
+        return [_as_class(value) if task.classes else _as_number(new.file, value) for value in values]
 
-    if counts is not None and len(y) == rows:
-        cut = [None if row is None else list(row)[:count] for row, count in zip(y, counts, strict=True)]
+    if new.counts is not None:
+        cut = [None if row is None else list(row)[:count] for row, count in zip(y, new.counts[rows], strict=True)]
         return [None if row is None else plain(np.asarray(row).ravel().tolist()) for row in cut]
-    if y.size != rows * task.readout_tokens * task.outputs or len(y) != rows:
-        raise InputError(
-            f"{file}: y has the shape {y.shape}, and the readout gives {rows} rows {task.readout_tokens} x "
-            f"{task.outputs} labels; give as many, or leave y out"
-        )
-    shaped = np.array(plain(y.ravel().tolist()), object).reshape(rows, task.readout_tokens, task.outputs)
+    shaped = np.array(plain(y.ravel().tolist()), object).reshape(len(y), task.readout_tokens, task.outputs)
     unknown = np.equal(shaped, None).any(axis=(1, 2))  # pyright: ignore
     return [None if no else _bare(row) for row, no in zip(shaped.tolist(), unknown, strict=True)]
 

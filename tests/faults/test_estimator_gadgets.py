@@ -1,0 +1,250 @@
+"""Readouts from somebody else run no code unless the user passes ``--trust``, however their archives are made."""
+
+import functools
+import io
+import json
+import operator
+import pickle
+import shutil
+import warnings
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import skops.io
+from reservoir_pipelines import extract, fit, predict
+from reservoir_pipelines.cli import run
+from reservoir_pipelines.files import file_digest, read_checked, write_checked
+from sklearn.ensemble import StackingClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
+
+from reservoir import InputError
+
+WIDTH = 16  # of the tiny GPT-2 of conftest.py
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """Return a file of labelled sequences."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(90, 6, 2)).astype(np.float32)
+    path = tmp_path_factory.mktemp("rows") / "rows.npz"
+    np.savez(path, x=x, y=(x[:, :, 0].mean(axis=1) > 0).astype(np.int64))
+    return path
+
+
+@pytest.fixture(scope="module")
+def extracted(rows, tmp_path_factory, tiny_gpt2):
+    cache = tmp_path_factory.mktemp("cache")
+    return extract(str(rows), backbone=str(tiny_gpt2), cache=cache, layers="final", pool="mean")
+
+
+@pytest.fixture(scope="module")
+def neighbours(extracted, tmp_path_factory):
+    """Return the folder of a readout that is not linear."""
+    folder = tmp_path_factory.mktemp("neighbours")
+    fit(extracted, readout="sklearn.neighbors.KNeighborsClassifier:n_neighbors=3", out=folder, columns="final/mean")
+    return folder
+
+
+def training_rows():
+    draw = np.random.default_rng(1)
+    return draw.normal(size=(20, WIDTH)).astype(np.float32), np.arange(20) % 2
+
+
+def archive(model):
+    """Return the bytes of a fitted estimator as skops writes it."""
+    return skops.io.dumps(model)
+
+
+def scaled(estimator):
+    """Return a fitted pipeline of a scaler and an estimator."""
+    return make_pipeline(StandardScaler(), estimator).fit(*training_rows())
+
+
+def put(folder, data):
+    """Replace the archive of a readout and renew every checksum, as whoever hands a readout on can."""
+    (file,) = folder.glob("readout-*.skops")
+    file.write_bytes(data)
+    card = read_checked(folder / "readout.json")
+    card["files"][file.name] = file_digest(file)
+    write_checked(folder / "readout.json", card)
+
+
+class Mark:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def stacked_memory(marker):
+    """Return a stack whose inner pipeline is fitted by `predict` and reads a pickle of its author's through joblib."""
+    memo = marker.with_name("memo")
+    inner = Pipeline([("scale", StandardScaler()), ("last", LogisticRegression())], memory=str(memo))
+    stack = StackingClassifier([("inner", Pipeline(inner.steps))], cv=2)
+    model = scaled(stack)
+    stack = model[-1]
+    stack.estimators_ = [inner]
+    stack.stack_method_ = ["fit"]
+    del stack.named_estimators_  # a Bunch, which the closed list of b780ba2 refused
+    return model
+
+
+def poison(folder, inputs, marker):
+    """Let the memory of `stacked_memory` hold a pickle that runs code, under the names that joblib looks up."""
+    with suppress(Exception):
+        load_and_predict(folder, inputs)
+    for output in marker.with_name("memo").rglob("output.pkl"):
+        output.write_bytes(pickle.dumps(Mark(marker)))
+
+
+def shadowed_method(marker):
+    """Return an estimator with an attribute in place of its method, which writes what it is given to a file."""
+    model = scaled(KNeighborsClassifier())
+    model[-1].predict = operator.methodcaller("tofile", str(marker))
+    return model
+
+
+def bound_method(marker):
+    """Return a transformer whose function is a method of an object in the file."""
+    model = scaled(KNeighborsClassifier())
+    model.steps.insert(1, ("call", FunctionTransformer(marker.write_bytes)))
+    return model
+
+
+def partial_function(marker):
+    """Return a transformer that calls a function with arguments of the file."""
+    model = scaled(KNeighborsClassifier())
+    model.steps.insert(1, ("call", FunctionTransformer(functools.partial(np.savetxt, str(marker)))))
+    return model
+
+
+def constructor(marker):
+    """Return an archive that runs a command when it is read, before anything is predicted."""
+    with zipfile.ZipFile(io.BytesIO(archive(scaled(KNeighborsClassifier())))) as old:
+        members = {name: old.read(name) for name in old.namelist()}
+    schema = json.loads(members["schema.json"])
+    with zipfile.ZipFile(io.BytesIO(archive((["touch", str(marker)],)))) as command:
+        arguments = json.loads(command.read("schema.json"))
+    for name in ("protocol", "_skops_version"):
+        arguments.pop(name)
+    names = schema["content"]["key_types"]["content"]
+    names.append(dict(names[0]))
+    schema["content"]["content"]["zzz"] = {
+        "__loader__": "ConstructorFromReduceNode",
+        "__module__": "sklearn.utils._testing",
+        "__class__": "check_output",
+        "__id__": 0,
+        "content": without_ids(arguments),
+    }
+    members["schema.json"] = json.dumps(schema).encode()
+    return members
+
+
+def without_ids(value):
+    if isinstance(value, dict):
+        return {k: without_ids(v) for k, v in value.items() if k != "__id__"}
+    return [without_ids(v) for v in value] if isinstance(value, list) else value
+
+
+def zipped(members, compression):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", compression) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return out.getvalue()
+
+
+GADGETS = {
+    "stacked_memory": lambda marker: archive(stacked_memory(marker)),
+    "shadowed_method": lambda marker: archive(shadowed_method(marker)),
+    "bound_method": lambda marker: archive(bound_method(marker)),
+    "partial_function": lambda marker: archive(partial_function(marker)),
+    "constructor": lambda marker: zipped(constructor(marker), zipfile.ZIP_STORED),
+    "packed_constructor": lambda marker: zipped(constructor(marker), zipfile.ZIP_DEFLATED),
+}
+
+
+def load_and_predict(folder, inputs):
+    """Load an archive as somebody does who trusts all that it names, and predict."""
+    (file,) = folder.glob("readout-*.skops")
+    data = file.read_bytes()
+    model = skops.io.loads(data, trusted=skops.io.get_untrusted_types(data=data))
+    model.predict(training_rows()[0])
+
+
+@pytest.fixture
+def gift(neighbours, tmp_path):
+    return shutil.copytree(neighbours, tmp_path / "gift")
+
+
+@pytest.mark.parametrize("name", GADGETS)
+def test_gadgets_run_when_trusted_and_are_never_opened_otherwise(gift, rows, tmp_path, name, capfd, monkeypatch):
+    marker = tmp_path / "marker"
+    put(gift, GADGETS[name](marker))
+    if name == "stacked_memory":
+        poison(gift, rows, marker)
+        assert not marker.exists()
+    with suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        load_and_predict(gift, rows)
+    assert marker.exists()  # the gadget works
+    marker.unlink()
+
+    def refuse(*_, **__):
+        raise AssertionError("the archive was opened")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(zipfile.ZipFile, "__init__", refuse)
+        patch.setattr(skops.io, "loads", refuse)
+        for command in ("predict", "export", "explain"):
+            file = [str(rows)] * (command != "export")
+            assert run([command, str(gift), *file]) == 2
+            lines = capfd.readouterr().err.strip().splitlines()
+            assert len(lines) == 1
+            assert ("--trust" in lines[0] and "KNeighborsClassifier" in lines[0]) or command != "predict"
+        with pytest.raises(InputError, match="trust=True"):
+            list(predict(gift, rows))
+    assert not marker.exists()
+
+
+def test_a_trusted_readout_is_loaded_and_its_types_are_printed(neighbours, rows, capfd):
+    assert run(["predict", str(neighbours), str(rows), "--trust", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert "loading 'sklearn.neighbors.KNeighborsClassifier' with --trust; it names " in err
+    assert len(json.loads(out)["predictions"]["label"]) == 90
+    assert len(list(predict(neighbours, rows, trust=True))) == 90
+
+
+def test_fit_says_that_a_readout_will_need_trust(extracted, tmp_path, capfd):
+    fit(extracted, readout="sklearn.naive_bayes.GaussianNB", columns="final/mean", out=tmp_path)
+    assert "GaussianNB is not linear: it is saved with skops" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("change", [{"link": "os.system"}, {"link": ["softmax"]}, {"classes": 3}, {"classes": "os"}])
+def test_settings_of_a_linear_readout_name_nothing_that_is_called(extracted, rows, tmp_path, change, capfd):
+    fit(extracted, readout="ridge", alphas="1:10:2", columns="final/mean", out=tmp_path)
+    card = read_checked(tmp_path / "readout.json")
+    card["readout"] |= change
+    write_checked(tmp_path / "readout.json", card)
+    capfd.readouterr()
+    assert run(["predict", str(tmp_path), str(rows)]) == 2
+    assert len(capfd.readouterr().err.strip().splitlines()) == 1
+
+
+def test_the_precision_of_a_readout_names_nothing_of_torch(extracted, rows, tmp_path, capfd):
+    fit(extracted, readout="ridge", alphas="1:10:2", columns="final/mean", out=tmp_path)
+    card = read_checked(tmp_path / "readout.json")
+    card["parts"][0]["compute"] = "load"
+    write_checked(tmp_path / "readout.json", card)
+    assert run(["predict", str(tmp_path), str(rows)]) == 2
+    assert "unknown precision 'load'" in capfd.readouterr().err

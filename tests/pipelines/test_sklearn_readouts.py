@@ -1,0 +1,131 @@
+"""Estimators of scikit-learn as readouts: linear ones as coefficients, others in archives that need trust."""
+
+import warnings
+
+import numpy as np
+import pytest
+import skops.io
+from reservoir_pipelines import extract, fit, predict
+from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, linear_form
+from reservoir_pipelines.prediction.export import export
+from sklearn import discriminant_analysis, ensemble, linear_model, naive_bayes, neighbors, neural_network, svm
+from sklearn.base import is_classifier
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from reservoir.readouts import LinearReadout, Targets
+
+LINEAR_CLASSIFIERS = [
+    linear_model.LogisticRegression(),
+    linear_model.LogisticRegression(solver="liblinear"),
+    linear_model.RidgeClassifier(),
+    linear_model.RidgeClassifierCV(),
+    linear_model.SGDClassifier(loss="hinge"),
+    linear_model.SGDClassifier(loss="log_loss"),
+    linear_model.SGDClassifier(loss="modified_huber"),
+    linear_model.Perceptron(),
+    linear_model.PassiveAggressiveClassifier(),
+    svm.LinearSVC(),
+    discriminant_analysis.LinearDiscriminantAnalysis(),
+    OneVsRestClassifier(linear_model.LogisticRegression()),
+    OneVsRestClassifier(svm.LinearSVC()),
+]
+LINEAR_REGRESSORS = [
+    linear_model.Ridge(),
+    linear_model.RidgeCV(),
+    linear_model.Lasso(0.01),
+    linear_model.ElasticNet(0.01),
+    linear_model.LinearRegression(),
+    linear_model.BayesianRidge(),
+    linear_model.SGDRegressor(),
+    linear_model.HuberRegressor(),
+    svm.LinearSVR(),
+]
+OTHERS = [
+    svm.SVC(),
+    svm.SVC(kernel="linear", probability=True),
+    naive_bayes.GaussianNB(),
+    ensemble.RandomForestClassifier(n_estimators=3),
+    ensemble.AdaBoostClassifier(n_estimators=3),
+    neighbors.KNeighborsClassifier(),
+    neural_network.MLPClassifier(max_iter=2),
+    linear_model.PoissonRegressor(),  # has coefficients, and gives the exponential of their sum
+    ensemble.GradientBoostingRegressor(n_estimators=3),
+]
+
+
+def fitted(estimator, classes, outputs):
+    """Return a fitted pipeline as a readout, and rows it was not fitted on with channels far from 0."""
+    draw = np.random.default_rng(1)
+    x = (3000 + draw.normal(size=(400, 5))).astype(np.float32)
+    scores = (x - 3000) @ draw.normal(size=(5, outputs)) + draw.normal(size=(400, outputs))
+    y = np.digitize(scores, [0.0] if classes == 2 else [-1.0, 1.0]) if classes else np.exp(scores)
+    if outputs > 1:
+        estimator = (MultiOutputClassifier if classes else MultiOutputRegressor)(estimator)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = make_pipeline(StandardScaler(), estimator).fit(x[:300], y[:300] if outputs > 1 else y[:300, 0])
+    return EstimatorReadout(model=model, targets=Targets(outputs, classes), name="test"), x[:300], x[300:]
+
+
+def cases():
+    for estimator in LINEAR_CLASSIFIERS:
+        for classes in (2, 3):
+            if not (classes == 3 and getattr(estimator, "solver", "") == "liblinear"):  # scikit-learn refuses it
+                yield from ((estimator, classes, outputs) for outputs in (1, 2))
+    yield from ((estimator, 0, outputs) for estimator in LINEAR_REGRESSORS for outputs in (1, 2))
+
+
+@pytest.mark.parametrize(("estimator", "classes", "outputs"), [*cases()], ids=lambda one: f"{one!r}".replace(" ", ""))
+def test_linear_estimators_become_coefficients_with_the_same_answers(estimator, classes, outputs):
+    readout, train, new = fitted(estimator, classes, outputs)
+    linear = linear_form(readout, train)
+    assert isinstance(linear, LinearReadout)
+    linear = LinearReadout.from_arrays(*linear.to_arrays())
+    new = new.astype(np.float64)
+    if not classes:
+        np.testing.assert_allclose(linear.predict(new), readout.predict(new), rtol=1e-5, atol=1e-5)
+        return
+    np.testing.assert_array_equal(linear.predict(new), readout.predict(new))
+    assert linear.has_probabilities == readout.has_probabilities
+    np.testing.assert_allclose(linear.probabilities(new), readout.probabilities(new), atol=1e-6)
+
+
+@pytest.mark.parametrize("estimator", OTHERS, ids=lambda one: f"{one!r}".replace(" ", ""))
+def test_other_estimators_have_no_linear_form(estimator):
+    readout, train, _ = fitted(estimator, 3 if is_classifier(estimator) else 0, 1)
+    assert linear_form(readout, train) is None
+
+
+def test_an_estimator_that_saw_fewer_classes_has_no_linear_form():
+    readout, train, _ = fitted(linear_model.LogisticRegression(), 2, 1)
+    assert linear_form(EstimatorReadout(model=readout.model, targets=Targets(1, 4), name="test"), train) is None
+
+
+@pytest.mark.parametrize("readout", ["linear_model.LogisticRegression", "svm.LinearSVC", "linear_model.Perceptron"])
+def test_linear_estimators_are_saved_predicted_and_exported_without_skops(tmp_path, tiny_gpt2, readout, monkeypatch):
+    import torch
+
+    def refuse(*_, **__):
+        raise AssertionError("skops was used")
+
+    for name in ("dumps", "loads", "get_untrusted_types"):
+        monkeypatch.setattr(skops.io, name, refuse)
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(90, 6, 2)).astype(np.float32)
+    np.savez(tmp_path / "rows.npz", x=x, y=np.digitize(x[:, :, 0].mean(axis=1), [-0.2, 0.2]))
+    settings = {"backbone": str(tiny_gpt2), "cache": tmp_path / "cache", "layers": "final", "pool": "mean"}
+    features = extract(str(tmp_path / "rows.npz"), compute="float32", **settings)
+    done = fit(features, readout=f"sklearn.{readout}", columns="final/mean", out=tmp_path / "readout")
+    assert {path.suffix for path in (tmp_path / "readout").glob("readout*")} == {".json", ".safetensors"}
+    loaded = Bundle.load(done.saved).readout
+    test = features["test"]["final/mean"]
+    np.testing.assert_array_equal(loaded.predict(test), done.readout.predict(test))
+    np.testing.assert_allclose(loaded.probabilities(test), done.readout.probabilities(test))
+    labels = [one.label for one in predict(done.saved, tmp_path / "rows.npz")]
+    model = torch.export.load(str(export(done.saved).model)).module()
+    logits = model(torch.from_numpy(x), torch.full((90,), 6))
+    assert logits.flatten(1).argmax(-1).tolist() == labels
