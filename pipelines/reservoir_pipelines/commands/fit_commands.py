@@ -109,8 +109,8 @@ def predict(
     file has labels, it is told how well they were met.
     """
     from reservoir_pipelines.commands.report_fit import evaluation_lines
+    from reservoir_pipelines.prediction.evaluator import PredictionEvaluator
     from reservoir_pipelines.prediction.files import check_out, columns_of, write_predictions
-    from reservoir_pipelines.prediction.predict import PredictionEvaluator
     from reservoir_pipelines.prediction.predict import predict as stage
 
     if out:

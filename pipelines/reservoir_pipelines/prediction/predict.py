@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from reservoir.features import forward
 from reservoir.options import DeviceOptions, TrustOptions
 from reservoir.raw_input import raw_features
 from reservoir.readouts import samples, unsample
-from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks import encode, read_new
 from reservoir.tasks.own.each import units
@@ -172,74 +170,6 @@ class Predictions(Iterator[Prediction]):
             raise InputError(f"{file}: the model overflows in row {row}; its values are too large: repair or remove it")
         truths = _truths(bundle.task, self._rows, rows)
         return _answers(bundle, features, truths, counts)
-
-
-class PredictionEvaluator:
-    """Compares predictions with the labels of their file while they pass by, keeping some 20 bytes of each label.
-
-    A label that the readout does not know counts as wrong.
-    """
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self._classes: tuple[str | int, ...] = ()
-        self._numbers: dict[str, int] = {}
-        self._pending: list[Prediction] = []
-        self._parts: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = []
-
-    def watch(self, predictions: Iterable[Prediction]) -> Iterator[Prediction]:
-        """Yield predictions, having counted and compared each."""
-        for prediction in predictions:
-            self.rows += 1
-            if prediction.truth is not None:
-                self._pending.append(prediction)
-                if len(self._pending) == BLOCK_ROWS:
-                    self._compress()
-            yield prediction
-
-    def result(self) -> Evaluation | None:
-        """Return the evaluation; None where no row has a label."""
-        self._compress()
-        if not self._parts:
-            return None
-        truths, labels, chances = zip(*self._parts, strict=True)
-        truth, label = np.concatenate(truths), np.concatenate(labels)
-        if not self._classes:
-            return evaluate_values(truth, label)
-        ranks = None if chances[0] is None else np.concatenate(chances)
-        return evaluate_classes(truth, label, [*self._numbers], ranks)
-
-    def _compress(self) -> None:
-        """Turn the predictions seen since the last call into arrays."""
-        if not self._pending:
-            return
-        parts = [[getattr(one, name) for one in self._pending] for name in ("truth", "label", "probabilities")]
-        self._classes, each = self._pending[0].classes, self._pending[0].each
-        self._pending.clear()
-        if each:
-            parts = [list(chain.from_iterable(part)) for part in parts]
-        truth, label = (np.asarray(part).reshape(len(part), -1) for part in parts[:2])
-        chances = None
-        if self._classes:
-            for name in self._classes:
-                self._number(name)
-            truth, label = (
-                np.array([[self._number(v) for v in row] for row in part.tolist()]) for part in (truth, label)
-            )
-            if len(self._classes) == 2 and len(parts[2][0]):
-                chances = np.asarray(parts[2])[..., 1].reshape(len(truth), -1)
-        self._parts.append((truth, label, chances))
-
-    def _number(self, label: object) -> int:
-        return self._numbers.setdefault(str(label), len(self._numbers))
-
-
-def evaluate_predictions(predictions: Iterable[Prediction]) -> Evaluation | None:
-    """Compare predictions with the labels of their file, an unknown one being wrong; None where no row has one."""
-    evaluator = PredictionEvaluator()
-    for _ in evaluator.watch(predictions):
-        pass
-    return evaluator.result()
 
 
 def _tell(bundle: Bundle, file: Path, lengths: np.ndarray, *, labelled: bool) -> None:
