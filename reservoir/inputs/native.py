@@ -61,7 +61,7 @@ def open_native(task: Task, name: str, init: str, depth: int | None) -> Native:
     elif family.reads == "pixels":
         reader, door = open_pixels(name, backbone, door, partial(pictures, task))
     else:
-        reader = read_tokenizer(name, backbone.max_tokens)
+        reader = read_tokenizer(name, backbone.max_tokens, getattr(door, "num_embeddings", None))
         _check_rows(name, reader, door)
     return Native(
         backbone=backbone,
