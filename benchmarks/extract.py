@@ -33,7 +33,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from reservoir_pipelines.extraction.run import plan_run
+from reservoir_pipelines.extraction.run import start_run
 from reservoir_pipelines.output import silenced
 from reservoir_pipelines.preparation.prepare import prepare
 from torch import nn
@@ -166,7 +166,7 @@ def extracted(backbone: str, rows: int, tokens: int) -> np.ndarray:
         reservoir = {"backbone": backbone, "init": "random", "input": "orthogonal", "patch": 1}
         options = ExtractOptions(**reservoir, layers="all", pool="last,mean", store="float16", cache=root)
         prepared = prepare(str(file), cache=root)
-        run = plan_run(str(file), options, prepared, root)
+        run = start_run(str(file), options, prepared, root)
         run.model.fpt.features(  # as the others are warm too
             torch.zeros(1, tokens, DIM, device=run.model.device),
             torch.tensor([tokens], device=run.model.device),

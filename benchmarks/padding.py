@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from reservoir_pipelines.extraction.plan import BATCH_TOKENS, BLOCK_ROWS
 
 from reservoir.features import padded_lengths, to_tokens, token_batches
 from reservoir.options import ReservoirOptions
-from reservoir.reservoir import Reservoir, load_model
+from reservoir.plan import BATCH_TOKENS, BLOCK_ROWS, resolve_model
+from reservoir.reservoir import load_model
 from reservoir.tasks import task_named
 from reservoir.tasks.task import Task
 
@@ -89,7 +89,7 @@ def more(other: int, costs: list[int]) -> str:
 
 def measure(task: Task, x: np.ndarray, lengths: np.ndarray, backbone: str) -> None:
     """Print how long the batches take, the ways by turns."""
-    model = load_model(task, Reservoir.choose(ReservoirOptions(backbone=backbone, init="random")), "cpu")
+    model = load_model(task, resolve_model(ReservoirOptions(backbone=backbone, init="random")), "cpu")
     columns = [f"{layer}/{pooling}" for layer in model.fpt.backbone.layers for pooling in ("last", "mean")]
     x, lengths = to_tokens(model, None, x, lengths)
     parts = [np.arange(low, min(low + AUTHORS, len(x))) for low in range(0, len(x), AUTHORS)]

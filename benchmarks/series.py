@@ -7,7 +7,7 @@
     python benchmarks/series.py GunPoint OSULeaf              # some sets by name
     python benchmarks/series.py --tuned 5m                    # what tune finds in five minutes, instead
 
-Windows, kernels and poolings of `reservoir.defaults`, and what `tune` draws around them, were found on FOUND and on
+Windows, kernels and poolings of `reservoir.plan`, and what `tune` draws around them, were found on FOUND and on
 generated sets, before any of REPORTED was scored; the precision on disk was changed after a fault that two of REPORTED
 showed. Differences as a third form, and how ties are decided, came later, by FOUND alone.
 Raw ridge is scikit-learn's `RidgeClassifierCV` on standardised values, unequal lengths filled up with zeros. The peers

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from reservoir.backbone_names import SHORT
 from reservoir.errors import InputError
-from reservoir.options import ModelOptions, ReservoirOptions
+from reservoir.options import ReservoirOptions
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Pad, Windows, every_dilation
 
@@ -29,13 +29,10 @@ DEFAULT_BACKBONE = "mini"
 MOST_SYMBOLS = 64
 """The largest vocabulary that windows read, each symbol a channel of its own."""
 
-KERNEL_GAIN = 6.0
-"""The gain of kernels where none is named: the positions are then small beside the values."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Reservoir(ReservoirOptions):
-    """A frozen map of which nothing is left open: `ReservoirOptions` with what was not said filled in."""
+    """`ReservoirOptions` with every default decided, see `reservoir.plan`."""
 
     backbone: str = DEFAULT_BACKBONE
     init: str = "pretrained"
@@ -46,35 +43,6 @@ class Reservoir(ReservoirOptions):
     dilations: str = "1"
     pad: str = "valid"
     normalise: str = "channel"
-
-    @classmethod
-    def choose(
-        cls, options: ModelOptions, defaults: Mapping[str, Any] | None = None, *, published: bool = False
-    ) -> Reservoir:
-        """Fill in what was not said, by the ``defaults`` of the data, see `reservoir.defaults`, where there are any.
-
-        A backbone is meant with its pretrained weights, unless nobody publishes any of its kind or its settings are
-        changed; an ``init`` that is a folder is a whole backbone with its weights; windows do not overlap. With
-        ``published`` an untrained backbone is drawn as the paper's was, see `reservoir.backbones.random_init`.
-        """
-        backbone, init = options.backbone, options.init
-        if init is not None and Path(init).is_dir():
-            if backbone is not None:
-                raise InputError(f"--init {init}: the folder holds a whole backbone; leave out --backbone {backbone}")
-            backbone, init = str(Path(init).resolve()), "pretrained"
-        name = full_name(backbone or DEFAULT_BACKBONE)
-        if init is None or init.startswith("random"):
-            from reservoir.backbones import default_init, random_init
-
-            init = random_init(name, init or default_init(name), published=published)
-        said: dict[str, Any] = {key: value for key, value in vars(options).items() if value is not None}
-        # Windows that somebody has thought about are theirs altogether; a gain goes with any windows.
-        if defaults and not said.keys() & (defaults.keys() - {"gain"}):
-            said = dict(defaults) | said
-        said |= {"backbone": name, "init": init, "stride": said.get("stride", said.get("patch", 1))}
-        if said.get("input") == "kernels":
-            said = {"gain": KERNEL_GAIN} | said
-        return cls(**said)
 
     def windows(self, task: Task) -> Windows:
         """Return how the sequences of a task become tokens."""

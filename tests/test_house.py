@@ -177,16 +177,6 @@ def test_help_imports_nothing_heavy():
     assert "extract" in done.stdout
 
 
-def test_files_are_short_enough_to_hold_one_idea():
-    long = {}
-    for folder in PACKAGES.values():
-        for path in folder.rglob("*.py"):
-            lines = len(path.read_text().splitlines())
-            if lines > 320:
-                long[path.name] = lines
-    assert long == {}
-
-
 def test_nothing_unpickles():
     for folder in PACKAGES.values():
         for path in folder.rglob("*.py"):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from reservoir_pipelines.extraction import plan
 
 from benchmarks.faults.rounds import command, digests, import_all
+from reservoir import plan
 
 BACKBONE = "gpt2:n_layer=1,n_embd=8,n_head=2,n_positions=64"
 ROWS = 180

@@ -13,6 +13,7 @@ from reservoir_cache import path_below
 from reservoir import InputError
 from reservoir.features import batches, to_tokens
 from reservoir.options import AttentionOptions, OwnDataOptions, PlaceOptions, ReservoirOptions, TaskOptions
+from reservoir.plan import resolve_model
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks import TASKS, own_name, task_named
 from reservoir.tasks.task import Task, Tokens
@@ -110,7 +111,7 @@ def attention(
         model = load_run(run, place.device, "float32")
     else:
         prepared = prepare(task, source, cache=root)
-        settings = Reservoir.choose(reservoir, published=source.published)
+        settings = resolve_model(reservoir, published=source.published)
         model = load_model(prepared.task, settings, place.device, "float32")
         scaling = prepared.scaling
     settings = model.settings
@@ -203,7 +204,7 @@ def _prepare_for(
     trained = Task.from_dict(config["settings"]["spec"]["task"])
     if trained.name != (task if task in TASKS else own_name(task)):
         raise InputError(f"--run {run}: it was trained on {trained.name!r}, not on {task!r}; name that task")
-    settings = Reservoir.choose(reservoir, published=source.published)
+    settings = resolve_model(reservoir, published=source.published)
     if reservoir != ReservoirOptions() and settings != Reservoir(**config["reservoir"]):
         raise InputError(f"--run {run}: the run has a model of its own; leave out the options that choose another")
     prepared = prepare(task, _as_trained(task, trained, source), cache=cache)

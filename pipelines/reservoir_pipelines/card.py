@@ -11,7 +11,7 @@ import numpy as np
 from reservoir_cache import path_below
 
 from reservoir.options import CacheOptions, ModelOptions, OutOptions, TaskOptions
-from reservoir.reservoir import Reservoir
+from reservoir.plan import resolve_model
 from reservoir_pipelines.output import Record
 from reservoir_pipelines.plots import plot_deviations
 from reservoir_pipelines.stage import stage
@@ -84,7 +84,7 @@ def card(
     from reservoir.backbones.parameters import deviations, group_counts, paper_counts, trained_counts, whole_count
     from reservoir.tasks import task_named
 
-    settings = Reservoir.choose(replace(model, backbone=name), published=source.published)
+    settings = resolve_model(replace(model, backbone=name), published=source.published)
     backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
     described = task_named(task, data=data_folder(source.data), **source.given).task if task else None
     if described:

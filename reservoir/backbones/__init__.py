@@ -15,9 +15,9 @@ esn : echo state networks.
 """
 
 from reservoir.backbones.attention import attention_maps
-from reservoir.backbones.backbone import Backbone
+from reservoir.backbones.backbone import Backbone, check_layers, layer_names
 from reservoir.backbones.family import GROUPS
-from reservoir.backbones.names import FAMILIES, KNOWN, default_init, find, random_init
+from reservoir.backbones.names import FAMILIES, KNOWN, default_init, find, find_shape, random_init
 from reservoir.backbones.weights import INITS, describe_weights, load_backbone, load_native, weights_digest
 
 __all__ = [
@@ -27,9 +27,12 @@ __all__ = [
     "KNOWN",
     "Backbone",
     "attention_maps",
+    "check_layers",
     "default_init",
     "describe_weights",
     "find",
+    "find_shape",
+    "layer_names",
     "load_backbone",
     "load_native",
     "random_init",

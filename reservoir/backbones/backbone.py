@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -58,7 +58,7 @@ class Backbone(nn.Module):
     @property
     def layers(self) -> tuple[str, ...]:
         """Names of all layers, from the input side to the output side."""
-        return ("embed", *(block_name(i) for i in range(1, self.depth + 1)), "final")
+        return layer_names(self.depth)
 
     def forward(self, embeds: Tensor, lengths: Tensor | None = None, last: int | None = None) -> Tensor:
         """Map embedded sequences to hidden states after the last norm.
@@ -139,12 +139,7 @@ class Backbone(nn.Module):
 
     def check_layers(self, layers: Any) -> None:
         """Raise `InputError` if one of ``layers`` is not a layer of this backbone."""
-        for layer in layers:
-            if layer not in self.layers:
-                raise InputError(
-                    f"layer {layer!r}: this {self.family.name} has embed, {block_name(1)} to {block_name(self.depth)} "
-                    "and final; choose among them"
-                )
+        check_layers(layers, self.family, self.depth)
 
     def check_length(self, tokens: int, where: str = "") -> None:
         """Raise `InputError`, beginning with ``where``, if so many tokens are more than this backbone's positions."""
@@ -179,6 +174,21 @@ class Backbone(nn.Module):
             if any(piece in parameter for piece in pieces):
                 return group
         raise KeyError(f"{self.family.name}: the parameter {parameter} belongs to no group")
+
+
+def layer_names(depth: int) -> tuple[str, ...]:
+    """Return the names of all layers of a backbone of ``depth`` blocks, from the input side to the output side."""
+    return ("embed", *(block_name(i) for i in range(1, depth + 1)), "final")
+
+
+def check_layers(layers: Iterable[str], family: Family, depth: int) -> None:
+    """Raise `InputError` if one of ``layers`` is not a layer of a backbone of this family and depth."""
+    for layer in layers:
+        if layer not in layer_names(depth):
+            raise InputError(
+                f"layer {layer!r}: this {family.name} has embed, {block_name(1)} to {block_name(depth)} "
+                "and final; choose among them"
+            )
 
 
 def block_name(number: int) -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.built_here import Undrawn
 from reservoir.backbones.family import Draw, Family
 from reservoir.backbones.hub import draw_normal
-from reservoir.backbones.names import SHIPPED, find, gguf, is_altered
+from reservoir.backbones.names import SHIPPED, check_depth, find, gguf, is_altered
 from reservoir.errors import InputError, first_line
 from reservoir.random import generator
 
@@ -74,19 +72,9 @@ def load_native(name: str, depth: int | None = None) -> tuple[Backbone, nn.Modul
         return Backbone(model, family, getattr(model, "config", config), depth), door
 
 
-def load_all_tensors(name: str) -> tuple[Family, Any, nn.Module]:
-    """Return the family, the configuration and the whole pretrained model of a name, token embeddings included."""
-    with _LOADING:
-        family, config = _find(name, None)
-        return family, config, _load(name, family, config, native=True)
-
-
 def _find(name: str, depth: int | None) -> tuple[Family, Any]:
     family, config = find(name)
-    _check_memory(name, family, config)
-    blocks = family.shape(config).depth
-    if depth is not None and not 1 <= depth <= blocks:
-        raise InputError(f"depth {depth}: backbone {name!r} has {blocks} blocks; keep 1 to {blocks} of them")
+    check_depth(name, family.shape(config).depth, depth)
     return family, config
 
 
@@ -172,31 +160,12 @@ def _redraw(
         list(threads.map(redraw, wanted))
 
 
-def _check_memory(name: str, family: Family, config: Any) -> None:
-    """Refuse a model that is larger than the machine's memory, which the system would otherwise end the process for."""
-    with _usable_configuration(name):
-        parameters = family.loader.count(config)
-    if not hasattr(os, "sysconf"):  # Windows
-        return
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if 4 * parameters > memory:
-        raise InputError(
-            f"backbone {name!r}: its parameters take {4 * parameters / 1e9:,.0f} GB in float32, and this machine has "
-            f"{memory / 1e9:,.0f} GB of memory; choose a smaller backbone"
-        )
-
-
-@contextmanager
-def _usable_configuration(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, TypeError, LookupError, AssertionError, RuntimeError, ArithmeticError, AttributeError) as error:
-        raise InputError(f"backbone {name!r}: its configuration does not work ({first_line(error)})") from error
-
-
 def _build(name: str, family: Family, config: Any) -> nn.Module:
-    with _usable_configuration(name), Undrawn():
-        return family.loader.build(config)
+    try:
+        with Undrawn():
+            return family.loader.build(config)
+    except (ValueError, TypeError, LookupError, AssertionError, RuntimeError, ZeroDivisionError) as error:
+        raise InputError(f"backbone {name!r}: its configuration does not work ({first_line(error)})") from error
 
 
 def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn.Module:

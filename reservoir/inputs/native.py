@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from reservoir.backbones import Backbone, find, load_native
 from reservoir.errors import InputError
-from reservoir.inputs.pixels import PixelReader, open_pixels
+from reservoir.inputs.pixels import PixelReader, embed_patches, open_pixels
 from reservoir.inputs.sounds import SoundReader, open_sounds
 from reservoir.inputs.text import TextReader, read_tokenizer
 from reservoir.tasks import pictures, shows_pictures
@@ -47,28 +47,37 @@ class Native:
     input_digests: Mapping[str, str]
 
 
-def open_native(task: Task, name: str, init: str, depth: int | None) -> Native:
-    """Load a pretrained model with its own way in, for a task."""
+def open_reader(task: Task, name: str, init: str) -> Reader:
+    """Open what turns the rows of a task into a pretrained model's own tokens, without loading the model."""
     if init != "pretrained":
         raise InputError(f"--input native: the embeddings are the pretrained ones, and --init {init} draws the rest")
-    family, _ = find(name)
+    family, config = find(name)
     reads = {"pixels": shows_pictures, "sounds": holds_samples}.get(family.reads, lambda task: bool(task.alphabet))
     if not reads(task):
         raise InputError(f"--input native: {family.name} reads {family.reads or 'vectors'}, and task {task.name!r} not")
-    backbone, door = load_native(name, depth)
     if family.reads == "sounds":
-        reader = open_sounds(task, name, backbone, door)
-    elif family.reads == "pixels":
-        reader, door = open_pixels(name, backbone, door, partial(pictures, task))
+        return open_sounds(task, name, config)
+    if family.reads == "pixels":
+        return open_pixels(name, config, partial(pictures, task))
+    return read_tokenizer(name, family.shape(config).max_tokens)
+
+
+def open_native(task: Task, name: str, init: str, depth: int | None) -> Native:
+    """Load a pretrained model with its own input layer, for a task."""
+    reader = open_reader(task, name, init)
+    backbone, embedding = load_native(name, depth)
+    if isinstance(reader, SoundReader):
+        reader.convolutions = embedding.get_submodule("convolutions")
+    elif isinstance(reader, PixelReader):
+        embedding = embed_patches(reader, backbone, embedding)
     else:
-        reader = read_tokenizer(name, backbone.max_tokens, getattr(door, "num_embeddings", None))
-        _check_rows(name, reader, door)
+        _check_rows(name, reader, embedding)
     return Native(
         backbone=backbone,
-        inputs=NativeInput(door),
+        inputs=NativeInput(embedding),
         reader=reader,
         task=replace(task, form=reader.form, max_tokens=reader.max_tokens),
-        input_digests={reader.kind: reader.digest, "embeddings": content_digest(door)},
+        input_digests={reader.kind: reader.digest, "embeddings": content_digest(embedding)},
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from reservoir.backbones import Backbone
-from reservoir.backbones.hub import local_files_only, quiet
+from reservoir.backbones.hub import offline, quiet
 from reservoir.errors import InputError, first_line
 from reservoir.tasks.images.patches import patches
 from reservoir.tasks.own.decode import check_pillow
@@ -84,21 +84,25 @@ class PixelReader:
         return np.asarray(found, np.float32).transpose(0, 2, 3, 1)
 
 
-def open_pixels(name: str, backbone: Backbone, door: Any, pictures: Pictures) -> tuple[PixelReader, nn.Module]:
-    """Return the reader of a vision model and what embeds its patches; its own positions go into the backbone."""
+def open_pixels(name: str, config: Any, pictures: Pictures) -> PixelReader:
+    """Return the reader of a vision model with this configuration."""
     from transformers import AutoImageProcessor
 
     check_pillow()
     with usable(name, instead="orthogonal"):
         processor = AutoImageProcessor.from_pretrained(
-            name, backend="pil", trust_remote_code=False, local_files_only=local_files_only(name)
+            name, backend="pil", trust_remote_code=False, local_files_only=offline(name)
         )
-        reader = PixelReader(processor, backbone.config, pictures)
+        return PixelReader(processor, config, pictures)
+
+
+def embed_patches(reader: PixelReader, backbone: Backbone, embeddings: Any) -> PatchInput:
+    """Return what embeds the patches of a reader; set the backbone's positions for as many patches."""
     with torch.no_grad():
         tokens = torch.zeros(1, reader.max_tokens, backbone.width)
-        positions = door.interpolate_pos_encoding(tokens, reader.height, reader.width)[0]
+        positions = embeddings.interpolate_pos_encoding(tokens, reader.height, reader.width)[0]
     backbone.set_positions("embeddings.position_embeddings", positions)
-    return reader, PatchInput(door)
+    return PatchInput(embeddings)
 
 
 @contextmanager

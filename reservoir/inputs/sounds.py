@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
-from reservoir.backbones import Backbone
-from reservoir.backbones.hub import local_files_only
+from reservoir.backbones.hub import offline
 from reservoir.errors import InputError
 from reservoir.inputs.pixels import settings_digest, usable
 from reservoir.tasks.own.wav import RATE
@@ -23,8 +23,11 @@ class SoundReader:
 
     kind, has_cls, note = "processor", False, ""
 
-    def __init__(self, extractor: Any, config: Any, door: Any, most_samples: int) -> None:
-        self._extractor, self._door = extractor, door
+    convolutions: nn.Module
+    """The model's own, set once the model is loaded."""
+
+    def __init__(self, extractor: Any, config: Any, most_samples: int) -> None:
+        self._extractor = extractor
         self._steps = list(zip(config.conv_kernel, config.conv_stride, strict=True))
         self.form = Vectors(config.conv_dim[-1])
         self._least = 1
@@ -42,14 +45,14 @@ class SoundReader:
     @torch.inference_mode()
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return vectors (rows, tokens, channels) of stored samples (rows, samples, 1), and the tokens of each row."""
-        device = next(self._door.parameters()).device
+        device = next(self.convolutions.parameters()).device
         tokens = np.array([self._tokens(int(n)) for n in lengths], np.int32)
         found = np.zeros((len(x), tokens.max(), self.form.dim), np.float32)
         for row, (samples, length, count) in enumerate(zip(x[:, :, 0], lengths, tokens, strict=True)):
             scaled = self._extractor(samples[:length], sampling_rate=self.rate, return_tensors="np")["input_values"]
             # A sound shorter than what one token spans ends in silence.
             padded = np.pad(scaled, ((0, 0), (0, max(0, self._least - length)))).astype(np.float32)
-            vectors = self._door.convolutions(torch.from_numpy(padded).to(device))
+            vectors = self.convolutions(torch.from_numpy(padded).to(device))
             found[row, :count] = vectors[0].T.float().cpu().numpy()
         return found, tokens
 
@@ -61,15 +64,15 @@ class SoundReader:
         return samples
 
 
-def open_sounds(task: Task, name: str, backbone: Backbone, door: Any) -> SoundReader:
+def open_sounds(task: Task, name: str, config: Any) -> SoundReader:
     """Return the reader of an audio model for the sounds of a task; refuse those of another rate than the model's."""
     from transformers import Wav2Vec2FeatureExtractor
 
     with usable(name, instead="kernels"):
-        extractor = Wav2Vec2FeatureExtractor.from_pretrained(name, local_files_only=local_files_only(name))
+        extractor = Wav2Vec2FeatureExtractor.from_pretrained(name, local_files_only=offline(name))
         if extractor.feature_size != 1:
             raise InputError(f"it gives {extractor.feature_size} values per sample")
-    reader = SoundReader(extractor, backbone.config, door, task.max_tokens)
+    reader = SoundReader(extractor, config, task.max_tokens)
     rate = task.parameters.get("rate", RATE)
     if reader.rate != rate:
         raise InputError(

@@ -13,7 +13,7 @@ from tests.processes import Child
 # Blocks of 16 rows make many moments at which a kill can fall; nothing else differs from the command line.
 RUN = """
 import sys
-from reservoir_pipelines.extraction import plan
+from reservoir import plan
 from reservoir_pipelines.cli import run
 plan.BLOCK_ROWS["cpu"] = 16
 sys.exit(run(sys.argv[1:]))

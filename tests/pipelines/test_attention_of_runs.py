@@ -14,7 +14,8 @@ from reservoir_pipelines.training.trained import load_run
 
 from reservoir.backbones import attention_maps
 from reservoir.options import ReservoirOptions
-from reservoir.reservoir import Reservoir, load_model
+from reservoir.plan import resolve_model
+from reservoir.reservoir import load_model
 
 TINY = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=30,initializer_range=0.3"
 QUICK = {"backbone": TINY, "init": "random", "device": "cpu", "steps": 4, "eval_every": 2, "learning_rate": 0.05}
@@ -107,7 +108,7 @@ def test_windows_are_the_tokens_of_the_maps(cache, tmp_path, patch, stride):
     maps = attention(own, run=done.path, average=6, device="cpu")
     assert_maps(maps, by_hand(load_run(done.path, "cpu", "float32"), tokens))
     frozen = attention(own, backbone=TINY, init="random", patch=patch, stride=stride, average=6, device="cpu")
-    settings = Reservoir.choose(ReservoirOptions(backbone=TINY, init="random", patch=patch, stride=stride))
+    settings = resolve_model(ReservoirOptions(backbone=TINY, init="random", patch=patch, stride=stride))
     assert_maps(frozen, by_hand(load_model(prepared.task, settings, "cpu", "float32"), tokens))
 
 

@@ -203,7 +203,7 @@ def test_memory_is_bounded_and_forgetting_costs_a_pass_at_most(classifier, passe
 
 def by_hand(model, x, columns):
     """Return features of float sequences, straight through the frozen model, in other batches."""
-    frozen = rowcache.shared_model(model._task, model._settings, compute=model._compute)
+    frozen = rowcache.shared_model(model._task, model._plan.reservoir, compute=model._plan.compute)
     found = forward(frozen, None, x.astype(np.float32), np.full(len(x), x.shape[1]), columns, 5)
     return {name: values.reshape(len(x), -1) for name, values in found.items()}
 

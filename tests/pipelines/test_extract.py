@@ -11,14 +11,15 @@ import pytest
 import torch
 from reservoir_cache import CacheError, repair, verify
 from reservoir_pipelines import extract
-from reservoir_pipelines.extraction.plan import BATCH_TOKENS, BLOCK_ROWS, draw_rows
+from reservoir_pipelines.extraction.spec import draw_rows
 from reservoir_pipelines.preparation.prepare import prepare
 from safetensors.torch import load_file, save_file
 
 from reservoir import InputError
 from reservoir.features import batches, forward, padded_lengths, token_batches
 from reservoir.options import ReservoirOptions
-from reservoir.reservoir import Reservoir, load_model
+from reservoir.plan import BATCH_TOKENS, BLOCK_ROWS, resolve_model
+from reservoir.reservoir import load_model
 from reservoir.tasks import task_named
 
 
@@ -40,7 +41,7 @@ def small(cache, tiny_gpt2):
 def test_features_are_what_the_model_computes(small, tiny_gpt2):
     done = small(store="float32", pool="last,mean,segments8")
     prepared = prepare("digits")
-    model = load_model(prepared.task, Reservoir.choose(ReservoirOptions(backbone=str(tiny_gpt2))), compute="float32")
+    model = load_model(prepared.task, resolve_model(ReservoirOptions(backbone=str(tiny_gpt2))), compute="float32")
     rows = draw_rows(prepared, 300)
     for split in ("train", "valid", "test"):
         whole = prepared.split(split).read(0, len(prepared.split(split)))
@@ -274,7 +275,7 @@ def test_windows_are_tokens_of_the_model(cache, tiny_gpt2, tmp_path):
     done = extract(str(tmp_path / "own.npz"), patch=4, stride=2, pool="last", **settings)
     prepared = prepare(str(tmp_path / "own.npz"))
     model = load_model(
-        prepared.task, Reservoir.choose(ReservoirOptions(backbone=str(tiny_gpt2), patch=4, stride=2)), compute="float32"
+        prepared.task, resolve_model(ReservoirOptions(backbone=str(tiny_gpt2), patch=4, stride=2)), compute="float32"
     )
     assert model.fpt.task.form.dim == 8
     part = prepared.split("train")

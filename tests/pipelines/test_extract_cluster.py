@@ -11,7 +11,9 @@ from contextlib import suppress
 import pytest
 from reservoir_cache import verify
 from reservoir_pipelines import extract
-from reservoir_pipelines.extraction import plan, shares
+from reservoir_pipelines.extraction import shares
+
+from reservoir import plan
 
 distributed = pytest.importorskip("distributed")
 

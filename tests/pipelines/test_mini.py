@@ -18,6 +18,7 @@ from reservoir.backbones import default_init, find, load_backbone, weights_diges
 from reservoir.backbones.names import SHIPPED
 from reservoir.errors import InputError
 from reservoir.options import ReservoirOptions
+from reservoir.plan import resolve_model
 from reservoir.reservoir import Reservoir
 
 MINI = SHIPPED["mini"]
@@ -82,7 +83,7 @@ def test_its_inits_are_three_models_and_other_shapes_only_random():
 
 
 def choose(**options):
-    return Reservoir.choose(ReservoirOptions(**options))
+    return resolve_model(ReservoirOptions(**options))
 
 
 def test_it_is_meant_where_no_backbone_is_named(decoy):

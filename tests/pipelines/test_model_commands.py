@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from reservoir.errors import InputError
 from reservoir.options import ReservoirOptions
+from reservoir.plan import resolve_model
 from reservoir.reservoir import Reservoir, load_model
 from reservoir.tasks.task import Task, Tokens, Vectors
 
@@ -117,7 +118,7 @@ def test_attention_refuses_what_it_cannot_do(cache):
 
 def test_settings_name_one_reservoir(tmp_path):
     def choose(**options):
-        return Reservoir.choose(ReservoirOptions(**options))
+        return resolve_model(ReservoirOptions(**options))
 
     assert choose(backbone="esn:units=20").init == "random"
     assert choose(backbone="gpt2", depth=6).title == "gpt2-depth6-pretrained"

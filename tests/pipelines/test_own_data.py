@@ -90,7 +90,7 @@ def test_letters_that_no_window_holds_are_said(cache, call, tmp_path, monkeypatc
     (tmp_path / "dna.csv").write_text("\n".join(["sequence,label", *rows]) + "\n")
     told = []
     for most, more in ((2**21, ("--pool", "max")), (40 * 6, ("--pool", "min")), (40 * 6, ("--stride", 5))):
-        monkeypatch.setattr("reservoir.defaults.MOST_TOKENS", most)
+        monkeypatch.setattr("reservoir.plan.MAX_TOKENS", most)
         told.append(call("extract", tmp_path / "dna.csv", "--layers", "embed", *more)[2])
     assert ["windows of" in text for text in told] == [False, True, False]
-    assert "windows of 5 at every 10th place hold 50% of each row; --stride 5 reads more" in told[1]
+    assert "windows of 5 with stride 10 cover 50% of each row; --stride 5 covers more" in told[1]

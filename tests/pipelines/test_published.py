@@ -9,7 +9,7 @@ from reservoir_pipelines.training.train import train
 
 from reservoir.errors import InputError
 from reservoir.options import ReservoirOptions
-from reservoir.reservoir import Reservoir
+from reservoir.plan import resolve_model
 from reservoir.tasks import task_named
 
 TINY = "gpt2:n_layer=1,n_embd=16,n_head=2"
@@ -29,14 +29,14 @@ FEW = {"train_rows": 40, "valid_rows": 20, "test_rows": 20}
     ],
 )
 def test_the_papers_protocol_draws_an_untrained_gpt2_as_its_library_did(backbone, said, drawn):
-    assert Reservoir.choose(ReservoirOptions(backbone=backbone, init=said), published=True).init == drawn
-    ours = Reservoir.choose(ReservoirOptions(backbone=backbone, init=said)).init
+    assert resolve_model(ReservoirOptions(backbone=backbone, init=said), published=True).init == drawn
+    ours = resolve_model(ReservoirOptions(backbone=backbone, init=said)).init
     assert ours == {"random-flat": "random"}.get(drawn, drawn)
 
 
 def test_random_scaled_is_a_way_to_draw_gpt2():
     with pytest.raises(InputError, match="random-scaled': a way to draw GPT-2, which 'lstm' is not"):
-        Reservoir.choose(ReservoirOptions(backbone="lstm", init="random-scaled"))
+        resolve_model(ReservoirOptions(backbone="lstm", init="random-scaled"))
 
 
 def test_the_draw_is_named_in_the_entrys_card(cache, call):

@@ -10,7 +10,8 @@ import torch
 from reservoir import InputError
 from reservoir.features import forward
 from reservoir.options import ReservoirOptions
-from reservoir.reservoir import LoadedModel, Reservoir, load_model
+from reservoir.plan import resolve_model
+from reservoir.reservoir import LoadedModel, load_model
 from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, Mnist
 from reservoir.tasks.images.patches import patches
 from reservoir.tasks.task import Task, Vectors
@@ -26,7 +27,7 @@ SETTINGS = {
 
 
 def load(folder: Path, task: Task = TASK) -> LoadedModel:
-    return load_model(task, Reservoir.choose(ReservoirOptions(backbone=str(folder), input="native")), "cpu", "float32")
+    return load_model(task, resolve_model(ReservoirOptions(backbone=str(folder), input="native")), "cpu", "float32")
 
 
 def images(rows: int = 5) -> np.ndarray:

@@ -9,7 +9,8 @@ import torch
 from reservoir import InputError
 from reservoir.features import forward
 from reservoir.options import ReservoirOptions
-from reservoir.reservoir import LoadedModel, Reservoir, load_model
+from reservoir.plan import resolve_model
+from reservoir.reservoir import LoadedModel, load_model
 from reservoir.tasks.task import Task, Vectors
 from tests.reservoir.models import MODELS, WIDTH, save_with_extractor
 
@@ -32,7 +33,7 @@ def folder(request, tmp_path_factory):
 
 
 def load(folder: Path, task: Task = TASK) -> LoadedModel:
-    return load_model(task, Reservoir.choose(ReservoirOptions(backbone=str(folder), input="native")), "cpu", "float32")
+    return load_model(task, resolve_model(ReservoirOptions(backbone=str(folder), input="native")), "cpu", "float32")
 
 
 def sounds() -> np.ndarray:

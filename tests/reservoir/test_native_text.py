@@ -13,7 +13,8 @@ import torch
 from reservoir import InputError
 from reservoir.features import forward, token_batches
 from reservoir.options import ReservoirOptions
-from reservoir.reservoir import LoadedModel, Reservoir, load_model
+from reservoir.plan import resolve_model
+from reservoir.reservoir import LoadedModel, load_model
 from reservoir.tasks.own.letters import codes_of
 from reservoir.tasks.task import Task, Tokens
 from tests.reservoir.models import MODELS, PIXELS, SOUNDS, layer_names, save, save_with_tokenizer
@@ -32,7 +33,7 @@ KINDS = [kind for kind in MODELS if kind not in (*PIXELS, *SOUNDS)]
 
 
 def load(folder: Path) -> LoadedModel:
-    return load_model(TASK, Reservoir.choose(ReservoirOptions(backbone=str(folder), input="native")), "cpu", "float32")
+    return load_model(TASK, resolve_model(ReservoirOptions(backbone=str(folder), input="native")), "cpu", "float32")
 
 
 def features(model: LoadedModel, texts: list[str], columns: list[str], batch_rows: int = 32) -> dict[str, np.ndarray]:
@@ -116,7 +117,7 @@ def test_the_natively_unreadable_is_refused(tmp_path: Path):
 
     def refused(task: Task = TASK, **settings: str) -> str:
         with pytest.raises(InputError) as caught:
-            chosen = Reservoir.choose(ReservoirOptions(backbone=str(folder), input="native", **settings))
+            chosen = resolve_model(ReservoirOptions(backbone=str(folder), input="native", **settings))
             load_model(task, chosen, "cpu", "float32")
         return str(caught.value)
 
@@ -145,7 +146,7 @@ def test_windows_over_a_long_text_are_averaged_by_their_tokens(tmp_path: Path, b
     from transformers import AutoModel, AutoTokenizer
 
     folder = save_with_tokenizer("bert", tmp_path / "bert")
-    settings = Reservoir.choose(ReservoirOptions(backbone=str(folder), input="native", long="windows"))
+    settings = resolve_model(ReservoirOptions(backbone=str(folder), input="native", long="windows"))
     model = load_model(TASK, settings, "cpu", "float32")
     texts = ["the cat sat", "the cat and the dog and the cow sat on a mat " * 5, "dog " * 40]
     found = features(model, texts, ["final/cls", "final/mean", "block02/max"], batch_rows)
@@ -168,7 +169,7 @@ def test_windows_over_a_long_text_are_averaged_by_their_tokens(tmp_path: Path, b
 
 
 def test_windows_are_for_a_models_own_tokens(tmp_path: Path):
-    settings = Reservoir.choose(ReservoirOptions(backbone=str(save("bert", tmp_path / "bert")), long="windows"))
+    settings = resolve_model(ReservoirOptions(backbone=str(save("bert", tmp_path / "bert")), long="windows"))
     with pytest.raises(InputError, match="--long windows: it is for texts that a model reads"):
         load_model(TASK, settings, "cpu", "float32")
 

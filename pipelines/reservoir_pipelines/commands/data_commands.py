@@ -73,10 +73,22 @@ def prepare(task: Task, given: dict[str, Any]) -> Answer:
     return Answer(found, [(("split", "#rows"), rows, str(prepared.path))])
 
 
-def extract(task: Task, given: dict[str, Any]) -> Answer:
+def extract(
+    task: Task,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print every option with its value and why; compute nothing.")
+    ] = False,
+    *,
+    given: dict[str, Any],
+) -> Answer:
     """Run a frozen model once, cache its hidden states."""
     from reservoir_pipelines.extraction.extract import extract as stage
+    from reservoir_pipelines.extraction.extract import resolved_plan
 
+    if dry_run:
+        options = {name: value for name, value in given.items() if name in vars(ExtractOptions())}
+        plan = resolved_plan(task, **options)
+        return Answer(plan, [(("option", "value", "why"), plan.table(), "plan")])
     done = stage(task, **given)
     rows = [
         ("entry", done.entry),

@@ -6,11 +6,11 @@ import inspect
 from dataclasses import Field, fields
 from typing import Any, TypeVar
 
-from reservoir.option_fields import Options
 from reservoir.options import (
     CacheOptions,
     ComputeOptions,
     DeviceOptions,
+    ExtractOptions,
     FeatureOptions,
     OwnDataOptions,
     ReservoirOptions,
@@ -18,7 +18,6 @@ from reservoir.options import (
 from reservoir_pipelines.stage import keyword
 
 K = TypeVar("K", bound=type)
-G = TypeVar("G", bound=Options)
 
 _OPTIONS: tuple[Field[Any], ...] = (
     *fields(ReservoirOptions),
@@ -66,9 +65,9 @@ def with_parameters(*own: str) -> Any:
     return decorate
 
 
-def options_of(estimator: Any, kind: type[G]) -> G:
-    """Return a group of options from the attributes of an estimator."""
-    return kind(**{item.name: getattr(estimator, item.name) for item in fields(kind)})
+def extract_options(estimator: Any) -> ExtractOptions:
+    """Return the parameters of an estimator as options of `extract`; features stay float32."""
+    return ExtractOptions(**{item.name: getattr(estimator, item.name) for item in _OPTIONS}, store="float32")
 
 
 def _described(item: Field[Any]) -> str:

@@ -10,14 +10,11 @@ import numpy.typing as npt
 from sklearn.model_selection import BaseCrossValidator
 from sklearn.utils.validation import column_or_1d
 
-from reservoir.features import column_shapes
+from reservoir.plan import RAW
 from reservoir.readouts import DEFAULT_ALPHAS, LinearReadout, Targets, beside_raw, cross_sweep, deal_folds
 from reservoir.readouts.estimators import fold_numbers, present, sample_weights
 from reservoir_pipelines.estimators.reservoir_estimator import ReservoirEstimator
 from reservoir_pipelines.estimators.sequences import Rows
-from reservoir_pipelines.fitting.engines import AUTO_FOLDS, repeats_of
-from reservoir_pipelines.fitting.pool import joined_columns, known_columns
-from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.fitting.trials import Trial, trial_of, widened_trial
 
 
@@ -76,7 +73,7 @@ class ReservoirPredictor(ReservoirEstimator):
         """Fit every column and penalty to labels (n, outputs) and keep the best: of equal ones that of least loss."""
         features, folds = self._features(rows), self._deals(rows.x, y, groups, classifier=targets.classes > 0)
         raw, trials = features(RAW).shape[1], []
-        for name in self._candidates(len(rows.x)):
+        for name in dict.fromkeys([*self._plan.candidates, RAW]):
             block = features(name), y, folds
             block = block if weights is None else present(*block, weights)
             trials.append(self._trial(name, block, targets, _emphasis(name, block[0].shape[1], raw)))
@@ -91,14 +88,6 @@ class ReservoirPredictor(ReservoirEstimator):
             "score": np.array([result.valid_score for result in found]),
         }
 
-    def _candidates(self, rows: int) -> list[str]:
-        """Return the columns to try, as `fit` tries those of an entry, and the raw input."""
-        shapes = column_shapes(self._task, self._model().fpt.backbone.width, self.columns_)
-        widths = {column: tokens * width for column, (tokens, width) in shapes.items()}
-        known = known_columns(self._task, [*self.columns_, RAW], rows)
-        tried = known or [*self.columns_, *joined_columns(widths, rows, raw=True)]
-        return list(dict.fromkeys([*tried, RAW]))
-
     def _deals(self, x: np.ndarray, y: np.ndarray, groups: npt.ArrayLike | None, *, classifier: bool) -> np.ndarray:
         """Return the fold of each sample in each deal, (n, deals)."""
         group = None if groups is None else column_or_1d(groups)
@@ -109,7 +98,8 @@ class ReservoirPredictor(ReservoirEstimator):
         if units < 2:
             what = "n_samples = 1" if group is None else "groups holds 1 group"
             raise ValueError(f"{what}; give at least two, to choose by those that are held out")
-        folds, deals = (min(AUTO_FOLDS, units), repeats_of(len(x))) if self.cv is None else (self.cv, 1)
+        plan = self._plan
+        folds, deals = (min(plan.folds, units), plan.repeats) if self.cv is None else (self.cv, 1)
         dealt = [deal_folds(len(x), int(folds), labels=labels, groups=group, repeat=n) for n in range(deals)]
         return np.stack(dealt, axis=1)
 

@@ -11,12 +11,11 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from reservoir import InputError
-from reservoir.defaults import choose_reservoir, default_layers, default_pools
-from reservoir.options import ReservoirOptions
+from reservoir.plan import RAW, Plan, resolve
 from reservoir.raw_input import raw_features
-from reservoir.reservoir import LoadedModel, choose_compute, choose_device
+from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Task, Tokens, Vectors
-from reservoir_pipelines.estimators.parameters import options_of
+from reservoir_pipelines.estimators.parameters import extract_options
 from reservoir_pipelines.estimators.rowcache import FoundRows, shared_cache, shared_model
 from reservoir_pipelines.estimators.sequences import (
     Rows,
@@ -27,8 +26,6 @@ from reservoir_pipelines.estimators.sequences import (
     read_vocabulary,
     scaling_of,
 )
-from reservoir_pipelines.extraction.plan import choose_columns
-from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.workspace import ROWS, cache_root
 
 # scikit-learn's own defaults for these parameters are strings and integers, from which type checkers infer too little.
@@ -40,6 +37,7 @@ class ReservoirEstimator(BaseEstimator):
 
     vocabulary_: int | None
     n_features_in_: int
+    _plan: Plan
     layers: str | Sequence[str] | None
     pool: str | Sequence[str] | None
     vocabulary: int | None
@@ -73,14 +71,10 @@ class ReservoirEstimator(BaseEstimator):
         self.n_channels_in_ = rows.x.shape[2] if rows.x.ndim == 3 else 1
         form = Vectors(self.n_channels_in_) if self.vocabulary_ is None else Tokens(self.vocabulary_)
         self._task = Task(name=ROWS, form=form, max_tokens=x.shape[1], classes=0)
-        self._settings = choose_reservoir(options_of(self, ReservoirOptions), self._task, len(x))
         # Kept for predict: another machine may choose another precision, or have other weights under this name.
-        self._compute = choose_compute(self.compute, choose_device(self.device))
-        model = self._model()
-        layers = default_layers(self._task) if self.layers is None else self.layers
-        pools = default_pools(self._task, model.fpt.backbone.width) if self.pool is None else self.pool
-        self.columns_ = list(choose_columns(model, layers, pools))
-        self._digest = model.digest
+        self._plan = resolve(self._task, extract_options(self), {"train": len(x)})
+        self.columns_ = list(self._plan.columns)
+        self._digest = self._model().digest
         self._scaling = scaling_of(x, rows, self._task, weights, standardise=self.standardise)
         return rows.scaled(self._scaling) if self._scaling else rows
 
@@ -113,12 +107,12 @@ class ReservoirEstimator(BaseEstimator):
         model = self._model()
         if model.digest != self._digest:
             raise InputError(
-                f"the weights of {self._settings.backbone!r} are no longer those this was fitted on; bring them back, "
-                "or fit again"
+                f"the weights of {self._plan.reservoir.backbone!r} are no longer those this was fitted on; "
+                "bring them back, or fit again"
             )
         root = cache_root(None if self.cache is None else Path(self.cache)).resolve()
         # Every column, and not the chosen one alone: another fold may choose another for the same rows.
-        return shared_cache(root, model, tuple(self.columns_)).find(model, rows.x, rows.lengths)
+        return shared_cache(root, model, self._plan).find(model, rows.x, rows.lengths)
 
     def _model(self) -> LoadedModel:
-        return shared_model(self._task, self._settings, self.device, self._compute)
+        return shared_model(self._task, self._plan.reservoir, self.device, self._plan.compute)

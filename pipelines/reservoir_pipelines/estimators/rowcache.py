@@ -23,10 +23,11 @@ from reservoir_cache import (
 )
 
 from reservoir.features import column_shapes, forward
+from reservoir.plan import Plan
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks.task import Task, Tokens, Vectors
-from reservoir_pipelines.extraction.compute import compute_missing
-from reservoir_pipelines.extraction.plan import choose_layout, frozen_fields
+from reservoir_pipelines.extraction.run import compute_missing
+from reservoir_pipelines.extraction.spec import frozen_fields
 from reservoir_pipelines.preparation.source_files import stamp
 from reservoir_pipelines.workspace import ROWS
 
@@ -89,8 +90,8 @@ class RowCache:
     depend on the rows that were computed along with them.
     """
 
-    def __init__(self, root: Path, title: str, spec: Spec, columns: tuple[str, ...]) -> None:
-        self.root, self.columns = root, columns
+    def __init__(self, root: Path, title: str, spec: Spec, columns: tuple[str, ...], layout: Layout) -> None:
+        self.root, self.columns, self.layout = root, columns, layout
         self._spec, self._name = spec, f"{title}-{spec.key[:12]}"
         self._blocks: list[Block] = []
         self._place: dict[bytes, tuple[Block, int]] = {}
@@ -145,12 +146,11 @@ class RowCache:
             self._place.setdefault(digest, (block, row))
 
     def _compute(self, model: LoadedModel, x: np.ndarray, lengths: np.ndarray, digests: list[bytes]) -> None:
-        layout = choose_layout(model, self.columns, None)
         if len(x) < FEW:
-            values = forward(model, None, x, lengths, self.columns, layout.batch_rows)
+            values = forward(model, None, x, lengths, self.columns, self.layout.batch_rows)
             self._add(Block(None, {name: column.reshape(len(x), -1) for name, column in values.items()}), digests)
             return
-        entry = self._entry(model, lengths, digests, layout)
+        entry = self._entry(model, lengths, digests)
 
         def block(_: str, low: int, high: int, columns: Sequence[str]) -> dict[str, np.ndarray]:
             return forward(model, None, x[low:high], lengths[low:high], columns, entry.layout.batch_rows)
@@ -158,15 +158,15 @@ class RowCache:
         compute_missing(entry, [ROWS], self.columns, block)
         self._take(entry)
 
-    def _entry(self, model: LoadedModel, lengths: np.ndarray, digests: list[bytes], layout: Layout) -> Entry:
+    def _entry(self, model: LoadedModel, lengths: np.ndarray, digests: list[bytes]) -> Entry:
         """Create the entry of a batch of rows, with their digests as labels."""
         rows = {ROWS: len(digests)}
         data = {"digest": hashlib.sha256(b"".join(digests)).hexdigest(), "rows": rows}
         spec = replace(self._spec, data=data)
         task = model.fpt.task
         shapes = column_shapes(task, model.fpt.backbone.width, self.columns)
-        check_space(self.root, required_bytes(spec, layout, rows, shapes))
-        entry = Entry.create(self.root, self._name, spec, layout, {"reservoir": model.settings.to_dict()})
+        check_space(self.root, required_bytes(spec, self.layout, rows, shapes))
+        entry = Entry.create(self.root, self._name, spec, self.layout, {"reservoir": model.settings.to_dict()})
         labels = np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), 1, -1)
         write_targets(entry, ROWS, {"y": labels, "lengths": lengths, "index": np.arange(len(digests))})
         return entry
@@ -182,14 +182,15 @@ def row_spec(model: LoadedModel) -> Spec:
     )
 
 
-def shared_cache(root: Path, model: LoadedModel, columns: tuple[str, ...]) -> RowCache:
-    """Return the row cache of a map, the same one as long as this process works with it."""
-    return _shared(root, model.settings.title, row_spec(model).canonical(), columns)
+def shared_cache(root: Path, model: LoadedModel, plan: Plan) -> RowCache:
+    """Return the row cache of a frozen model, the same one as long as this process works with it."""
+    layout = Layout(block_rows=plan.block_rows, batch_rows=plan.batch_rows)
+    return _shared(root, model.settings.title, row_spec(model).canonical(), plan.columns, layout)
 
 
 @lru_cache(maxsize=4)
-def _shared(root: Path, title: str, spec: str, columns: tuple[str, ...]) -> RowCache:
-    return RowCache(root, title, Spec(**json.loads(spec)), columns)
+def _shared(root: Path, title: str, spec: str, columns: tuple[str, ...], layout: Layout) -> RowCache:
+    return RowCache(root, title, Spec(**json.loads(spec)), columns, layout)
 
 
 def shared_model(task: Task, settings: Reservoir, device: str = "auto", compute: str = "auto") -> LoadedModel:

@@ -50,7 +50,7 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
 
 def _holds(entry: Entry, file: str, root: Path) -> bool:
     """Whether an entry was made of what a file holds now."""
-    from reservoir_pipelines.extraction.plan import data_digest, draw_rows
+    from reservoir_pipelines.extraction.spec import data_digest, draw_rows
     from reservoir_pipelines.preparation.prepare import prepare
 
     asked = RowOptions(**{key: value for key, value in _settings(entry).items() if key in vars(RowOptions())})

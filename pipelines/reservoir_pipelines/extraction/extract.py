@@ -13,12 +13,14 @@ from reservoir_cache import FeatureStore, folder_bytes
 from reservoir.options import ClusterOptions, ExtractOptions
 from reservoir_pipelines.extraction.receipts import recall, remember, request_of
 from reservoir_pipelines.output import Record, meter, notify
-from reservoir_pipelines.preparation.prepare import heard, prepare
+from reservoir_pipelines.preparation.prepare import prepare_for_model
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workspace import cache_root
 
 if TYPE_CHECKING:
     from reservoir_cache import SplitFeatures
+
+    from reservoir.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,18 @@ class Extraction(Record):
 
 
 @stage
+def resolved_plan(task: str, options: ExtractOptions) -> Plan:
+    """Return the plan of an extraction, each option with its value and the reason for it; nothing is computed.
+
+    The data is prepared if it is not yet.
+    """
+    from reservoir_pipelines.extraction.run import plan_of  # which imports torch
+
+    options, prepared = prepare_for_model(task, options, cache_root(options.cache))
+    return plan_of(prepared, options)
+
+
+@stage
 def extract(
     task: str,
     options: ExtractOptions,
@@ -101,18 +115,17 @@ def extract(
     """
     started = time.monotonic()
     root = cache_root(options.cache)
-    options = heard(task, options, options)
-    prepared = prepare(task, options, cache=root)
+    options, prepared = prepare_for_model(task, options, root)
     for note in prepared.notes():
         notify(note)
     request = request_of(prepared, options, splits)
     if found := recall(root, request):
         entry, columns, computed = *found, 0
     else:
-        from reservoir_pipelines.extraction.run import plan_run  # which imports torch
+        from reservoir_pipelines.extraction.run import start_run  # which imports torch
         from reservoir_pipelines.extraction.shares import share_blocks
 
-        run = plan_run(task, options, prepared, root, splits)
+        run = start_run(task, options, prepared, root, splits)
         entry, rows = run.open()
         with meter("extract", rows) as bar:
             shared = rows and (cluster.workers > 1 or cluster.scheduler)

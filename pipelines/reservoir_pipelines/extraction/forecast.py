@@ -11,9 +11,9 @@ from reservoir_cache import required_bytes
 
 from reservoir.features import column_shapes, forward, model_batches, to_pieces
 from reservoir.options import ExtractOptions
-from reservoir_pipelines.extraction.run import Run, plan_run
+from reservoir_pipelines.extraction.run import Run, start_run
 from reservoir_pipelines.output import Record
-from reservoir_pipelines.preparation.prepare import heard, prepare
+from reservoir_pipelines.preparation.prepare import prepare_for_model
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workspace import cache_root
 
@@ -91,9 +91,8 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     1000000
     """
     started, root = clock(), cache_root(options.cache)
-    options = heard(task, options, options)
-    prepared = prepare(task, options, cache=root)
-    run = plan_run(task, options, prepared, root)
+    options, prepared = prepare_for_model(task, options, root)
+    run = start_run(task, options, prepared, root)
     loading = clock() - started
     have = sum(run.spec.rows.values())
     rows = rows or have

@@ -1,70 +1,58 @@
-"""One call of extract whose outcome is not known yet: its model, what it will compute, and computing it."""
+"""One extraction whose outcome is not known yet: its plan, its model, and the blocks that its entry lacks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import Entry, Layout, Spec, check_space, repair, required_bytes, verify, write_targets
+from reservoir_cache import Entry, Layout, ShardWriter, Spec, check_space, repair, required_bytes, verify, write_targets
 
-from reservoir.defaults import MOST_WINDOWS, choose_reservoir, default_layers, default_pools, default_store
 from reservoir.features import column_shapes, forward
 from reservoir.option_fields import as_group, typed
-from reservoir.options import ExtractOptions, FeatureOptions, ReservoirOptions, RowOptions
+from reservoir.options import ExtractOptions, FeatureOptions, RowOptions
+from reservoir.plan import Plan, resolve
 from reservoir.reservoir import LoadedModel, load_model
-from reservoir.tasks import TASKS, Task
-from reservoir.tasks.windows import Windows
-from reservoir_pipelines.extraction.compute import compute_blocks, compute_missing
-from reservoir_pipelines.extraction.plan import check_windows, choose_columns, choose_layout, draw_rows, make_spec
+from reservoir.tasks import TASKS
+from reservoir_pipelines.extraction.spec import check_windows, draw_rows, make_spec
 from reservoir_pipelines.output import notify, size_text
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 from reservoir_pipelines.workspace import versions
 
+Compute = Callable[[str, int, int, Sequence[str]], Mapping[str, np.ndarray]]
+"""From a split, its rows from the first up to the last, and columns to their values (rows, tokens, width)."""
 
-def plan_run(
+POLL = 0.5  # seconds until we look again for the blocks that other processes have claimed
+
+
+def plan_of(prepared: Prepared, options: ExtractOptions) -> Plan:
+    """Return the plan of an extraction of prepared data."""
+    return resolve(prepared.task, options, prepared.rows, int(prepared.split("train").lengths.max()))
+
+
+def start_run(
     task: str, options: ExtractOptions, prepared: Prepared, root: Path, splits: Sequence[str] | None = None
 ) -> Run:
-    """Load the model, and choose what will be computed."""
-    count = sum(prepared.rows.values())
-    said = as_group(options, ReservoirOptions)
-    settings = choose_reservoir(said, prepared.task, count, published=options.published)
-    model = load_model(prepared.task, settings, options.device, options.compute)
-    if model.reader:
-        notify(f"{prepared.task.name}: read by {model.reader.said}")
-    elif options.stride is None and model.windows.read_share < 1:
-        notify(_gaps(prepared.task, model.windows))
-    columns = choose_columns(
-        model,
-        default_layers(prepared.task, native=bool(model.reader)) if options.layers is None else options.layers,
-        default_pools(prepared.task, model.fpt.backbone.width, model.reader) if options.pool is None else options.pool,
-    )
+    """Decide what will be computed, and load the model."""
+    plan = plan_of(prepared, options)
+    model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)
+    if note := f"{prepared.task.name}: read by {model.reader.said}" if model.reader else plan.note:
+        notify(note)
     rows = draw_rows(prepared, options.limit)
     check_windows(prepared, rows, model.windows)
-    spec = make_spec(prepared, rows, model, options.store or default_store(prepared.task, native=bool(model.reader)))
-    layout = choose_layout(model, columns, options.batch_rows)
-    kept = replace(
-        as_group(options, FeatureOptions),
-        layers=",".join(dict.fromkeys(column.partition("/")[0] for column in columns)),
-        pool=",".join(dict.fromkeys(column.partition("/")[2] for column in columns)),
-    )
-    made = {
+    kept = as_group(options, FeatureOptions).to_dict()
+    kept |= {"layers": ",".join(plan.layers), "pool": ",".join(plan.poolings)}
+    call = {
         "task": str(Path(task).resolve()) if task not in TASKS and Path(task).exists() else task,
-        "settings": settings.to_dict() | as_group(options, RowOptions).to_dict() | kept.to_dict(),
+        "settings": plan.reservoir.to_dict() | as_group(options, RowOptions).to_dict() | kept,
         "command": typed("extract", [str(task)], options),
     }
-    return Run(root, prepared, model, rows, columns, spec, layout, made, splits or list(rows))
-
-
-def _gaps(task: Task, windows: Windows) -> str:
-    """Say how much of each row the windows hold that nobody asked for, and what reads more."""
-    nearer = max(windows.patch, -(-task.max_tokens // MOST_WINDOWS))
-    more = f"--stride {nearer}" if nearer < windows.stride else f"--patch {windows.stride}"
-    what = f"windows of {windows.patch} at every {windows.stride}th place hold {windows.read_share:.0%} of each row"
-    return f"{task.name}: {what}; {more} reads more"
+    spec = make_spec(prepared, rows, model, plan.store)
+    return Run(root, prepared, plan, model, rows, spec, call, splits or list(rows))
 
 
 @dataclass
@@ -73,13 +61,22 @@ class Run:
 
     root: Path
     prepared: Prepared
+    plan: Plan
     model: LoadedModel
     rows: dict[str, np.ndarray]
-    columns: tuple[str, ...]
     spec: Spec
-    layout: Layout
     call: dict[str, Any]
     splits: Sequence[str]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the entry will hold."""
+        return self.plan.columns
+
+    @property
+    def layout(self) -> Layout:
+        """The rows of a block and of a batch of a new entry."""
+        return Layout(block_rows=self.plan.block_rows, batch_rows=self.plan.batch_rows)
 
     def open(self) -> tuple[Entry, int]:
         """Open the entry, with its labels and without what is damaged; return it and the rows still to compute."""
@@ -145,3 +142,47 @@ class Run:
             "instructions": torch.backends.cpu.get_cpu_capability() if on_cpu else torch.cuda.get_device_name(),
             "versions": versions("torch", "transformers", "h5py", "numpy"),
         }
+
+
+def missing_blocks(entry: Entry, splits: Sequence[str], columns: Sequence[str]) -> list[tuple[str, int]]:
+    """Return the split and the number of every block that lacks one of the columns."""
+    return [(split, block) for split in splits for block in sorted(entry.missing(split, columns))]
+
+
+def compute_blocks(
+    entry: Entry,
+    blocks: Sequence[tuple[str, int]],
+    columns: Sequence[str],
+    compute: Compute,
+    advance: Callable[[int, int], None] = lambda rows, written: None,
+) -> int:
+    """Compute those of the blocks that nobody else has in hand; return the rows that were computed here."""
+    taken = 0
+    with ShardWriter(entry) as writer:
+        for split, block in blocks:
+            low, high = entry.layout.block(entry.spec.rows[split], block)
+            with entry.claim(split, block) as mine:
+                # Another run may have published it since it was listed.
+                lacking = entry.lacking(split, block, columns) if mine else ()
+                if lacking:
+                    writer.put(split, block, dict(compute(split, low, high, lacking)))
+                    taken += high - low
+            advance(high - low, writer.bytes_written)
+    return taken
+
+
+def compute_missing(
+    entry: Entry,
+    splits: Sequence[str],
+    columns: Sequence[str],
+    compute: Compute,
+    advance: Callable[[int, int], None] = lambda rows, written: None,
+) -> int:
+    """Compute what is missing, or wait for who has it in hand; return the rows that were computed here."""
+    computed = 0
+    while todo := missing_blocks(entry, splits, columns):
+        taken = compute_blocks(entry, todo, columns, compute, advance)
+        computed += taken
+        if not taken and missing_blocks(entry, splits, columns):
+            time.sleep(POLL)
+    return computed

@@ -12,8 +12,7 @@ from reservoir_cache import Entry
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, ExtractOptions
 from reservoir.reservoir import full_name
-from reservoir_pipelines.extraction.compute import missing_blocks
-from reservoir_pipelines.extraction.run import Run, plan_run
+from reservoir_pipelines.extraction.run import Run, missing_blocks, start_run
 from reservoir_pipelines.output import notify, silenced
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.workers import map_pieces
@@ -88,7 +87,7 @@ def _open(share: Share) -> Run:
         torch.set_num_threads(share.threads)
     prepared = Prepared.open(share.prepared, verify=False)  # as whoever called has done
     assert share.options.cache
-    run = plan_run(share.task, share.options, prepared, share.options.cache)
+    run = start_run(share.task, share.options, prepared, share.options.cache)
     if run.spec.key != share.key:
         raise InputError(
             f"a worker comes to another key, {run.spec.key[:16]} for {share.key[:16]}: its model, data, precision or "

@@ -11,6 +11,7 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.options import FitOptions
+from reservoir.plan import AUTO_FOLDS, default_folds, repeats_of
 from reservoir.readouts import (
     DEFAULT_ALPHAS,
     LOGISTIC_ALPHAS,
@@ -28,13 +29,6 @@ from reservoir_pipelines.fitting.sklearn_readout import EstimatorEngine
 from reservoir_pipelines.fitting.sources import Source, fold_blocks, hold
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of, widened_trial
 
-AUTO_FOLDS = 5
-
-ENOUGH_VALID = 1000
-"""Validation rows from which on they choose alone: two standard errors of an accuracy are 3 points or less."""
-
-DEALS = ((200, 5), (600, 3), (float("inf"), 1))
-"""How often less than so many training rows are dealt to the folds."""
 FEW_ROWS, FEW_PER_CLASS = 100, 5  # validation rows below which the choice among readouts is left to chance
 
 
@@ -121,11 +115,6 @@ class LogisticEngine:
         return widened_trial(swept, self.alphas, self.widens)
 
 
-def repeats_of(rows: int) -> int:
-    """Return how often so many training rows are dealt to the folds."""
-    return next(number for most, number in DEALS if rows < most)
-
-
 def few_rows(valid: int, classes: int) -> bool:
     """Return whether a validation split has too few rows to choose by."""
     return valid < max(FEW_ROWS, FEW_PER_CLASS * classes)
@@ -159,16 +148,16 @@ def make_engine(options: FitOptions, classes: int, rows: Mapping[str, int], grou
 def _folds(options: FitOptions, rows: Mapping[str, int], units: int) -> tuple[int, int]:
     """Return the folds of cross-validation, 0 for the validation split, and how often rows are dealt to them.
 
-    A split of some hundred rows is too coarse to tell readouts apart: ``auto`` lets every row of train and valid vote.
+    See `reservoir.plan.default_folds` for what ``auto`` stands for.
     """
     select = options.select
     if select == "auto":
-        greedy = str(options.columns).startswith("best:")
-        if greedy or options.readout != "ridge":
+        if str(options.columns).startswith("best:") or options.readout != "ridge":
             return 0, 1
-        if rows["valid"] >= ENOUGH_VALID and not options.one_standard_error:
-            return 0, 1
-        return min(AUTO_FOLDS, units), repeats_of(rows["train"])
+        if options.one_standard_error:
+            return min(AUTO_FOLDS, units), repeats_of(rows["train"])
+        folds, repeats = default_folds(rows["train"], rows["valid"])
+        return min(folds, units), repeats
     if select == "valid":
         return 0, 1
     number = select.removeprefix("cv")

@@ -10,23 +10,14 @@ from pathlib import Path
 from reservoir_cache import Entry, FeatureStore, path_below
 
 from reservoir import InputError
-from reservoir.defaults import default_columns
+from reservoir.plan import RAW, readout_candidates, single_columns
 from reservoir.tasks.task import Task
 from reservoir_pipelines.extraction.extract import Extraction
-from reservoir_pipelines.fitting.raw import RAW, RawSource
+from reservoir_pipelines.fitting.raw import RawSource
 from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, Source
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.stage import refuse_no_path
-
-JOINED = 2048
-"""Columns are joined unasked where they are no wider together: a sweep costs the cube of the width."""
-
-WHOLE = 8192
-"""All columns are joined unasked where they are no wider together, and rows are few."""
-
-SERIES_ROWS = 3000
-"""Most training rows of which columns thousands wide are joined unasked: their kernel matrix has rows squared."""
 
 Features = Extraction | FeatureStore | Path | str
 """What `fit` takes: what `extract` returned, or the folder of an entry."""
@@ -124,10 +115,10 @@ def choose_columns(pool: Pool, columns: str | Sequence[str], folds: int = 0) -> 
             raise InputError(f"--columns {wanted[0]}: write best:K with K of at least 1, such as best:4")
         wanted, most = ["all"], int(number)
     if wanted == ["all"]:
-        alone = [c for c in cached if not c.endswith("/all")] or cached
-        if left := [column for column in cached if column not in alone]:
+        wanted = _defaults(pool, cached, alone=bool(most), cross_validated=bool(folds))
+        tried = {part for name in wanted for part in name.split("+")}
+        if left := [column for column in cached if column.endswith("/all") and column not in tried]:
             notify(f"--columns {columns} leaves out what is read as all tokens, {', '.join(left)}: name one to try it")
-        wanted = alone if most else _unasked(pool, cached) or [*alone, *_joined(pool, alone, folds)]
     for column in wanted:
         for part in column.split("+"):
             if part not in (*cached, RAW):
@@ -138,42 +129,16 @@ def choose_columns(pool: Pool, columns: str | Sequence[str], folds: int = 0) -> 
     return tuple(dict.fromkeys(wanted)), most
 
 
-def _unasked(pool: Pool, cached: Sequence[str]) -> list[str]:
-    """Return what is known to suit the task's kind of data, where one entry of a reservoir's own way in holds it."""
-    if len(pool.stores) > 1 or pool.entry.spec.input["kind"] == "native":
-        return []
-    raw = [RAW] if pool.raw() else []
-    return known_columns(Task.from_dict(pool.entry.spec.task), [*cached, *raw], pool.store["train"].rows)
-
-
-def _joined(pool: Pool, columns: Sequence[str], folds: int) -> list[str]:
-    sources = {column: pool.column(column) for column in columns}
+def _defaults(pool: Pool, cached: Sequence[str], *, alone: bool, cross_validated: bool) -> list[str]:
+    """Return the columns that are tried where none are named, or only single ones."""
+    sources = {column: pool.column(column) for column in cached}
     widths = {c: s.width() for c, s in sources.items() if isinstance(s, ColumnSource) and s.tokens() == 1}
-    return joined_columns(widths, pool.store["train"].rows if folds else None, raw=bool(pool.raw()))
-
-
-def known_columns(task: Task, available: Sequence[str], rows: int) -> list[str]:
-    """Return what is known to suit the task's kind of data, where it is available and rows are few enough for it."""
-    known = set(available)
-    found = [c for c in default_columns(task) if rows <= SERIES_ROWS and known.issuperset(c.split("+"))]
-    return [] if found == [RAW] else found
-
-
-def joined_columns(widths: Mapping[str, int], rows: int | None, *, raw: bool) -> list[str]:
-    """Return the columns of each layer side by side, and of few rows in folds all of them, without and with the input.
-
-    All together do best on most small data, and hang least on which layer a few rows favour. Without folds ``rows``,
-    those of training, are None.
-    """
-    layers: dict[str, list[str]] = {}
-    for column in widths:
-        layers.setdefault(column.partition("/")[0], []).append(column)
-    found = ["+".join(of) for of in layers.values() if len(of) > 1 and sum(widths[c] for c in of) <= JOINED]
-    few = rows is not None and rows <= SERIES_ROWS and sum(widths.values()) <= WHOLE
-    if few and len(layers) > 1:
-        whole = "+".join(widths)
-        found += [whole, *([f"{whole}+{RAW}"] if raw else [])]
-    return found
+    native = len(pool.stores) > 1 or pool.entry.spec.input["kind"] == "native"
+    available = [*cached, RAW] if pool.raw() else cached
+    task, rows = Task.from_dict(pool.entry.spec.task), pool.store["train"].rows
+    if alone:
+        return list(single_columns(available))
+    return list(readout_candidates(task, available, widths, rows, cross_validated=cross_validated, native=native))
 
 
 def _open(features: Features) -> FeatureStore:

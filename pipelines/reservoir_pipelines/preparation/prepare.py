@@ -16,9 +16,9 @@ import numpy as np
 from reservoir_cache import fault_point, file_crc32, new_file, path_below, publish_json, sync
 
 from reservoir.errors import InputError
-from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, ReservoirOptions, TaskOptions
+from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, ExtractOptions, TaskOptions
+from reservoir.plan import with_audio_options
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Split, Task, check_split, own_name, task_named
-from reservoir.tasks.own.media import has_sounds
 from reservoir.tasks.task import MISSING
 from reservoir_pipelines.files import is_running
 from reservoir_pipelines.output import meter, notify
@@ -37,7 +37,7 @@ from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workers import map_pieces
 from reservoir_pipelines.workspace import cache_root, data_folder
 
-Data = TypeVar("Data", bound=TaskOptions)
+Model = TypeVar("Model", bound=ExtractOptions)
 
 
 @stage
@@ -86,13 +86,10 @@ def prepare(
     return Prepared.open(final, reused=False)
 
 
-def heard(task: str, reservoir: ReservoirOptions, source: Data) -> Data:
-    """Return the options of data, of sounds as the named backbone hears them."""
-    if source.waveform or not reservoir.backbone or task in TASKS or not has_sounds(Path(task)):
-        return source
-    from reservoir.defaults import hears_samples  # which imports torch
-
-    return replace(source, waveform=True) if hears_samples(reservoir) else source
+def prepare_for_model(task: str, options: Model, root: Path) -> tuple[Model, Prepared]:
+    """Prepare a task's data in the form that the model reads, and return the options that name this form with it."""
+    options = with_audio_options(task, options, options)
+    return options, prepare(task, options, cache=root)
 
 
 def settings_folder(task: str, source: Source, cache: Path | None = None) -> Path:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from reservoir.errors import InputError
+from reservoir.plan import BATCH_TOKENS
 from reservoir.random import random_key
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.fresh import FreshRows
@@ -17,7 +18,6 @@ from reservoir.tasks.task import Split
 from reservoir.training.rows import Rows, StoredRows, TrainingRows, hidden_rows, raw_rows
 from reservoir.training.target_scale import TargetScale
 from reservoir.training.upper import UpperPart
-from reservoir_pipelines.extraction.plan import BATCH_TOKENS
 from reservoir_pipelines.output import size_text
 from reservoir_pipelines.preparation.prepared import Prepared
 

@@ -14,13 +14,13 @@ from reservoir_cache import path_below
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from reservoir.defaults import is_native
 from reservoir.errors import InputError
 from reservoir.option_fields import typed
 from reservoir.options import RECIPE, PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
+from reservoir.plan import is_native, resolve_model, with_audio_options
 from reservoir.readouts import metric_name
 from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
-from reservoir.reservoir import LoadedModel, Reservoir
+from reservoir.reservoir import LoadedModel
 from reservoir.tasks import Task, task_named
 from reservoir.tasks.own.sounds import holds_samples
 from reservoir.training.dropout import set_dropout
@@ -33,10 +33,10 @@ from reservoir.training.target_scale import TargetScale
 from reservoir.training.trainer import DivergedError, State
 from reservoir.training.upper import UpperPart
 from reservoir_pipelines.extraction.extract import extract
-from reservoir_pipelines.extraction.plan import check_windows, draw_rows, make_spec
+from reservoir_pipelines.extraction.spec import check_windows, draw_rows, make_spec
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.plots import plot_confusion
-from reservoir_pipelines.preparation.prepare import heard, prepare
+from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.training.checkpoint import load_trained
@@ -77,7 +77,7 @@ def train(
     >>> train("bit-xor", depth=1, steps=2, eval_every=2).steps
     2
     """
-    one = partial(_train_one, task, reservoir, heard(task, reservoir, source), place)
+    one = partial(_train_one, task, reservoir, with_audio_options(task, reservoir, source), place)
     return sweep(one, options) if options.sweep else one(options)
 
 
@@ -107,7 +107,7 @@ def _train_one(
 ) -> Training:
     """Train with one value of each option; score the test split if asked."""
     groups = None if options.train is None else parse_groups(options.train)
-    settings = Reservoir.choose(reservoir, published=source.published)
+    settings = resolve_model(reservoir, published=source.published)
     generator = task_named(task, data=data_folder(source.data), **source.given)
     kind = choose_kind(options.rows, generator, task, from_cache=options.from_cache)
     place = replace(place, cache=cache_root(place.cache))

@@ -8,18 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.defaults import (
-    LETTERS,
-    SEGMENTS,
-    TAPS,
-    TEXTURE,
-    default_layers,
-    default_pools,
-    default_windows,
-    is_letters,
-    is_series,
-)
 from reservoir.options import FeatureOptions, ReservoirOptions
+from reservoir.plan import (
+    SEGMENTS,
+    SERIES_KERNEL,
+    SYMBOL_KERNEL,
+    VALUE_POOLINGS,
+    default_layers,
+    default_windows,
+    kind_of,
+)
 from reservoir.pooling import WIDEST_TOKENS
 from reservoir.random import generator
 from reservoir.reservoir import DEFAULT_BACKBONE
@@ -55,13 +53,10 @@ class Candidate:
 
 
 def candidate(number: int, task: Task, rows: int, width: int, *, seed: int, backbone: str | None) -> Candidate:
-    """Return a candidate by its number; number 0 is what `extract` does where nothing is said."""
+    """Return a candidate by its number from 1; number 0 is the default, see `Where.candidate`."""
     named = {"backbone": backbone} if backbone else {}
-    layers, pool = default_layers(task), default_pools(task, width)
-    if number == 0:
-        return Candidate(number=0, reservoir=named, layers=layers, pool=pool)
     draw = generator(seed, f"tune-{number}")
-    if is_series(task):
+    if kind_of(task) == "series":
         reservoir, layers, pool = _series(draw, task, rows)
     elif isinstance(task.form, Vectors):
         reservoir, layers, pool = _vectors(draw, task, width)
@@ -74,10 +69,14 @@ def candidate(number: int, task: Task, rows: int, width: int, *, seed: int, back
 
 def _series(draw: Draw, task: Task, rows: int) -> tuple[dict[str, Any], str, str]:
     """Draw windows, gain and weights of one's own series: three in four read random kernels, as the default does."""
-    stride = default_windows(task, rows)["stride"]
+    stride = default_windows(task, rows, task.max_tokens)["stride"]
     found: dict[str, Any] = {"stride": stride, "pad": "same", "normalise": _one(draw, *SCALES)}
     if draw.random() < 0.75:
-        found |= {"input": "kernels", "patch": _one(draw, 5, 7, TAPS, TAPS, 11, 15), "dilations": "auto"}
+        found |= {
+            "input": "kernels",
+            "patch": _one(draw, 5, 7, SERIES_KERNEL, SERIES_KERNEL, 11, 15),
+            "dilations": "auto",
+        }
         found["gain"] = _one(draw, 2.0, 4.0, 6.0, 9.0, 15.0)
     else:
         found |= {"input": "orthogonal", "patch": _one(draw, 4, 8, 16, 32), "dilations": _one(draw, "1", "1,4", "auto")}
@@ -86,7 +85,7 @@ def _series(draw: Draw, task: Task, rows: int) -> tuple[dict[str, Any], str, str
     layers = _one(draw, "embed", "embed", "embed,block01", "embed,block01", "embed,block01,block02")
     if found.get("backbone", DEFAULT_BACKBONE) != DEFAULT_BACKBONE:
         layers = "embed,block01"
-    return found, layers, ",".join([*TEXTURE, _one(draw, "segments4", SEGMENTS, SEGMENTS, "segments16")])
+    return found, layers, ",".join([*VALUE_POOLINGS, _one(draw, "segments4", SEGMENTS, SEGMENTS, "segments16")])
 
 
 def _vectors(draw: Draw, task: Task, width: int) -> tuple[dict[str, Any], str, str]:
@@ -100,17 +99,21 @@ def _vectors(draw: Draw, task: Task, width: int) -> tuple[dict[str, Any], str, s
 
 def _symbols(draw: Draw, task: Task, rows: int, width: int) -> tuple[dict[str, Any], str, str]:
     """Draw windows of neighbours, or single symbols, with their gain, weights and poolings."""
-    if is_letters(task) and draw.random() < 0.6:
-        found: dict[str, Any] = {**default_windows(task, rows), "patch": _one(draw, 3, LETTERS, 7, 9)}
+    if kind_of(task) == "symbols" and draw.random() < 0.6:
+        found: dict[str, Any] = {
+            **default_windows(task, rows, task.max_tokens),
+            "patch": _one(draw, 3, SYMBOL_KERNEL, 7, 9),
+        }
         found["gain"] = _one(draw, 3.0, 6.0, 9.0)
         pools = ["shares13,max,min,segments8", "shares13,max,min,segments16", "quantiles9,max,min,segments4"]
     else:
         found = {"input": "gaussian", "patch": 1, "gain": _one(draw, 0.35, 0.7, 1.41, 2.8, 5.6)}
         pools = ["last,mean,segments8", "mean,max,min,segments4", "mean,segments8,segments16"]
     found |= _weights(draw, task.max_tokens)
+    layers, _ = default_layers(kind_of(task))
     if task.readout_tokens > 1:
-        return found, default_layers(task), "last"
-    return found, default_layers(task), _one(draw, *pools, *_side_by_side(task, width))
+        return found, layers, "last"
+    return found, layers, _one(draw, *pools, *_side_by_side(task, width))
 
 
 def _side_by_side(task: Task, width: int) -> list[str]:

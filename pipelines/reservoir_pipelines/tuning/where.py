@@ -9,14 +9,14 @@ from pathlib import Path
 
 from reservoir_cache import CacheError, FeatureStore, aside, path_below
 
-from reservoir.defaults import choose_reservoir, default_layers, default_pools
 from reservoir.errors import InputError
-from reservoir.option_fields import as_group, typed
-from reservoir.options import ClusterOptions, ExtractOptions, ReservoirOptions
+from reservoir.option_fields import typed
+from reservoir.options import ClusterOptions, ExtractOptions
 from reservoir.reservoir import full_name, load_model
 from reservoir_pipelines.extraction.extract import Extraction, extract
-from reservoir_pipelines.extraction.plan import data_digest, draw_rows
-from reservoir_pipelines.preparation.prepare import heard, prepare
+from reservoir_pipelines.extraction.run import plan_of
+from reservoir_pipelines.extraction.spec import data_digest, draw_rows
+from reservoir_pipelines.preparation.prepare import prepare_for_model
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.tuning.judge import KNOWN
 from reservoir_pipelines.tuning.space import Candidate, candidate
@@ -39,21 +39,17 @@ class Where:
     root: Path
     digest: str
     width: int
-    native: tuple[str, str] | None  # layers and poolings of the default, where a model reads texts by itself
+    default: Candidate
 
     @classmethod
     def of(cls, task: str, options: ExtractOptions) -> Where:
         """Read the data as extract does, and load the default reservoir of the backbone and the seed that are named."""
         root = cache_root(options.cache)
-        options = heard(task, options, options)
-        prepared = prepare(task, options, cache=root)
+        options, prepared = prepare_for_model(task, options, root)
         if each := prepared.task.each:
             raise InputError(f"{task}: every {each} has a label, which extract and fit read; tune does not")
-        settings = choose_reservoir(as_group(options, ReservoirOptions), prepared.task, sum(prepared.rows.values()))
-        model = load_model(prepared.task, settings, options.device)
-        width, native = model.fpt.backbone.width, None
-        if model.reader:
-            native = default_layers(prepared.task, native=True), default_pools(prepared.task, width, model.reader)
+        plan = plan_of(prepared, options)
+        model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)
         same = [
             data_digest(prepared, draw_rows(prepared, options.limit)),
             options.backbone and full_name(options.backbone),
@@ -63,8 +59,18 @@ class Where:
             model.digest,
         ]
         digest = hashlib.sha256(json.dumps(same).encode()).hexdigest()[:12]
-        said = {"task": task, "options": options}
-        return cls(**said, prepared=prepared, root=root, digest=digest, width=width, native=native)
+        layers = "all" if plan.layers == model.fpt.backbone.layers else ",".join(plan.layers)
+        kept = {"layers": layers, "pool": ",".join(plan.poolings)}
+        default = Candidate(number=0, reservoir={"backbone": options.backbone} if options.backbone else {}, **kept)
+        return cls(
+            task=task,
+            options=options,
+            prepared=prepared,
+            root=root,
+            digest=digest,
+            width=model.fpt.backbone.width,
+            default=default,
+        )
 
     def rows(self, limit: int | None = None) -> dict[str, int]:
         """Return the rows of each split."""
@@ -77,13 +83,11 @@ class Where:
 
     def candidate(self, number: int) -> Candidate:
         """Return a candidate by its number."""
+        if number == 0:
+            return self.default
         rows = sum(self.prepared.rows.values())
         seed, backbone = self.options.seed, self.options.backbone
-        found = candidate(number, self.prepared.task, rows, self.width, seed=seed, backbone=backbone)
-        if number or not self.native:
-            return found
-        layers, pool = self.native
-        return replace(found, layers=layers, pool=pool)
+        return candidate(number, self.prepared.task, rows, self.width, seed=seed, backbone=backbone)
 
     def extract(
         self, candidate: Candidate, limit: int | None, splits: tuple[str, ...] | None, cluster: ClusterOptions = ALONE

@@ -1,4 +1,4 @@
-"""The defaults by the kind of data: what they name exists, keeps to its budget, and gives way to what is said."""
+"""Windows and random kernels, the default input of series and symbols: what they compute, checked against NumPy."""
 
 from dataclasses import replace
 
@@ -6,88 +6,23 @@ import numpy as np
 import pytest
 import torch
 
-from reservoir.defaults import (
-    TEXTURE,
-    default_columns,
-    default_layers,
-    default_pools,
-    default_store,
-    default_windows,
-    is_series,
-)
 from reservoir.errors import InputError
 from reservoir.features import forward
 from reservoir.fpt import InputLayer, kernels
-from reservoir.options import ReservoirOptions
-from reservoir.pooling import check_poolings
-from reservoir.reservoir import Reservoir, load_model
+from reservoir.options import ExtractOptions
+from reservoir.plan import resolve
+from reservoir.reservoir import load_model
 from reservoir.sequence_model import Branch
 from reservoir.tasks.own.labels import encode_labels, split_rows
 from reservoir.tasks.task import Task, Tokens, Vectors
-from reservoir.tasks.windows import Windows, every_dilation, row_forms
+from reservoir.tasks.windows import Windows, row_forms
 
 SERIES = Task(name="mine.npz", form=Vectors(2), max_tokens=500, classes=3)
 SYMBOLS = Task(name="letters.csv", form=Tokens(4), max_tokens=60, classes=3)
 
 
-def chosen(task, rows, **said):
-    return Reservoir.choose(ReservoirOptions(**said), default_windows(task, rows))
-
-
-def test_own_series_get_kernels_and_everything_else_its_tokens():
-    plain = Reservoir.choose(ReservoirOptions())
-    assert plain == Reservoir() and plain.windows(SERIES).plain
-    for task in (
-        replace(SYMBOLS, form=Tokens(65)),
-        replace(SYMBOLS, max_tokens=4),
-        replace(SERIES, name="digits"),
-        replace(SERIES, readout_tokens=2),
-        replace(SERIES, max_tokens=8),
-    ):
-        assert not is_series(task) and not default_columns(task) and chosen(task, 100) == plain
-        assert default_store(task) == "float16"
-    many = replace(SYMBOLS, form=Tokens(300))
-    assert default_pools(many, 256) == "last,mean,segments8,tokens"
-    assert default_pools(many, 1024) == "last,mean,segments8"
-    assert default_layers(many) == "embed,block01,block02"
-    assert default_pools(replace(SERIES, name="digits"), 256) == "last,mean"
-    assert default_store(SERIES) == "float32"
-    assert default_layers(replace(SERIES, name="digits")) == "all"
-    found = chosen(SERIES, 200)
-    assert (found.input, found.gain, found.patch, found.stride) == ("kernels", 6.0, 9, 1)
-    assert found.windows(SERIES).dilations == (1, 2, 4, 8, 16, 32)
-    letters = chosen(SYMBOLS, 200)
-    assert (letters.input, letters.patch, letters.stride, letters.pad) == ("kernels", 5, 1, "same")
-    for task in (SERIES, SYMBOLS):
-        layers, pools = default_layers(task).split(","), default_pools(task, 256).split(",")
-        check_poolings(pools)
-        kept = {f"{layer}/{pooling}" for layer in layers for pooling in pools}
-        assert {name for joined in default_columns(task) for name in joined.split("+")} == kept | {"raw"}
-    assert set(TEXTURE) < set(default_pools(SERIES, 256).split(","))
-
-
-@pytest.mark.parametrize(("values", "rows"), [(9, 10), (1024, 100), (1025, 100), (5000, 300), (500, 100_000)])
-def test_windows_fit_the_positions_and_the_budget(values, rows):
-    task = replace(SERIES, max_tokens=values)
-    tokens = chosen(task, rows).windowed(task).max_tokens
-    assert 1 <= tokens <= 1024 and tokens * rows <= 2**21 + rows
-
-
-def test_what_is_said_of_windows_replaces_all_of_the_rule():
-    assert chosen(SERIES, 10, patch=4) == Reservoir(patch=4, stride=4)
-    assert chosen(SERIES, 10, gain=2.0) == replace(chosen(SERIES, 10), gain=2.0)
-    assert chosen(SERIES, 10, seed=3) == replace(chosen(SERIES, 10), seed=3)
-    for fault in ({"dilations": "1,x"}, {"dilations": "0"}, {"pad": "none"}, {"normalise": "all"}, {"input": "other"}):
-        with pytest.raises(InputError, match=f"--{next(iter(fault))}"):
-            ReservoirOptions(**fault)
-
-
-@pytest.mark.parametrize(("tokens", "patch"), [(9, 9), (17, 9), (500, 9), (500, 2), (7, 1)])
-def test_dilations_grow_up_to_the_length(tokens, patch):
-    found = every_dilation(tokens, patch)
-    assert found == tuple(2**i for i in range(len(found)))
-    assert all((patch - 1) * d < tokens for d in found[1:])
-    assert patch == 1 or (patch - 1) * 2 * found[-1] >= tokens
+def chosen(task, rows, **given):
+    return resolve(task, ExtractOptions(**given), {"train": rows}).reservoir
 
 
 def test_each_kernel_reads_one_dilation_and_one_form_and_sums_to_zero():

@@ -1,0 +1,557 @@
+"""Decide every default once: from a task and the options given to one frozen plan, each value with its reason.
+
+The numbers were found on GunPoint, OSULeaf, ItalyPowerDemand, JapaneseVowels, ACSF1, PLAID and generated sets
+(``benchmarks/series.py``), those of symbols on generated sets (``benchmarks/symbols.py``). Named tasks follow the
+paper: each value or pixel is one token, and ``last`` and ``mean`` are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from reservoir.errors import InputError
+from reservoir.option_fields import as_group
+from reservoir.options import ExtractOptions, ModelOptions, ReservoirOptions, TaskOptions
+from reservoir.reservoir import DEFAULT_BACKBONE, MOST_SYMBOLS, Reservoir, choose_compute, choose_device, full_name
+from reservoir.tasks import TASKS
+from reservoir.tasks.own.each import TOKEN, WORD
+from reservoir.tasks.own.letters import are_words
+from reservoir.tasks.own.media import has_sounds
+from reservoir.tasks.own.sounds import holds_samples
+from reservoir.tasks.task import Task, Tokens, Vectors
+from reservoir.tasks.windows import Windows, every_dilation
+
+if TYPE_CHECKING:
+    import torch
+
+    from reservoir.backbones.family import Family
+    from reservoir.inputs import Reader
+
+Data = TypeVar("Data", bound=TaskOptions)
+Kind = Literal["named task", "labels of every token", "series", "symbols", "tokens", "vectors"]
+
+SHOWN_CANDIDATES = 6
+GIVEN, PLAIN = "given", "default"
+WINDOW_OPTIONS = ("input", "patch", "stride", "dilations", "pad", "normalise")
+
+RAW = "raw"
+"""Name of the raw input among the columns that a readout is chosen from."""
+
+SERIES_KERNEL = 9  # values of each window of a series, as in MiniRocket
+SYMBOL_KERNEL = 5  # symbols of each window: the length of a motif
+KERNEL_GAIN = 6.0  # the positions are then small beside the values
+MAX_WINDOWS = 1024  # of a row: the positions of GPT-2 and mini
+MAX_TOKENS = 2**21  # of all rows together: about a minute per block of mini on two cores
+
+VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # which values a channel takes, wherever in the sequence
+SYMBOL_POOLINGS = ("shares13", "max", "min")  # the same of windows of symbols
+SEGMENTS = "segments8"  # where in the sequence
+
+# One batch holds about this many tokens: enough to keep the device busy, little enough to stay in its caches.
+BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
+# A block is what a kill can lose, one file, and the rows among which those of like length share a batch: so many that
+# padding is under 5% of the tokens, see `reservoir.features.token_batches`.
+BLOCK_ROWS = {"cpu": 256, "cuda": 4096}
+PICTURE_BLOCK_ROWS = 64  # the files of photographs have megabytes
+BLOCK_BYTES = 2**28  # of float32: several blocks wait in the writer's queue
+
+AUTO_FOLDS = 5
+ENOUGH_VALID = 1000  # validation rows at which two standard errors of an accuracy are 3 points or less
+REPEATS = ((200, 5), (600, 3), (float("inf"), 1))  # fewer training rows than the first are split into folds so often
+
+MAX_JOINED_WIDTH = 2048  # of the columns of one layer side by side: a sweep costs the cube of the width
+MAX_ALL_WIDTH = 8192  # of all columns side by side, where rows are few
+MAX_KERNEL_ROWS = 3000  # training rows of wide columns: their kernel matrix has rows squared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Every option of an extraction, and of the fit that follows, with its value and the reason for it.
+
+    Parameters
+    ----------
+    task : Task
+        The task as its data is stored.
+    reservoir : Reservoir
+        The frozen model; ``dilations`` are numbers.
+    windows : Windows
+        How sequences become tokens.
+    layers, poolings : tuple of str
+        What is kept; their product are the columns.
+    device, compute, store : str
+        The device, the precision of matrix products, and the precision on disk.
+    block_rows, batch_rows : int
+        Rows of a shard, and rows of the greatest length in a batch, of a new entry.
+    folds, repeats : int
+        Folds of the cross-validation that chooses a readout, 0 for the validation split, and how often it is repeated.
+    candidates : tuple of str
+        Columns that a readout is chosen from; ``a+b`` are two side by side.
+    reasons : mapping of str to str
+        Why each option has its value.
+    """
+
+    task: Task
+    reservoir: Reservoir
+    windows: Windows
+    layers: tuple[str, ...]
+    poolings: tuple[str, ...]
+    device: str
+    compute: str
+    store: str
+    block_rows: int
+    batch_rows: int
+    folds: int
+    repeats: int
+    candidates: tuple[str, ...]
+    reasons: Mapping[str, str]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns, layer by layer."""
+        return tuple(f"{layer}/{pooling}" for layer in self.layers for pooling in self.poolings)
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Return the value of each option and why it is that, as JSON values."""
+        select = f"cv{self.folds}" if self.folds else "valid"
+        values = self.reservoir.to_dict() | {
+            "layers": ",".join(self.layers),
+            "pool": ",".join(self.poolings),
+            "device": self.device,
+            "compute": self.compute,
+            "store": self.store,
+            "block_rows": self.block_rows,
+            "batch_rows": self.batch_rows,
+            "select": f"{select}, repeated {self.repeats} times" if self.repeats > 1 else select,
+            "columns": list(self.candidates),
+        }
+        return {option: {"value": value, "why": self.reasons[option]} for option, value in values.items()}
+
+    def table(self) -> list[tuple[str, str, str]]:
+        """Return a line for each option: its name, its value, and why it is that."""
+        lines = [(name, entry["value"], entry["why"]) for name, entry in self.to_dict().items()]
+        joined = [f"{n} side by side" if (n := name.count("+") + 1) > 2 else name for name in self.candidates]
+        shown = joined if len(joined) <= SHOWN_CANDIDATES else [*joined[:2], "...", joined[-1]]
+        short = {"columns": f"{len(joined)}: {', '.join(shown)}"}
+        return [(name, "-" if value is None else str(short.get(name, value)), why) for name, value, why in lines]
+
+    @property
+    def note(self) -> str:
+        """A line on the values of each row that the default windows leave out, and what reads more; else empty."""
+        windows = self.windows
+        if self.reservoir.input == "native" or self.reasons["stride"] == GIVEN or windows.read_share == 1:
+            return ""
+        nearer = max(windows.patch, -(-self.task.max_tokens // MAX_WINDOWS))
+        more = f"--stride {nearer}" if nearer < windows.stride else f"--patch {windows.stride}"
+        covered = f"windows of {windows.patch} with stride {windows.stride} cover {windows.read_share:.0%} of each row"
+        return f"{self.task.name}: {covered}; {more} covers more"
+
+
+def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longest: int | None = None) -> Plan:
+    """Decide every option that was not given.
+
+    Parameters
+    ----------
+    task : Task
+        The task whose sequences are read.
+    options : ExtractOptions
+        The options given; None stands for a default.
+    rows : mapping of str to int
+        Rows of each split.
+    longest : int, optional
+        Tokens of the longest training row, from which windows are chosen; those of the longest row if left out.
+
+    Raises
+    ------
+    InputError
+        If options do not fit each other, the task or the backbone.
+    """
+    from reservoir.backbones import find_shape, layer_names
+
+    decide = _Decisions(options)
+    reservoir = _resolve_reservoir(task, decide, sum(rows.values()), longest or task.max_tokens)
+    family, shape = find_shape(reservoir.backbone, reservoir.depth)
+    seen, reader = _as_seen(task, reservoir)
+    kind, native = kind_of(task), reader is not None
+    layers = split_names(decide("layers", *default_layers(kind, native=native)))
+    layers = layer_names(shape.depth) if layers == ("all",) else layers
+    poolings = split_names(decide("pool", *_default_poolings(task, kind, shape.width, reader)))
+    _check_columns(task, reader, layers, poolings, family, shape.depth)
+    layers = tuple(layer for layer in layer_names(shape.depth) if layer in layers)
+    device = choose_device(options.device)
+    sizes = _column_sizes(seen, shape.width, [f"{layer}/{pooling}" for layer in layers for pooling in poolings])
+    place = "cuda" if device.type == "cuda" else "cpu"
+    block_rows, batch_rows = _rows_at_a_time(seen, reader, sizes, place)
+    folds, repeats = default_folds(rows.get("train", 0), rows.get("valid", 0))
+    widths = {c: tokens * width for c, (tokens, width) in sizes.items() if not task.readout_tokens == tokens > 1}
+    candidates = readout_candidates(
+        task, [*sizes, RAW], widths, rows.get("train", 0), cross_validated=bool(folds), native=native
+    )
+    return Plan(
+        task=task,
+        reservoir=reservoir,
+        windows=reservoir.windows(task),
+        layers=layers,
+        poolings=poolings,
+        device=decide.always("device", str(device), "a GPU is used where there is one"),
+        compute=decide.always("compute", *_default_compute(options.compute, device, family)),
+        store=decide("store", *_default_store(kind, native=native)),
+        block_rows=decide.always(
+            "block_rows", block_rows, "little is lost by a kill, and little of a batch is padding"
+        ),
+        batch_rows=min(block_rows, decide("batch_rows", batch_rows, f"about {BATCH_TOKENS[place]:,} tokens")),
+        folds=decide.always(
+            "select", folds, f"{rows.get('valid', 0):,} validation rows; from {ENOUGH_VALID:,} on they choose alone"
+        ),
+        repeats=repeats,
+        candidates=decide.always("columns", candidates, _candidates_reason(kind, native=native)),
+        reasons=decide.reasons,
+    )
+
+
+def resolve_model(options: ModelOptions, *, published: bool = False) -> Reservoir:
+    """Decide what is left open of a model whatever its data: what training and attention maps take.
+
+    With ``published`` an untrained backbone is drawn as the paper's was, see `reservoir.backbones.random_init`.
+    """
+    return _fill_in(options, {}, published=published)
+
+
+def with_audio_options(task: str, model: ReservoirOptions, options: Data) -> Data:
+    """Return the options of data with ``waveform`` set where a folder holds sounds and the backbone reads samples."""
+    if options.waveform or not model.backbone or task in TASKS or not has_sounds(Path(task)):
+        return options
+    if model.input not in {None, "native"} or model.init not in {None, "pretrained"}:
+        return options
+    from reservoir.backbones import find
+
+    family, _ = find(full_name(model.backbone))
+    return replace(options, waveform=True) if family.reads == "sounds" else options
+
+
+class _Decisions:
+    """Options as they are decided one by one, with the reason for each value."""
+
+    def __init__(self, options: ExtractOptions) -> None:
+        self.options = options
+        self.reasons: dict[str, str] = {}
+
+    def __call__(self, option: str, default: Any, why: str) -> Any:
+        """Return the value given for an option, or its default."""
+        given = getattr(self.options, option)
+        self.reasons[option] = why if given is None else GIVEN
+        return default if given is None else given
+
+    def always(self, option: str, value: Any, why: str) -> Any:
+        """Return a value that follows from others, whose option says how it is found."""
+        item = next((item for item in fields(self.options) if item.name == option), None)
+        given = item is not None and getattr(self.options, option) != item.default
+        self.reasons[option] = GIVEN if given else why
+        return value
+
+
+def kind_of(task: Task) -> Kind:
+    """Return which kind of data a task holds, on which its defaults depend."""
+    if task.each:
+        return "labels of every token"
+    if task.name in TASKS:
+        return "named task"
+    whole = task.readout_tokens == 1
+    if isinstance(task.form, Tokens):
+        short = task.form.vocabulary <= MOST_SYMBOLS and task.max_tokens >= SYMBOL_KERNEL
+        return "symbols" if whole and short else "tokens"
+    return "series" if whole and not task.pictures and task.max_tokens >= SERIES_KERNEL else "vectors"
+
+
+def is_native(task: Task, reservoir: Reservoir) -> bool:
+    """Return whether a model is given what it was pretrained on: words, pictures, sounds, or letters."""
+    media = "pixels" if task.pictures else "sounds" if holds_samples(task) else ""
+    if reservoir.init != "pretrained" or not (task.alphabet or media) or not reservoir.windows(task).plain:
+        return False
+    from reservoir.backbones import find
+    from reservoir.inputs.text import has_tokenizer
+
+    family, _ = find(reservoir.backbone)
+    if media:
+        return family.reads == media
+    fits = family.reads == "letters" or (family.reads == "text" and are_words(task.alphabet))
+    return fits and has_tokenizer(reservoir.backbone)
+
+
+def split_names(value: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of a comma-separated list, each once."""
+    parts = value.split(",") if isinstance(value, str) else value
+    return tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
+
+
+def default_folds(train: int, valid: int) -> tuple[int, int]:
+    """Return the folds by which readouts are chosen, 0 for the validation split, and how often they are repeated.
+
+    A validation split of some hundred rows is too coarse to tell readouts apart: there every row of train and valid is
+    held out once.
+    """
+    return (0, 1) if valid >= ENOUGH_VALID else (AUTO_FOLDS, repeats_of(train))
+
+
+def repeats_of(rows: int) -> int:
+    """Return how often so many training rows are split into folds."""
+    return next(number for most, number in REPEATS if rows < most)
+
+
+def readout_candidates(
+    task: Task,
+    available: Sequence[str],
+    widths: Mapping[str, int],
+    rows: int,
+    *,
+    cross_validated: bool,
+    native: bool = False,
+) -> tuple[str, ...]:
+    """Return the columns from which a readout is chosen, ``a+b`` for two side by side.
+
+    Parameters
+    ----------
+    task : Task
+    available : sequence of str
+        All columns that are there, ``raw`` among them where the input is.
+    widths : mapping of str to int
+        Features of each column that has one sample per row.
+    rows : int
+        Training rows.
+    cross_validated : bool
+        Whether readouts are chosen by cross-validation.
+    native : bool
+        Whether the columns are of a model with its own input layer, or of several entries.
+    """
+    known = [] if native else _known_columns(task)
+    found = tuple(c for c in known if rows <= MAX_KERNEL_ROWS and set(available).issuperset(c.split("+")))
+    if found and found != (RAW,):
+        return found
+    alone = single_columns(available)
+    widths = {column: width for column, width in widths.items() if column in alone}
+    few = cross_validated and rows <= MAX_KERNEL_ROWS
+    return tuple(dict.fromkeys([*alone, *_joined_columns(widths, few=few, raw=RAW in available)]))
+
+
+def single_columns(available: Sequence[str]) -> list[str]:
+    """Return the columns that are tried each by itself: those of all tokens are wide, and only where none other is."""
+    columns = [column for column in available if column != RAW]
+    return [column for column in columns if not column.endswith("/all")] or columns
+
+
+def _joined_columns(widths: Mapping[str, int], *, few: bool, raw: bool) -> list[str]:
+    """Return the columns of each layer side by side, and of few rows all of them, without and with the raw input.
+
+    All together do best on most small data, and depend least on which layer a few rows favour.
+    """
+    layers: dict[str, list[str]] = {}
+    for column in widths:
+        layers.setdefault(column.partition("/")[0], []).append(column)
+    found = ["+".join(of) for of in layers.values() if len(of) > 1 and sum(widths[c] for c in of) <= MAX_JOINED_WIDTH]
+    if few and len(layers) > 1 and sum(widths.values()) <= MAX_ALL_WIDTH:
+        whole = "+".join(widths)
+        found += [whole, *([f"{whole}+{RAW}"] if raw else [])]
+    return found
+
+
+def _known_columns(task: Task) -> tuple[str, ...]:
+    """Return the columns that are known to suit the kind of a task's data; none where nothing is known of it.
+
+    Of series and symbols those with and without the segments, which tell where in the sequence something is, and these
+    beside the raw input; of symbols also all tokens of each layer.
+    """
+    kind = kind_of(task)
+    layers, _ = default_layers(kind)
+    names = split_names(layers)
+    if kind == "labels of every token":
+        whole = "+".join(f"{layer}/all" for layer in names)
+        return (RAW, whole, f"{whole}+{RAW}")
+    if kind not in ("series", "symbols"):
+        return ()
+    poolings = VALUE_POOLINGS if kind == "series" else SYMBOL_POOLINGS
+    values = [f"{layer}/{pooling}" for layer in names for pooling in poolings]
+    whole = [*values, *(f"{layer}/{SEGMENTS}" for layer in names)]
+    tokens = [f"{layer}/tokens" for layer in names] if kind == "symbols" else []
+    return (RAW, "+".join(values), "+".join(whole), "+".join([*whole, RAW]), *tokens)
+
+
+def _candidates_reason(kind: Kind, *, native: bool) -> str:
+    if not native and kind in ("series", "symbols", "labels of every token"):
+        return f"known to suit {kind}, up to {MAX_KERNEL_ROWS:,} training rows"
+    return "each alone, and those of a layer side by side"
+
+
+def _resolve_reservoir(task: Task, decide: _Decisions, rows: int, longest: int) -> Reservoir:
+    """Return the frozen model for a task, with native input where the model reads such data, else with windows."""
+    options = as_group(decide.options, ReservoirOptions)
+    published = decide.options.published
+    reservoir, why = _fill_in(options, {}, published=published), PLAIN
+    if options.input is None and is_native(task, reservoir):
+        reservoir, why = replace(reservoir, input="native"), "the model reads such data itself"
+    else:
+        windows, kind = default_windows(task, rows, longest), kind_of(task)
+        reservoir = _fill_in(options, windows, published=published)
+        why = f"found best for {kind}" if windows and not _names_windows(options, windows) else PLAIN
+    if reservoir.dilations == "auto":
+        dilations = every_dilation(longest, reservoir.patch)
+        reservoir = replace(reservoir, dilations=",".join(map(str, dilations)))
+    reasons = {
+        "backbone": "comes with this package" if options.init is None else f"weights of --init {options.init}",
+        "init": "published weights" if reservoir.init == "pretrained" else "no published weights",
+        "depth": "all blocks",
+        "gain": why,
+    }
+    for item in fields(Reservoir):
+        decide.always(item.name, None, reasons.get(item.name, why if item.name in WINDOW_OPTIONS else PLAIN))
+    return reservoir
+
+
+def _names_windows(options: ReservoirOptions, defaults: Mapping[str, Any]) -> bool:
+    return any(getattr(options, name) is not None for name in defaults)
+
+
+def _fill_in(options: ModelOptions, defaults: Mapping[str, Any], *, published: bool) -> Reservoir:
+    """Return the options of a model with everything filled in, windows from the ``defaults`` of the data.
+
+    ``init`` defaults to ``pretrained``, or to ``random`` for families without published weights and for altered
+    settings; a folder given as ``init`` is the backbone with its weights; windows do not overlap.
+    """
+    backbone, init = options.backbone, options.init
+    if init is not None and Path(init).is_dir():
+        if backbone is not None:
+            raise InputError(f"--init {init}: the folder holds a whole backbone; leave out --backbone {backbone}")
+        backbone, init = str(Path(init).resolve()), "pretrained"
+    name = full_name(backbone or DEFAULT_BACKBONE)
+    if init is None or init.startswith("random"):
+        from reservoir.backbones import default_init, random_init
+
+        init = random_init(name, init or default_init(name), published=published)
+    options = as_group(options, ReservoirOptions)
+    values: dict[str, Any] = {key: value for key, value in vars(options).items() if value is not None}
+    # Whoever gives one option of the windows has thought about all of them.
+    if not _names_windows(options, defaults):
+        values = dict(defaults) | values
+    values |= {"backbone": name, "init": init, "stride": values.get("stride", values.get("patch", 1))}
+    if values.get("input") == "kernels":
+        values = {"gain": KERNEL_GAIN} | values
+    return Reservoir(**values)
+
+
+def default_windows(task: Task, rows: int, longest: int) -> dict[str, Any]:
+    """Return the windows of a task's kind of data, for all its ``rows``; none where each value or symbol is a token.
+
+    Where every token has a label, each is the middle of a window. Series go through random kernels of 9 values at
+    dilations 1, 2, 4 ... up to the length, of long or many rows with a stride: values on the scale of the channel and
+    on that of the row, and their differences. Symbols go through kernels of 5 neighbours.
+    """
+    kind = kind_of(task)
+    if task.each == TOKEN and not (isinstance(task.form, Tokens) and task.form.vocabulary > MOST_SYMBOLS):
+        around = {"stride": 1, "pad": "same", "patch": SERIES_KERNEL}
+        if isinstance(task.form, Tokens):  # a readout of an orthogonal map has the symbols around each themselves
+            return around | {"input": "orthogonal"}
+        return around | {"input": "kernels", "dilations": "auto", "normalise": "both"}
+    most = max(1, min(MAX_WINDOWS, MAX_TOKENS // max(rows, 1)))
+    stride = max(-(-longest // most), -(-task.max_tokens // MAX_WINDOWS))
+    kernels = {"input": "kernels", "stride": stride, "pad": "same"}
+    if kind == "series":
+        return kernels | {"patch": SERIES_KERNEL, "dilations": "auto", "normalise": "differences"}
+    return kernels | {"patch": SYMBOL_KERNEL} if kind == "symbols" else {}
+
+
+def default_layers(kind: Kind, *, native: bool = False) -> tuple[str, str]:
+    """Return the layers that are kept, and why."""
+    if native or kind in ("named task", "vectors"):
+        return "all", "any layer may be best"
+    layers = "embed,block01,block02" if kind == "tokens" else "embed,block01"
+    return layers, f"deeper ones cost more than they add for {kind}"
+
+
+def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None) -> tuple[str, str]:
+    """Return the poolings that are kept at a hidden width, and why."""
+    if kind == "labels of every token":
+        return "all", "every token has a label"
+    if reader:
+        if holds_samples(task):
+            return "mean,std", "sounds"
+        return ("cls,mean", "a class token") if reader.has_cls else ("last,mean", "no class token")
+    if kind == "series":
+        return ",".join([*VALUE_POOLINGS, SEGMENTS]), "which values each channel takes, and where"
+    if kind == "named task" or task.readout_tokens > 1:
+        return "last,mean", "the last token as in the paper, and all of them"
+    from reservoir.pooling import WIDEST_TOKENS
+
+    aligned = isinstance(task.form, Tokens) and task.max_tokens * width <= WIDEST_TOKENS
+    whole = SYMBOL_POOLINGS if kind == "symbols" else ("last", "mean")
+    poolings = ",".join([*whole, SEGMENTS, *(["tokens"] if aligned else [])])
+    return poolings, f"which {kind}, and where; all of them side by side where they fit"
+
+
+def _default_compute(given: str, device: torch.device, family: Family) -> tuple[str, str]:
+    if not family.rounds:
+        return "float32", "a recurrent state feeds its rounding back"
+    found = choose_compute(given, device)
+    return found, "this device multiplies it faster" if found == "bfloat16" else "bfloat16 is no faster here"
+
+
+def _default_store(kind: Kind, *, native: bool) -> tuple[str, str]:
+    """Return the precision on disk, and why.
+
+    Many shares are 0 in all rows but a few. Two bytes leave rounding of the blocks in them, which a readout would scale
+    up to deviation 1 where its rows lack those few.
+    """
+    if not native and kind in ("series", "symbols"):
+        return "float32", "shares that are 0 in most rows keep their digits"
+    return "float16", "half the size"
+
+
+def _as_seen(task: Task, reservoir: Reservoir) -> tuple[Task, Reader | None]:
+    """Return the task with the tokens that the model sees, and the reader that makes them where input is native."""
+    seen = reservoir.windowed(task)
+    if reservoir.input != "native":
+        return seen, None
+    from reservoir.inputs import open_reader
+
+    reader = open_reader(seen, reservoir.backbone, reservoir.init)
+    return replace(seen, form=reader.form, max_tokens=reader.max_tokens), reader
+
+
+def _column_sizes(seen: Task, width: int, columns: Sequence[str]) -> dict[str, tuple[int, int]]:
+    from reservoir.features import column_shapes
+
+    return column_shapes(seen, width, columns)
+
+
+def _check_columns(
+    task: Task, reader: Reader | None, layers: Sequence[str], poolings: Sequence[str], family: Family, depth: int
+) -> None:
+    """Raise `InputError` if a layer or a pooling does not exist, or does not fit the task or the model."""
+    from reservoir.backbones import check_layers
+    from reservoir.pooling import check_poolings
+
+    check_layers(layers, family, depth)
+    check_poolings(list(poolings))
+    if task.each and poolings != ("all",):
+        raise InputError(
+            f"--pool {','.join(poolings)}: every {task.each} has a label of its own, so take all, or leave it out"
+        )
+    if task.each == WORD and not reader:
+        raise InputError("labels of every word are for a model with a tokenizer of its own; name one by --backbone")
+    if "cls" in poolings and not (reader and reader.has_cls):
+        raise InputError("--pool cls: the sequences do not begin with a class token; take first, last or mean")
+    if not layers or not poolings:
+        raise InputError("no columns: name at least one layer and one pooling")
+
+
+def _rows_at_a_time(
+    seen: Task, reader: Reader | None, sizes: Mapping[str, tuple[int, int]], place: str
+) -> tuple[int, int]:
+    """Return the rows of a block and of a batch, from the device and the size of a row."""
+    tokens = reader.row_tokens if reader else seen.max_tokens
+    row_bytes = 4 * sum(kept * width for kept, width in sizes.values())
+    if reader and isinstance(seen.form, Vectors):  # all that enters the model is made before its first batch
+        row_bytes = max(row_bytes, 4 * tokens * seen.form.dim)
+    most = PICTURE_BLOCK_ROWS if seen.pictures else BLOCK_ROWS[place]
+    block_rows = max(1, min(most, BLOCK_BYTES // row_bytes))
+    return block_rows, max(1, BATCH_TOKENS[place] // tokens)
