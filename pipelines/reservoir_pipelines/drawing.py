@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 import threading
 import warnings
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
+PAGE_SIZE = 4.8, 3.4  # inches of most pictures on the page: legible on a telephone too
 INK, GRID = "#222222", "#dddddd"
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -37,6 +40,8 @@ def own_style() -> Iterator[None]:
     with warnings.catch_warnings(action="ignore", category=UserWarning), matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams["text.parse_math"] = False  # a class named $x_{$ is no formula
+        # Texts stay texts: a browser has fonts of every script, and the same input gives the same file.
+        matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "reservoir"})
         yield
 
 
@@ -73,6 +78,26 @@ def picture(draw: Callable[Concatenate[Path, P], None]) -> Callable[Concatenate[
             notify(f"{path}: the picture could not be drawn ({reason}); the results are saved")
 
     return draw_or_warn
+
+
+def page_picture(
+    size: tuple[float, float], draw: Callable[Concatenate[Axes, P], None], *arguments: P.args, **options: P.kwargs
+) -> str:
+    """Return what ``draw(axes, ...)`` draws, of a size in inches, as a data URI of an SVG image; empty if it fails.
+
+    As an image, whatever its texts hold can neither run nor reach anything.
+    """
+    buffer = io.BytesIO()
+    try:
+        with own_style():
+            figure = figure_of(*size)
+            draw(figure.subplots(), *arguments, **options)
+            _escape_texts(figure)
+            figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight")
+    except Exception as error:
+        notify(f"a picture of the page could not be drawn ({error})")
+        return ""
+    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def figure_of(width: float, height: float, title: str = "") -> Figure:

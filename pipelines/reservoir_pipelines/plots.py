@@ -37,7 +37,85 @@ def draw_course(axes: Axes, train: np.ndarray, valid: np.ndarray) -> None:
         axes.plot(*valid.T, "o-", color=COLOURS[1], markersize=3, linewidth=1.5, label="valid")
 
 
-# ---- of fits
+def draw_layers(
+    axes: Axes, columns: Sequence[str], scores: np.ndarray, best: int, raw: float | None, metric: str
+) -> None:
+    """Draw for each pooling the best validation score of every layer, and that of the raw input.
+
+    Parameters
+    ----------
+    axes : Axes
+        Where to draw.
+    columns : sequence of str
+        Names of columns, such as ``block06/mean``.
+    scores : ndarray, (columns, settings)
+        Validation scores, NaN where none was tried.
+    best : int
+        The number of the chosen column; if it joins several, its score is a horizontal line.
+    raw : float, optional
+        Validation score of the raw input.
+    metric : str
+        What scores are: ``accuracy`` is drawn in percent.
+    """
+    factor, unit = in_unit(metric)
+    places = _places(columns)
+    tops = factor * np.nanmax(scores, axis=1)
+    names = _with_gaps(sorted({layer for layer, _ in places.values()}, key=layer_order))
+    for colour, pooling in zip(COLOURS, dict.fromkeys(pooling for _, pooling in places.values()), strict=False):
+        found = {layer: tops[i] for i, (layer, kind) in places.items() if kind == pooling}
+        values = [found.get(name, np.nan) for name in names]
+        axes.plot(range(len(names)), values, "o-", color=colour, label=pooling, markersize=4, linewidth=1.5)
+    if best not in places:
+        axes.axhline(tops[best], color=INK, linewidth=1, label=shorten(columns[best]))
+    if raw is not None:
+        axes.axhline(factor * raw, color=INK, linestyle="--", linewidth=1, label="raw input")
+    ticks = {place: shorten(name).replace("block", "") for place, name in enumerate(names) if name}
+    axes.set_xticks(list(ticks), list(ticks.values()), fontsize=8, rotation=90 if len(ticks) > MOST_LEVEL else 0)
+    style(axes, "layer", f"validation {unit}, best setting")
+
+
+def draw_settings(
+    axes: Axes,
+    columns: Sequence[str],
+    settings: Sequence[str],
+    scores: np.ndarray,
+    best: tuple[int, int],
+    metric: str,
+) -> None:
+    """Draw the validation score of every layer under every setting, for the pooling of the chosen readout.
+
+    The arguments are those of `draw_layers`, with the names of the settings and the place (column, setting) of the
+    chosen readout, which is ringed. If it joins columns, the pooling of the best single column is shown.
+    """
+    factor, unit = in_unit(metric)
+    places = _places(columns)
+    tops = np.nanmax(scores, axis=1)
+    shown = places.get(best[0], places[max(places, key=tops.__getitem__)])[1]
+    rows = sorted((i for i in places if places[i][1] == shown), key=lambda i: layer_order(places[i][0]))
+    # The grid was extended for single columns: their settings leave gaps, except where half of the rows have them.
+    counts = (~np.isnan(scores[rows])).sum(axis=0)
+    tried = [j for j in np.flatnonzero(counts).tolist() if 2 * counts[j] >= counts.max() or j == best[1]]
+    values = factor * scores[rows][:, tried]
+    # The worst settings would swallow the colours: show what lies within the upper part of the range.
+    top, middle = np.nanmax(values), np.nanmedian(values)
+    low = max(np.nanmin(values), top - 2 * (top - middle) - 0.01 * abs(top))
+    image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", vmin=low, vmax=top)
+    ring = best[0] in places
+    if ring:
+        place = tried.index(best[1]), rows.index(best[0])
+        axes.plot(*place, "o", markersize=11, fillstyle="none", color="white", markeredgewidth=2)
+    ticks = range(0, len(tried), max(1, (len(tried) - 1) // 4))
+    axes.set_xticks(ticks, [settings[tried[i]].replace(", ", "\n") for i in ticks], fontsize=8)
+    if not all(_is_number(settings[i]) for i in tried):  # parameters are words, which do not fit side by side
+        axes.tick_params("x", rotation=30)
+        axes.set_xlabel("setting")
+    else:
+        axes.set_xlabel("penalty")
+    axes.set_yticks(range(len(rows)), [shorten(places[i][0]) for i in rows], fontsize=8)
+    note = ", chosen readout ringed" if ring else ""
+    axes.set_title(f"{shown}: validation {unit}{note}".removeprefix(": "), fontsize=9, color=INK)
+    figure: Any = axes.get_figure()
+    figure.colorbar(image, ax=axes, shrink=0.9)
 
 
 @picture
@@ -52,47 +130,16 @@ def plot_sweep(
     metric: str,
     title: str,
 ) -> None:
-    """Draw validation scores (columns, settings), NaN where none was tried, with the best one's place.
-
-    Left: for each pooling the best score of every layer, and the raw input's. Right: every layer under every setting,
-    for the pooling of the best, which is ringed, or of the best single column where joined ones, a line, do best.
-    """
-    factor, unit = in_unit(metric)
-    single = [i for i, name in enumerate(columns) if "/" in name and "+" not in name] or list(range(len(columns)))
-    places = {i: _place(columns[i]) for i in single}
+    """Save `draw_layers` and `draw_settings` side by side."""
     figure = figure_of(11, 4.6, title)
     lines, heat = figure.subplots(1, 2, width_ratios=(1.15, 1))
-    tops = factor * np.nanmax(scores, axis=1)
-    names = _apart(sorted({layer for layer, _ in places.values()}, key=layer_order))
-    for colour, pooling in zip(COLOURS, dict.fromkeys(pooling for _, pooling in places.values()), strict=False):
-        found = {layer: tops[i] for i, (layer, kind) in places.items() if kind == pooling}
-        values = [found.get(name, np.nan) for name in names]
-        lines.plot(range(len(names)), values, "o-", color=colour, label=pooling, markersize=4, linewidth=1.5)
-    if best[0] not in places:
-        lines.axhline(tops[best[0]], color=INK, linewidth=1, label=columns[best[0]])
-    if raw is not None:
-        lines.axhline(factor * raw, color=INK, linestyle="--", linewidth=1, label="raw input")
-    ticks = {place: name.replace("block", "") for place, name in enumerate(names) if name}
-    lines.set_xticks(list(ticks), list(ticks.values()), fontsize=8, rotation=90 if len(ticks) > MOST_LEVEL else 0)
-    style(lines, "layer", f"validation {unit}, best setting")
-    shown = places.get(best[0], places[max(single, key=tops.__getitem__)])[1]
-    rows = sorted((i for i in single if places[i][1] == shown), key=lambda i: layer_order(places[i][0]))
-    tried = np.flatnonzero(~np.isnan(scores[rows]).all(axis=0)).tolist()
-    ring = (tried.index(best[1]), rows.index(best[0])) if best[0] in places else None
-    values = factor * scores[rows][:, tried]
-    _draw_settings(heat, values, [places[i][0] for i in rows], [settings[j] for j in tried], ring)
-    note = ", chosen readout ringed" if ring else ""
-    heat.set_title(f"{shown}: validation {unit}{note}".removeprefix(": "), fontsize=9, color=INK)
+    draw_layers(lines, columns, scores, best[0], raw, metric)
+    draw_settings(heat, columns, settings, scores, best, metric)
     save(figure, path)
 
 
-@picture
-def plot_curve(
-    path: Path, rows: Sequence[int], valid: Sequence[float], test: Sequence[float], *, metric: str, title: str
-) -> None:
+def draw_curve(axes: Axes, rows: Sequence[int], valid: Sequence[float], test: Sequence[float], metric: str) -> None:
     """Draw a learning curve: scores on valid and test over the number of training rows."""
-    figure = figure_of(6, 4.2, title)
-    axes = figure.subplots()
     factor, unit = in_unit(metric)
     for colour, name, scores in zip(COLOURS, ("valid", "test"), (valid, test), strict=False):
         axes.plot(rows, factor * np.asarray(scores), "o-", color=colour, label=name, markersize=4)
@@ -100,23 +147,27 @@ def plot_curve(
     axes.set_xticks(rows, [f"{count:,}" for count in rows], fontsize=8, minor=False)
     axes.minorticks_off()
     style(axes, "training rows", unit)
-    save(figure, path)
 
 
 @picture
-def plot_confusion(path: Path, found: Evaluation | None, title: str) -> None:
-    """Draw how many samples of each class (rows) were given each label (columns), coloured by the share of its row.
+def plot_curve(
+    path: Path, rows: Sequence[int], valid: Sequence[float], test: Sequence[float], *, metric: str, title: str
+) -> None:
+    """Save `draw_curve`."""
+    figure = figure_of(6, 4.2, title)
+    draw_curve(figure.subplots(), rows, valid, test, metric)
+    save(figure, path)
 
-    Of a regression, and of what was not evaluated, there is nothing to draw.
+
+def draw_confusion(axes: Axes, counts: np.ndarray, classes: Sequence[str]) -> None:
+    """Draw how many samples of each class (rows) were predicted as each class (columns).
+
+    Cells are coloured by the share of their row; with up to `MOST_COUNTS` classes they hold the counts (classes,
+    classes).
     """
-    if not found or not found.classes:
-        return
-    counts, classes = found.confusion, found.classes
-    side = min(9.0, 3.5 + 0.3 * len(classes))
-    figure = figure_of(side + 1, side, f"{title}: test, {found.scores['accuracy']:.1%} right")
-    axes = figure.subplots()
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    figure: Any = axes.get_figure()
     figure.colorbar(image, ax=axes, shrink=0.8, label="share of the class")
     for row, column in itertools.product(range(len(classes)), repeat=2) if len(classes) <= MOST_COUNTS else ():
         if counts[row, column]:
@@ -125,39 +176,84 @@ def plot_confusion(path: Path, found: Evaluation | None, title: str) -> None:
     _name_ticks(axes, classes)
     axes.set_xlabel("predicted")
     axes.set_ylabel("class")
+
+
+@picture
+def plot_confusion(path: Path, found: Evaluation | None, title: str) -> None:
+    """Save `draw_confusion`; nothing for a regression, or without an evaluation."""
+    if not found or not found.classes:
+        return
+    side = confusion_side(found.classes)
+    figure = figure_of(side + 1, side, f"{title}: test, {found.scores['accuracy']:.1%} right")
+    draw_confusion(figure.subplots(), found.confusion, found.classes)
     save(figure, path)
 
 
-def _draw_settings(
-    axes: Axes, values: np.ndarray, layers: Sequence[str], settings: Sequence[str], ring: tuple[int, int] | None
-) -> None:
-    # The worst settings would swallow the colours: show what lies within the upper part of the range.
-    top, middle = np.nanmax(values), np.nanmedian(values)
-    low = max(np.nanmin(values), top - 2 * (top - middle) - 0.01 * abs(top))
-    image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", vmin=low, vmax=top)
-    if ring:
-        axes.plot(*ring, "o", markersize=11, fillstyle="none", color="white", markeredgewidth=2)
-    ticks = range(0, len(settings), max(1, (len(settings) - 1) // 4))
-    axes.set_xticks(ticks, [settings[i].replace(", ", "\n") for i in ticks], fontsize=8)
-    penalties = all(name.startswith("$10") for name in settings)
-    if not penalties:  # parameters are words, which do not fit side by side
-        axes.tick_params("x", rotation=30)
-    axes.set_yticks(range(len(layers)), layers, fontsize=8)
-    axes.set_xlabel("penalty" if penalties else "setting")
-    figure: Any = axes.get_figure()
-    figure.colorbar(image, ax=axes, shrink=0.9)
+def confusion_side(classes: Sequence[str]) -> float:
+    """Return the height in inches of a picture of a confusion matrix."""
+    return min(9.0, 3.5 + 0.3 * len(classes))
+
+
+def draw_calibration(axes: Axes, bins: Sequence[tuple[int, float, float]]) -> None:
+    """Draw the share of right labels over their mean probability, for bins of (labels, probability, share)."""
+    values = 100 * np.array([each[1:] for each in bins], float).T
+    axes.plot([0, 100], [0, 100], "--", color=INK, linewidth=1, label="calibrated")
+    axes.plot(*values, "o-", color=COLOURS[0], markersize=4, label="found")
+    style(axes, "probability (%)", "right (%)")
+
+
+def draw_bars(axes: Axes, groups: Sequence[str], bars: Mapping[str, Sequence[float | None]], y: str) -> None:
+    """Draw bars of several names side by side in each group; None leaves a gap."""
+    width = 0.8 / max(1, len(bars))
+    for number, (name, values) in enumerate(bars.items()):
+        places = np.arange(len(groups)) + (number + 0.5) * width - 0.4
+        heights = [np.nan if value is None else value for value in values]
+        axes.bar(places, heights, 0.92 * width, color=COLOURS[number % len(COLOURS)], label=name)
+    axes.set_xticks(range(len(groups)), [shorten(name) for name in groups], fontsize=8)
+    style(axes, "", y)
+
+
+def draw_costs(axes: Axes, points: Mapping[str, tuple[float, float] | None]) -> None:
+    """Draw test accuracy in percent over seconds, one dot for each name; a name without a point keeps its colour."""
+    from matplotlib.ticker import NullFormatter, StrMethodFormatter
+
+    for number, (name, point) in enumerate(points.items()):
+        if point:
+            axes.plot(*point, "o", color=COLOURS[number % len(COLOURS)], label=name, markersize=7)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    style(axes, "seconds", "test accuracy (%)")
+
+
+def shorten(name: str, most: int = 32) -> str:
+    """Return a name, with its middle left out if it is too long: names of columns differ at their ends."""
+    return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-most // 2 :]}"
+
+
+def _places(columns: Sequence[str]) -> dict[int, tuple[str, str]]:
+    """Return layer and pooling of the single columns by their number, or of all if there are only joined ones."""
+    single = [i for i, name in enumerate(columns) if "/" in name and "+" not in name] or range(len(columns))
+    return {i: _place(columns[i]) for i in single}
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return bool(float(text)) or True
+    except ValueError:
+        return False
 
 
 def _place(column: str) -> tuple[str, str]:
-    """Return a column's layer and pooling; joined columns are a layer of their own kind."""
+    """Return the layer and the pooling of a column; joined columns count as one layer."""
     if "+" in column:
         return column.replace("+", "\n+"), "side by side"
     layer, _, pooling = column.partition("/")
     return layer, pooling
 
 
-def _apart(layers: Sequence[str]) -> list[str]:
-    """Return sorted layers with an empty name wherever those of another entry begin: no line may join the two."""
+def _with_gaps(layers: Sequence[str]) -> list[str]:
+    """Return sorted layers with an empty name between those of different entries, which no line may join."""
     groups = [list(group) for _, group in itertools.groupby(layers, lambda layer: layer.rpartition(":")[0])]
     return groups[0] + [name for group in groups[1:] for name in ("", *group)]
 
@@ -170,30 +266,35 @@ def layer_order(column: str) -> tuple[str, int, str]:
 
 def _name_ticks(axes: Axes, names: Sequence[str]) -> None:
     ticks = range(0, len(names), -(-len(names) // MOST_TICKS))
-    axes.set_xticks(ticks, [names[i] for i in ticks], fontsize=7, rotation=90)
-    axes.set_yticks(ticks, [names[i] for i in ticks], fontsize=7)
+    shown = [shorten(str(names[i])) for i in ticks]
+    axes.set_xticks(ticks, shown, fontsize=7, rotation=90)
+    axes.set_yticks(ticks, shown, fontsize=7)
 
 
-# ---- of models
+def draw_deviations(axes: Axes, deviations: Mapping[str, Sequence[float | None]], kind: str) -> None:
+    """Draw the standard deviation of the tensors of a kind, ``weight`` or ``bias``, over the blocks, (depth,) each."""
+    from matplotlib.ticker import MaxNLocator
+
+    names = [name for name in deviations if ("bias" in name) == (kind == "bias")]
+    for number, name in enumerate(names):
+        colour, line = COLOURS[number % len(COLOURS)], ("-", "--", ":")[number // len(COLOURS) % 3]
+        look: dict[str, Any] = {"marker": "o", "markersize": 3.5, "linewidth": 1.4, "color": colour}
+        values = np.array(deviations[name], float)
+        axes.plot(np.arange(1, len(values) + 1), values, line, label=name.removesuffix(f".{kind}"), **look)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    style(axes, "block", "standard deviation", "weights" if kind == "weight" else "biases")
+    if not names:
+        axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=INK)
 
 
 @picture
 def plot_deviations(path: Path, deviations: Mapping[str, np.ndarray], title: str) -> None:
-    """Draw the standard deviation of each kind of tensor over the blocks, (depth,): weights and biases."""
+    """Save `draw_deviations` of weights and biases side by side."""
     figure = figure_of(11, 4.2, title)
     panels = figure.subplots(1, 2, sharex=True)
     for axes, kind in zip(panels, ("weight", "bias"), strict=True):
-        names = [name for name in deviations if (("bias" in name) == (kind == "bias"))]
-        for number, name in enumerate(names):
-            colour, line = COLOURS[number % len(COLOURS)], ("-", "--", ":")[number // len(COLOURS) % 3]
-            look: dict[str, Any] = {"marker": "o", "markersize": 3.5, "linewidth": 1.4, "color": colour}
-            blocks = np.arange(1, len(deviations[name]) + 1)
-            axes.plot(blocks, deviations[name], line, label=name.removesuffix(f".{kind}"), **look)
-        axes.set_ylim(bottom=0)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        style(axes, "block", "standard deviation", "weights" if kind == "weight" else "biases")
-        if not names:
-            axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=INK)
+        draw_deviations(axes, {name: values.tolist() for name, values in deviations.items()}, kind)
     save(figure, path)
 
 
@@ -209,10 +310,11 @@ def plot_attention(
     title: str,
     top: float,
 ) -> None:
-    """Draw maps (heads, tokens, tokens) of one sequence and their mean over rows, over the heads and of each head.
+    """Save the attention maps (heads, tokens, tokens) of one sequence and their mean over rows.
 
-    All have one colour scale, up to ``top``. Dashed lines lie over the maps where the paper saw readout tokens attend:
-    so many tokens back, to what.
+    The large maps are means over the heads, the small ones show each head. All share one colour scale, up to ``top``.
+    ``diagonals`` are the distances in tokens at which the paper saw readout tokens attend, with what they attend to;
+    dashed lines mark them.
     """
     heads = len(mean)
     columns = min(heads, 6)
@@ -224,7 +326,7 @@ def plot_attention(
     places = labels if diagonals else [str(number + 1) for number in range(mean.shape[1])]
     shown = ((one, labels, "one sequence"), (mean, places, f"mean over {rows} sequences"))
     for axes, (maps, names, what) in zip(large.subplots(1, 2), shown, strict=True):
-        _draw_map(axes, maps.mean(axis=0), names, diagonals, top)
+        draw_map(axes, maps.mean(axis=0), names, diagonals, top)
         axes.set_title(what, fontsize=10, color=INK)
     for number, axes in enumerate(small.subplots(-(-heads // columns), columns, squeeze=False).flat):
         if number < heads:
@@ -234,7 +336,8 @@ def plot_attention(
     save(figure, path)
 
 
-def _draw_map(axes: Axes, values: np.ndarray, labels: Sequence[str], diagonals: Mapping[int, str], top: float) -> None:
+def draw_map(axes: Axes, values: np.ndarray, labels: Sequence[str], diagonals: Mapping[int, str], top: float) -> None:
+    """Draw an attention map (tokens, tokens) with the names of its tokens and lines at some diagonals."""
     image = axes.imshow(values, cmap="magma", vmin=0, vmax=top)
     figure: Any = axes.get_figure()
     figure.colorbar(image, ax=axes, shrink=0.8, extend="max")

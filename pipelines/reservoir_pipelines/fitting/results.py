@@ -81,9 +81,9 @@ class Result(Record):
 
     @property
     def setting(self) -> str:
-        """What tells it from others of its columns: the penalty as a power of ten, or its parameters."""
+        """The penalty, or the parameters of an estimator."""
         if self.alpha is not None:
-            return f"$10^{{{np.log10(self.alpha):.3g}}}$"
+            return f"{self.alpha:.3g}"
         return self.readout.partition("(")[2].rstrip(")") or self.readout.rpartition(".")[2]
 
     def tested(self, found: Evaluation) -> Result:

@@ -14,7 +14,7 @@ from reservoir.errors import InputError
 from reservoir.options import CacheOptions, OutOptions
 from reservoir_pipelines.files import replace_file, writing
 from reservoir_pipelines.fitting.results import SUMMARY
-from reservoir_pipelines.output import Record, notify
+from reservoir_pipelines.output import Record, notify, printable
 from reservoir_pipelines.reports.reproduced import reproduction_part
 from reservoir_pipelines.reports.single import fit_part, is_fit, is_run, run_part
 from reservoir_pipelines.reproduction_folder import Kept, is_reproduction
@@ -92,7 +92,7 @@ def _part(path: Path, number: int) -> dict[str, Any]:
             return fit_part(path, number)
         if is_run(path):
             return run_part(path, number)
-    except (KeyError, TypeError) as error:  # each file is whole, but what it holds has other names now
+    except (KeyError, TypeError) as error:  # the files are undamaged, but their fields have other names now
         raise InputError(f"{path}: kept by another version of reservoir ({error}); run its command again") from error
     raise InputError(f"{path}: not a folder that reproduce, fit or train has finished; name one of these")
 
@@ -106,16 +106,22 @@ def _tables(parts: Sequence[dict[str, Any]]) -> str:
 
 
 def _plain(value: object) -> str:
-    """Return a text that stands on one line of a table and is no markup."""
-    text = " ".join(str(value).split())
+    """Return a text on one line of a table, with markup and control characters escaped."""
+    text = printable(" ".join(str(value).split()))
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+
+
+def _visible(value: object) -> object:
+    """Escape control characters and marks that change the direction of writing; jinja escapes markup."""
+    return value if hasattr(value, "__html__") else printable(value)
 
 
 def _page(parts: Sequence[dict[str, Any]]) -> str:
     from jinja2 import Environment
     from markupsafe import Markup
 
-    page = Environment(autoescape=True, trim_blocks=False).from_string((HERE / "page.html").read_text())
+    environment = Environment(autoescape=True, trim_blocks=False, finalize=_visible)
+    page = environment.from_string((HERE / "page.html").read_text())
     made = f"{datetime.now().astimezone():%Y-%m-%d %H:%M}"
     return page.render(
         title="reservoir: frozen models, read out",

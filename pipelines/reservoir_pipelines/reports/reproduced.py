@@ -1,4 +1,4 @@
-"""What the page shows of a reproduction: its tables beside the paper's, its figures, and every cell's command."""
+"""What the page shows of a reproduction: its tables beside the paper's, its pictures, and the command of every cell."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 from markupsafe import Markup
 
 from reservoir.errors import InputError
+from reservoir_pipelines.drawing import PAGE_SIZE, page_picture
 from reservoir_pipelines.output import size_text
-from reservoir_pipelines.reports.charts import bar_chart, legend, scatter
-from reservoir_pipelines.reports.views import charts_of, cost_facts, curve_chart, facts_of
+from reservoir_pipelines.plots import draw_bars, draw_costs
+from reservoir_pipelines.reports.views import cost_facts, curve_picture, facts_of, picture_of, pictures_of
 from reservoir_pipelines.reproduction_folder import CELL, Kept
 
 SCALES = {
@@ -20,7 +21,7 @@ SCALES = {
     "paper": "The paper's sizes.",
 }
 PROGRESS = re.compile(r" of [\d,]+ \(\d+%\), ")
-"""What a line says that was written while a cell ran, of how far it was."""
+"""Part of every line of progress, which is not kept among the notes of a cell."""
 
 Values = Mapping[str, Any]
 
@@ -62,8 +63,8 @@ def reproduction_part(kept: Kept, number: int) -> dict[str, Any]:
         "name": f"Reproduction {kept.path.name}",
         "heading": f"Reproduction: {kept.path.name}",
         "facts": facts,
-        "charts": [chart for table in tables if table["drawn"] == "costs" for chart in _costs(table, results)],
-        "charts_title": "Accuracy over cost",
+        "pictures": [one for table in tables if table["drawn"] == "costs" for one in _costs(table, results)],
+        "pictures_title": "Accuracy over cost",
         "claims": claims,
         "tables": shown,
         "cells": [_cell(key, results, prefix) for key in results],
@@ -71,7 +72,7 @@ def reproduction_part(kept: Kept, number: int) -> dict[str, Any]:
 
 
 def number_text(value: Any, measure: str) -> str:
-    """Return a number as a person reads it: shares with a digit behind the point, counts in full."""
+    """Return a number as text: scores with one decimal, counts in full."""
     if value is None:
         return "-"
     if isinstance(value, str):
@@ -84,13 +85,13 @@ def number_text(value: Any, measure: str) -> str:
 
 
 def spot_text(spot: Mapping[str, Any]) -> str:
-    """Return our number, with its standard error where there are several seeds."""
+    """Return our number, with its standard error if there are several seeds."""
     text = number_text(spot["mean"], spot["measure"])
     return f"{text} ± {number_text(spot['error'], spot['measure'])}" if spot["error"] is not None else text
 
 
 def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a table for the page; reasons for what is missing are numbered below it."""
+    """Return a table for the page; the reasons why numbers are missing are listed below it."""
     reasons: dict[str, int] = {}
     rows = []
     for row in table["rows"]:
@@ -119,7 +120,7 @@ def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> d
         "columns": table["columns"],
         "rows": rows,
         "reasons": list(reasons),
-        "charts": _drawn(table, results),
+        "pictures": _pictures(table, results),
     }
 
 
@@ -138,56 +139,55 @@ def _spot(spot: Values, prefix: str, results: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def _drawn(table: Values, results: Mapping[str, Any]) -> list[Markup]:
-    """Return a figure's pictures; of the costs they stand at the top of the page."""
-    found = [
-        (row["name"], results[key])
-        for row in table["rows"]
-        for s in row["spots"]
-        if s
-        for c in s["cells"][:1]
-        for key in c
-        if key in results
+def _pictures(table: Values, results: Mapping[str, Any]) -> list[Markup]:
+    """Return the pictures of a table that is drawn; those of costs stand at the top of the page."""
+    cells = [
+        (row["name"], key) for row in table["rows"] for s in row["spots"] if s for c in s["cells"][:1] for key in c
     ]
+    found = [(name, results[key]) for name, key in cells if key in results]
     if table["drawn"] in ("attention", "deviations"):
         distinct = {id(result): (name, result) for name, result in found}.values()
         return [
-            Markup("<div><h4>{}</h4>{}</div>").format(name, chart)
+            _named(name, picture)
             for name, result in distinct
-            for chart in charts_of(result["stage"], result["values"])
+            for picture in pictures_of(result["stage"], result["values"])
         ]
     if table["drawn"] == "curve":
-        charts = {result["task"]: curve_chart(result["values"]) for _, result in found}
-        return [Markup("<div><h4>{}</h4>{}</div>").format(*named) for named in charts.items()]
+        curves = {result["task"]: curve_picture(result["values"]) for _, result in found}
+        return [_named(task, picture) for task, picture in curves.items() if picture]
     if table["drawn"] == "bars":
         ours = {row["name"]: [s["mean"] if s else None for s in row["spots"]] for row in table["rows"]}
         paper = {row["name"]: [_number(s["published"]) if s else None for s in row["spots"]] for row in table["rows"]}
-        titles = {"ours": ours, "the paper's": paper}
         return [
-            bar_chart(table["columns"], bars, f"accuracy, {name}", f"{table['title']}, {name}, in percent")
-            for name, bars in titles.items()
+            picture_of(
+                page_picture(PAGE_SIZE, draw_bars, table["columns"], bars, f"accuracy (%), {name}"),
+                f"{table['title']}, {name}, in percent",
+            )
+            for name, bars in {"ours": ours, "the paper's": paper}.items()
         ]
     return []
 
 
 def _costs(table: Values, results: Mapping[str, Any]) -> list[Markup]:
-    """Return accuracy over cost, a chart for each task."""
-    names = legend([row["name"] for row in table["rows"]])
-    charts = [Markup('<p class="legend">{}</p>').format(names)]
+    """Return accuracy over cost, a picture for each task."""
+    pictures = []
     for number, task in enumerate(table["columns"]):
         points: dict[str, tuple[float, float] | None] = {}
         for row in table["rows"]:
             spot = row["spots"][number]
-            costs = [
-                results[k]["values"].get("cost") for c in (spot["cells"] if spot else []) for k in c if k in results
-            ]
-            there = spot and spot["mean"] is not None and costs and None not in costs
-            points[row["name"]] = (sum(costs) / len(costs), spot["mean"]) if there else None
+            keys = [key for cells in (spot["cells"] if spot else []) for key in cells if key in results]
+            costs = [results[key]["values"].get("cost") for key in keys]
+            known = spot and spot["mean"] is not None and costs and None not in costs
+            points[row["name"]] = (sum(costs) / len(costs), spot["mean"]) if known else None
         if any(points.values()):
-            says = "; ".join(f"{name} {point[1]:.1f}% in {point[0]:.3g} s" for name, point in points.items() if point)
-            chart = scatter(points, "seconds", "test accuracy (%)", f"{task}, accuracy over cost: {says}")
-            charts.append(Markup("<div><h4>{}</h4>{}</div>").format(task, chart))
-    return charts if len(charts) > 1 else []
+            listed = "; ".join(f"{name} {point[1]:.1f}% in {point[0]:.3g} s" for name, point in points.items() if point)
+            source = page_picture(PAGE_SIZE, draw_costs, points)
+            pictures.append(_named(task, picture_of(source, f"{task}, accuracy over cost: {listed}")))
+    return pictures
+
+
+def _named(name: str, picture: Markup) -> Markup:
+    return Markup("<div><h4>{}</h4>{}</div>").format(name, picture)
 
 
 def _needs(result: Values) -> list[str]:
@@ -215,10 +215,10 @@ def _cell(key: str, results: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {
         "id": f"{prefix}cell-{key}",
         "title": " ".join(str(word) for word in words if word),
-        "aside": f"seed {settings.get('seed', 0)}, {result['seconds']:.0f} s",
+        "summary": f"seed {settings.get('seed', 0)}, {result['seconds']:.0f} s",
         "commands": result["commands"],
         "facts": facts,
-        "charts": charts_of(result["stage"], result["values"]),
+        "pictures": pictures_of(result["stage"], result["values"]),
     }
 
 

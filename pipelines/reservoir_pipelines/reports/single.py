@@ -1,8 +1,7 @@
-"""What the page shows of one fit, or of one run of a training, that stands alone."""
+"""What the page shows of a fit, or of a run of `train`, that is no part of a reproduction."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from reservoir.errors import InputError
 from reservoir_pipelines.files import read_checked
 from reservoir_pipelines.fitting.results import SUMMARY
 from reservoir_pipelines.reports.values import fit_values, read_sweep, train_values
-from reservoir_pipelines.reports.views import charts_of, cost_facts, facts_of
+from reservoir_pipelines.reports.views import cost_facts, facts_of, pictures_of
 
 
 def is_fit(path: Path) -> bool:
@@ -33,13 +32,13 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
     facts = [
         ("entry", entry),
         *facts_of("fit", values),
-        *((name.replace("_", " "), f"{evaluation[name]:.3f}") for name in evaluation if _SCORES.match(name)),
+        *_metrics(evaluation, found["best"]["metric"]),
         *([("against raw", f"p = {found['p_value']:.2g}")] if found["p_value"] is not None else []),
         *cost_facts(found["seconds"], None),
         ("folder", path),
     ]
     name = f"Fit: {entry.parent.name}, {entry.name}"
-    shown = {"charts": charts_of("fit", values), "commands": found["commands"]}
+    shown = {"pictures": pictures_of("fit", values), "commands": found["commands"]}
     return {"id": f"p{number}", "name": name, "heading": name, "facts": facts, **shown}
 
 
@@ -55,8 +54,12 @@ def run_part(path: Path, number: int) -> dict[str, Any]:
     facts += [("seed", run.config["settings"]["recipe"]["seed"])]
     facts += [(name, value) for name, value in run.config.get("made_with", {}).items()]
     name = f"Training: {path.parent.name}, {path.name}"
-    shown = {"charts": charts_of("train", values), "commands": [run.config["command"]]}
+    shown = {"pictures": pictures_of("train", values), "commands": [run.config["command"]]}
     return {"id": f"p{number}", "name": name, "heading": name, "facts": facts, **shown}
 
 
-_SCORES = re.compile("majority_baseline|balanced_accuracy|macro_f1|auc|R²|rmse|mae|.*_of_label_")
+def _metrics(evaluation: dict[str, Any], chosen_by: str) -> list[tuple[str, str]]:
+    """Return every metric of an evaluation but the one by which the readout was chosen, which is shown first."""
+    numbers = {name: value for name, value in evaluation.items() if isinstance(value, int | float)}
+    texts = {name: f"{value:,}" if isinstance(value, int) else f"{value:.3f}" for name, value in numbers.items()}
+    return [(name.replace("_", " "), text) for name, text in texts.items() if name != chosen_by]

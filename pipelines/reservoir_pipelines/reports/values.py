@@ -1,4 +1,4 @@
-"""What of a finished fit or training is shown on a page, and kept of a cell: numbers by name."""
+"""The numbers of a finished fit or training that the page shows and that a reproduction keeps of its cells."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from reservoir_pipelines.fitting.results import Result, score_matrix
 from reservoir_pipelines.training.training_result import Training
 
 MOST_POINTS = 60
-"""Points of a curve that are kept: what can be told apart in a small picture."""
+"""Points of a curve that are kept: as many as can be told apart in a small picture."""
 
 _TRAINED = "metric steps best_step valid_score test_score train_score converged_step diverged_step trained groups"
 
 
 def fit_values(found: Mapping[str, Any], title: str, sweep: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is shown of a fit, from its summary, the name of what it chose, and the scores of all it tried."""
+    """Return what is shown of a fit, from its summary, the title of the chosen readout, and the scores of the sweep."""
     best, evaluation = found["best"], found["evaluation"]
     return {
         **{name: evaluation[name] for name in ("recall", "classes", "confusion", "reliability")},
@@ -32,17 +33,22 @@ def fit_values(found: Mapping[str, Any], title: str, sweep: Mapping[str, Any]) -
 
 
 def read_sweep(results: Path) -> dict[str, Any]:
-    """Return the validation scores of the table that a fit wrote, by columns and penalties."""
+    """Return the validation scores (columns, settings) of the table that a fit wrote, and the place of the best."""
     with results.open(newline="") as file:
         lines = list(csv.DictReader(file))
     tried = [line for line in lines if line["columns"] != "raw"] or lines
-    columns = list(dict.fromkeys(line["columns"] for line in tried))
-    penalties = list(dict.fromkeys(line["alpha"] or line["readout"] for line in tried))
-    scores: list[list[float | None]] = [[None] * len(penalties) for _ in columns]
-    for line in tried:
-        place = penalties.index(line["alpha"] or line["readout"])
-        scores[columns.index(line["columns"])][place] = float(line["valid_score"])
-    return {"columns": columns, "penalties": penalties, "scores": scores}
+    found = [_result(line) for line in tried]
+    columns, settings, scores = score_matrix(found)
+    chosen = next((one for one, line in zip(found, tried, strict=True) if line["chosen"] == "1"), found[0])
+    values = [[None if np.isnan(score) else score for score in row] for row in scores.tolist()]
+    best = [columns.index(chosen.title), settings.index(chosen.setting)]
+    return {"columns": columns, "settings": settings, "scores": values, "best": best}
+
+
+def _result(line: Mapping[str, str]) -> Result:
+    alpha = float(line["alpha"]) if line["alpha"] else None
+    names = tuple(line["columns"].split("+"))
+    return Result(columns=names, readout=line["readout"], alpha=alpha, valid_score=float(line["valid_score"]))
 
 
 def train_values(done: Training) -> dict[str, Any]:
@@ -56,7 +62,7 @@ def train_values(done: Training) -> dict[str, Any]:
 
 
 def _thinned(history: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
-    """Return at most so many points of a curve, each the mean over its stretch."""
+    """Return at most `MOST_POINTS` points of a curve, each the mean over its stretch."""
     points = [(line["step"], line[name]) for line in history if line.get(name) is not None]
     if len(points) <= MOST_POINTS:
         return points
