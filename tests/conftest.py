@@ -35,6 +35,13 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
+def _write_pixel(_figure, file, **_):
+    if hasattr(file, "write"):
+        file.write(PIXEL)
+    else:
+        Path(file).write_bytes(PIXEL)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _paint():
     """Have pictures composed but not painted, which takes longer than most fits of these tests; return what paints."""
@@ -42,7 +49,7 @@ def _paint():
 
     paint = Figure.savefig
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", lambda figure, file, **_: Path(file).write_bytes(PIXEL))
+        patch.setattr(Figure, "savefig", _write_pixel)
         yield paint
 
 

@@ -106,7 +106,7 @@ def draw_settings(
         axes.plot(*place, "o", markersize=11, fillstyle="none", color="white", markeredgewidth=2)
     ticks = range(0, len(tried), max(1, (len(tried) - 1) // 4))
     axes.set_xticks(ticks, [settings[tried[i]].replace(", ", "\n") for i in ticks], fontsize=8)
-    if not all(_is_number(settings[i]) for i in tried):  # parameters are words, which do not fit side by side
+    if not all(settings[i][:1].isdigit() for i in tried):  # parameters are words, which do not fit side by side
         axes.tick_params("x", rotation=30)
         axes.set_xlabel("setting")
     else:
@@ -194,38 +194,6 @@ def confusion_side(classes: Sequence[str]) -> float:
     return min(9.0, 3.5 + 0.3 * len(classes))
 
 
-def draw_calibration(axes: Axes, bins: Sequence[tuple[int, float, float]]) -> None:
-    """Draw the share of right labels over their mean probability, for bins of (labels, probability, share)."""
-    values = 100 * np.array([each[1:] for each in bins], float).T
-    axes.plot([0, 100], [0, 100], "--", color=INK, linewidth=1, label="calibrated")
-    axes.plot(*values, "o-", color=COLOURS[0], markersize=4, label="found")
-    style(axes, "probability (%)", "right (%)")
-
-
-def draw_bars(axes: Axes, groups: Sequence[str], bars: Mapping[str, Sequence[float | None]], y: str) -> None:
-    """Draw bars of several names side by side in each group; None leaves a gap."""
-    width = 0.8 / max(1, len(bars))
-    for number, (name, values) in enumerate(bars.items()):
-        places = np.arange(len(groups)) + (number + 0.5) * width - 0.4
-        heights = [np.nan if value is None else value for value in values]
-        axes.bar(places, heights, 0.92 * width, color=COLOURS[number % len(COLOURS)], label=name)
-    axes.set_xticks(range(len(groups)), [shorten(name) for name in groups], fontsize=8)
-    style(axes, "", y)
-
-
-def draw_costs(axes: Axes, points: Mapping[str, tuple[float, float] | None]) -> None:
-    """Draw test accuracy in percent over seconds, one dot for each name; a name without a point keeps its colour."""
-    from matplotlib.ticker import NullFormatter, StrMethodFormatter
-
-    for number, (name, point) in enumerate(points.items()):
-        if point:
-            axes.plot(*point, "o", color=COLOURS[number % len(COLOURS)], label=name, markersize=7)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    style(axes, "seconds", "test accuracy (%)")
-
-
 def shorten(name: str, most: int = 32) -> str:
     """Return a name, with its middle left out if it is too long: names of columns differ at their ends."""
     return name if len(name) <= most else f"{name[: most // 2 - 1]}…{name[-most // 2 :]}"
@@ -235,13 +203,6 @@ def _places(columns: Sequence[str]) -> dict[int, tuple[str, str]]:
     """Return layer and pooling of the single columns by their number, or of all if there are only joined ones."""
     single = [i for i, name in enumerate(columns) if "/" in name and "+" not in name] or range(len(columns))
     return {i: _place(columns[i]) for i in single}
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return bool(float(text)) or True
-    except ValueError:
-        return False
 
 
 def _place(column: str) -> tuple[str, str]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from reservoir_pipelines.fitting.curve import learning_curve, parse_sizes
 from reservoir_pipelines.fitting.engines import Engine, RidgeEngine, few_rows, make_engine
 from reservoir_pipelines.fitting.pool import Features, Pool, choose_columns
 from reservoir_pipelines.fitting.raw import RAW
-from reservoir_pipelines.fitting.results import SUMMARY, Fit, Result, score_matrix, write_table
+from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, Result, score_matrix, write_table
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorEngine
 from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, Source, groups_of
 from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
@@ -194,9 +194,14 @@ def _folder(pool: Pool, names: Sequence[str], most: int, options: FitOptions) ->
         settings.append("one-standard-error")
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     kind = options.readout.partition(":")[0].rpartition(".")[2]
-    folder = Path(options.out) if options.out else pool.folder(f"{kind}-{digest}")
+    default = pool.folder(f"{kind}-{digest}")
+    folder = Path(options.out) if options.out else default
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    if options.out and default.parents[1].name == "readouts":
+        with suppress(OSError):  # a cache that others own can be read only
+            default.mkdir(parents=True, exist_ok=True)
+            write_checked(default / ELSEWHERE, {"folder": str(folder.resolve())})
     return folder
 
 

@@ -16,6 +16,9 @@ from reservoir_pipelines.output import Record, as_json
 SUMMARY = "fit.json"
 """The file of a fit's folder that can be read without what made it."""
 
+ELSEWHERE = "folder.json"
+"""Names, in the folder of the cache where a fit would be by default, the one that ``--out`` gave; `report` reads it."""
+
 FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "chosen", "test_score")
 
 

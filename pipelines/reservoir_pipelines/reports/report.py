@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
@@ -12,8 +13,8 @@ from typing import Any
 
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, OutOptions
-from reservoir_pipelines.files import replace_file, writing
-from reservoir_pipelines.fitting.results import SUMMARY
+from reservoir_pipelines.files import read_checked, replace_file, writing
+from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY
 from reservoir_pipelines.output import Record, notify, printable
 from reservoir_pipelines.reports.reproduced import reproduction_part
 from reservoir_pipelines.reports.single import fit_part, is_fit, is_run, run_part
@@ -24,7 +25,7 @@ from reservoir_pipelines.workspace import cache_root
 HERE = files("reservoir_pipelines") / "reports"
 
 MOST = 12
-"""Fits that are shown of all that are kept: the latest."""
+"""Fits on the page: the latest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +78,14 @@ def _all_parts(root: Path) -> list[dict[str, Any]]:
 
 
 def _all(root: Path) -> list[Path]:
-    """Return the reproductions, and the latest fits that are not theirs."""
+    """Return the reproductions, and the latest other fits, also those that ``fit --out`` wrote elsewhere."""
     made = sorted(path for path in (root / "reproductions").glob("*") if is_reproduction(path))
     theirs = {result["folder"] for path in made for result in Kept(path).results()}
-    fits = [file.parent for file in (root / "readouts").glob(f"*/*/{SUMMARY}") if str(file.parent) not in theirs]
+    folders = {file.parent for file in (root / "readouts").glob(f"*/*/{SUMMARY}")}
+    for note in (root / "readouts").glob(f"*/*/{ELSEWHERE}"):
+        with suppress(OSError, ValueError, KeyError):
+            folders.add(Path(read_checked(note)["folder"]))
+    fits = [folder for folder in folders if str(folder) not in theirs and (folder / SUMMARY).is_file()]
     return made + sorted(fits, key=lambda path: (path / SUMMARY).stat().st_mtime, reverse=True)[:MOST]
 
 

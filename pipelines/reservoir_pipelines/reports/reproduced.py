@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from markupsafe import Markup
 
 from reservoir.errors import InputError
-from reservoir_pipelines.drawing import PAGE_SIZE, page_picture
+from reservoir_pipelines.drawing import COLOURS, PAGE_SIZE, page_picture, style
 from reservoir_pipelines.output import size_text
-from reservoir_pipelines.plots import draw_bars, draw_costs
+from reservoir_pipelines.plots import shorten
 from reservoir_pipelines.reports.views import cost_facts, curve_picture, facts_of, picture_of, pictures_of
 from reservoir_pipelines.reproduction_folder import CELL, Kept
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 SCALES = {
     "smoke": "Smoke scale: small shapes, few rows, few steps. It shows the whole path, not the paper's results.",
@@ -160,7 +164,7 @@ def _pictures(table: Values, results: Mapping[str, Any]) -> list[Markup]:
         paper = {row["name"]: [_number(s["published"]) if s else None for s in row["spots"]] for row in table["rows"]}
         return [
             picture_of(
-                page_picture(PAGE_SIZE, draw_bars, table["columns"], bars, f"accuracy (%), {name}"),
+                page_picture(PAGE_SIZE, _draw_bars, table["columns"], bars, f"accuracy (%), {name}"),
                 f"{table['title']}, {name}, in percent",
             )
             for name, bars in {"ours": ours, "the paper's": paper}.items()
@@ -181,13 +185,37 @@ def _costs(table: Values, results: Mapping[str, Any]) -> list[Markup]:
             points[row["name"]] = (sum(costs) / len(costs), spot["mean"]) if known else None
         if any(points.values()):
             listed = "; ".join(f"{name} {point[1]:.1f}% in {point[0]:.3g} s" for name, point in points.items() if point)
-            source = page_picture(PAGE_SIZE, draw_costs, points)
+            source = page_picture(PAGE_SIZE, _draw_costs, points)
             pictures.append(_named(task, picture_of(source, f"{task}, accuracy over cost: {listed}")))
     return pictures
 
 
 def _named(name: str, picture: Markup) -> Markup:
     return Markup("<div><h4>{}</h4>{}</div>").format(name, picture)
+
+
+def _draw_bars(axes: Axes, groups: Sequence[str], bars: Mapping[str, Sequence[float | None]], y: str) -> None:
+    """Draw bars of several names side by side in each group; None leaves a gap."""
+    width = 0.8 / max(1, len(bars))
+    for number, (name, values) in enumerate(bars.items()):
+        places = np.arange(len(groups)) + (number + 0.5) * width - 0.4
+        heights = [np.nan if value is None else value for value in values]
+        axes.bar(places, heights, 0.92 * width, color=COLOURS[number % len(COLOURS)], label=name)
+    axes.set_xticks(range(len(groups)), [shorten(name) for name in groups], fontsize=8)
+    style(axes, "", y)
+
+
+def _draw_costs(axes: Axes, points: Mapping[str, tuple[float, float] | None]) -> None:
+    """Draw test accuracy in percent over seconds, one dot for each name; a name without a point keeps its colour."""
+    from matplotlib.ticker import NullFormatter, StrMethodFormatter
+
+    for number, (name, point) in enumerate(points.items()):
+        if point:
+            axes.plot(*point, "o", color=COLOURS[number % len(COLOURS)], label=name, markersize=7)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    style(axes, "seconds", "test accuracy (%)")
 
 
 def _needs(result: Values) -> list[str]:

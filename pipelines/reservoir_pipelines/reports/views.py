@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
 
 from reservoir.options import RECIPE
 from reservoir_pipelines import plots
-from reservoir_pipelines.drawing import PAGE_SIZE, page_picture, style
+from reservoir_pipelines.drawing import COLOURS, INK, PAGE_SIZE, page_picture, style
 from reservoir_pipelines.output import percent, score_text, size_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MOST_CLASSES = 40  # of a confusion matrix on the page
 WORST = 10  # classes whose recall is listed
@@ -111,7 +114,7 @@ def _fit_pictures(values: Values) -> list[Markup]:
     if bins := values["reliability"]:
         listed = "; ".join(f"{n} labels of {100 * p:.0f}%: {100 * right:.0f}% right" for n, p, right in bins)
         pictures.append(
-            picture_of(page_picture(PAGE_SIZE, plots.draw_calibration, bins), f"calibration on the test rows: {listed}")
+            picture_of(page_picture(PAGE_SIZE, _draw_calibration, bins), f"calibration on the test rows: {listed}")
         )
     return pictures
 
@@ -129,7 +132,7 @@ def _training_pictures(values: Values) -> list[Markup]:
     ]
 
 
-def _draw_course(axes: Any, train: np.ndarray, valid: np.ndarray, y: str) -> None:
+def _draw_course(axes: Axes, train: np.ndarray, valid: np.ndarray, y: str) -> None:
     plots.draw_course(axes, train, valid)
     style(axes, "step", y)
 
@@ -152,3 +155,11 @@ def _deviation_pictures(values: Values) -> list[Markup]:
         )
         for kind in ("weight", "bias")
     ]
+
+
+def _draw_calibration(axes: Axes, bins: Sequence[tuple[int, float, float]]) -> None:
+    """Draw the share of right labels over their mean probability, for bins of (labels, probability, share)."""
+    values = 100 * np.array([each[1:] for each in bins], float).T
+    axes.plot([0, 100], [0, 100], "--", color=INK, linewidth=1, label="calibrated")
+    axes.plot(*values, "o-", color=COLOURS[0], markersize=4, label="found")
+    style(axes, "probability (%)", "right (%)")
