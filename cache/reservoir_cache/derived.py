@@ -62,7 +62,7 @@ def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Ma
         locks = entry_locks(entry.path)
         with locks.run(), locks.mutex():
             make_folder(folder)
-            publish_file(path, write, verify)
+            publish_file(path, write, verify, sync_folder=False)  # as its manifest does, in the same folder
             line = {"bytes": path.stat().st_size, "crc32": file_crc32(path)}
             publish_json(folder / NAME, {"files": {**(listed(folder) or {}), path.name: line}})
     except CacheError:

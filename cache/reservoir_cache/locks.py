@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir_cache.errors import CacheError
-from reservoir_cache.publish import make_folder, open_lock, publish_json, read_json, run_identity, temporary_owner
+from reservoir_cache.publish import open_lock, publish_json, read_json, run_identity, temporary_owner
 from reservoir_cache.spec import SPEC_FILE
 
 LOCK_FILE = "lock"
@@ -122,8 +122,8 @@ class EntryLocks:
 
     def _register(self) -> None:
         path = self._folder / "runs" / f"{run_identity()}.json"
-        make_folder(path.parent)
-        publish_json(path, _record())
+        path.parent.mkdir(exist_ok=True)
+        publish_json(path, _record(), durable=False)  # no run survives a power loss
         self._record = os.open(path, os.O_RDWR)
         fcntl.lockf(self._record, fcntl.LOCK_EX, 1)
 

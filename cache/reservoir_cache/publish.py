@@ -34,7 +34,14 @@ _counter = itertools.count()
 _identity = ""
 
 
-def publish_file(final: Path, write: Callable[[Path], object], verify: Callable[[Path], object] | None = None) -> None:
+def publish_file(
+    final: Path,
+    write: Callable[[Path], object],
+    verify: Callable[[Path], object] | None = None,
+    *,
+    sync_file: bool = True,
+    sync_folder: bool = True,
+) -> None:
     """Write a file under a temporary name, verify it, and give it its final name: it is whole, or as it was.
 
     Parameters
@@ -45,6 +52,8 @@ def publish_file(final: Path, write: Callable[[Path], object], verify: Callable[
         Creates the file it is given, which does not exist yet.
     verify : callable, optional
         Reads the file it is given and raises CacheError if it is not what was meant.
+    sync_file, sync_folder : bool
+        Whether the content, and the name, must survive a power loss once this has returned.
     """
     temporary = final.with_name(f".{final.name}.{next(_counter)}.{run_identity()}.tmp")
     try:
@@ -54,11 +63,13 @@ def publish_file(final: Path, write: Callable[[Path], object], verify: Callable[
         if verify:
             verify(temporary)
         fault_point("verified")
-        sync(temporary)
+        if sync_file:
+            sync(temporary)
         fault_point("synced")
         temporary.replace(final)
         fault_point("replaced")
-        sync(final.parent)
+        if sync_folder:
+            sync(final.parent)
     except OSError as error:
         why = " ".join(str(error).split())
         raise CacheError(f"{final}: cannot be written ({why}); check free space and permissions") from error
@@ -66,8 +77,11 @@ def publish_file(final: Path, write: Callable[[Path], object], verify: Callable[
         temporary.unlink(missing_ok=True)
 
 
-def publish_json(final: Path, content: dict[str, Any], *, indent: int | None = None) -> None:
-    """Publish a JSON document, on one line or indented; ``crc32``, over the other fields' compact text, is added."""
+def publish_json(final: Path, content: dict[str, Any], *, indent: int | None = None, durable: bool = True) -> None:
+    """Publish a JSON document, on one line or indented; ``crc32``, over the other fields' compact text, is added.
+
+    A document that is not ``durable`` may be damaged or gone after a power loss.
+    """
     text = _text({**content, "crc32": _checksum(content)}, indent)
 
     def write(path: Path) -> None:
@@ -78,7 +92,7 @@ def publish_json(final: Path, content: dict[str, Any], *, indent: int | None = N
         if path.read_text(encoding="ascii") != text:
             raise CacheError(f"{final}: does not read back as written; check the disk")
 
-    publish_file(final, write, verify)
+    publish_file(final, write, verify, sync_file=durable, sync_folder=durable)
 
 
 def read_json(path: Path, *, indent: int | None = None) -> dict[str, Any]:

@@ -1,0 +1,447 @@
+"""Power loss: records what a stage does to a folder, and builds every folder that a crash may leave of it.
+
+POSIX promises little. What was written to a file is on disk only after an fsync of the file; that a name exists, was
+removed or leads to another file is on disk only after an fsync of its folder. Before that, any subset may be there:
+a crash may keep a rename and lose the content of the renamed file, or keep the second of two renames alone. A rename
+itself is atomic, as every journaling file system makes it. Of unsynced content nothing, a part up to a multiple of 512
+bytes, zeros, or all of it may be there.
+
+`Recorder` compares the folder before and after every call that changes it, so it also sees what libraries write
+without Python. `Trace.crashes` yields the states, each the content of every file by its path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+SECTOR = 512
+CHANGES = ("replace", "rename", "unlink", "remove", "mkdir", "rmdir", "link")
+HELPERS = {"sync", "publish_file", "publish_json", "replace_file", "write_checked", "write_csv", "make_folder"}
+PACKAGES = ("reservoir_cache", "reservoir_pipelines")
+
+State = dict[str, bytes | None]
+"""The content of every file by its path below the folder; None for folders."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """The content of a file became this."""
+
+    node: int
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Named:
+    """Names changed in one step: (folder, name) now leads to a node, or to None."""
+
+    names: tuple[tuple[int, str, int | None], ...]
+
+
+@dataclass(frozen=True)
+class Synced:
+    """A file's content, or a folder's names, are on disk; ``site`` is who asked for it, innermost call last."""
+
+    node: int
+    site: str
+
+
+@dataclass(frozen=True)
+class Returned:
+    """A step of the stage came to its end: what it published must survive from now on."""
+
+    durable: bool
+
+
+@dataclass
+class Trace:
+    """What happened to a folder, in order, beginning with what was there."""
+
+    root: int
+    kinds: dict[int, bool] = field(default_factory=dict)  # node: whether it is a folder
+    events: list[Written | Named | Synced | Returned] = field(default_factory=list)
+    start: int = 0  # number of events that describe what was there, all of it on disk
+
+    def sites(self) -> list[str]:
+        """Return who asked for an fsync, each once."""
+        return sorted({event.site for event in self.events if isinstance(event, Synced)})
+
+    def without(self, site: str) -> Trace:
+        """Return what would have happened without the fsync calls of one place in the program."""
+        events = [event for event in self.events if not (isinstance(event, Synced) and event.site == site)]
+        return Trace(self.root, self.kinds, events, self.start)
+
+    def moments(self) -> range:
+        """Return the numbers of events after which the power may fail."""
+        return range(self.start, len(self.events) + 1)
+
+    def actual(self, moment: int) -> State:
+        """Return the folder as it was after so many events."""
+        return self._state([e for e in self.events[:moment] if isinstance(e, Written | Named)])
+
+    def crashes(self, moment: int, draw: random.Random, most: int) -> Iterator[State]:
+        """Yield states that a crash after so many events may leave; all of them where these are not more than ``most``.
+
+        Otherwise all prefixes, all with one or two lost changes, all with one kept change, and a sample.
+        """
+        changes = [(n, e) for n, e in enumerate(self.events[:moment]) if isinstance(e, Written | Named)]
+        safe = self._safe(moment)
+        pending = [n for n, _ in changes if n not in safe]
+        synced = {e.node: e.content for n, e in changes if n in safe and isinstance(e, Written)}
+        variants = {n: self._variants(n, synced) for n in pending}
+
+        def state(lost: dict[int, bytes | None]) -> State:
+            """Apply all changes but those lost, or with another content."""
+            kept = list[Written | Named]()
+            for n, event in changes:
+                if n not in lost:
+                    kept.append(event)
+                elif (content := lost[n]) is not None and isinstance(event, Written):
+                    kept.append(Written(event.node, content))
+            return self._state(kept)
+
+        choices = [[("keep", None), *(("lose", v) for v in variants[n])] for n in pending]
+        count = 1
+        for each in choices:
+            count = min(count * len(each), most + 1)
+        if count <= most:
+            for combination in itertools.product(*choices):
+                yield state({n: v for n, (kind, v) in zip(pending, combination, strict=True) if kind == "lose"})
+            return
+        for end in range(len(pending) + 1):
+            yield state(dict.fromkeys(pending[end:]))
+        for n in pending:
+            for variant in variants[n]:
+                yield state({n: variant})
+            yield state({other: None for other in pending if other != n})
+        pairs = list(itertools.combinations(pending, 2))
+        for one, other in draw.sample(pairs, min(len(pairs), most // 4)):
+            yield state({one: draw.choice(variants[one]), other: draw.choice(variants[other])})
+        for _ in range(most // 4):
+            lost = [n for n in pending if draw.random() < 0.5]
+            yield state({n: draw.choice(variants[n]) for n in lost})
+
+    def _safe(self, moment: int) -> set[int]:
+        """Return the numbers of the changes that are on disk: what came before an fsync of the node or folder."""
+        safe, waiting = set(range(self.start)), dict[int, list[int]]()
+        half = dict[int, int]()  # renames between folders need both
+        for n in range(self.start, moment):
+            event = self.events[n]
+            if isinstance(event, Written):
+                waiting.setdefault(event.node, []).append(n)
+            elif isinstance(event, Named):
+                folders = {folder for folder, _, _ in event.names}
+                half[n] = len(folders)
+                for folder in folders:
+                    waiting.setdefault(folder, []).append(n)
+            elif isinstance(event, Synced):
+                for number in waiting.pop(event.node, []):
+                    half[number] = half.get(number, 1) - 1
+                    if half[number] == 0:
+                        safe.add(number)
+        return safe
+
+    def _variants(self, number: int, synced: dict[int, bytes]) -> list[bytes | None]:
+        """Return what may be there in place of a change: nothing of it, and of content also zeros and torn sectors."""
+        event = self.events[number]
+        if not isinstance(event, Written) or not event.content:
+            return [None]
+        old = synced.get(event.node, b"")
+        kept = old if event.content.startswith(old) else b""  # what was appended to is on disk
+        new = event.content[len(kept) :]
+        cut = max(len(new) // 2 // SECTOR, min(1, len(new) // (SECTOR + 1))) * SECTOR
+        zeros = bytes(len(new))
+        torn = (zeros, new[:cut], new[:cut] + zeros[cut:], zeros[:cut] + new[cut:])
+        return [None, *(kept + content for content in dict.fromkeys(torn) if content != new)]
+
+    def _state(self, changes: list[Written | Named]) -> State:
+        names: dict[int, dict[str, int]] = {}
+        contents: dict[int, bytes] = {}
+        for change in changes:
+            if isinstance(change, Written):
+                contents[change.node] = change.content
+            else:
+                for folder, name, node in change.names:
+                    if node is None:
+                        names.get(folder, {}).pop(name, None)
+                    else:
+                        names.setdefault(folder, {})[name] = node
+        found: State = {}
+
+        def walk(folder: int, path: str) -> None:
+            for name, node in names.get(folder, {}).items():
+                if self.kinds[node]:
+                    found[path + name] = None
+                    walk(node, f"{path}{name}/")
+                else:
+                    found[path + name] = contents.get(node, b"")
+
+        walk(self.root, "")
+        return found
+
+
+class Recorder:
+    """Records what happens in a folder while it is used as a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._guard = threading.RLock()
+        self._numbers = {folder.stat().st_ino: 0}  # of inodes
+        self._tree: dict[tuple[int, str], int] = {}
+        self._contents: dict[int, bytes] = {}
+        self.trace = Trace(0, {0: True})
+        self._look()
+        self.trace.start = len(self.trace.events)
+
+    @contextmanager
+    def recording(self) -> Iterator[Trace]:
+        """Record all changes of this process within the context."""
+        patches = [mock.patch.object(os, name, self._change(getattr(os, name))) for name in CHANGES]
+        patches.append(mock.patch.object(os, "fsync", self._fsync(os.fsync)))
+        try:
+            for patch in patches:
+                patch.start()
+            yield self.trace
+        finally:
+            for patch in patches:
+                patch.stop()
+            self._look()
+
+    def returned(self, *, durable: bool) -> None:
+        """Note that a step of the stage has returned."""
+        with self._guard:
+            self._look()
+            self.trace.events.append(Returned(durable))
+
+    def _change(self, function: Callable[..., object]) -> Callable[..., object]:
+        def changing(*args: object, **kwargs: object) -> object:
+            with self._guard:
+                self._look()
+                try:
+                    return function(*args, **kwargs)
+                finally:
+                    self._look()
+
+        return changing
+
+    def _fsync(self, function: Callable[..., None]) -> Callable[..., None]:
+        def syncing(handle: int) -> None:
+            with self._guard:
+                self._look()
+                number = self._numbers.get(os.fstat(handle).st_ino)
+                if number is not None:
+                    self.trace.events.append(Synced(number, call_site()))
+                # The disk of this machine need not take part.
+
+        return syncing
+
+    def _node(self, inode: int, *, folder: bool) -> int:
+        number = self._numbers.get(inode)
+        if number is None or self.trace.kinds[number] != folder:
+            number = self._numbers[inode] = len(self.trace.kinds)
+            self.trace.kinds[number] = folder
+        return number
+
+    def _look(self) -> None:
+        """Add what has changed since the last look."""
+        tree, files = self._scan()
+        gone = {key: node for key, node in self._tree.items() if tree.get(key) != node}
+        new = {key: node for key, node in tree.items() if self._tree.get(key) != node}
+        moved = {node: key for key, node in gone.items()}
+        events = self.trace.events
+        for key, node in new.items():
+            # Content that a file has when it is first seen was written after it was made.
+            names = [(*key, node)]
+            if (old := moved.get(node)) is not None and old in gone:
+                del gone[old]
+                names.insert(0, (*old, None))
+            gone.pop(key, None)
+            events.append(Named(tuple(names)))
+        events += [Named(((*key, None),)) for key in gone]
+        for node, path in files.items():
+            content = path.read_bytes()  # times are too coarse to show what has changed
+            if content != self._contents.get(node, b""):
+                events.append(Written(node, content))
+                self._contents[node] = content
+        self._tree = tree
+        present = set(tree.values())
+        for inode in [inode for inode, node in self._numbers.items() if node and node not in present]:
+            del self._numbers[inode]  # the system may give it to another file
+
+    def _scan(self) -> tuple[dict[tuple[int, str], int], dict[int, Path]]:
+        tree: dict[tuple[int, str], int] = {}
+        files: dict[int, Path] = {}
+
+        def walk(folder: Path, number: int) -> None:
+            for item in sorted(os.scandir(folder), key=lambda each: each.name):
+                directory = item.is_dir(follow_symlinks=False)
+                node = self._node(item.stat(follow_symlinks=False).st_ino, folder=directory)
+                tree[number, item.name] = node
+                if directory:
+                    walk(Path(item.path), node)
+                else:
+                    files[node] = Path(item.path)
+
+        walk(self.folder, self.trace.root)
+        return tree, files
+
+
+def call_site() -> str:
+    """Return the calls of our packages that led to an fsync, from the first that is no helper, innermost last."""
+    frame, found = sys._getframe(2), list[str]()
+    while frame is not None:
+        package = frame.f_globals.get("__name__", "")
+        if package.startswith(PACKAGES):
+            name = frame.f_code.co_name
+            found.append(f"{package.rpartition('.')[2]}.{name}:{frame.f_lineno}")
+            if name not in HELPERS and not name.startswith("<"):
+                break
+        frame = frame.f_back
+    return " > ".join(reversed(found))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A part of a stage: what is done in the folder, and whether its results must survive once it has returned."""
+
+    run: Callable[[Path], object]
+    durable: bool = True
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage that publishes: ``prepare`` makes the folder that it begins with, ``outcome`` reads what is there.
+
+    ``outcome`` must return the same for what a user would call the same state, and raise nothing.
+    """
+
+    name: str
+    steps: tuple[Step, ...]
+    outcome: Callable[[Path], object]
+    prepare: Callable[[Path], object] = lambda _folder: None
+    recovers: bool = False  # whether running the steps again on a crashed folder must give the final outcome
+
+
+@dataclass
+class Replay:
+    """How many crash states of a stage were opened, and what was wrong with those that were neither old nor new."""
+
+    states: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+def record(stage: Stage, folder: Path) -> Trace:
+    """Run a stage once in a folder that does not exist yet, and return what it did."""
+    folder.mkdir()
+    stage.prepare(folder)
+    recorder = Recorder(folder)
+    with recorder.recording() as trace:
+        for step in stage.steps:
+            step.run(folder)
+            recorder.returned(durable=step.durable)
+    return trace
+
+
+class Replayer:
+    """Opens crash states of a stage; states that are equal are opened once, also over several traces."""
+
+    def __init__(self, stage: Stage, work: Path, *, seed: int = 0) -> None:
+        self.stage, self._work, self._seed = stage, work, seed
+        self._outcomes: dict[str, str] = {}
+        self._blobs: dict[bytes, Path] = {}
+        (work / "blobs").mkdir(parents=True, exist_ok=True)
+
+    def replay(self, trace: Trace, *, most: int = 64, stop: bool = False, recoveries: int = 0) -> Replay:
+        """Open what crashes may leave; ``most`` states for each moment, ``stop`` at the first that is wrong."""
+        found, draw, seen = Replay(), random.Random(self._seed), set[tuple[str, frozenset[str]]]()
+        legal, last = set[str](), ""
+        candidates = list[State]()
+        for moment in trace.moments():
+            event = trace.events[moment - 1] if moment > trace.start else None
+            actual = self.open(trace.actual(moment))
+            if isinstance(event, Returned) and event.durable:
+                legal = set()  # what was there before the step must not come back
+            legal.add(actual)
+            if isinstance(event, Synced):
+                continue  # leaves fewer states than the moment before
+            for state in trace.crashes(moment, draw, most):
+                key = digest(state), frozenset(legal)
+                if key in seen:
+                    continue
+                seen.add(key)
+                found.states += 1
+                candidates.append(state)
+                outcome = self.open(state)
+                if outcome not in legal:
+                    found.wrong.append(f"{self.stage.name}, after {_describe(event)}: {outcome[:300]}")
+                    if stop:
+                        return found
+            last = actual
+        for state in draw.sample(candidates, min(recoveries, len(candidates))) if self.stage.recovers else ():
+            folder = self.make(state, copy=True)
+            for step in self.stage.steps:
+                step.run(folder)
+            if (outcome := repr(self.stage.outcome(folder))) != last:
+                found.wrong.append(f"{self.stage.name}, run again after a crash: {outcome[:300]}")
+        return found
+
+    def open(self, state: State) -> str:
+        """Return the outcome of a state as text."""
+        key = digest(state)
+        if key not in self._outcomes:
+            folder = self.make(state)
+            try:
+                self._outcomes[key] = repr(self.stage.outcome(folder))
+            except Exception as error:
+                self._outcomes[key] = f"error: {error!r}"
+            remove_tree(folder)
+        return self._outcomes[key]
+
+    def make(self, state: State, *, copy: bool = False) -> Path:
+        """Make a folder of a state, always under the same path; unless ``copy``, files are links and must not change."""
+        folder = self._work / "state"
+        remove_tree(folder)
+        folder.mkdir()
+        for path, content in state.items():
+            place = folder / path
+            if content is None:
+                place.mkdir(exist_ok=True)
+            elif copy or not content:
+                place.write_bytes(content)  # locks, which are empty, must not be one file
+            else:
+                if content not in self._blobs:
+                    self._blobs[content] = self._work / "blobs" / str(len(self._blobs))
+                    self._blobs[content].write_bytes(content)
+                os.link(self._blobs[content], place)
+        return folder
+
+
+def digest(state: State) -> str:
+    """Return a digest of a state; names of temporary files count."""
+    whole = hashlib.sha256()
+    for path, content in sorted(state.items()):
+        whole.update(f"{path}\0{'folder' if content is None else len(content)}\0".encode())
+        whole.update(content or b"")
+    return whole.hexdigest()
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder, if it is there."""
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _describe(event: object) -> str:
+    text = repr(event)
+    return text if len(text) < 120 else f"{text[:120]}..."
