@@ -26,6 +26,7 @@ from reservoir_cache.fault_points import fault_point
 from reservoir_cache.locks import aside
 from reservoir_cache.publish import (
     file_crc32,
+    make_folder,
     open_lock,
     path_below,
     publish_file,
@@ -64,6 +65,7 @@ __all__ = [
     "last_entry",
     "list_entries",
     "load_arrays",
+    "make_folder",
     "new_file",
     "open_lock",
     "path_below",

@@ -140,7 +140,7 @@ def make_folder(path: Path) -> None:
             path.mkdir(exist_ok=True)
             sync(path.parent)
     except OSError as error:
-        raise CacheError(f"{path}: cannot be created ({error.strerror}); choose another folder with --cache") from error
+        raise CacheError(f"{path}: cannot be created ({error.strerror}); choose another folder") from error
 
 
 def is_regular(path: Path, size: int | None = None) -> bool:

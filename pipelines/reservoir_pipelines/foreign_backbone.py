@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reservoir_cache import make_folder, sync
+
 from reservoir.errors import InputError, first_line
 from reservoir_pipelines.files import part_beside, save_tensors
 from reservoir_pipelines.output import Record
@@ -74,11 +76,16 @@ def import_backbone(source: str | Path, out: str | Path) -> Imported:
     if not source.exists():
         raise InputError(f"--import {source}: no such file or folder")
     part = part_beside(out.absolute())
-    part.mkdir(parents=True)
+    make_folder(part.parent)
+    part.mkdir()
     try:
         left_out, notes = _reader(source)(source, part)
         family, tensors = _check(part, source)
+        for file in part.iterdir():
+            sync(file)
+        sync(part)
         part.rename(out)
+        sync(out.absolute().parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     origin = f"licence and origin of the weights are not stated in {source.name}; ask who published it"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache import open_lock, refuse_links
+from reservoir_cache import make_folder, open_lock, refuse_links
 
 from reservoir.errors import InputError
 from reservoir_pipelines.files import read_checked, write_checked, writing
@@ -37,7 +37,7 @@ class Kept:
         with writing(self.path):
             for folder in (self.path / "cells", self.path / "tables", self.work):
                 refuse_links(folder)
-                folder.mkdir(parents=True, exist_ok=True)
+                make_folder(folder)
 
     def result(self, key: str) -> dict[str, Any] | None:
         """Return what a cell came to, if it is finished."""

@@ -26,7 +26,6 @@ from unittest import mock
 
 SECTOR = 512
 CHANGES = ("replace", "rename", "unlink", "remove", "mkdir", "rmdir", "link")
-HELPERS = {"sync", "publish_file", "publish_json", "replace_file", "write_checked", "write_csv", "make_folder"}
 PACKAGES = ("reservoir_cache", "reservoir_pipelines")
 
 State = dict[str, bytes | None]
@@ -50,7 +49,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Synced:
-    """A file's content, or a folder's names, are on disk; ``site`` is who asked for it, innermost call last."""
+    """A file's content, or a folder's names, are on disk; ``site`` is the line of the program that asked for it."""
 
     node: int
     site: str
@@ -134,21 +133,13 @@ class Trace:
     def _safe(self, moment: int) -> set[int]:
         """Return the numbers of the changes that are on disk: what came before an fsync of the node or folder."""
         safe, waiting = set(range(self.start)), dict[int, list[int]]()
-        half = dict[int, int]()  # renames between folders need both
         for n in range(self.start, moment):
             event = self.events[n]
-            if isinstance(event, Written):
-                waiting.setdefault(event.node, []).append(n)
-            elif isinstance(event, Named):
-                folders = {folder for folder, _, _ in event.names}
-                half[n] = len(folders)
-                for folder in folders:
-                    waiting.setdefault(folder, []).append(n)
-            elif isinstance(event, Synced):
-                for number in waiting.pop(event.node, []):
-                    half[number] = half.get(number, 1) - 1
-                    if half[number] == 0:
-                        safe.add(number)
+            if isinstance(event, Synced):
+                safe.update(waiting.pop(event.node, []))
+            elif not isinstance(event, Returned):
+                node = event.node if isinstance(event, Written) else event.names[0][0]
+                waiting.setdefault(node, []).append(n)
         return safe
 
     def _variants(self, number: int, synced: dict[int, bytes]) -> list[bytes | None]:
@@ -262,7 +253,8 @@ class Recorder:
         for key, node in new.items():
             # Content that a file has when it is first seen was written after it was made.
             names = [(*key, node)]
-            if (old := moved.get(node)) is not None and old in gone:
+            old = moved.get(node)
+            if old in gone and old[0] == key[0]:  # between two folders it is two changes: each has its own fsync
                 del gone[old]
                 names.insert(0, (*old, None))
             gone.pop(key, None)
@@ -297,17 +289,14 @@ class Recorder:
 
 
 def call_site() -> str:
-    """Return the calls of our packages that led to an fsync, from the first that is no helper, innermost last."""
-    frame, found = sys._getframe(2), list[str]()
-    while frame is not None:
-        package = frame.f_globals.get("__name__", "")
-        if package.startswith(PACKAGES):
-            name = frame.f_code.co_name
-            found.append(f"{package.rpartition('.')[2]}.{name}:{frame.f_lineno}")
-            if name not in HELPERS and not name.startswith("<"):
-                break
+    """Return the line of our packages that asked for an fsync."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None:
+        package, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if package.startswith(PACKAGES) and name != "sync":
+            return f"{package}.{name}, line {frame.f_lineno}"
         frame = frame.f_back
-    return " > ".join(reversed(found))
+    return "elsewhere"
 
 
 @dataclass(frozen=True)
@@ -408,7 +397,7 @@ class Replayer:
         return self._outcomes[key]
 
     def make(self, state: State, *, copy: bool = False) -> Path:
-        """Make a folder of a state, always under the same path; unless ``copy``, files are links and must not change."""
+        """Make a folder of a state, always under one path; unless ``copy``, files are links and must not change."""
         folder = self._work / "state"
         remove_tree(folder)
         folder.mkdir()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -129,4 +131,209 @@ CACHE = (
         after_damage,
         prepare=damage,
     ),
+)
+
+
+SHAPE = "gpt2:n_layer=1,n_embd=8,n_head=2,n_positions=64"
+MODEL = ("--backbone", SHAPE, "--init", "random", "--device", "cpu", "--compute", "float32")
+
+
+def command(*arguments: object) -> None:
+    """Run a command, silently unless it fails."""
+    from reservoir_pipelines.cli import run
+
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as errors:
+        code = run([str(argument) for argument in arguments])
+    if code:
+        raise RuntimeError(errors.getvalue())
+
+
+def visible(folder: Path) -> Any:
+    """Return a digest of every file that a person sees in a folder."""
+    return {path.name: short(path.read_bytes()) for path in sorted(folder.glob("[!.]*")) if path.is_file()}
+
+
+def waves(folder: Path) -> str:
+    """Write a small file of data and return its path; it lies outside of what is recorded."""
+    path = folder.with_name("waves.npz")
+    if not path.exists():
+        draw, y = np.random.default_rng(0), np.arange(60) % 2
+        x = np.sin(np.arange(12) * (1 + y[:, None])) + draw.normal(0, 0.3, (60, 12))
+        np.savez(path, x=x, y=y, split=np.repeat(["train", "valid", "test"], 20))
+    return str(path)
+
+
+def prepared(root: Path) -> Any:
+    """Return the digests of all prepared data that are there; nothing of it may be damaged."""
+    from reservoir_pipelines.preparation.prepared import Prepared
+
+    return sorted(Prepared.open(index.parent).digest[:8] for index in root.glob("prepared/*/[!.]*/prepared.json"))
+
+
+def run_prepare(root: Path) -> None:
+    """Prepare the data."""
+    command("prepare", waves(root), "--cache", root)
+
+
+def extracted(root: Path) -> None:
+    """Extract features of the data."""
+    own = ("--layers", "embed,final", "--pool", "mean", "--patch", 3, "--input", "orthogonal")
+    command("extract", waves(root), "--cache", root, *own, *MODEL)
+
+
+def run_fit(root: Path, columns: str) -> None:
+    """Fit a readout of some columns into one folder."""
+    own = ("--out", root / "readouts" / "waves" / "one", "--columns", columns, "--select", "valid", "--device", "cpu")
+    command("fit", waves(root), "--cache", root, *own)
+
+
+def fitted(root: Path) -> None:
+    """Extract features of the data, and fit a readout."""
+    extracted(root)
+    run_fit(root, "final/mean")
+
+
+def readout(root: Path) -> Any:
+    """Return digests of the readout and of its table."""
+    from reservoir_pipelines.fitting.bundle import Bundle
+
+    card = root / "readouts" / "waves" / "one" / "readout.json"
+    bundle = Bundle.load(root / "readouts" / "waves" / "one") if card.exists() else None
+    whole = {name: sum for name, sum in visible(card.parent).items() if not name.startswith("readout-")}
+    return whole, bundle and short(*bundle.readout.to_arrays()[0].values())
+
+
+def run_train(root: Path, steps: int) -> None:
+    """Train so many steps, going on with what is there."""
+    own = ("--eval-every", 1, "--batch", 4, "--patch", 3, "--resume", "--run", root / "run")
+    command("train", waves(root), "--cache", root, "--steps", steps, *own, *MODEL)
+
+
+def trained(root: Path) -> Any:
+    """Return where a run stands: its step, digests of its tensors, its history up to there, its result."""
+    from reservoir_pipelines.training.checkpoint import OPTIMIZER, TRAINED, _read, read_state
+    from reservoir_pipelines.training.run import Run
+
+    run = Run(root / "run")
+    if not (run.path / "config.json").exists():
+        return "no run"
+    if run.last is None:
+        return run.config["key"][:8]
+    tensors = [_read(run.last, name) for name in (TRAINED, OPTIMIZER)]
+    state, best = read_state(run.last), read_state(run.best)
+    weights = short(*(tensor.numpy() for part in tensors for tensor in part.values()))
+    history = [line["step"] for line in run.history if line["step"] <= state.step]
+    pictures = {name: sum for name, sum in visible(run.path).items() if name.endswith(".png")}
+    return state.step, best.step, weights, history, run.result and run.result["steps"], pictures
+
+
+def run_report(root: Path) -> None:
+    """Write a page of all that is kept."""
+    command("report", "--cache", root, "--out", root / "report.html")
+
+
+def page(root: Path) -> Any:
+    """Return a digest of the page, if it is there."""
+    return {name: sum for name, sum in visible(root).items() if name == "report.html"}
+
+
+def run_predict(root: Path, rows: int) -> None:
+    """Predict the labels of some rows into a file."""
+    new = root.with_name(f"new{rows}.npz")
+    np.savez(new, x=np.zeros((rows, 12)))
+    command("predict", root / "readouts" / "waves" / "one", new, "--out", root / "predictions.csv", "--device", "cpu")
+
+
+def predictions(root: Path) -> Any:
+    """Return the number of predicted rows, each of them whole."""
+    path = root / "predictions.csv"
+    return [len(line.split(",")) for line in path.read_text().splitlines()] if path.exists() else None
+
+
+def run_cells(root: Path) -> None:
+    """Keep a failed cell, then its result, and the table of it."""
+    from reservoir_pipelines.reproduction_folder import Kept
+
+    kept = Kept(root / "table")
+    kept.make()
+    with kept.lock("a", wait=True):
+        kept.fail("a", {"reason": "no memory" * 90})
+        kept.keep("a", {"score": [0.5] * 200})
+    kept.keep_table("one", {"cells": [1.0] * 200})
+
+
+def cells(root: Path) -> Any:
+    """Return what is kept of cells and tables."""
+    from reservoir_pipelines.reproduction_folder import Kept
+
+    kept = Kept(root / "table")
+    return kept.result("a") or kept.failure("a"), kept.tables()
+
+
+def run_pretrain(root: Path) -> None:
+    """Pretrain a model, going on with what is there."""
+    text = root.with_name("words.txt")
+    text.write_bytes(b" ".join(np.random.default_rng(0).choice([b"tide", b"moon", b"sand"], 3000).tolist()))
+    own = ("--eval-every", 2, "--context", 16, "--short", 8, "--batch-tokens", 64, "--resume", "--steps", 3)
+    command("pretrain", text, "--out", root / "model", *own, "--backbone", SHAPE, "--device", "cpu")
+
+
+def model(root: Path) -> Any:
+    """Return digests of the model, where it is whole, and where its pretraining stands."""
+    from reservoir.backbones import load_backbone
+
+    folder = root / "model"
+    whole = all((folder / name).exists() for name in ("config.json", "model.safetensors", "tokenizer.json"))
+    weights = load_backbone(str(folder), "pretrained").model.state_dict() if whole else {}
+    return short(*(tensor.numpy() for tensor in weights.values())) if whole else "no model"
+
+
+def run_import(root: Path) -> None:
+    """Import the weights of a model of torch."""
+    import torch
+    from reservoir_pipelines import import_backbone
+    from transformers import GPT2Config, GPT2Model
+
+    old = root.with_name("old")
+    if not old.exists():
+        torch.manual_seed(0)
+        made = GPT2Model(GPT2Config(n_layer=1, n_embd=16, n_head=2, n_positions=64, vocab_size=50))
+        made.config.save_pretrained(old)
+        torch.save(made.state_dict(), old / "pytorch_model.bin")
+    import_backbone(str(old), str(root / "model"))
+
+
+def imported(root: Path) -> Any:
+    """Return digests of the imported model, or None."""
+    from reservoir.backbones import load_backbone
+
+    folder = root / "model"
+    tensors = load_backbone(str(folder), "pretrained").model.state_dict() if folder.exists() else {}
+    return short(*(tensor.numpy() for tensor in tensors.values()))
+
+
+PIPELINES = (
+    Stage("prepare", (Step(run_prepare),), prepared, recovers=True),
+    Stage(
+        "fit: a readout",
+        (Step(lambda root: run_fit(root, "embed/mean")), Step(lambda root: run_fit(root, "final/mean"))),
+        readout,
+        prepare=extracted,
+    ),
+    Stage(
+        "train: a run and its checkpoints",
+        (Step(lambda root: run_train(root, 2)), Step(lambda root: run_train(root, 3))),
+        trained,
+        prepare=run_prepare,
+    ),
+    Stage("report: a page", (Step(run_report),), page, prepare=fitted),
+    Stage(
+        "predict: a file",
+        (Step(lambda root: run_predict(root, 40)), Step(lambda root: run_predict(root, 80))),
+        predictions,
+        prepare=fitted,
+    ),
+    Stage("reproduce: cells and tables", (Step(run_cells),), cells),
+    Stage("pretrain: a model", (Step(run_pretrain),), model),
+    Stage("backbone --import", (Step(run_import),), imported),
 )

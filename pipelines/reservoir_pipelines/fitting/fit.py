@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from reservoir_cache import make_folder
 
 from reservoir import InputError
 from reservoir.option_fields import typed
@@ -197,7 +198,7 @@ def _folder(pool: Pool, names: Sequence[str], most: int, options: FitOptions) ->
     default = pool.folder(f"{kind}-{digest}")
     folder = Path(options.out) if options.out else default
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     if options.out and default.parents[1].name == "readouts":
         with suppress(OSError):  # a cache that others own can be read only
             default.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from reservoir_cache import fault_point, file_crc32, new_file, path_below, publish_json, sync
+from reservoir_cache import fault_point, file_crc32, make_folder, new_file, path_below, publish_json, sync
 
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, ExtractOptions, TaskOptions
@@ -101,13 +101,13 @@ def settings_folder(task: str, source: Source, cache: Path | None = None) -> Pat
 
 def latest(settings: Path) -> Path | None:
     """Return the folder that was prepared last, if any."""
-    indices = sorted(settings.glob(f"*/{INDEX}"), key=lambda index: index.stat().st_mtime)
+    indices = sorted(settings.glob(f"[!.]*/{INDEX}"), key=lambda index: index.stat().st_mtime)
     return indices[-1].parent if indices else None
 
 
 def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: ClusterOptions) -> None:
     """Write all pieces and the index into a temporary folder, and give it its name."""
-    final.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(final.parent)
     folder = final.parent.resolve() / f".{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex}"
     folder.mkdir()
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from reservoir_cache import fault_point, refuse_links
+from reservoir_cache import fault_point, refuse_links, sync
 
 from reservoir.errors import InputError
 from reservoir.pretraining.corpora import Corpus
@@ -49,8 +49,11 @@ def save_model(out: Path, model: LanguageModel, corpus: Corpus | None = None) ->
             special = {} if model.causal else {"mask_token": "<mask>"}
             PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(part)
         for file in part.iterdir():
-            fault_point("gathered")
             share(file)
+            sync(file)
+        for file in part.iterdir():
+            fault_point("gathered")
             file.replace(out / file.name)
+        sync(out)
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from reservoir_cache import fault_point, sync
+from reservoir_cache import fault_point, make_folder, sync
 from torch import Tensor, nn
 
 from reservoir.errors import InputError
@@ -22,7 +22,8 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
     """Write ``<folder>/step-<number>``, which exists once it is on disk; then remove all others but the best."""
     final = folder / f"step-{state.step:08d}"
     part = part_beside(final)
-    part.mkdir(parents=True)
+    make_folder(folder)
+    part.mkdir()
     try:
         trained = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters() if p.requires_grad}
         save_tensors(trained, part / TRAINED)

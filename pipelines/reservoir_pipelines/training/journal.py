@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from reservoir_cache import sync
 
 from reservoir.errors import InputError
 from reservoir_pipelines.files import checked_line, read_lines, replace_file
@@ -31,19 +32,22 @@ class Journal:
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self.flush()
 
-    def flush(self) -> None:
-        """Write the lines that wait."""
+    def flush(self, *, durable: bool = False) -> None:
+        """Write the lines that wait; ``durable`` ones must survive a power loss, as those before a checkpoint."""
         with self._path.open("a") as file:
             file.write("".join(self._waiting))
+        if durable:
+            sync(self._path)
         self._waiting.clear()
         self._flushed = time.monotonic()
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a journal, but for a last one that a kill has cut off; none where there is no file."""
+    """Return the lines of a journal up to where a kill or a power loss has cut it off; none where there is no file."""
     lines = []
     for text, line in read_lines(path):
-        if not text.endswith(b"\n") and b"}" not in text:
+        # A kill cuts the last line off; a power loss may leave zeros in place of what was not yet on disk.
+        if (not text.endswith(b"\n") and b"}" not in text) or b"\0\0" in text:
             break
         if line is None:
             raise InputError(f"{path}: line {len(lines) + 1} is damaged; remove the file, or train in another folder")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache import open_lock, refuse_links
+from reservoir_cache import make_folder, open_lock, refuse_links
 
 from reservoir.errors import InputError
 from reservoir.training.trainer import State
@@ -142,7 +142,7 @@ class Run:
     def lock(self) -> Iterator[None]:
         """Hold the folder for the time of the context."""
         with writing(self.path, "name another folder"):
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             refuse_links(self.path / CHECKPOINTS)
             file = os.fdopen(open_lock(self.path / "lock"), "rb")
         with file:

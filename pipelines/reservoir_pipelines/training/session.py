@@ -60,7 +60,7 @@ def train_in(
                 show(step, *numbers.values())
 
         def keep(state: State) -> None:
-            journal.flush()
+            journal.flush(durable=True)
             save_checkpoint(run.path / CHECKPOINTS, model, steps.optimizer, state)
 
         return Trainer(model, steps, report=report, keep=keep, **settings).run(last)
