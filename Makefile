@@ -18,7 +18,7 @@ docs: $(DEVELOPS)  ## the site, in docs/build/html; needs no network, and fails 
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m sphinx -b html -W --keep-going docs docs/build/html
 
 faults: $(DEVELOPS)  ## the long campaign: kills, flipped bits, bad disks, fuzzed inputs, long work; hours on two busy cores
-	$(BIN)/python -m benchmarks.faults --out benchmarks/FAULTS.md
+	$(BIN)/python -m tests.faults --out benchmarks/FAULTS.md
 
 bench: $(DEVELOPS)  ## start-up, store, extract, readouts, workers and plan beside peers and floors, in some minutes
 	$(BIN)/python benchmarks/startup.py --repeats 3

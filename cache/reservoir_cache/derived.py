@@ -16,7 +16,7 @@ from reservoir_cache.errors import CacheError
 from reservoir_cache.hdf import UNREADABLE, member, new_file, read_array
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.manifest import NAME
-from reservoir_cache.publish import file_crc32, is_regular, make_folder, publish_file, publish_json, read_json
+from reservoir_cache.publish import file_crc32, is_regular, make_entry_folder, publish_file, publish_json, read_json
 from reservoir_cache.spec import canonical_json, check_name
 
 FOLDER = "moments"
@@ -61,7 +61,7 @@ def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Ma
     try:
         locks = entry_locks(entry.path)
         with locks.run(), locks.mutex():
-            make_folder(folder)
+            make_entry_folder(folder)
             publish_file(path, write, verify, sync_folder=False)  # as its manifest does, in the same folder
             line = {"bytes": path.stat().st_size, "crc32": file_crc32(path)}
             publish_json(folder / NAME, {"files": {**(listed(folder) or {}), path.name: line}})

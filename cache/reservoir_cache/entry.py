@@ -11,7 +11,7 @@ from typing import Any
 from reservoir_cache.errors import CacheError, repair_command
 from reservoir_cache.locks import entry_locks, live_runs, may_write, put_aside, touch
 from reservoir_cache.manifest import Manifest, Shard, is_sound, page_name, page_of_block, read_page
-from reservoir_cache.publish import make_folder, refuse_links
+from reservoir_cache.publish import make_entry_folder, refuse_links
 from reservoir_cache.spec import FORMAT, SPEC_FILE, Layout, Spec, check_name, read_spec, write_spec
 
 MOST_BLOCKS = 1_000_000
@@ -70,7 +70,7 @@ class Entry:
         path = folder / f"{check_name(name, 'entry name')}-{spec.key[:16]}"
         _refuse_links(path)
         if not (path / SPEC_FILE).exists() or may_write(path):
-            make_folder(path)
+            make_entry_folder(path)
             locks = entry_locks(path, create=True)
             with locks.run(whole=False), locks.mutex(whole=False):
                 if not (path / SPEC_FILE).exists():

@@ -133,14 +133,19 @@ def temporary_owner(path: Path) -> str | None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder with its parents, each durable in the folder that holds it."""
+    """Create a folder with its parents, each of which survives a power loss; raises OSError if it cannot be created."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync(path.parent)
+
+
+def make_entry_folder(path: Path) -> None:
+    """Create a folder of the cache as ``make_folder`` does; raises CacheError if it cannot be created."""
     try:
-        if not path.is_dir():
-            make_folder(path.parent)
-            path.mkdir(exist_ok=True)
-            sync(path.parent)
+        make_folder(path)
     except OSError as error:
-        raise CacheError(f"{path}: cannot be created ({error.strerror}); choose another folder") from error
+        raise CacheError(f"{path}: cannot be created ({error.strerror}); choose another folder with --cache") from error
 
 
 def is_regular(path: Path, size: int | None = None) -> bool:

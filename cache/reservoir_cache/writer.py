@@ -18,7 +18,7 @@ from reservoir_cache.errors import CacheError
 from reservoir_cache.hdf import new_file, read_targets, target_ranks
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.manifest import TARGETS_FILE, Column, Shard, Targets, is_sound, page_of_block, shard_name
-from reservoir_cache.publish import file_crc32, make_folder, publish_file
+from reservoir_cache.publish import file_crc32, make_entry_folder, publish_file
 from reservoir_cache.shard import ShardHeader, check_column, encode, verify_shard, write_shard
 from reservoir_cache.spec import FORMAT
 
@@ -71,7 +71,7 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
     locks, path = entry_locks(entry.path), folder / TARGETS_FILE
     with locks.run(), locks.mutex():
         if not _has_targets(entry, split):
-            make_folder(folder)
+            make_entry_folder(folder)
             publish_file(path, write, verify)
             line = Targets(TARGETS_FILE, path.stat().st_size, file_crc32(path))
             replace(entry.page(split, 0), targets=line).write(folder, 0)
@@ -166,7 +166,7 @@ def _store(entry: Entry, split: str, block: int, arrays: Mapping[str, NDArray[np
     header = ShardHeader(FORMAT, entry.key, split, block, low, high)
     taken = {shard.file for shard in sound}
     path = folder / next(name for part in range(len(taken) + 1) if (name := shard_name(block, part)) not in taken)
-    make_folder(folder)
+    make_entry_folder(folder)
     publish_file(
         path,
         lambda temporary: write_shard(temporary, header, encoded, store),

@@ -91,7 +91,8 @@ class Trace:
     def crashes(self, moment: int, draw: random.Random, most: int) -> Iterator[State]:
         """Yield states that a crash after so many events may leave; all of them where these are not more than ``most``.
 
-        Otherwise all prefixes, all with one or two lost changes, all with one kept change, and a sample.
+        Otherwise a sample of four times as many: prefixes, states with one or two lost changes or one kept change, and
+        states drawn at random.
         """
         changes = [(n, e) for n, e in enumerate(self.events[:moment]) if isinstance(e, Written | Named)]
         safe = self._safe(moment)
@@ -117,18 +118,15 @@ class Trace:
             for combination in itertools.product(*choices):
                 yield state({n: v for n, (kind, v) in zip(pending, combination, strict=True) if kind == "lose"})
             return
-        for end in range(len(pending) + 1):
-            yield state(dict.fromkeys(pending[end:]))
-        for n in pending:
-            for variant in variants[n]:
-                yield state({n: variant})
-            yield state({other: None for other in pending if other != n})
+        losses = [dict.fromkeys(pending[end:]) for end in range(len(pending) + 1)]
+        losses += [{n: variant} for n in pending for variant in variants[n]]
+        losses += [{other: None for other in pending if other != n} for n in pending]
         pairs = list(itertools.combinations(pending, 2))
-        for one, other in draw.sample(pairs, min(len(pairs), most // 4)):
-            yield state({one: draw.choice(variants[one]), other: draw.choice(variants[other])})
-        for _ in range(most // 4):
-            lost = [n for n in pending if draw.random() < 0.5]
-            yield state({n: draw.choice(variants[n]) for n in lost})
+        for pair in draw.sample(pairs, min(len(pairs), most)):
+            losses.append({n: draw.choice(variants[n]) for n in pair})
+        losses += [{n: draw.choice(variants[n]) for n in pending if draw.random() < 0.5} for _ in range(most)]
+        for lost in draw.sample(losses, min(len(losses), 4 * most)):
+            yield state(lost)
 
     def _safe(self, moment: int) -> set[int]:
         """Return the numbers of the changes that are on disk: what came before an fsync of the node or folder."""

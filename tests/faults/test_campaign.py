@@ -2,7 +2,7 @@
 
 from tests.processes import Child
 
-CAMPAIGN = "import sys; from benchmarks.faults.__main__ import main; sys.exit(main())"
+CAMPAIGN = "import sys; from tests.faults.__main__ import main; sys.exit(main())"
 
 
 def test_nothing_is_lost(tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 from reservoir_cache import Entry, FeatureStore, Layout, Spec, write_block, write_targets
 from reservoir_pipelines import fit
 
-from benchmarks.faults.rounds import Count, ended, forked
+from tests.faults.rounds import Count, ended, forked
 
 GROWTH = 24 * 2**20
 """Bytes that memory may grow by after the first fifth of the work: what allocators keep."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from reservoir_cache import fault_points
 from reservoir_pipelines.cli import run
 
-from benchmarks.faults.rounds import Count, command, different, ended, forked
-from benchmarks.faults.stages import Stage
+from tests.faults.rounds import Count, command, different, ended, forked
+from tests.faults.stages import Stage
 
 
 def kill(stage: Stage, root: Path, log: Path, number: int, seed: int) -> Iterator[Count]:

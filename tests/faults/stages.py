@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.faults.rounds import command, digests, import_all
 from reservoir import plan
+from tests.faults.rounds import command, digests, import_all
 
 BACKBONE = "gpt2:n_layer=1,n_embd=8,n_head=2,n_positions=64"
 ROWS = 180

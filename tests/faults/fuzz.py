@@ -25,10 +25,10 @@ from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.training.run import Run
 
-from benchmarks.faults.rounds import Count
 from reservoir.errors import InputError
 from reservoir.tasks import task_named
 from reservoir.tasks.isolated import Isolated
+from tests.faults.rounds import Count
 
 BATCH = 250
 MEMORY, SECONDS = 3 * 2**30, 20

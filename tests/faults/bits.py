@@ -14,8 +14,8 @@ from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.training import checkpoint
 from reservoir_pipelines.training.run import Run
 
-from benchmarks.faults.rounds import Count
 from reservoir.errors import InputError
+from tests.faults.rounds import Count
 
 FOUND = "found"
 

@@ -15,9 +15,9 @@ import numpy as np
 from reservoir_cache import CacheError, FeatureStore, last_entry, list_entries, reader
 from safetensors.numpy import load_file, save_file
 
-from benchmarks.faults.kills import steps_of
-from benchmarks.faults.rounds import Count, command, different, ended, forked
-from benchmarks.faults.stages import BACKBONE, Stage
+from tests.faults.kills import steps_of
+from tests.faults.rounds import Count, command, different, ended, forked
+from tests.faults.stages import BACKBONE, Stage
 
 NOBODY = 65534
 

@@ -1,7 +1,7 @@
 """The long campaign of faults: whatever is done to a run, nothing that it leaves is quietly wrong.
 
     make faults                                   # everything, into benchmarks/FAULTS.md
-    python -m benchmarks.faults --scale 0.01      # a hundredth of it
+    python -m tests.faults --scale 0.01      # a hundredth of it
 
 Every part counts what it tried and what was lost: a result that differs without a word, a traceback, something that
 the next command does not mend, or a process that takes more than its memory or time. It ends with 1 if anything was.
@@ -32,9 +32,10 @@ import reservoir_pipelines.pretraining.pretrain
 import reservoir_pipelines.training.train  # noqa: F401
 import torch
 
-from benchmarks.faults import bits, fuzz, kills, soak, system
-from benchmarks.faults.rounds import Count, command
-from benchmarks.faults.stages import Stage, make_stages
+from tests.faults import bits, fuzz, kills, power, soak, system
+from tests.faults.power_stages import CACHE, PIPELINES
+from tests.faults.rounds import Count, command
+from tests.faults.stages import Stage, make_stages
 
 SIZES = {
     "kills": 28,
@@ -48,10 +49,11 @@ SIZES = {
     "inputs": 100_000,
     "blocks": 2000,
     "readouts": 5000,
+    "crashes": 64,
 }
 """How often each part is tried."""
 
-PARTS = ("bits", "inputs", "soak", "kills", "together", "machine")
+PARTS = ("power", "bits", "inputs", "soak", "kills", "together", "machine")
 
 
 def campaign(folder: Path, size: dict[str, int], parts: Collection[str]) -> Iterator[Count]:
@@ -64,6 +66,8 @@ def campaign(folder: Path, size: dict[str, int], parts: Collection[str]) -> Iter
             if not (done := command(stages[name].command, log)).whole:
                 raise RuntimeError(done.said)
         shutil.copytree(root, whole)
+    if "power" in parts:
+        yield from power.replay([*CACHE, *PIPELINES], folder / "power", size["crashes"])
     if "bits" in parts:
         yield from bits.flip(whole, size["bits"], 9)
         yield from system.spoiled(whole, size["spoiled"], 10)
@@ -124,7 +128,7 @@ def _table(counts: list[Count], seconds: float) -> str:
     lines = [
         "# Faults",
         "",
-        f"`python -m benchmarks.faults {' '.join(sys.argv[1:])}` on {datetime.now(UTC):%Y-%m-%d}, {hardware}, "
+        f"`python -m tests.faults {' '.join(sys.argv[1:])}` on {datetime.now(UTC):%Y-%m-%d}, {hardware}, "
         f"{seconds / 60:.0f} minutes. Lost: another result without a word, a traceback, or what the next command does "
         "not mend.",
         "",
