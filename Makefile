@@ -4,12 +4,15 @@ INSTALLED := .venv/.installed
 DEVELOPS := .venv/.develops
 export RESERVOIR_CACHE ?= $(CURDIR)/demo
 
-.PHONY: demo test docs faults bench results results-check lint clean
+.PHONY: demo headline test docs faults bench results results-check lint clean
 
 demo: $(INSTALLED)  ## the main job on embedded defaults: digits through mini, the GPT-2 that comes with the package
 	$(BIN)/reservoir extract digits
 	$(BIN)/reservoir fit digits
 	$(BIN)/reservoir report
+
+headline: $(INSTALLED)  ## the README's first table from all training rows, DATA=DIR; a run that was stopped goes on
+	$(BIN)/reservoir reproduce headline --scale full $(if $(DATA),--data $(DATA))
 
 test: $(DEVELOPS)  ## every test, two at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

@@ -274,11 +274,11 @@ class ReproduceOptions(OutOptions):
 
     scale: str = option(
         "smoke",
-        "smoke: minutes on two cores; hour: an hour or two of one; paper: for a GPU.",
-        one_of("smoke", "hour", "paper"),
+        "smoke: minutes; hour: an hour or two; day: 20 core-hours; full: all rows; paper: for a GPU.",
+        one_of("smoke", "hour", "day", "full", "paper"),
     )
     only: str | Sequence[str] | None = option(None, "Tasks, rows or columns, comma-separated; all of them if left out.")
-    seeds: int | None = option(None, "So many seeds from 0.", at_least(1), shown="of paper 3, else 1")
+    seeds: int | None = option(None, "So many seeds from 0.", at_least(1), shown="3 for day, full and paper, else 1")
     override: Mapping[str, Any] | None = option(
         None, "In place of the scale's value, such as backbone=bert-base-uncased."
     )

@@ -1,4 +1,4 @@
-"""The folder of a reproduction: a file per finished cell, one per failed cell, and the tables made of them."""
+"""The folder of a reproduction: one file per finished cell, one per failed cell, and the tables made from them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import sqrt
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from reservoir_cache import make_folder, open_lock, refuse_links
@@ -15,41 +17,62 @@ from reservoir.errors import InputError
 from reservoir_pipelines.files import read_checked, write_checked, writing
 
 CELL = "cell:"
-"""Stands before the name of a cell in a recipe, and before its key in what is kept."""
+"""Prefix of a setting that names another cell: by its name in a recipe, by its key in the files of this folder."""
 
 FORMAT = 1
-"""Of what is kept; raised when any of it gets another name or meaning. What has another counts as not run."""
+"""Version of the files, raised when a value gets another name or meaning; files of another version count as absent."""
+
+MEASURES = {
+    "test_score": "test accuracy in percent",
+    "train_score": "training accuracy in percent, over the last tenth of the steps",
+    "raw_score": "test accuracy of the raw input in percent",
+    "converged_step": "steps until the validation score stays within a point of its last value",
+    "step_seconds": "seconds per step",
+    "readout_seconds": "seconds per additional readout",
+    "cost": "seconds",
+    "diagonals": "mean attention on the diagonals over the mean elsewhere",
+    "weight_deviation": "standard deviation of the weights",
+    "bias_deviation": "standard deviation of the biases",
+    "blocks": "",
+    "width": "",
+    "heads": "",
+    "parameters": "",
+    "trained": "",
+}
+"""What a table can show of a cell, with its unit; a count needs none."""
+
+RATIOS = {"step_seconds": ("train_seconds", "steps"), "readout_seconds": ("fit_seconds", "tried")}
 
 
-class Kept:
-    """What a reproduction has finished; a file of it is whole, or it is not there."""
+class ReproductionFolder:
+    """The files of a reproduction; each of them is complete or absent."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
     def work(self) -> Path:
-        """Where cells leave what has no place in the cache."""
+        """Folder for files of cells that do not belong into the cache, such as pretrained models."""
         return self.path / "work"
 
-    def make(self) -> None:
-        """Make the folders."""
+    def create(self) -> None:
+        """Create the folders."""
         with writing(self.path):
             for folder in (self.path / "cells", self.path / "tables", self.work):
                 refuse_links(folder)
                 make_folder(folder)
 
     def result(self, key: str) -> dict[str, Any] | None:
-        """Return what a cell came to, if it is finished."""
+        """Return the result of a cell, or None if it has not finished."""
         return self._read(self.path / "cells" / f"{key}.json")
 
     def results(self) -> list[dict[str, Any]]:
-        """Return what every finished cell came to."""
+        """Return the results of all finished cells."""
         paths = sorted((self.path / "cells").glob("*.json"))
         return [found for path in paths if path.suffixes == [".json"] and (found := self._read(path))]
 
     def failure(self, key: str) -> str:
-        """Return why a cell failed when it was last tried, or nothing."""
+        """Return why the last run of a cell failed, or an empty string."""
         found = self._read(self.path / "cells" / f"{key}.failed.json")
         return str(found["reason"]) if found else ""
 
@@ -60,27 +83,43 @@ class Kept:
         except FileNotFoundError:
             return False
 
-    def keep(self, key: str, result: Mapping[str, Any]) -> None:
-        """Keep what a cell came to."""
+    def save_result(self, key: str, result: Mapping[str, Any]) -> None:
+        """Write the result of a cell."""
         self._write(self.path / "cells" / f"{key}.json", result)
         (self.path / "cells" / f"{key}.failed.json").unlink(missing_ok=True)
 
-    def fail(self, key: str, cell: Mapping[str, Any]) -> None:
-        """Keep a cell with the ``reason`` why it failed; it is tried again by the next run."""
+    def save_failure(self, key: str, cell: Mapping[str, Any]) -> None:
+        """Write a cell with the ``reason`` of its failure; the next run tries it again."""
         self._write(self.path / "cells" / f"{key}.failed.json", cell)
 
-    def keep_table(self, name: str, table: Mapping[str, Any]) -> None:
-        """Keep a table with its numbers."""
-        self._write(self.path / "tables" / f"{name}.json", table)
+    def save_table(self, table: Mapping[str, Any]) -> None:
+        """Write a table, with or without its numbers."""
+        self._write(self.path / "tables" / f"{table['name']}.json", table)
 
     def tables(self) -> list[dict[str, Any]]:
-        """Return the tables that are there, tables before figures."""
-        found = sorted((self.path / "tables").glob("*.json"), key=lambda p: (p.stem[0] != "t", len(p.stem), p.stem))
-        return [table for path in found if (table := self._read(path))]
+        """Return the tables with the numbers of the cells that have finished by now; tables come before figures."""
+        paths = sorted((self.path / "tables").glob("*.json"), key=lambda p: (p.stem[0] != "t", len(p.stem), p.stem))
+        return [self.fill(table) for path in paths if (table := self._read(path))]
+
+    def fill(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a table with the numbers of the cells that have finished by now.
+
+        Each number is the mean over the seeds, with its standard error where there are at least two.
+        """
+        rows = [
+            {**row, "spots": [spot and {**spot, **self._numbers(spot)} for spot in row["spots"]]}
+            for row in table["rows"]
+        ]
+        means = {
+            (row["name"], column): spot["mean"] if spot else None
+            for row in rows
+            for column, spot in zip(table["columns"], row["spots"], strict=True)
+        }
+        return {**table, "rows": rows, "claims": [_judge(claim, means) for claim in table["claims"]]}
 
     @contextmanager
     def lock(self, key: str, *, wait: bool) -> Iterator[bool]:
-        """Hold a cell for the time of the context; yield False where another process has it and one does not wait."""
+        """Lock a cell within the context; yield False if another process has it and ``wait`` is False."""
         with os.fdopen(open_lock(self.path / "cells" / f".{key}.lock"), "rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -88,6 +127,35 @@ class Kept:
                 yield False
                 return
             yield True
+
+    def _numbers(self, spot: Mapping[str, Any]) -> dict[str, Any]:
+        """Return mean, standard error and number of seeds of one place in a table, or why they are missing."""
+        found = [self._number(spot, keys) for keys in spot["cells"]]
+        values = [value for value, _ in found if value is not None]
+        reasons = dict.fromkeys(reason for reason in (spot["reason"], *(why for _, why in found)) if reason)
+        return {
+            "mean": fmean(values) if values else None,
+            "error": stdev(values) / sqrt(len(values)) if len(values) > 1 else None,
+            "seeds": len(values),
+            "reason": "; ".join(reasons),
+        }
+
+    def _number(self, spot: Mapping[str, Any], keys: list[str]) -> tuple[float | None, str]:
+        """Return the number of one seed, or why it is missing."""
+        results = []
+        for key in keys:
+            if (result := self.result(key)) is None:
+                return None, self.failure(key) or "not run yet"
+            results.append(result["values"])
+        if spot.get("combine") == "best":
+            results = [max(results, key=lambda values: values["valid_score"])]
+        name = spot["measure"]
+        first, *others = [measure(name, values) for values in results]
+        if first is None or None in others:
+            return None, f"no {MEASURES.get(name) or name}"
+        if not others:
+            return float(first), ""
+        return (first / others[0], "") if others[0] else (None, "the second number of the ratio is zero")
 
     def _write(self, path: Path, values: Mapping[str, Any]) -> None:
         write_checked(path, {**values, "format": FORMAT})
@@ -100,6 +168,27 @@ class Kept:
             return None
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: damaged ({error}); remove it, and run the same command again") from error
+
+
+def measure(name: str, values: Mapping[str, Any]) -> float | None:
+    """Return a measure of a finished cell, accuracies in percent; None if the cell has no such value."""
+    if name in RATIOS:
+        seconds, number = map(values.get, RATIOS[name])
+        return seconds / number if seconds is not None and number else None
+    value = values.get(name)
+    return 100 * value if name.endswith("_score") and value is not None else value
+
+
+def _judge(claim: Mapping[str, Any], means: Mapping[tuple[str, str], float | None]) -> dict[str, Any]:
+    """Return a claim with ``holds``: whether one number is larger than others, or than a constant; None if unknown."""
+    if claim.get("unseen"):
+        return {**claim, "holds": None, "verdict": f"Cannot be seen: {claim['unseen']}"}
+    first, *others = (means.get((row, column)) for row, column in (claim["more"], *claim.get("than", ())))
+    bounds = others or [claim["by"]]
+    if first is None or None in bounds:
+        return {**claim, "holds": None, "verdict": "Not measured yet"}
+    holds = all(first > bound for bound in bounds if bound is not None)
+    return {**claim, "holds": holds, "verdict": "Holds" if holds else "Does not hold here"}
 
 
 def is_reproduction(path: Path) -> bool:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 from reservoir_cache import CacheError, open_lock, path_below
-from reservoir_pipelines.reproduction_folder import Kept
+from reservoir_pipelines.reproduction_folder import ReproductionFolder
 from reservoir_pipelines.training.checkpoint import forget_others
 from reservoir_pipelines.training.run import Run
 
@@ -62,8 +62,8 @@ def test_a_run_whose_checkpoints_are_elsewhere_is_refused_before_any_is_removed(
 
 
 def test_reproduce_does_not_empty_the_file_that_the_lock_of_a_cell_leads_to(tmp_path, outside):
-    kept = Kept(tmp_path / "out")
-    kept.make()
+    kept = ReproductionFolder(tmp_path / "out")
+    kept.create()
     (tmp_path / "out" / "cells" / ".key.lock").symlink_to(outside / "notes")
     with pytest.raises(CacheError, match="symbolic link"), kept.lock("key", wait=False):
         pass
@@ -75,7 +75,7 @@ def test_a_reproduction_whose_folders_are_elsewhere_is_refused(tmp_path, outside
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).symlink_to(outside)
     with pytest.raises(CacheError, match=f"{name}: a symbolic link"):
-        Kept(tmp_path / "out").make()
+        ReproductionFolder(tmp_path / "out").create()
 
 
 @pytest.mark.parametrize("name", ["prepared/evil/sub", "readouts/evil/sub", "prepared/evil"])

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from reservoir_pipelines.reproduction.cell import OPTIONS
-from reservoir_pipelines.reproduction.recipe import SCALES, load_recipe, recipe_names
+from reservoir_pipelines.reproduction.recipe import LARGE, SCALES, load_recipe, recipe_names
+from reservoir_pipelines.reproduction.reproduce import reproduce
 
 from reservoir.errors import InputError
 
@@ -111,14 +112,14 @@ def test_what_is_asked_wrongly_is_named():
     with pytest.raises(InputError, match="did you mean 'backbone'"):
         load_recipe("table1", "smoke", override={"bakbone": "gpt2"})
     with pytest.raises(InputError, match="no such task"):
-        load_recipe("table1", "smoke", only=["digits"])
+        reproduce(["table1"], only="digits")
 
 
 def test_an_override_takes_the_place_of_the_scales_settings_only():
     given = {"backbone": "bert-base-uncased"}
     cells = [s.cells[0][0] for s in load_recipe("table3", "paper", override=given).spots if s.column == "mnist"]
     assert [cell.settings["backbone"] for cell in cells] == ["bert-base-uncased", "lstm", "lstm-star"]
-    assert [cell.seed for cell in load_recipe("table9", "smoke", seeds=3, only=["Default"]).cells[:3]] == [0, 1, 2]
+    assert [cell.seed for cell in load_recipe("table9", "smoke", seeds=3).select(["Default"]).cells[:3]] == [0, 1, 2]
 
 
 def test_what_the_small_backbone_lacks_says_what_to_do():
@@ -143,3 +144,42 @@ def test_each_corpus_pretrains_one_shape_on_equally_many_tokens(scale):
     assert all(each == settings[0] for each in settings)
     alone = [cell for cell in recipe.cells if cell.stage == "fit"]
     assert {cell.settings["columns"] for cell in alone} == {"final/last"}
+
+
+@pytest.mark.parametrize(
+    ("name", "only", "rows", "columns"),
+    [
+        ("table9", ["mnist", "Default"], ["Default"], ["mnist"]),
+        ("table9", ["mnist", "cifar10"], ["Pretrained", "Statistics only", "Default"], ["mnist", "cifar10"]),
+        ("table18", ["mnist", "output"], ["mnist"], ["output"]),
+        ("table-pretraining", ["bit-memory", "bit-xor"], ["bit-memory"], ["bit-xor, output only", "bit-xor, FPT"]),
+        ("table9", ["mnist", "FPT"], [], []),  # it has no row FPT
+        ("table5", ["homology"], [], []),
+    ],
+)
+def test_only_crosses_tasks_with_rows_and_columns(name, only, rows, columns):
+    found = load_recipe(name, "smoke").select(only)
+    assert (list(found.rows), list(found.columns)) == (rows, columns)
+
+
+def test_the_papers_scale_follows_the_papers_code_on_every_task():
+    cells = [cell for cell in load_recipe("table9", "paper").cells if cell.task]
+    assert {cell.task for cell in cells if cell.settings["protocol"] == "paper"} == set(
+        load_recipe("table9", "paper").columns
+    )
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_headline_is_not_trained_and_limits_no_rows_at_full_scale(scale):
+    recipe = load_recipe("headline", scale)
+    assert {cell.stage for cell in recipe.cells} == {"fit"}
+    assert {cell.settings["init"] for cell in recipe.cells} == {"random"}
+    assert {spot.combine for spot in recipe.spots if spot.cells and spot.task != "homology"} == {"best"}
+    if scale in LARGE:
+        assert not any("limit" in cell.settings for cell in recipe.cells)
+        assert {cell.seed for cell in recipe.cells} == {0, 1, 2}
+
+
+def test_a_claim_that_needs_another_scale_says_so():
+    assert "unseen" in load_recipe("headline", "smoke").table()["claims"][0]
+    assert "unseen" not in load_recipe("headline", "full").table()["claims"][0]

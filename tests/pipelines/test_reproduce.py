@@ -3,6 +3,7 @@
 import json
 import shlex
 import signal
+import threading
 
 import pytest
 from reservoir_cache import last_entry
@@ -11,7 +12,7 @@ from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.reproduction import reproduce as module
 from reservoir_pipelines.reproduction.cell import Cell
 from reservoir_pipelines.reproduction.reproduce import reproduce
-from reservoir_pipelines.reproduction_folder import Kept
+from reservoir_pipelines.reproduction_folder import ReproductionFolder
 
 from tests.processes import Child
 
@@ -80,7 +81,7 @@ def test_line_6_cells_leave_the_last_extraction_the_last(cache, tmp_path):
 def test_what_an_earlier_version_kept_counts_as_not_run(cache, tmp_path, call, runs):
     mine = recipe(tmp_path, ROWS)
     call("reproduce", mine)
-    kept = Kept(cache / "reproductions" / "smoke")
+    kept = ReproductionFolder(cache / "reproductions" / "smoke")
     for path in kept.path.glob("*/*.json"):
         values = read_checked(path)
         del values["format"]
@@ -88,14 +89,44 @@ def test_what_an_earlier_version_kept_counts_as_not_run(cache, tmp_path, call, r
     assert kept.results() == kept.tables() == []
     code, _, err = call("report", kept.path)
     assert (code, err.count("\n")) == (2, 1)
-    assert f"{kept.path}: kept by another version of reservoir; run" in err
+    assert f"{kept.path}: made by another version of reservoir; run" in err
     assert reproduce([mine]).ran == 2
     assert call("report", kept.path)[0] == 0
 
 
+def test_a_report_in_the_middle_shows_what_has_finished(cache, tmp_path, call, monkeypatch):
+    from reservoir_pipelines.reproduction import stages
+
+    pages, run_cell = [], stages.run_cell
+
+    def reported(cell, folder, *arguments):
+        assert call("report", folder.parent, "--markdown", "--out", tmp_path / "page.md")[0] == 0
+        pages.append((tmp_path / "page.md").read_text())
+        return run_cell(cell, folder, *arguments)
+
+    monkeypatch.setattr(stages, "run_cell", reported)
+    reproduce([recipe(tmp_path, ROWS)])
+    assert ["1 finished" in page for page in pages] == [False, True]
+    assert all("not run yet" in page for page in pages)
+
+
+def test_the_best_of_several_cells_is_the_one_with_the_best_validation_score(cache, tmp_path):
+    row = 'rows = [{ name = "best", best = ["output", "full"] }, { name = "output", cell = "output" }]'
+    done = reproduce([recipe(tmp_path, row)])
+    results = {result["settings"].get("train"): result for result in ReproductionFolder(done.folder).results()}
+    assert len(results) == 2
+    for result in results.values():
+        result["values"]["valid_score"] = float(result["settings"]["train"] == "output")
+        ReproductionFolder(done.folder).save_result(
+            Cell(**{n: result[n] for n in ("stage", "task", "settings")}).key, result
+        )
+    table = spots(ReproductionFolder(done.folder).tables()[0])
+    assert table["best"]["mean"] == table["output"]["mean"]
+
+
 def test_seeds_give_a_mean_and_a_standard_error(cache, tmp_path):
     done = reproduce([recipe(tmp_path, 'rows = [{ name = "output", cell = "output" }]')], seeds=3)
-    kept, spot = Kept(done.folder), spots(done.tables[0])["output"]
+    kept, spot = ReproductionFolder(done.folder), spots(done.tables[0])["output"]
     scores = [100 * kept.result(key)["values"]["test_score"] for (key,) in spot["cells"]]
     mean = sum(scores) / 3
     assert spot["mean"] == pytest.approx(mean)
@@ -103,7 +134,7 @@ def test_seeds_give_a_mean_and_a_standard_error(cache, tmp_path):
 
 
 def test_what_was_killed_goes_on(cache, tmp_path, runs, monkeypatch):
-    keep = Kept.keep
+    keep = ReproductionFolder.save_result
 
     def killed(self, key, result):
         if len(runs) == 2:
@@ -111,10 +142,10 @@ def test_what_was_killed_goes_on(cache, tmp_path, runs, monkeypatch):
         keep(self, key, result)
 
     mine = recipe(tmp_path, ROWS)
-    monkeypatch.setattr(Kept, "keep", killed)
+    monkeypatch.setattr(ReproductionFolder, "save_result", killed)
     with pytest.raises(KeyboardInterrupt):
         reproduce([mine])
-    monkeypatch.setattr(Kept, "keep", keep)
+    monkeypatch.setattr(ReproductionFolder, "save_result", keep)
     first = runs[0]
     done = reproduce([mine])
     assert (done.reused, done.ran) == (1, 1)
@@ -124,15 +155,15 @@ def test_what_was_killed_goes_on(cache, tmp_path, runs, monkeypatch):
 KILLED = """
 import os, sys
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.reproduction_folder import Kept
-keep = Kept.keep
+from reservoir_pipelines.reproduction_folder import ReproductionFolder
+keep = ReproductionFolder.save_result
 
 def kept(self, key, result):
     keep(self, key, result)
     if len(self.results()) == 2:
         os.environ["RESERVOIR_FAULT"] = "gathered"  # a checkpoint of the third cell, before it has its name
 
-Kept.keep = kept
+ReproductionFolder.save_result = kept
 sys.exit(run(["reproduce", sys.argv[1]]))
 """
 
@@ -140,7 +171,7 @@ sys.exit(run(["reproduce", sys.argv[1]]))
 def test_what_is_killed_in_the_middle_of_a_cell_goes_on_and_runs_no_finished_one_again(cache, tmp_path, runs):
     rows = ", ".join(f'{{ name = "{n}", cell = "output", settings = {{ seed = {n} }} }}' for n in range(6))
     mine = recipe(tmp_path, f"rows = [{rows}]")
-    kept = Kept(cache / "reproductions" / "smoke")
+    kept = ReproductionFolder(cache / "reproductions" / "smoke")
     assert Child(KILLED, mine).ended()[0] == -signal.SIGKILL
     finished = {result["settings"]["seed"] for result in kept.results()}
     assert len(finished) == 2 and len(list(kept.work.rglob("*.part"))) + len(list(cache.rglob("*.part"))) > 0
@@ -156,7 +187,7 @@ def test_a_failing_cell_is_marked_and_the_rest_goes_on(cache, tmp_path, call, mo
     assert code == 0
     assert "no data folder" in out or "--data" in out
     assert "Traceback" not in out + err
-    found = Kept(cache / "reproductions" / "smoke").tables()[0]
+    found = ReproductionFolder(cache / "reproductions" / "smoke").tables()[0]
     assert spots(found)["a"]["mean"] is not None
     assert "--data" in spots(found)["b"]["reason"]
     assert len(runs) == 2
@@ -166,13 +197,35 @@ def test_a_failing_cell_is_marked_and_the_rest_goes_on(cache, tmp_path, call, mo
 
 def test_a_cell_that_another_process_has_is_waited_for(cache, tmp_path, runs):
     mine = recipe(tmp_path, ROWS)
-    cells, kept, places = module.plan([mine])
-    kept.make()
+    cells, kept, places = module.planned_cells([mine])
+    kept.create()
     with kept.lock(cells[0].key, wait=False) as held, kept.lock(cells[0].key, wait=False) as taken:
         assert held
         assert not taken
     module.run_cells(cells, kept, places)
     assert runs == [cell.key for cell in cells]
+
+
+def test_a_cell_waits_for_one_that_another_process_is_running(cache, tmp_path):
+    """Two shells run the same command: what the second one needs is being made by the first."""
+    mine = recipe(tmp_path, 'rows = [{ name = "maps", cell = "attention", measure = "diagonals" }]')
+    (need, cell), folder, places = module.planned_cells([mine])
+    assert cell.needs == [need]
+    folder.create()
+    release = threading.Event()
+
+    def first_shell():
+        with folder.lock(need.key, wait=False):
+            release.wait()
+            module._run_one(need, folder, places, "1 of 2")
+
+    other = threading.Thread(target=first_shell)
+    other.start()
+    threading.Timer(0.5, release.set).start()
+    module.run_cells([need, cell], folder, places)
+    other.join()
+    assert folder.failure(cell.key) == ""
+    assert folder.result(cell.key)
 
 
 def test_two_processes_share_the_cells(cache, tmp_path):
@@ -190,15 +243,16 @@ def test_an_override_asks_the_same_of_another_model(cache, tmp_path, call):
     assert code == 0
     done = json.loads(out)
     assert "backbone-lstm" in done["folder"]
-    kept = Kept(cache / "reproductions" / done["folder"].rpartition("/")[2])
+    kept = ReproductionFolder(cache / "reproductions" / done["folder"].rpartition("/")[2])
     key = spots(done["tables"][0])["FPT"]["cells"][0][0]
     assert kept.result(key)["settings"]["backbone"] == "lstm:width=8"
 
 
-def test_a_dry_run_runs_nothing(cache, tmp_path, call, runs):
-    code, out, _ = call("reproduce", recipe(tmp_path, ROWS), "--dry-run")
+def test_a_dry_run_estimates_the_time_and_runs_nothing(cache, tmp_path, call, runs):
+    code, out, err = call("reproduce", recipe(tmp_path, ROWS), "--dry-run")
     assert (code, runs) == (0, [])
     assert out.count("to run") == 2
+    assert "2 cells to run: about" in err
 
 
 def test_the_papers_scale_is_estimated_and_asked_about(cache, tmp_path, call, runs):
@@ -257,7 +311,7 @@ def test_the_command_of_a_cell_gives_its_number(cache, tmp_path, call, monkeypat
     (tmp_path / "ten.toml").write_text(small + TEN)
     done = reproduce([str(tmp_path / "ten.toml")])
     assert not done.failed
-    kept = Kept(done.folder)
+    kept = ReproductionFolder(done.folder)
     monkeypatch.setenv("RESERVOIR_CACHE", str(tmp_path / "elsewhere"))
     checked, names = 0, {}
     for row, spot in spots(done.tables[0]).items():
@@ -300,8 +354,8 @@ def test_cells_are_tasks_of_a_cluster(cache, tmp_path, runs, monkeypatch):
     with distributed.LocalCluster(protocol="tcp://", **settings) as cluster:
         done = reproduce([mine], scheduler=cluster.scheduler_address)
     assert (done.ran, len(done.failed), len(runs)) == (2, 1, 3)
-    cells, kept, places = module.plan([mine])
-    told = [module.run_there(cell, kept, places) for cell in cells]  # of what is finished it only tells
+    cells, kept, places = module.planned_cells([mine])
+    told = [module.run_on_worker(cell, kept, places) for cell in cells]  # of what is finished it only tells
     assert sum("% in" in line for line in told) == 2
     assert sum("failed, task 'mnist' needs its files" in line for line in told) == 1
 
@@ -311,5 +365,5 @@ def test_a_cluster_is_given_first_what_others_need(tmp_path, monkeypatch):
     trained = [Cell("train", "bit-xor", {"backbone": made, "seed": seed}) for seed in range(2)]
     sent = []
     monkeypatch.setattr(module, "map_pieces", lambda work, tasks, **_: sent.append([cell for cell, *_ in tasks]))
-    module._run_on_cluster([*trained, made], Kept(tmp_path), {}, "tcp://somewhere:1")
+    module._run_on_cluster([*trained, made], ReproductionFolder(tmp_path), {}, "tcp://somewhere:1")
     assert sent == [[made], trained]

@@ -42,7 +42,7 @@ def reproduce(
 
     if dry_run:
         return _plan(tables or [], given)
-    done = stage(tables or [], agree=_agree if given.get("scale") == "paper" else None, **given)
+    done = stage(tables or [], confirm=_confirm if given.get("scale") in ("day", "full", "paper") else None, **given)
     if done.failed:
         notify(f"{len(done.failed)} cells failed; the same command tries them again")
     rows = [
@@ -74,8 +74,8 @@ def report(
     return Answer(done, [(("", ""), [("page", done.page)])])
 
 
-def _agree(cells: list[Any], places: dict[str, Any]) -> bool:
-    """Say what it will cost, and ask on a terminal."""
+def _confirm(cells: list[Any], places: dict[str, Any]) -> bool:
+    """Print the estimated cost, and ask on a terminal whether to run."""
     from reservoir_pipelines.reproduction.estimate import estimate
 
     estimate(cells, places)
@@ -86,23 +86,20 @@ def _agree(cells: list[Any], places: dict[str, Any]) -> bool:
 def _plan(tables: list[str], given: dict[str, Any]) -> Answer:
     """Return the cells that would run, with their time and disk where a trial says so."""
     from reservoir_pipelines.reproduction.estimate import estimate
-    from reservoir_pipelines.reproduction.reproduce import plan, title
+    from reservoir_pipelines.reproduction.reproduce import planned_cells
 
-    cells, kept, places = plan(tables, **given)
-    todo = [cell for cell in cells if not kept.result(cell.key)]
-    costs = {} if given.get("scale", "smoke") == "smoke" else estimate(todo, places)
+    cells, folder, places = planned_cells(tables, **given)
+    todo = [cell for cell in cells if not folder.result(cell.key)]
+    costs = estimate(todo, places)
     lines = []
     for cell in cells:
-        result, cost = kept.result(cell.key), costs.get(cell.key)
-        if result:
+        if result := folder.result(cell.key):
             how = ("finished", time_text(result["seconds"]), size_text(result["bytes"]))
-        elif cost and cost.reason:
+        elif (cost := costs[cell.key]).reason:
             how = ("cannot run here", "-", "-")
-        elif cost:
-            how = ("to run", time_text(cost.seconds), size_text(int(cost.bytes)))
         else:
-            how = ("to run", "-", "-")
-        lines.append((cell.key, title(cell), *how))
+            how = ("to run", time_text(cost.seconds), size_text(int(cost.bytes)))
+        lines.append((cell.key, cell.title, *how))
     names = ("key", "cell", "state", "#time", "#disk")
     return Answer([dict(zip((n.strip("#") for n in names), line, strict=True)) for line in lines], [(names, lines)])
 
@@ -118,7 +115,7 @@ def _tables(table: dict[str, Any]) -> list[Table]:
         lacking.setdefault(spot["number"], []).append(name)
     headings = ("", *(f"#{column}" for column in table["columns"]))
     unit = f"; {table['unit']}" if table["unit"] else ""
-    claims = [(c["says"], "holds" if c["holds"] else "does NOT hold here") for c in table["claims"]]
+    claims = [(c["says"], c["verdict"]) for c in table["claims"]]
     missing = [(", ".join(dict.fromkeys(lacking[n])), why) for n, why in enumerate(shown["reasons"], start=1)]
     title = f"{table['name']} ({table['scale']}): {table['title']}{unit}; in brackets the paper's"
     found: list[Table] = [(headings, lines, title), (("", ""), claims), (("missing", "why"), missing)]

@@ -18,7 +18,7 @@ from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY
 from reservoir_pipelines.output import Record, notify, printable
 from reservoir_pipelines.reports.reproduced import reproduction_part
 from reservoir_pipelines.reports.single import fit_part, is_fit, is_run, run_part
-from reservoir_pipelines.reproduction_folder import Kept, is_reproduction
+from reservoir_pipelines.reproduction_folder import ReproductionFolder, is_reproduction
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workspace import cache_root
 
@@ -80,7 +80,7 @@ def _all_parts(root: Path) -> list[dict[str, Any]]:
 def _all(root: Path) -> list[Path]:
     """Return the reproductions, and the latest other fits, also those that ``fit --out`` wrote elsewhere."""
     made = sorted(path for path in (root / "reproductions").glob("*") if is_reproduction(path))
-    theirs = {result["folder"] for path in made for result in Kept(path).results()}
+    theirs = {result["folder"] for path in made for result in ReproductionFolder(path).results()}
     folders = {file.parent for file in (root / "readouts").glob(f"*/*/{SUMMARY}")}
     for note in (root / "readouts").glob(f"*/*/{ELSEWHERE}"):
         with suppress(OSError, ValueError, KeyError):
@@ -92,7 +92,7 @@ def _all(root: Path) -> list[Path]:
 def _part(path: Path, number: int) -> dict[str, Any]:
     try:
         if is_reproduction(path):
-            return reproduction_part(Kept(path), number)
+            return reproduction_part(ReproductionFolder(path), number)
         if is_fit(path):
             return fit_part(path, number)
         if is_run(path):

@@ -14,7 +14,7 @@ from reservoir_pipelines.drawing import COLOURS, PAGE_SIZE, page_picture, style
 from reservoir_pipelines.output import size_text
 from reservoir_pipelines.plots import shorten
 from reservoir_pipelines.reports.views import cost_facts, curve_picture, facts_of, picture_of, pictures_of
-from reservoir_pipelines.reproduction_folder import CELL, Kept
+from reservoir_pipelines.reproduction_folder import CELL, ReproductionFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SCALES = {
     "smoke": "Smoke scale: small shapes, few rows, few steps. It shows the whole path, not the paper's results.",
     "hour": "Hour scale: all of a small backbone, thousands of rows, hundreds of steps: less than the paper's.",
+    "day": "Day scale: a small backbone, all training rows, thousands of steps.",
+    "full": "Full scale: all training rows through the first blocks of GPT-2 small.",
     "paper": "The paper's sizes.",
 }
 PROGRESS = re.compile(r" of [\d,]+ \(\d+%\), ")
@@ -30,18 +32,19 @@ PROGRESS = re.compile(r" of [\d,]+ \(\d+%\), ")
 Values = Mapping[str, Any]
 
 
-def reproduction_part(kept: Kept, number: int) -> dict[str, Any]:
+def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]:
     """Return the page's part about a reproduction."""
-    tables = kept.tables()
+    tables = folder.tables()
     if not tables:
-        raise InputError(f"{kept.path}: kept by another version of reservoir; run the same reproduce again")
+        what = "made by another version of reservoir" if any(folder.path.glob("tables/*.json")) else "no table is there"
+        raise InputError(f"{folder.path}: {what}; run the same reproduce again")
     keys = dict.fromkeys(
         k for t in tables for row in t["rows"] for s in row["spots"] if s for c in s["cells"] for k in c
     )
     results: dict[str, Any] = {}
     for key in keys:
-        if found := kept.result(key):
-            made = {need: kept.result(need) for need in _needs(found)}
+        if found := folder.result(key):
+            made = {need: folder.result(need) for need in _needs(found)}
             results |= {need: result for need, result in made.items() if result} | {key: found}
     finished = sum(key in results for key in keys)
     prefix = f"p{number}-"
@@ -64,8 +67,8 @@ def reproduction_part(kept: Kept, number: int) -> dict[str, Any]:
     ]
     return {
         "id": f"{prefix}reproduction",
-        "name": f"Reproduction {kept.path.name}",
-        "heading": f"Reproduction: {kept.path.name}",
+        "name": f"Reproduction {folder.path.name}",
+        "heading": f"Reproduction: {folder.path.name}",
         "facts": facts,
         "pictures": [one for table in tables if table["drawn"] == "costs" for one in _costs(table, results)],
         "pictures_title": "Accuracy over cost",

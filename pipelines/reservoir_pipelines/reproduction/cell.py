@@ -1,4 +1,4 @@
-"""Cells: one stage on one task with settings. What is the same work has the same key, in whatever table it stands."""
+"""Cells: one stage on one task with settings. Equal work has an equal key, in whatever table it stands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STAGES: dict[str, tuple[type[Options], ...]] = {
     "pretrain": (options.CorpusOptions, options.ShapeOptions, options.PretrainOptions),
     "backbone": (options.ModelOptions,),
 }
-"""The options of a cell by its stage; ``fit`` extracts what it needs first."""
+"""The options of a cell, by its stage; ``fit`` extracts first."""
 
 OPTIONS = {stage: {item.name for kind in kinds for item in fields(kind)} for stage, kinds in STAGES.items()}
 ALL_OPTIONS = set[str]().union(*OPTIONS.values())
@@ -29,7 +29,7 @@ ALL_OPTIONS = set[str]().union(*OPTIONS.values())
 
 @dataclass(frozen=True)
 class Cell:
-    """A stage on a task with settings; a setting that is a cell stands for the folder that it leaves."""
+    """A stage on a task with settings; a setting that is a cell stands for the folder that this cell writes."""
 
     stage: str
     task: str | None
@@ -37,12 +37,12 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 of all that the cell is, 16 digits."""
+        """First 16 digits of the SHA-256 of stage, task and settings."""
         return json_digest(self.to_dict())[:16]
 
     @property
     def seed(self) -> int:
-        """The seed; 0 where none is named."""
+        """The seed; 0 by default."""
         return int(self.settings.get("seed", 0))
 
     @property
@@ -50,21 +50,35 @@ class Cell:
         """The cells whose folders this one reads."""
         return [value for value in self.settings.values() if isinstance(value, Cell)]
 
+    @property
+    def title(self) -> str:
+        """A short name for messages."""
+        backbone, depth = self.settings.get("backbone", ""), self.settings.get("depth")
+        words = [
+            self.stage,
+            self.task or self.settings.get("corpus", ""),
+            "a backbone of this reproduction" if isinstance(backbone, Cell) else backbone,
+            f"depth {depth}" if depth else "",
+            *(self.settings.get(name, "") for name in ("init", "train", "columns")),
+            f"seed {self.seed}",
+        ]
+        return " ".join(word for word in words if word)
+
     def to_dict(self) -> dict[str, Any]:
-        """Return what names the cell, other cells by their key."""
-        named = {n: f"{CELL}{v.key}" if isinstance(v, Cell) else v for n, v in self.settings.items()}
-        return {"stage": self.stage, "task": self.task, "settings": named}
+        """Return stage, task and settings as JSON values, other cells by their keys."""
+        settings = {n: f"{CELL}{v.key}" if isinstance(v, Cell) else v for n, v in self.settings.items()}
+        return {"stage": self.stage, "task": self.task, "settings": settings}
 
     def resolved(self, folders: Mapping[str, str]) -> dict[str, Any]:
-        """Return the settings, each cell among them as its folder."""
+        """Return the settings, each cell among them replaced by its folder."""
         return {n: folders[v.key] if isinstance(v, Cell) else v for n, v in self.settings.items()}
 
 
 def group(kind: type[G], settings: Mapping[str, Any]) -> G:
-    """Return those of some settings that a group of options has."""
+    """Return a group of options with those settings that belong to it."""
     return kind(**{item.name: settings[item.name] for item in fields(kind) if item.name in settings})
 
 
 def groups(stage: str, settings: Mapping[str, Any]) -> list[Options]:
-    """Return settings as the groups of options that a stage takes, with where everything is."""
+    """Return settings as the groups of options that a stage takes, and the cache and device."""
     return [group(kind, settings) for kind in (*STAGES[stage], options.PlaceOptions)]
