@@ -25,8 +25,6 @@ from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows, every_dilation
 
 if TYPE_CHECKING:
-    import torch
-
     from reservoir.backbones.family import Family
     from reservoir.inputs import Reader
 
@@ -181,6 +179,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     _check_columns(task, reader, layers, poolings, family, shape.depth)
     layers = tuple(layer for layer in layer_names(shape.depth) if layer in layers)
     device = choose_device(options.device)
+    compute = choose_compute(options.compute, device) if family.rounds else "float32"
     sizes = _column_sizes(seen, shape.width, [f"{layer}/{pooling}" for layer in layers for pooling in poolings])
     place = "cuda" if device.type == "cuda" else "cpu"
     block_rows, batch_rows = _rows_at_a_time(seen, reader, sizes, place)
@@ -196,7 +195,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
         layers=layers,
         poolings=poolings,
         device=decide.always("device", str(device), "a GPU is used where there is one"),
-        compute=decide.always("compute", *_default_compute(options.compute, device, family)),
+        compute=decide.always("compute", compute, _compute_reason(compute, family)),
         store=decide("store", *_default_store(kind, native=native)),
         block_rows=decide.always(
             "block_rows", block_rows, "little is lost by a kill, and little of a batch is padding"
@@ -488,11 +487,10 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
     return poolings, f"which {kind}, and where; all of them side by side where they fit"
 
 
-def _default_compute(given: str, device: torch.device, family: Family) -> tuple[str, str]:
+def _compute_reason(compute: str, family: Family) -> str:
     if not family.rounds:
-        return "float32", "a recurrent state feeds its rounding back"
-    found = choose_compute(given, device)
-    return found, "this device multiplies it faster" if found == "bfloat16" else "bfloat16 is no faster here"
+        return "a recurrent state feeds its rounding back"
+    return "this device multiplies it faster" if compute == "bfloat16" else "bfloat16 is no faster here"
 
 
 def _default_store(kind: Kind, *, native: bool) -> tuple[str, str]:

@@ -10,7 +10,8 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DIGEST = "sha256"
+MEMO = "files.json"
+"""What was read of which source file, beside the folders of prepared data."""
+
+UNSETTLED = 2 * 10**9
+"""Nanoseconds after a file's last change during which another change may carry the same time."""
+
 PART = re.compile(r"\..+-[0-9a-f]{32}\.part")
 """The names that `replace_file` and checkpoints have until they are whole."""
 
@@ -84,6 +91,20 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
+def unfinished_folder(parent: Path) -> Path:
+    """Make a folder that is renamed when all that belongs in it is written."""
+    folder = parent / f".{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(16)}"
+    folder.mkdir()
+    return folder
+
+
+def remove_unfinished_folders(parent: Path) -> None:
+    """Remove what `unfinished_folder` made for processes of this host that have ended."""
+    for folder in parent.glob(f".{os.uname().nodename}-*"):
+        if not is_running(int(folder.name.split("-")[-2])):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 @contextmanager
 def writing(path: Path, instead: str = "name another --out") -> Iterator[None]:
     """Say in one line why a path cannot be written to."""
@@ -134,6 +155,69 @@ def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
         except (ValueError, KeyError, AttributeError, TypeError):
             sound, values = False, None
         yield text, values if sound else None
+
+
+def source_contents(files: Sequence[Path], task: Path, settings: Path) -> list[dict[str, Any]]:
+    """Return name, bytes and SHA-256 of each file; ``task`` is the place of own data, below which names count.
+
+    A file whose size, inode and time of change (which no program can set) are those of an earlier call is not read.
+    """
+    memo = _read_memo(settings / MEMO)
+    files = [file for path in files for file in _files_below(path)]
+    known = {str(path.absolute()): _known_content(path, memo.get(str(path.absolute()))) for path in files}
+    settled = {name: found for name, found in known.items() if _settled(found)}
+    if not settled.items() <= memo.items():
+        with suppress(OSError):  # a cache that only others may write: read again next time
+            settings.mkdir(parents=True, exist_ok=True)
+            write_checked(settings / MEMO, settled)
+    return [
+        {"name": _name_below(path, task), "size": found["stamp"][0], "sha256": found["sha256"]}
+        for path in files
+        for found in [known[str(path.absolute())]]
+    ]
+
+
+def stamp(path: Path) -> list[int]:
+    """Return size, inode, time of writing and time of change of a file.
+
+    Tools that copy files give them the time of the original; that of their last change nobody sets.
+    """
+    stat = path.stat()
+    return [stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
+
+
+def _known_content(path: Path, before: dict[str, Any] | None) -> dict[str, Any]:
+    now, read = stamp(path), time.time_ns()
+    if before is not None and before["stamp"] == now:
+        return before
+    try:
+        return {"stamp": now, "sha256": file_digest(path), "read": read}
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _files_below(path: Path) -> list[Path]:
+    files = sorted(below for below in path.rglob("*") if below.is_file()) if path.is_dir() else [path]
+    odd = [file for file in files if not file.is_file()]
+    if odd:
+        raise InputError(f"{odd[0]}: not a regular file, so nothing is read from it")
+    return files
+
+
+def _settled(found: dict[str, Any]) -> bool:
+    return found["stamp"][-1] + UNSETTLED < found["read"]
+
+
+def _name_below(path: Path, task: Path) -> str:
+    below = path.is_relative_to(task) and path != task
+    return os.fspath(path.relative_to(task)) if below else path.name
+
+
+def _read_memo(memo: Path) -> dict[str, Any]:
+    try:
+        return read_checked(memo)
+    except (OSError, ValueError):
+        return {}
 
 
 def file_digest(path: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 from reservoir.errors import InputError
@@ -37,4 +37,4 @@ def data_folder(data: Path | None = None) -> Path | None:
 
 def versions(*packages: str) -> dict[str, str]:
     """Return the versions of Python and of some packages, for people who wonder why a number differs."""
-    return {"python": platform.python_version()} | {name: import_module(name).__version__ for name in packages}
+    return {"python": platform.python_version()} | {name: version(name) for name in packages}

@@ -6,9 +6,8 @@ import signal
 
 import numpy as np
 import pytest
-from reservoir_pipelines import prepare
+from reservoir_pipelines import files, prepare
 from reservoir_pipelines.files import part_beside
-from reservoir_pipelines.preparation import source_files
 
 from tests.processes import Child
 
@@ -65,23 +64,23 @@ def test_the_same_files_written_again_are_the_same_data(cache, mnist_files, tmp_
 
 def test_a_file_that_rests_is_read_once(table, tmp_path, monkeypatch):
     read = []
-    real = source_files.file_digest
-    monkeypatch.setattr(source_files, "file_digest", lambda path: read.append(path) or real(path))
-    first = source_files.contents([table], table, tmp_path)
-    assert source_files.contents([table], table, tmp_path) == first
+    real = files.file_digest
+    monkeypatch.setattr(files, "file_digest", lambda path: read.append(path) or real(path))
+    first = files.source_contents([table], table, tmp_path)
+    assert files.source_contents([table], table, tmp_path) == first
     assert len(read) == 2  # it was written a moment ago: another change might carry the same time
-    monkeypatch.setattr(source_files, "UNSETTLED", -(10**18))
+    monkeypatch.setattr(files, "UNSETTLED", -(10**18))
     for _ in range(3):
-        assert source_files.contents([table], table, tmp_path) == first
+        assert files.source_contents([table], table, tmp_path) == first
     assert len(read) == 3
 
 
 KEEP = """
 import sys
 from pathlib import Path
-from reservoir_pipelines.preparation import source_files
-source_files.UNSETTLED = -(10**18)
-source_files.contents([Path(sys.argv[1])], Path(sys.argv[1]), Path(sys.argv[2]))
+from reservoir_pipelines import files
+files.UNSETTLED = -(10**18)
+files.source_contents([Path(sys.argv[1])], Path(sys.argv[1]), Path(sys.argv[2]))
 """
 
 
@@ -90,11 +89,11 @@ def test_line_13_what_was_noted_of_a_file_leaves_nothing_behind_a_kill(table, tm
     kept = tmp_path / "kept"
     assert Child(KEEP, table, kept, RESERVOIR_FAULT=fault).ended()[0] == -signal.SIGKILL
     (left,) = kept.iterdir()
-    (mine := part_beside(kept / source_files.MEMO)).touch()  # of a process that lives: this one
+    (mine := part_beside(kept / files.MEMO)).touch()  # of a process that lives: this one
     (other := kept / left.name.replace("files.json", "file.json")).touch()
-    monkeypatch.setattr(source_files, "UNSETTLED", -(10**18))
-    source_files.contents([table], table, kept)
-    assert set(kept.iterdir()) == {kept / source_files.MEMO, mine, other}
+    monkeypatch.setattr(files, "UNSETTLED", -(10**18))
+    files.source_contents([table], table, kept)
+    assert set(kept.iterdir()) == {kept / files.MEMO, mine, other}
 
 
 @pytest.mark.parametrize("kind", ["pipe", "locked"])
@@ -109,7 +108,7 @@ def test_what_cannot_be_read_is_one_line(call, cache, mnist_files, kind, monkeyp
         def refuse(path):
             raise refused
 
-        monkeypatch.setattr(source_files, "file_digest", refuse)
+        monkeypatch.setattr(files, "file_digest", refuse)
     code, out, told = call("prepare", "mnist", "--data", mnist_files)
     assert (code, out) == (2, "")
     assert told.count("\n") == 1

@@ -28,7 +28,7 @@ from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir_pipelines.extraction.run import compute_missing
 from reservoir_pipelines.extraction.spec import frozen_fields
-from reservoir_pipelines.preparation.source_files import stamp
+from reservoir_pipelines.files import stamp
 from reservoir_pipelines.workspace import ROWS
 
 FEW = 8  # rows: fewer are kept in memory alone, as a folder for each new row would fill a disk with folders

@@ -122,14 +122,14 @@ def extract(
     if found := recall(root, request):
         entry, columns, computed = *found, 0
     else:
-        from reservoir_pipelines.extraction.run import start_run  # which imports torch
+        from reservoir_pipelines.extraction.run import row_count, start_run  # which imports torch
         from reservoir_pipelines.extraction.shares import share_blocks
 
         run = start_run(task, options, prepared, root, splits)
-        entry, rows = run.open()
-        with meter("extract", rows) as bar:
-            shared = rows and (cluster.workers > 1 or cluster.scheduler)
-            computed = share_blocks(run, entry, options, cluster, bar.advance) if shared else 0
+        entry, todo = run.open()
+        with meter("extract", row_count(entry, todo)) as bar:
+            shared = todo and (cluster.workers > 1 or cluster.scheduler)
+            computed = share_blocks(run, entry, todo, options, cluster, bar.advance) if shared else 0
             computed += run.compute(entry, bar.advance)
         columns = run.columns
         remember(root, request, entry, columns, run.splits)

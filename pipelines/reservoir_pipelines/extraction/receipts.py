@@ -18,9 +18,8 @@ from reservoir_cache import CacheError, Entry, path_below, verify
 
 from reservoir import backbone_names
 from reservoir.options import ExtractOptions
-from reservoir_pipelines.files import read_checked, write_checked
+from reservoir_pipelines.files import read_checked, stamp, write_checked
 from reservoir_pipelines.preparation.prepared import Prepared
-from reservoir_pipelines.preparation.source_files import stamp
 
 PACKAGES = (Path(backbone_names.__file__).parent, Path(__file__).parents[1])
 """The code that decides what a call means and computes it; the weights that come with it lie there too."""

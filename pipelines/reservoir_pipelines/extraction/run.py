@@ -78,8 +78,8 @@ class Run:
         """The rows of a block and of a batch of a new entry."""
         return Layout(block_rows=self.plan.block_rows, batch_rows=self.plan.batch_rows)
 
-    def open(self) -> tuple[Entry, int]:
-        """Open the entry, with its labels and without what is damaged; return it and the rows still to compute."""
+    def open(self) -> tuple[Entry, list[tuple[str, int]]]:
+        """Open the entry, with its labels and without what is damaged; return it and the blocks that it lacks."""
         name = f"{self.spec.task['name']} x {self.model.settings.title}"
         shapes = column_shapes(self.model.fpt.task, self.model.fpt.backbone.width, self.columns)
         space = required_bytes(self.spec, self.layout, self.spec.rows, shapes)
@@ -96,16 +96,14 @@ class Run:
             targets = {"y": whole.y[index], "lengths": whole.lengths[index], "index": index.astype(np.int64)}
             groups = {} if whole.groups is None else {"groups": whole.groups[index]}
             write_targets(entry, split, targets | groups)
-        todo = {split: entry.missing(split, self.columns) for split in self.splits}
-        cut = {split: entry.blocks(split) for split in todo}
-        ranges = [cut[split][block] for split, blocks in todo.items() for block in blocks]
-        count = sum(high - low for low, high in ranges)
-        if exists and ranges:
-            lacking = max(len(columns) for blocks in todo.values() for columns in blocks.values())
+        todo = missing_blocks(entry, self.splits, self.columns)
+        if exists and todo:
+            count = row_count(entry, todo)
+            lacking = max(len(entry.lacking(split, block, self.columns)) for split, block in todo)
             part = space * count * lacking // (sum(self.spec.rows.values()) * len(self.columns))
             notify(f"{name}: {count:,} rows still to compute, at most {size_text(part)} more on disk")
             check_space(self.root, part)
-        return entry, count
+        return entry, todo
 
     def compute(self, entry: Entry, advance: Callable[[int, int], None]) -> int:
         """Compute all that is missing; return the number of rows computed here."""
@@ -147,6 +145,12 @@ class Run:
 def missing_blocks(entry: Entry, splits: Sequence[str], columns: Sequence[str]) -> list[tuple[str, int]]:
     """Return the split and the number of every block that lacks one of the columns."""
     return [(split, block) for split in splits for block in sorted(entry.missing(split, columns))]
+
+
+def row_count(entry: Entry, blocks: Sequence[tuple[str, int]]) -> int:
+    """Return the rows of some blocks."""
+    ranges = (entry.layout.block(entry.spec.rows[split], block) for split, block in blocks)
+    return sum(high - low for low, high in ranges)
 
 
 def compute_blocks(

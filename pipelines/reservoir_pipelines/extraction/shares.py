@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from reservoir_cache import Entry
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, ExtractOptions
 from reservoir.reservoir import full_name
-from reservoir_pipelines.extraction.run import Run, missing_blocks, start_run
+from reservoir_pipelines.extraction.run import Run, start_run
 from reservoir_pipelines.output import notify, silenced
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.workers import map_pieces
@@ -36,15 +36,19 @@ class Share:
 
 
 def share_blocks(
-    run: Run, entry: Entry, options: ExtractOptions, cluster: ClusterOptions, advance: Callable[[int], None]
+    run: Run,
+    entry: Entry,
+    todo: Sequence[tuple[str, int]],
+    options: ExtractOptions,
+    cluster: ClusterOptions,
+    advance: Callable[[int], None],
 ) -> int:
-    """Have others compute the blocks that an entry lacks; return the rows that they did, the rest is left.
+    """Have other processes compute the blocks that an entry lacks; return the rows that they computed.
 
     Blocks that a worker leaves when it dies go to another, and what is published by then is not done again.
     """
     import torch
 
-    todo = missing_blocks(entry, run.splits, run.columns)
     size = min(TASK_BLOCKS, -(-len(todo) // MOST_TASKS) or 1)
     threads = max(1, torch.get_num_threads() // cluster.workers) if cluster.workers else None
     share = Share(run.call["task"], with_full_paths(options, run.root), run.prepared.path.resolve(), entry.key, threads)
@@ -72,7 +76,7 @@ def with_full_paths(options: ExtractOptions, root: Path) -> ExtractOptions:
     )
 
 
-def work(share: Share, path: Path, columns: tuple[str, ...], blocks: list[tuple[str, int]]) -> int:
+def work(share: Share, path: Path, columns: tuple[str, ...], blocks: Sequence[tuple[str, int]]) -> int:
     """Compute some blocks of an entry and publish them; return their rows."""
     with _alone, silenced():
         run = _runs.get(share.key) or _open(share)

@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-import uuid
-from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
-from reservoir_cache import fault_point, file_crc32, make_folder, new_file, path_below, publish_json, sync
+from reservoir_cache import fault_point, make_folder, path_below, sync
 
 from reservoir.errors import InputError
 from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, ExtractOptions, TaskOptions
 from reservoir.plan import with_audio_options
-from reservoir.tasks import SPLITS, TASKS, Piece, Source, Split, Task, check_split, own_name, task_named
-from reservoir.tasks.task import MISSING
-from reservoir_pipelines.files import is_running
+from reservoir.tasks import TASKS, Source, own_name, task_named
+from reservoir_pipelines.files import remove_unfinished_folders, source_contents, unfinished_folder
 from reservoir_pipelines.output import meter, notify
 from reservoir_pipelines.preparation.download import download
 from reservoir_pipelines.preparation.prepared import (
     INDEX,
     VERSION,
     Prepared,
-    PreparedSplit,
-    digest,
-    scaling_to_json,
-    split_order,
+    write_index,
+    write_piece,
 )
-from reservoir_pipelines.preparation.source_files import contents
 from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workers import map_pieces
 from reservoir_pipelines.workspace import cache_root, data_folder
-
-Model = TypeVar("Model", bound=ExtractOptions)
 
 
 @stage
@@ -69,24 +59,24 @@ def prepare(
     source = task_named(task, data=folder, **options.given)
     settings = settings_folder(task, source, cache)
     try:
-        origin = contents(source.files(), Path(task), settings)
+        origin = source_contents(source.files(), Path(task), settings)
     except InputError:
-        earlier = latest(settings)
+        earlier = Prepared.latest(settings)
         if folder is not None or earlier is None:
             raise
-        return Prepared.open(earlier)
+        return earlier
     final = path_below(settings, _hash(origin))
     if final.exists():
         try:
             return Prepared.open(final)
         except InputError:
             shutil.rmtree(final)
-    _remove_leftovers(settings)
+    remove_unfinished_folders(settings)
     _write(source, origin, final, cluster)
     return Prepared.open(final, reused=False)
 
 
-def prepare_for_model(task: str, options: Model, root: Path) -> tuple[Model, Prepared]:
+def prepare_for_model(task: str, options: ExtractOptions, root: Path) -> tuple[ExtractOptions, Prepared]:
     """Prepare a task's data in the form that the model reads, and return the options that name this form with it."""
     options = with_audio_options(task, options, options)
     return options, prepare(task, options, cache=root)
@@ -99,17 +89,10 @@ def settings_folder(task: str, source: Source, cache: Path | None = None) -> Pat
     return path_below(cache_root(cache), "prepared", f"{name}-{_hash({'version': VERSION, **values})}")
 
 
-def latest(settings: Path) -> Path | None:
-    """Return the folder that was prepared last, if any."""
-    indices = sorted(settings.glob(f"[!.]*/{INDEX}"), key=lambda index: index.stat().st_mtime)
-    return indices[-1].parent if indices else None
-
-
 def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: ClusterOptions) -> None:
     """Write all pieces and the index into a temporary folder, and give it its name."""
     make_folder(final.parent)
-    folder = final.parent.resolve() / f".{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex}"
-    folder.mkdir()
+    folder = unfinished_folder(final.parent.resolve())
     try:
         sent = _with_full_paths(source) if cluster.scheduler else source
         tasks = [(sent, piece, number, folder) for number, piece in enumerate(source.pieces())]
@@ -122,7 +105,7 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
                 done=lambda _: bar.advance(1),
                 notify=notify,
             )
-        _write_index(source, origin, folder, written)
+        write_index(source, origin, folder, written)
         fault_point("gathered")
         try:
             folder.rename(final)
@@ -143,91 +126,5 @@ def _with_full_paths(source: Source) -> Source:
     return replace(source, **full)  # pyright: ignore
 
 
-def write_piece(source: Source, piece: Piece, number: int, folder: Path) -> list[dict[str, Any]]:
-    """Write the rows of a piece, one file per split; what a killed worker leaves is written again by another."""
-    written = []
-    for name, split in source.read(piece).items():
-        if len(split):
-            check_split(source.task, name, split)
-            file = f"{name}/{number:05d}.h5"
-            _write_rows(folder / file, split)
-            sums = {"bytes": (folder / file).stat().st_size, "crc32": file_crc32(folder / file)}
-            counts = {"rows": len(split), "dropped": split.dropped, "cut": split.cut}
-            written.append({"split": name, "name": file, **sums, **counts})
-    return written
-
-
-def _write_rows(path: Path, split: Split) -> None:
-    import h5py
-
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_suffix(f".{uuid.uuid4().hex}")
-    y = split.y if split.y.dtype.kind == "f" else split.y.astype(_smallest(split.y))
-    with new_file(temporary) as file:
-        arrays = {"x": split.x, "y": y, "lengths": split.lengths.astype(np.int32), "groups": split.groups}
-        for name, array in arrays.items():
-            if array is not None:
-                kind = h5py.vlen_dtype(np.uint8) if array.dtype.kind == "O" else array.dtype
-                file.create_dataset(name, data=array, dtype=kind, track_times=False)
-    sync(temporary)
-    temporary.replace(path)
-
-
-def _smallest(y: np.ndarray) -> np.dtype:
-    return np.result_type(*(np.min_scalar_type(int(end)) for end in (y.min(), y.max())))
-
-
-def _write_index(
-    source: Source, origin: list[dict[str, Any]], folder: Path, written: list[list[dict[str, Any]]]
-) -> None:
-    files: dict[str, list[dict[str, Any]]] = {}
-    for file in (file for piece in written for file in piece):
-        files.setdefault(file["split"], []).append(file)
-    for name in SPLITS:
-        if name not in files:
-            raise InputError(f"task {source.task.name!r}: no rows for the split {name!r}")
-    names = split_order(set(files))
-    splits = {n: PreparedSplit(n, tuple((folder / f["name"], f["rows"]) for f in files[n])) for n in names}
-    scaling = source.scaling()
-    index = {
-        "version": VERSION,
-        "task": source.task.to_dict(),
-        "scaling": scaling_to_json(scaling),
-        "digest": digest(source.task, scaling, splits),
-        "splits": {name: _totals(files[name]) for name in names},
-        "source": origin,
-        "warnings": [*source.notes(), *_warnings(source.task, splits)],
-    }
-    publish_json(folder / INDEX, index)
-    for name in names:
-        sync(folder / name)
-
-
-def _totals(files: list[dict[str, Any]]) -> dict[str, Any]:
-    totals = {count: sum(file[count] for file in files) for count in ("rows", "dropped", "cut")}
-    return {**totals, "files": [{key: file[key] for key in ("name", "rows", "bytes", "crc32")} for file in files]}
-
-
-def _warnings(task: Task, splits: Mapping[str, PreparedSplit]) -> list[str]:
-    """Return what the user should know: classes of which nothing can be learnt."""
-    if not task.classes:
-        return []
-    known = set(np.unique(splits["train"].y).tolist())
-    warnings = []
-    for name in splits:
-        unseen = sorted(set(np.unique(splits[name].y).tolist()) - known - {MISSING})
-        if unseen:
-            classes = ", ".join(str(task.label(c)) for c in unseen[:5]) + (", ..." if len(unseen) > 5 else "")
-            warnings.append(f"classes of the split {name!r} that no row of 'train' has ({len(unseen)}): {classes}")
-    return warnings
-
-
 def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=vars).encode()).hexdigest()[:16]
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove temporary folders of processes of this host that are no more."""
-    for leftover in folder.glob(f".{os.uname().nodename}-*"):
-        if not is_running(int(leftover.name.split("-")[-2])):
-            shutil.rmtree(leftover, ignore_errors=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from reservoir_cache import CacheError, file_crc32, read_json
+from reservoir_cache import CacheError, file_crc32, new_file, publish_json, read_json, sync
 
 from reservoir.errors import InputError
-from reservoir.tasks import SPLITS, Scaling, Split, Task
+from reservoir.tasks import SPLITS, Piece, Scaling, Source, Split, Task, check_split
+from reservoir.tasks.task import MISSING
 
 if TYPE_CHECKING:
     import h5py
@@ -160,6 +162,12 @@ class Prepared:
         return self.splits[name]
 
     @classmethod
+    def latest(cls, settings: Path, *, verify: bool = True) -> Prepared | None:
+        """Return the data that was prepared last below a folder of `settings_folder`, if any."""
+        indices = sorted(settings.glob(f"[!.]*/{INDEX}"), key=lambda index: index.stat().st_mtime)
+        return cls.open(indices[-1].parent, verify=verify) if indices else None
+
+    @classmethod
     def open(cls, path: Path, *, reused: bool = True, verify: bool = True) -> Prepared:
         """Return the prepared data of a folder, every byte checked unless ``verify`` is False."""
         try:
@@ -183,6 +191,86 @@ class Prepared:
             warnings=tuple(values["warnings"]),
             reused=reused,
         )
+
+
+def write_piece(source: Source, piece: Piece, number: int, folder: Path) -> list[dict[str, Any]]:
+    """Write the rows of a piece, one file per split; what a killed worker leaves is written again by another."""
+    written = []
+    for name, split in source.read(piece).items():
+        if len(split):
+            check_split(source.task, name, split)
+            file = f"{name}/{number:05d}.h5"
+            _write_rows(folder / file, split)
+            sums = {"bytes": (folder / file).stat().st_size, "crc32": file_crc32(folder / file)}
+            counts = {"rows": len(split), "dropped": split.dropped, "cut": split.cut}
+            written.append({"split": name, "name": file, **sums, **counts})
+    return written
+
+
+def _write_rows(path: Path, split: Split) -> None:
+    import h5py
+
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_suffix(f".{uuid.uuid4().hex}")
+    y = split.y if split.y.dtype.kind == "f" else split.y.astype(_smallest(split.y))
+    with new_file(temporary) as file:
+        arrays = {"x": split.x, "y": y, "lengths": split.lengths.astype(np.int32), "groups": split.groups}
+        for name, array in arrays.items():
+            if array is not None:
+                kind = h5py.vlen_dtype(np.uint8) if array.dtype.kind == "O" else array.dtype
+                file.create_dataset(name, data=array, dtype=kind, track_times=False)
+    sync(temporary)
+    temporary.replace(path)
+
+
+def _smallest(y: np.ndarray) -> np.dtype:
+    return np.result_type(*(np.min_scalar_type(int(end)) for end in (y.min(), y.max())))
+
+
+def write_index(
+    source: Source, origin: list[dict[str, Any]], folder: Path, written: list[list[dict[str, Any]]]
+) -> None:
+    """Write what the files of a folder hold, the digest of all of it, and the state of the source files."""
+    files: dict[str, list[dict[str, Any]]] = {}
+    for file in (file for piece in written for file in piece):
+        files.setdefault(file["split"], []).append(file)
+    for name in SPLITS:
+        if name not in files:
+            raise InputError(f"task {source.task.name!r}: no rows for the split {name!r}")
+    names = split_order(set(files))
+    splits = {n: PreparedSplit(n, tuple((folder / f["name"], f["rows"]) for f in files[n])) for n in names}
+    unseen, scaling = _warnings(source.task, splits), source.scaling()
+    index = {
+        "version": VERSION,
+        "task": source.task.to_dict(),
+        "scaling": scaling_to_json(scaling),
+        "digest": digest(source.task, scaling, splits),
+        "splits": {name: _totals(files[name]) for name in names},
+        "source": origin,
+        "warnings": [*source.notes(), *unseen],
+    }
+    publish_json(folder / INDEX, index)
+    for name in names:
+        sync(folder / name)
+
+
+def _totals(files: list[dict[str, Any]]) -> dict[str, Any]:
+    totals = {count: sum(file[count] for file in files) for count in ("rows", "dropped", "cut")}
+    return {**totals, "files": [{key: file[key] for key in ("name", "rows", "bytes", "crc32")} for file in files]}
+
+
+def _warnings(task: Task, splits: Mapping[str, PreparedSplit]) -> list[str]:
+    """Return what the user should know: classes of which nothing can be learnt."""
+    if not task.classes:
+        return []
+    known = set(np.unique(splits["train"].y).tolist())
+    warnings = []
+    for name in splits:
+        unseen = sorted(set(np.unique(splits[name].y).tolist()) - known - {MISSING})
+        if unseen:
+            classes = ", ".join(str(task.label(c)) for c in unseen[:5]) + (", ..." if len(unseen) > 5 else "")
+            warnings.append(f"classes of the split {name!r} that no row of 'train' has ({len(unseen)}): {classes}")
+    return warnings
 
 
 def digest(task: Task, scaling: Scaling | None, splits: Mapping[str, PreparedSplit]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from reservoir.errors import InputError
 from reservoir.tasks import TASKS, Source, Tokens, task_named
 from reservoir_pipelines.preparation.download import FILES
-from reservoir_pipelines.preparation.prepare import latest, settings_folder
+from reservoir_pipelines.preparation.prepare import settings_folder
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.workspace import data_folder
 
@@ -26,8 +26,8 @@ def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict
 
 def _row(name: str, source: Source, cache: Path | None) -> dict[str, Any]:
     task = source.task
-    earlier = latest(settings_folder(name, source, cache))
-    rows = Prepared.open(earlier, verify=False).rows if earlier else None
+    earlier = Prepared.latest(settings_folder(name, source, cache), verify=False)
+    rows = earlier.rows if earlier else None
     status, remedy = _data(name, source)
     if status == "missing" and rows:
         status, remedy = "prepared", ""
