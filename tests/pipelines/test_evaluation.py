@@ -177,7 +177,7 @@ def test_line_8_sequences_without_lengths_are_refused_where_there_were_several(t
     assert len(list(predict(saved, tmp_path / "new.npz"))) == 5
 
 
-def test_line_2_a_choice_by_few_rows_is_said_loudly(tiny_gpt2, tmp_path, capsys):
+def test_a_choice_by_few_validation_rows_is_warned_about(tiny_gpt2, tmp_path, capsys):
     """4 to 7 rows chose among 400 readouts, and nothing was said."""
     draw = np.random.default_rng(0)
     x = draw.normal(size=(60, 6, 1)).astype(np.float32)
@@ -187,19 +187,19 @@ def test_line_2_a_choice_by_few_rows_is_said_loudly(tiny_gpt2, tmp_path, capsys)
     capsys.readouterr()
     fit(features, select="valid")
     valid = features["valid"].rows
-    assert f"CAUTION: {valid} validation rows chose among 25 readouts" in capsys.readouterr().err
+    assert f"CAUTION: {valid} validation rows are too few to choose among 25 readouts" in capsys.readouterr().err
     folded = fit(features, select="cv5")
     assert fit(features).table == folded.table
     assert "CAUTION" not in capsys.readouterr().err
 
 
 def test_folds_hold_as_much_of_every_class(tiny_gpt2, tmp_path):
-    from reservoir_pipelines.fitting.sources import ColumnSource, deal
+    from reservoir_pipelines.fitting.sources import ColumnSource, assign_folds
 
     features = extract("digits", backbone=str(tiny_gpt2), limit=90, cache=tmp_path, **SMALL)
     source = ColumnSource(features.store, "block01/mean")
     labels = np.concatenate([features[split].y for split in ("train", "valid")])
-    counts = np.array([np.bincount(labels[deal(source, 5, 10) == fold], minlength=10) for fold in range(5)])
+    counts = np.array([np.bincount(labels[assign_folds(source, 5, 10) == fold], minlength=10) for fold in range(5)])
     assert (counts.max(axis=0) - counts.min(axis=0)).max() <= 1
 
 

@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 from reservoir_cache.shard import decode, encode
-from reservoir_pipelines.fitting.engines import LogisticEngine, RidgeEngine
+from reservoir_pipelines import extract
+from reservoir_pipelines.fitting.fitters import LogisticFitter, RidgeFitter
+from reservoir_pipelines.fitting.sources import ColumnSource
 
-from reservoir.readouts import LOGISTIC_ALPHAS
+from reservoir.readouts import LOGISTIC_ALPHAS, Again, sweep
 from reservoir.readouts.evaluation import compare, evaluate
 
 ALPHAS = np.logspace(-2, 6, 25)
@@ -55,8 +57,8 @@ def test_the_grid_goes_on_where_its_end_does_best(folds, width):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((250, 4)) @ rng.standard_normal((4, width))
     source = held(x, x[:, :1] + 1e-9 * rng.standard_normal((250, 1)))  # the smaller the penalty, the better
-    kept = RidgeEngine(classes=0, alphas=ALPHAS, folds=folds, widens=False).run(source)
-    wide = RidgeEngine(classes=0, alphas=ALPHAS, folds=folds).run(source)
+    kept = RidgeFitter(classes=0, alphas=ALPHAS, folds=folds, widens=False).fit(source)
+    wide = RidgeFitter(classes=0, alphas=ALPHAS, folds=folds).fit(source)
     assert kept.at_edge
     assert kept.result.alpha == pytest.approx(1e-2)
     assert wide.result.alpha < 1e-3
@@ -68,23 +70,23 @@ def test_the_grid_of_logistic_readouts_goes_on_too():
     rng = np.random.default_rng(0)
     x = np.repeat(rng.standard_normal((250, 1)), 3, axis=1) + 0.01 * rng.standard_normal((250, 3))
     source = held(x, (x[:, :1] > x[:, 1:2]).astype(int))
-    found = LogisticEngine(classes=2, alphas=LOGISTIC_ALPHAS).run(source)
+    found = LogisticFitter(classes=2, alphas=LOGISTIC_ALPHAS).fit(source)
     assert found.result.alpha < LOGISTIC_ALPHAS[0]
-    assert LogisticEngine(classes=2, alphas=LOGISTIC_ALPHAS, widens=False).run(source).at_edge
+    assert LogisticFitter(classes=2, alphas=LOGISTIC_ALPHAS, widens=False).fit(source).at_edge
 
 
 def test_labels_that_say_nothing_give_chance_and_no_p_value_that_is_too_small():
     accuracies, p_values = [], []
-    engine = RidgeEngine(classes=2, alphas=ALPHAS[::3], folds=5)
+    fitter = RidgeFitter(classes=2, alphas=ALPHAS[::3], folds=5)
     for seed in range(100):
         rng = np.random.default_rng(seed)
         y = rng.integers(0, 2, (300, 1))
         raw, *sources = (held(rng.standard_normal((300, width)), y) for width in (20, 20, 60, 300))
-        trials = [engine.run(source) for source in sources]
+        trials = [fitter.fit(source) for source in sources]
         best = max(range(3), key=lambda i: trials[i].result.merit)
         found = evaluate(trials[best].readout, sources[best].blocks("test"), ["a", "b"])
         accuracies.append(found.scores["accuracy"])
-        p_values.append(compare(found, evaluate(engine.run(raw).readout, raw.blocks("test"), ["a", "b"])))
+        p_values.append(compare(found, evaluate(fitter.fit(raw).readout, raw.blocks("test"), ["a", "b"])))
         assert trials[best].result.valid_score > 0.5  # the best of many flatters itself: it is not what is reported
     assert abs(np.mean(accuracies) - 0.5) < 2 * 0.5 / np.sqrt(100 * 60)
     for level in (0.05, 0.1, 0.25, 0.5):
@@ -102,10 +104,31 @@ def test_bytes_on_disk_do_not_choose(width):
     rare[rng.integers(0, 120, width), np.arange(width)] = rng.random(width) / 7
     exact = held(np.concatenate([x, rare], axis=1), y)
     rounded = Held({name: (in_float16(x), y) for name, (x, y) in exact.splits.items()})
-    one, other = (RidgeEngine(classes=2, alphas=ALPHAS, folds=5).run(source) for source in (exact, rounded))
+    one, other = (RidgeFitter(classes=2, alphas=ALPHAS, folds=5).fit(source) for source in (exact, rounded))
     assert one.result.alpha == other.result.alpha
     np.testing.assert_allclose(
         [result.valid_score for result in one.results], [result.valid_score for result in other.results], atol=0.009
     )
     test = exact.splits["test"][0]
     np.testing.assert_allclose(one.readout.scores(test), other.readout.scores(test), atol=1e-3)
+
+
+@pytest.mark.parametrize("classes", [0, 3])
+def test_refit_adds_the_moments_of_valid_and_does_not_read_train_again(tiny_gpt2, tmp_path, classes, monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((400, 6, 2)).astype(np.float32)
+    y = x[:, :, 0].mean(axis=1) + 0.1 * rng.standard_normal(400)
+    np.savez(tmp_path / "rows.npz", x=x, y=np.digitize(y, [-0.2, 0.2]) if classes else y)
+    settings = {"backbone": str(tiny_gpt2), "cache": tmp_path / "cache", "layers": "final", "pool": "mean"}
+    source = ColumnSource(extract(str(tmp_path / "rows.npz"), **settings).store, "final/mean")
+    fitter = RidgeFitter(classes=classes, alphas=ALPHAS, refits=True)
+    chosen = fitter.fit(source)
+    blocks, read = ColumnSource.blocks, []
+    monkeypatch.setattr(ColumnSource, "blocks", lambda *args: read.append(args[1]) or blocks(*args))
+    refitted = fitter.refit(source, chosen.readout, chosen.result.alpha)
+    assert read == ["valid"]
+    both = Again(lambda: (block for split in ("train", "valid") for block in blocks(source, split)), ())
+    expected = sweep(both, both, chosen.readout.targets, np.array([chosen.result.alpha])).readout()
+    np.testing.assert_allclose(refitted.coef, expected.coef, rtol=1e-9, atol=1e-12 * np.abs(expected.coef).max())
+    np.testing.assert_allclose(refitted.intercept, expected.intercept, rtol=1e-9)
+    assert refitted.temperature == chosen.readout.temperature

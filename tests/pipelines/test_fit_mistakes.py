@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from reservoir_pipelines import extract, fit
-from reservoir_pipelines.fitting.engines import make_engine
+from reservoir_pipelines.fitting.fitters import make_fitter
 from reservoir_pipelines.fitting.results import Result, score_matrix
 from reservoir_pipelines.plots import plot_sweep
 
@@ -44,7 +44,7 @@ def test_a_learning_curve_may_start_with_fewer_rows_than_there_are_shards(extrac
 )
 def test_a_readout_of_another_kind_than_the_task_is_refused(readout, classes, words):
     with pytest.raises(InputError) as caught:
-        make_engine(FitOptions(readout=readout), classes, ROWS)
+        make_fitter(FitOptions(readout=readout), classes, ROWS)
     assert readout.partition(":")[0] in str(caught.value)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -55,7 +55,7 @@ def test_a_readout_of_another_kind_than_the_task_is_refused(readout, classes, wo
     [("sklearn.neighbors.KNeighborsRegressor", 0), ("sklearn.svm.LinearSVC:C=1,10", 3)],
 )
 def test_a_readout_of_the_task_s_kind_is_taken(readout, classes):
-    assert make_engine(FitOptions(readout=readout), classes, ROWS).path == readout.partition(":")[0]
+    assert make_fitter(FitOptions(readout=readout), classes, ROWS).path == readout.partition(":")[0]
 
 
 @pytest.fixture

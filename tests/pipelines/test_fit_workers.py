@@ -111,7 +111,7 @@ def test_ranges_cover_every_shard_once_and_memory_bounds_what_is_under_way(extra
         return map_pieces(work, tasks)
 
     monkeypatch.setattr(column_moments, "map_pieces", count)
-    monkeypatch.setattr(column_moments, "HELD", 2 * 8 * 16**2)
+    monkeypatch.setattr(column_moments, "MOST_BYTES", 2 * 8 * 16**2)
     list(compute_moments([ColumnMoments(source, Targets(1, 10))] * 3, workers=2))
     assert sizes == [2, 2, 2, 2, 1]
 

@@ -6,7 +6,7 @@ from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.extraction.entries import find_entry
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.fitting.sources import ColumnSource, deal
+from reservoir_pipelines.fitting.sources import ColumnSource, assign_folds, groups_of
 from reservoir_pipelines.tuning.judge import Judge
 
 from reservoir import InputError
@@ -154,7 +154,7 @@ def test_line_5_no_group_is_on_both_sides_of_a_split_or_a_fold(cache, tmp_path, 
     both = [store[name].labels[:, 0, 0] for name in ("train", "valid")]
     for folds in (2, 5):
         for repeat in range(3):
-            fold = deal(source, folds, 2, repeat)
+            fold = assign_folds(source, folds, 2, repeat)
             assert all(len(set(fold[groups == one].tolist())) == 1 for one in set(groups.tolist()))
             by_hand = deal_folds(len(fold), folds, labels=np.concatenate(both), groups=groups, repeat=repeat)
             np.testing.assert_array_equal(fold, by_hand)
@@ -165,7 +165,7 @@ def test_line_5_fit_deals_folds_by_group_and_says_so(cache, tmp_path, capsys):
     features = extract(path, label="ward", group="subject", pool="mean", **SMALL)
     count = len({*features["train"].groups.tolist(), *features["valid"].groups.tolist()})
     judge = Judge.of(ColumnSource(features.store, "embed/mean"), 2)  # of tune
-    groups = ColumnSource(features.store, "embed/mean").groups()
+    groups = groups_of(features.store)
     assert judge.deals.max() == count - 1
     assert all(len(np.unique(deal[groups == one])) == 1 for deal in judge.deals for one in np.unique(groups))
     fit(features)

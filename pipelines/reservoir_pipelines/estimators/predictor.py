@@ -15,7 +15,7 @@ from reservoir.readouts import DEFAULT_ALPHAS, LinearReadout, Targets, beside_ra
 from reservoir.readouts.estimators import fold_numbers, present, sample_weights
 from reservoir_pipelines.estimators.reservoir_estimator import ReservoirEstimator
 from reservoir_pipelines.estimators.sequences import Rows
-from reservoir_pipelines.fitting.trials import Trial, trial_of, widened_trial
+from reservoir_pipelines.fitting.column_fit import ColumnFit, column_fit, with_wider_grid
 
 
 class ReservoirPredictor(ReservoirEstimator):
@@ -103,13 +103,19 @@ class ReservoirPredictor(ReservoirEstimator):
         dealt = [deal_folds(len(x), int(folds), labels=labels, groups=group, repeat=n) for n in range(deals)]
         return np.stack(dealt, axis=1)
 
-    def _trial(self, name: str, block: tuple[np.ndarray, ...], targets: Targets, emphasis: np.ndarray | None) -> Trial:
+    def _trial(
+        self, name: str, block: tuple[np.ndarray, ...], targets: Targets, emphasis: np.ndarray | None
+    ) -> ColumnFit:
         """Sweep one column, or several side by side; an end of the penalties that does best carries them on."""
         deals: dict[str, Any] = {"folds": int(block[2].max()) + 1, "repeats": block[2].shape[1], "emphasis": emphasis}
         swept = partial(cross_sweep, [block], targets, **deals)
         given = DEFAULT_ALPHAS if self.alphas is None else np.asarray(self.alphas, np.float64)
         columns = tuple(name.split("+"))
-        return widened_trial(lambda alphas: trial_of("ridge", columns, swept(alphas)), given, self.alphas is None)
+
+        def fitted(alphas: np.ndarray) -> ColumnFit:
+            return column_fit("ridge", columns, swept(alphas))
+
+        return with_wider_grid(fitted, given) if self.alphas is None else fitted(given)
 
     def _scores(self, x: npt.ArrayLike) -> np.ndarray:
         """Return the scores (n, targets) of new sequences."""

@@ -1,4 +1,4 @@
-"""The learning curve: how scores grow with the training rows, at almost no cost, since moments add."""
+"""The learning curve: scores for growing numbers of training rows, at almost no cost, since moments add up."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.readouts import Sweep, fold_moments, ridge_path, score
-from reservoir_pipelines.fitting.engines import RidgeEngine
+from reservoir_pipelines.fitting.column_fit import make_targets, score_split
+from reservoir_pipelines.fitting.fitters import RidgeFitter
 from reservoir_pipelines.fitting.raw import emphasis_of
-from reservoir_pipelines.fitting.sources import Source, strata_blocks
-from reservoir_pipelines.fitting.trials import make_targets, score_split
+from reservoir_pipelines.fitting.sources import Source, stage_blocks
 
 
 def parse_sizes(text: str, rows: int) -> tuple[int, ...]:
-    """Read ``100,1000,10000`` into ascending numbers of rows; those beyond the rows at hand become all rows, once."""
+    """Return ``100,1000,10000`` as ascending numbers of rows, none larger than ``rows``."""
     try:
         sizes = [int(part) for part in text.split(",")]
     except ValueError:
@@ -27,17 +27,17 @@ def parse_sizes(text: str, rows: int) -> tuple[int, ...]:
     return tuple(sorted({min(size, rows) for size in sizes}))
 
 
-def learning_curve(source: Source, engine: RidgeEngine, sizes: Sequence[int]) -> tuple[tuple[int, float, float], ...]:
-    """Return rows, validation and test score for growing numbers of training rows, the penalty chosen anew for each.
+def learning_curve(source: Source, fitter: RidgeFitter, sizes: Sequence[int]) -> tuple[tuple[int, float, float], ...]:
+    """Return (rows, validation score, test score) for growing numbers of training rows.
 
-    The rows are nested draws. One pass over them gives the moments of each stretch, whose sums are the moments of all
-    sizes; test is scored once per size, for the penalty that valid chose.
+    Each size draws its rows from the next larger one, and has its own penalty, chosen on valid. One pass over the rows
+    gives the moments of each stage, whose running sums are the moments of every size.
     """
-    targets = make_targets(source, engine.classes, engine.balanced)
-    stretches = fold_moments(strata_blocks(source, np.asarray(sizes)), targets, len(sizes))
+    targets = make_targets(source, fitter.classes, fitter.balanced)
+    stages = fold_moments(stage_blocks(source, np.asarray(sizes)), targets, len(sizes))
     points, emphasis = [], emphasis_of(source)
-    for size, moments in zip(sizes, itertools.accumulate(stretches, operator.add), strict=True):
-        path = ridge_path(moments, engine.alphas, emphasis=emphasis)
+    for size, moments in zip(sizes, itertools.accumulate(stages, operator.add), strict=True):
+        path = ridge_path(moments, fitter.alphas, emphasis=emphasis)
         swept = Sweep.of(path, score(path, source.blocks("valid"), targets))
         points.append((size, float(swept.accuracy[swept.best]), score_split(swept.readout(), source, "test")))
     return tuple(points)

@@ -1,4 +1,4 @@
-"""The stage ``fit``: every cached column under every setting of a readout, chosen by validation, test scored once."""
+"""The stage ``fit``: every column under every setting of a readout; validation chooses, test is scored once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,36 +31,30 @@ from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task
 from reservoir_pipelines.files import write_checked, writing
 from reservoir_pipelines.fitting.bundle import Bundle, alone_in
+from reservoir_pipelines.fitting.column_fit import ColumnFit, column_fit, make_targets
 from reservoir_pipelines.fitting.column_moments import compute_moments
 from reservoir_pipelines.fitting.curve import learning_curve, parse_sizes
-from reservoir_pipelines.fitting.engines import Engine, RidgeEngine, few_rows, make_engine
+from reservoir_pipelines.fitting.fitters import Fitter, RidgeFitter, make_fitter
 from reservoir_pipelines.fitting.pool import Features, Pool, choose_columns
 from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, Result, score_matrix, write_table
-from reservoir_pipelines.fitting.sklearn_readout import EstimatorEngine
+from reservoir_pipelines.fitting.sklearn_readout import EstimatorFitter
 from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, Source, groups_of
-from reservoir_pipelines.fitting.trials import Trial, make_targets, trial_of
 from reservoir_pipelines.output import meter, notify
 from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep
 from reservoir_pipelines.preparation.prepared import scaling_from_json
 from reservoir_pipelines.stage import stage
 
-# Greedy selection holds the moments of all candidates side by side, of order the square of their joint width.
-SHORTLIST_WIDTH = 6144
+GREEDY_WIDTH = 6144
+"""Joint width of the columns that greedy selection considers: it holds moments of order the square of that."""
 
-
-CAUTION = (
-    "CAUTION: {rows} validation rows chose among {readouts:,} readouts, so chance chose as much as they: choose by "
-    "cross-validation (--select cv5), or give more validation rows"
-)
-
-
-EDGE = "{title}: penalty {alpha:g}, the end of those tried, does best; --alphas LO:HI:N tries others"
+FEW_ROWS, FEW_PER_CLASS = 100, 5
+"""Fewer validation rows in all, or per class, cannot tell readouts apart."""
 
 
 @stage
 def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, place: DeviceOptions) -> Fit:
-    """Fit a readout to every column under every setting and choose one by validation.
+    """Fit a readout to every column under every setting, and choose one by validation.
 
     Parameters
     ----------
@@ -68,10 +62,10 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         What `extract` returned, or the folder of an entry; several entries of the same rows are fitted together, their
         columns named ``1:block06/mean``, ``2:block06/mean`` and so on.
     **options
-        Fields of `FitOptions` and `DeviceOptions`. ``columns`` that are ``all`` are tried each alone, all of a layer
-        side by side, and beside the raw input, which is chosen where nothing does better; ``a+b`` reads two side by
-        side, ``best:4`` adds up to four greedily by validation. What is chosen on valid is then fitted to train and
-        valid together. ``out`` is by default below the cache's ``readouts``, named after all of these.
+        Fields of `FitOptions` and `DeviceOptions`. ``columns="all"`` tries each column alone, all columns of a layer
+        side by side, and the raw input; ``a+b`` joins two columns, ``best:4`` adds up to four, each the one that
+        raises the validation score most. A readout chosen on valid is then fitted to train and valid together.
+        ``out`` is by default a folder below the cache's ``readouts``, named after the entries and these options.
 
     Returns
     -------
@@ -80,7 +74,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     Raises
     ------
     InputError, CacheError
-        Where a column is not cached, an entry is not whole, or settings do not go together.
+        If a column is not cached, an entry is not complete, or options contradict each other.
 
     Examples
     --------
@@ -94,102 +88,74 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     task = Task.from_dict(pool.entry.spec.task)
     rows = {split: pool.store[split].rows for split in ("train", "valid", "test")}
     groups = groups_of(pool.store)
-    engine = make_engine(options, task.classes, rows, None if groups is None else len(np.unique(groups)))
-    folds = engine.folds if isinstance(engine, RidgeEngine) else 0
+    fitter = make_fitter(options, task.classes, rows, None if groups is None else len(np.unique(groups)))
+    folds = fitter.folds if isinstance(fitter, RidgeFitter) else 0
     names, most = choose_columns(pool, options.columns, folds)
-    sizes = _sizes(options, engine, most, rows["train"])
+    sizes = _curve_sizes(options, fitter, most, rows["train"])
     folder = _folder(pool, names, most, options)
-    how = f"{folds}-fold cross-validation{'' if groups is None else ' by group'}" if folds else "valid"
-    _announce(pool, task, len(names), how)
+    _announce(pool, task, len(names), folds, grouped=groups is not None)
     with _products(place.device):
-        trials = _sweep(pool, names, engine, options)
-        if most and isinstance(engine, RidgeEngine):
-            trials += _greedy(pool, trials, engine, most)
-        best = max(trials, key=lambda trial: trial.result.merit)
-        source: Source = pool.source(best.result.name)
-        points = learning_curve(source, engine, sizes) if sizes and isinstance(engine, RidgeEngine) else ()
-        raw_source = pool.raw()
-        raw = _raw(trials, raw_source, engine)
-        kept = pool.entry.made_with.get("kept", {}).get("test", 1.0)
-        found = _finish(best, source, engine, task, kept)
-        plain = _finish(raw, raw_source, engine, task, kept) if raw and raw_source else None
-    p_value = compare(found[2], plain[2]) if plain else None
-    on_reservoir = found[0]
-    if plain and options.columns == "all" and task.name not in TASKS and plain[0].merit > on_reservoir.merit:
-        found = plain  # of a named task the reservoir is what is asked about
-    if found[0].columns == (RAW,):
-        notify("the raw input alone does best: here this reservoir adds nothing to a linear model")
-    chosen, model, evaluation = found
-    if (raw if raw and found is plain else best).at_edge:
-        notify(EDGE.format(title=chosen.title, alpha=chosen.alpha))
-    table = tuple(result for trial in trials for result in trial.results)
-    if not folds and len(table) > 1 and few_rows(rows["valid"], task.classes):
-        notify(CAUTION.format(rows=rows["valid"], readouts=len(table)))
-    raw_result = plain[0] if plain else None
-    with alone_in(folder):  # all that is in it is of one fit
-        write_table(folder / "results.csv", table, chosen, raw_result)
-        saved = Bundle.of(pool.stores, scaling_from_json(pool.entry.made_with["scaling"]), model, chosen).write(folder)
+        fits = _fit_columns(pool, names, fitter, options)
+        if most and isinstance(fitter, RidgeFitter):
+            fits += _greedy(pool, fits, fitter, most)
+        best = max(fits, key=lambda fit: fit.result.merit)
+        source = pool.source(best.result.name)
+        points = learning_curve(source, fitter, sizes) if sizes and isinstance(fitter, RidgeFitter) else ()
+        chosen = _finish(best, source, fitter, task)
+        raw = _finish_raw(pool, fits, fitter, task)
+    p_value = compare(chosen.evaluation, raw.evaluation) if raw else None
+    on_reservoir = chosen.result
+    # A named task is there to judge the reservoir; of the user's own data the better of both is kept.
+    if raw and options.columns == "all" and task.name not in TASKS and raw.result.merit > chosen.result.merit:
+        chosen = raw
+    table = tuple(result for fit in fits for result in fit.results)
+    _warn(chosen, len(table), rows["valid"], folds, task.classes)
+    raw_result = raw.result if raw else None
+    scaling = scaling_from_json(pool.entry.made_with["scaling"])
+    with alone_in(folder):  # so that all files in it are of one fit
+        write_table(folder / "results.csv", table, chosen.result, raw_result)
+        saved = Bundle.of(pool.stores, scaling, chosen.readout, chosen.result).write(folder)
         done = Fit(
             entry=pool.entry.path,
-            best=chosen,
-            evaluation=evaluation,
+            best=chosen.result,
+            evaluation=chosen.evaluation,
             raw=raw_result,
             p_value=p_value,
             table=table,
             curve=points,
-            readout=model,
+            readout=chosen.readout,
             results=folder / "results.csv",
             plot=folder / "sweep.png",
             saved=saved,
             seconds=round(time.monotonic() - started, 3),
         )
-        told = {"title": chosen.title, "commands": _commands(pool, options)}
-        write_checked(folder / SUMMARY, {**done.to_dict(), **told})
-        _draw(folder, f"{task.name}, {pool.title}", table, on_reservoir, raw_result, points, evaluation)
+        about = {"title": chosen.result.title, "commands": _commands(pool, options)}
+        write_checked(folder / SUMMARY, {**done.to_dict(), **about})
+        _draw(folder, f"{task.name}, {pool.title}", done, on_reservoir)
     return done
 
 
-def _commands(pool: Pool, options: FitOptions) -> list[str]:
-    """Return the commands that extract what was fitted, and fit it."""
-    made = [store.entry.made_with.get("call", {}).get("command") for store in pool.stores]
-    return [*filter(None, made), typed("fit", [str(store.entry.path) for store in pool.stores], options)]
+@dataclass(frozen=True, kw_only=True)
+class FinalReadout:
+    """A chosen readout, fitted to all rows that may be used, with its score on test."""
+
+    result: Result
+    readout: Readout
+    evaluation: Evaluation
+    at_edge: bool
 
 
-def _announce(pool: Pool, task: Task, columns: int, how: str) -> None:
-    """Say what is fitted, and which number each of several entries has."""
-    for number, store in enumerate(pool.stores if len(pool.stores) > 1 else (), start=1):
-        notify(f"{number}: {store.entry.path.name}")
-    notify(f"fit {task.name}: {columns} columns on {pool.store['train'].rows:,} rows, chosen by {how}")
-
-
-def _raw(trials: Sequence[Trial], source: Source | None, engine: Engine) -> Trial | None:
-    """Return the trial of the raw input, which may be one of those tried; None where the prepared data is gone."""
-    if source is None:
-        notify("raw input: the prepared data is gone, so it is left out; reservoir prepare brings it back")
-        return None
-    if isinstance(engine, RidgeEngine) and len(engine.alphas) == 1:  # a penalty that suits the columns
-        return replace(engine, alphas=DEFAULT_ALPHAS, widens=True).run(source)
-    return next((trial for trial in trials if trial.result.columns == (RAW,)), None) or engine.run(source)
-
-
-def class_names(task: Task) -> list[str]:
-    """Return the names of a task's classes; none for regression."""
-    return [str(task.label(number)) for number in range(task.classes)]
-
-
-def _sizes(options: FitOptions, engine: Engine, most: int, rows: int) -> tuple[int, ...]:
-    """Return the sizes of the learning curve, and refuse what only ridge readouts chosen on valid can do."""
-    if options.curve and not isinstance(engine, RidgeEngine):
-        raise InputError(
-            f"--curve: a learning curve comes from the moments of ridge readouts, not of {options.readout}"
-        )
-    if most and (not isinstance(engine, RidgeEngine) or engine.folds):
-        raise InputError("--columns best:K goes with ridge readouts chosen on valid; name the columns as a+b instead")
+def _curve_sizes(options: FitOptions, fitter: Fitter, most: int, rows: int) -> tuple[int, ...]:
+    """Return the sizes of the learning curve; refuse options that need ridge readouts, or a choice on valid."""
+    if options.curve and not isinstance(fitter, RidgeFitter):
+        raise InputError(f"--curve {options.curve}: a learning curve needs ridge readouts, not {options.readout}")
+    if most and (not isinstance(fitter, RidgeFitter) or fitter.folds):
+        raise InputError("--columns best:K needs ridge readouts chosen on valid; join columns by name, as in a+b")
     return parse_sizes(options.curve, rows) if options.curve else ()
 
 
 def _folder(pool: Pool, names: Sequence[str], most: int, options: FitOptions) -> Path:
-    """Make the folder of the results, by default one that fits with other columns or settings do not write into."""
+    """Create the folder of the results; its default name differs between fits of other columns or options."""
     settings = [names, most, options.readout, options.alphas, options.select, options.class_weight]
     if options.one_standard_error:
         settings.append("one-standard-error")
@@ -206,79 +172,113 @@ def _folder(pool: Pool, names: Sequence[str], most: int, options: FitOptions) ->
     return folder
 
 
+def _announce(pool: Pool, task: Task, columns: int, folds: int, *, grouped: bool) -> None:
+    """Print what is fitted, and the number of each of several entries."""
+    for number, store in enumerate(pool.stores if len(pool.stores) > 1 else (), start=1):
+        notify(f"{number}: {store.entry.path.name}")
+    how = f"{folds}-fold cross-validation{' by group' if grouped else ''}" if folds else "valid"
+    notify(f"fit {task.name}: {columns} columns on {pool.store['train'].rows:,} rows, chosen by {how}")
+
+
 def _products(device: str) -> AbstractContextManager[None]:
-    """Return the context in which products run on a device."""
+    """Return the context in which matrix products run on a device."""
     place = choose_device(device)
     if place.type not in ("cpu", "cuda"):
         raise InputError(f"--device {device}: readouts are fitted on cpu or cuda")
     return products_on(NumpyArithmetic() if place.type == "cpu" else TorchArithmetic(str(place)))
 
 
-def _sweep(pool: Pool, names: Sequence[str], engine: Engine, options: FitOptions) -> list[Trial]:
-    """Fit every column, from moments that other processes compute first where there are any."""
+def _fit_columns(pool: Pool, names: Sequence[str], fitter: Fitter, options: FitOptions) -> list[ColumnFit]:
+    """Fit every column; other processes, if there are any, compute the moments first."""
     if options.workers or options.scheduler:
-        wanted = [moments for name in names if (moments := engine.moments(pool.source(name))) and not moments.load()]
-        with meter("read", len(wanted), unit="columns") as bar:
-            for _ in compute_moments(wanted, workers=options.workers, scheduler=options.scheduler):
+        cached = (fitter.cached_moments(pool.source(name)) for name in names)
+        missing = [moments for moments in cached if moments and not moments.load()]
+        with meter("read", len(missing), unit="columns") as bar:
+            for _ in compute_moments(missing, workers=options.workers, scheduler=options.scheduler):
                 bar.advance(1)
-    trials: list[Trial] = []
+    fits: list[ColumnFit] = []
     with meter("fit", len(names), unit="columns") as bar:
         for name in names:
-            trials.append(engine.run(pool.source(name)))
+            fits.append(fitter.fit(pool.source(name)))
             bar.advance(1)
-    return trials
+    return fits
 
 
-def _greedy(pool: Pool, trials: Sequence[Trial], engine: RidgeEngine, most: int) -> list[Trial]:
-    """Add columns to the best one as long as validation gains; return the trial of each number of columns."""
-    ranked = sorted(trials, key=lambda trial: trial.result.merit, reverse=True)
+def _greedy(pool: Pool, fits: Sequence[ColumnFit], fitter: RidgeFitter, most: int) -> list[ColumnFit]:
+    """Join columns to the best one as long as the validation score rises; return the fit of each number of columns."""
     parts: list[ColumnSource] = []
     places: dict[str, slice] = {}
-    for trial in ranked:
-        source = pool.column(trial.result.columns[0])
+    stop = 0
+    for fit in sorted(fits, key=lambda fit: fit.result.merit, reverse=True):
+        source = pool.column(fit.result.columns[0])
         if not isinstance(source, ColumnSource):
             continue
-        start = max((place.stop for place in places.values()), default=0)
-        stop = start + source.width()
-        if not parts or (source.tokens() == parts[0].tokens() and stop <= SHORTLIST_WIDTH):
+        start, stop_here = stop, stop + source.width()
+        if not parts or (source.tokens() == parts[0].tokens() and stop_here <= GREEDY_WIDTH):
             parts.append(source)
-            places[source.columns[0]] = slice(start, stop)
+            places[source.columns[0]], stop = slice(start, stop_here), stop_here
     joined = JoinedSource(tuple(parts))
-    targets = make_targets(joined, engine.classes, engine.balanced)
+    targets = make_targets(joined, fitter.classes, fitter.balanced)
     train, valid = (Again(joined.blocks, (split,)) for split in ("train", "valid"))
-    steps = forward_selection(train, valid, places, targets, engine.alphas, limit=most)
-    return [trial_of("ridge", pool.source("+".join(step.columns)).columns, step.sweep) for step in steps[1:]]
+    steps = forward_selection(train, valid, places, targets, fitter.alphas, limit=most)
+    return [column_fit("ridge", step.columns, step.sweep) for step in steps[1:]]
 
 
-def _finish(best: Trial, source: Source, engine: Engine, task: Task, kept: float) -> tuple[Result, Readout, Evaluation]:
-    """Make the chosen readout final: how sure it is from valid, fitted to all but test, and scored on test once."""
-    model = best.readout
-    # Cross-validation calibrates by itself, and scikit-learn's estimators keep probabilities of their own.
-    calibrates = not (isinstance(engine, EstimatorEngine) or (isinstance(engine, RidgeEngine) and engine.folds))
-    if task.classes and isinstance(model, LinearReadout) and calibrates:
-        model = model.calibrate(source.blocks("valid"))
-    if isinstance(engine, RidgeEngine) and isinstance(model, LinearReadout) and engine.refits:
-        model = engine.refit(source, model, float(best.result.alpha or 0))
-    evaluation = evaluate(model, source.blocks("test"), class_names(task), source.counts("test")).beside(
-        task.floor, kept
-    )
-    return best.result.tested(evaluation), model, evaluation
+def _finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> FinalReadout:
+    """Calibrate a chosen readout on valid, fit it to train and valid, and score it on test."""
+    readout = best.readout
+    if isinstance(readout, LinearReadout):
+        # Cross-validation calibrates by itself, and scikit-learn's estimators keep probabilities of their own.
+        calibrated = isinstance(fitter, EstimatorFitter) or (isinstance(fitter, RidgeFitter) and fitter.folds)
+        if task.classes and not calibrated:
+            readout = readout.calibrate(source.blocks("valid"))
+        if isinstance(fitter, RidgeFitter) and fitter.refits:
+            readout = fitter.refit(source, readout, float(best.result.alpha or 0))
+    names = [str(task.label(number)) for number in range(task.classes)]
+    kept = source.store.entry.made_with.get("kept", {}).get("test", 1.0)
+    found = evaluate(readout, source.blocks("test"), names, source.counts("test")).beside(task.floor, kept)
+    return FinalReadout(result=best.result.tested(found), readout=readout, evaluation=found, at_edge=best.at_edge)
 
 
-def _draw(
-    folder: Path,
-    title: str,
-    table: Sequence[Result],
-    chosen: Result,
-    raw: Result | None,
-    points: Sequence[tuple[int, float, float]],
-    evaluation: Evaluation,
-) -> None:
-    columns, settings, scores = score_matrix(table)
-    best = columns.index(chosen.title), settings.index(chosen.setting)
-    level = raw.valid_score if raw else None
-    plot_sweep(folder / "sweep.png", columns, settings, scores, best, level, metric=chosen.metric, title=title)
-    if points:
-        rows, valid, test = zip(*points, strict=True)
-        plot_curve(folder / "curve.png", rows, valid, test, metric=chosen.metric, title=f"{title}, {chosen.title}")
-    plot_confusion(folder / "confusion.png", evaluation, title)
+def _finish_raw(pool: Pool, fits: Sequence[ColumnFit], fitter: Fitter, task: Task) -> FinalReadout | None:
+    """Return the final readout of the raw input; None where the prepared data is gone."""
+    source = pool.raw()
+    if source is None:
+        notify("raw input: the prepared data is gone, so it is left out; reservoir prepare brings it back")
+        return None
+    fit = next((fit for fit in fits if fit.result.columns == (RAW,)), None)
+    if isinstance(fitter, RidgeFitter) and len(fitter.alphas) == 1:  # one penalty that was chosen for the columns
+        fitter, fit = replace(fitter, alphas=DEFAULT_ALPHAS, widens=True), None
+    return _finish(fit or fitter.fit(source), source, fitter, task)
+
+
+def _warn(chosen: FinalReadout, readouts: int, valid: int, folds: int, classes: int) -> None:
+    """Print what makes the choice doubtful."""
+    if chosen.result.columns == (RAW,):
+        notify("the raw input scores best: this reservoir adds nothing to a linear model of it")
+    if chosen.at_edge:
+        title, alpha = chosen.result.title, chosen.result.alpha
+        notify(f"{title}: penalty {alpha:g}, an end of the grid, scores best; --alphas LO:HI:N tries others")
+    if not folds and readouts > 1 and valid < max(FEW_ROWS, FEW_PER_CLASS * classes):
+        notify(
+            f"CAUTION: {valid} validation rows are too few to choose among {readouts:,} readouts; choose by "
+            "cross-validation (--select cv5), or give more validation rows"
+        )
+
+
+def _commands(pool: Pool, options: FitOptions) -> list[str]:
+    """Return the commands that extract the entries and fit them."""
+    made = [store.entry.made_with.get("call", {}).get("command") for store in pool.stores]
+    return [*filter(None, made), typed("fit", [str(store.entry.path) for store in pool.stores], options)]
+
+
+def _draw(folder: Path, title: str, done: Fit, on_reservoir: Result) -> None:
+    """Draw the scores of all readouts, the learning curve, and the confusion."""
+    columns, settings, scores = score_matrix(done.table)
+    place = columns.index(on_reservoir.title), settings.index(on_reservoir.setting)
+    level, metric = done.raw.valid_score if done.raw else None, done.best.metric
+    plot_sweep(folder / "sweep.png", columns, settings, scores, place, level, metric=metric, title=title)
+    if done.curve:
+        rows, valid, test = zip(*done.curve, strict=True)
+        plot_curve(folder / "curve.png", rows, valid, test, metric=metric, title=f"{title}, {on_reservoir.title}")
+    plot_confusion(folder / "confusion.png", done.evaluation, title)

@@ -1,4 +1,4 @@
-"""The raw input as samples of a sweep."""
+"""The raw input as samples, so that it is fitted like a column."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ PICTURE_ROWS = 64  # of photographs, whose files have megabytes
 
 @dataclass(frozen=True)
 class RawSource(Source):
-    """Samples from the input itself."""
+    """Samples of the raw input."""
 
     prepared: Prepared
     store: FeatureStore
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The name of the input."""
+        """The name of the raw input."""
         return (RAW,)
 
     def tokens(self) -> int:
-        """Return 1, as the whole input is one sample, or where each token has a label as many as a row may have."""
+        """Return 1, or the number of tokens where each token has a label of its own."""
         return self.prepared.task.readout_tokens if self.prepared.task.each else 1
 
     def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the samples of some rows at a time."""
+        """Yield blocks of features (m, width), float32, and labels (m, outputs)."""
         part, whole = self.store[split], self.prepared.split(split)
         step = PICTURE_ROWS if self.prepared.task.pictures else RAW_ROWS
         for start in range(0, part.rows, step):
@@ -49,7 +49,7 @@ class RawSource(Source):
 
 
 def emphasis_of(source: Source) -> np.ndarray | None:
-    """Return how much each feature counts, (w,), where columns are read beside the raw input; else None."""
+    """Return the weight of each feature, (w,), for columns joined with the raw input; else None."""
     if not isinstance(source, JoinedSource) or not any(isinstance(part, RawSource) for part in source.parts):
         return None
     sides = [np.full(next(part.blocks("train"))[0].shape[1], isinstance(part, RawSource)) for part in source.parts]

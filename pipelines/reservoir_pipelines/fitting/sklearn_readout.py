@@ -20,13 +20,12 @@ from reservoir import InputError
 from reservoir.readouts import LinearReadout, Targets, metric_name
 from reservoir.readouts.evaluation import Readout
 from reservoir.readouts.linear import LINKS
+from reservoir_pipelines.fitting.column_fit import ColumnFit, make_targets, score_split
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sources import Source
-from reservoir_pipelines.fitting.trials import Trial, make_targets, score_split
 from reservoir_pipelines.output import notify
 
-MEMORY = 2 * 10**9  # bytes of float32 features that are fitted at once; beyond, an estimator has to take them in pieces
-PASSES = 5  # over the features, for an estimator that takes them in pieces
+MOST_BYTES = 2 * 10**9  # of float32 features, which an estimator gets all at once
 PROBE_ROWS = 512  # on which coefficients must give what their estimator gives
 
 
@@ -144,18 +143,17 @@ def load_estimator(data: bytes, name: str, where: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EstimatorEngine:
-    """Fits one scikit-learn estimator, by its import path, under every combination of the given parameters."""
+class EstimatorFitter:
+    """Fits a scikit-learn estimator, given by its import path, with every combination of the given parameters."""
 
     path: str
     grid: tuple[dict[str, Any], ...]
     classes: int
 
     @classmethod
-    def parse(cls, text: str, classes: int, *, balanced: bool = False) -> EstimatorEngine:
-        """Read ``module.Class:name=value,value;name=value`` into an engine over all combinations."""
+    def parse(cls, text: str, classes: int, *, balanced: bool = False) -> EstimatorFitter:
+        """Return the fitter of ``module.Class:name=value,value;name=value``."""
         path, _, settings = text.partition(":")
-        estimator = _import(path)
         values: dict[str, list[Any]] = {}
         for part in filter(None, settings.split(";")):
             name, equals, choices = part.partition("=")
@@ -164,92 +162,79 @@ class EstimatorEngine:
             values[name.strip()] = [_literal(choice) for choice in choices.split(",")]
         if balanced:
             values["class_weight"] = ["balanced"]
-        known = _example(estimator, path, classes).get_params()
+        known = _default(path, classes).get_params()
         for name in values:
             if name not in known:
                 raise InputError(f"--readout {path}: it has no parameter {name!r}; it has {', '.join(sorted(known))}")
         grid = tuple(dict(zip(values, choice, strict=True)) for choice in product(*values.values()))
         return cls(path=path, grid=grid, classes=classes)
 
-    def moments(self, source: Source) -> None:
-        """Return None: an estimator sees the features themselves."""
+    def cached_moments(self, source: Source) -> None:
+        """Return None: an estimator reads the features themselves."""
 
-    def run(self, source: Source) -> Trial:
-        """Fit every combination on one source and score it on valid."""
+    def fit(self, source: Source) -> ColumnFit:
+        """Fit every combination to a source and choose one by its score on valid."""
         targets = make_targets(source, self.classes)
-        probe = next(source.blocks("train"))[0]
+        x, y = _training_data(source, self.path)
         found: list[tuple[Result, Readout]] = []
         for settings in self.grid:
-            model, converged = _fit(self._pipeline(settings), source, targets)
+            model, converged = _fit(_pipeline(self.path, settings, targets), x, y, source)
             fitted = EstimatorReadout(model=model, targets=targets, name=self.path)
-            readout = linear_form(fitted, probe) or fitted
+            readout = linear_form(fitted, x) or fitted
+            values = ", ".join(f"{name}={value}" for name, value in settings.items())
             result = Result(
                 columns=source.columns,
-                readout=self._name(settings),
+                readout=f"{self.path}({values})" if values else self.path,
                 alpha=None,
                 valid_score=score_split(readout, source, "valid"),
                 metric=metric_name(self.classes),
                 converged=converged,
             )
             found.append((result, readout))
-        best = max(range(len(found)), key=lambda number: found[number][0].valid_score)
-        return Trial(results=tuple(result for result, _ in found), best=best, readout=found[best][1])
-
-    def _pipeline(self, settings: dict[str, Any]) -> Any:
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
-
-        return make_pipeline(StandardScaler(), _import(self.path)(**settings))
-
-    def _name(self, settings: dict[str, Any]) -> str:
-        values = ", ".join(f"{name}={value}" for name, value in settings.items())
-        return f"{self.path}({values})" if values else self.path
+        results, readouts = zip(*found, strict=True)
+        best = max(range(len(results)), key=lambda number: results[number].valid_score)
+        return ColumnFit(results=results, best=best, readout=readouts[best])
 
 
-def _fit(model: Any, source: Source, targets: Targets) -> tuple[Any, bool]:
-    """Fit a pipeline, in memory where the features fit and in pieces beyond; return it and whether it converged."""
+def _training_data(source: Source, path: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the features (n, w) and labels (n, outputs) of all training samples."""
+    blocks, size = [], 0
+    for block in source.blocks("train"):
+        size += block[0].nbytes
+        if size > MOST_BYTES:
+            raise InputError(
+                f"--readout {path}: the features of the training rows need more than {MOST_BYTES / 1e9:.0f} GB of "
+                "memory; use ridge or logistic, which read them in blocks, or fewer rows"
+            )
+        blocks.append(block)
+    x, y = zip(*blocks, strict=True)
+    return np.concatenate(x), np.concatenate(y)
+
+
+def _pipeline(path: str, settings: dict[str, Any], targets: Targets) -> Any:
+    """Return a scaler and an estimator, of which each output gets its own if there are several."""
+    from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    estimator = _import(path)(**settings)
+    if targets.outputs > 1:
+        estimator = (MultiOutputClassifier if targets.classes else MultiOutputRegressor)(estimator)
+    return make_pipeline(StandardScaler(), estimator)
+
+
+def _fit(model: Any, x: np.ndarray, y: np.ndarray, source: Source) -> tuple[Any, bool]:
+    """Fit a pipeline; return it and whether it converged."""
     from sklearn.exceptions import ConvergenceWarning
 
-    size = sum(x.nbytes for x, _ in source.blocks("train"))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         try:
-            if size <= MEMORY:
-                x, y = (np.concatenate(part) for part in zip(*source.blocks("train"), strict=True))
-                model = _wrapped(model, targets)
-                model.fit(x, y.ravel() if targets.outputs == 1 else y)
-            else:
-                _fit_in_pieces(model, source, targets, size)
+            model.fit(x, y.ravel() if y.shape[1] == 1 else y)
         except (ValueError, TypeError) as error:
-            raise InputError(
-                f"readout {type(model[-1]).__name__} on {'+'.join(source.columns)}: {error}".replace("\n", " ")
-            ) from error
-    return model, not any(issubclass(w.category, ConvergenceWarning) for w in caught)
-
-
-def _wrapped(model: Any, targets: Targets) -> Any:
-    """Return the pipeline with an estimator of its own per output, where there are several."""
-    from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
-
-    if targets.outputs == 1:
-        return model
-    model.steps[-1] = ("outputs", (MultiOutputClassifier if targets.classes else MultiOutputRegressor)(model[-1]))
-    return model
-
-
-def _fit_in_pieces(model: Any, source: Source, targets: Targets, size: int) -> None:
-    scaler, estimator = model[0], model[-1]
-    if not hasattr(estimator, "partial_fit") or targets.outputs > 1:
-        raise InputError(
-            f"readout {type(estimator).__name__}: {size / 1e9:.1f} GB of features do not go in at once, and it cannot "
-            "take them in pieces; use ridge, logistic or an estimator with partial_fit, or fewer rows"
-        )
-    for x, _ in source.blocks("train"):
-        scaler.partial_fit(x)
-    known = {"classes": np.arange(targets.classes)} if targets.classes else {}
-    for _ in range(PASSES):
-        for x, y in source.blocks("train"):
-            estimator.partial_fit(scaler.transform(x), y.ravel(), **known)
+            reason = str(error).replace("\n", " ")
+            raise InputError(f"readout {type(model[-1]).__name__} on {'+'.join(source.columns)}: {reason}") from error
+    return model, not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
 
 
 def _import(path: str) -> Any:
@@ -264,19 +249,19 @@ def _import(path: str) -> Any:
             "sklearn.linear_model.LogisticRegression"
         ) from error
     estimates = isinstance(found, type) and issubclass(found, BaseEstimator) and hasattr(found, "predict")
-    # a recipe may name scikit-learn's estimators, but not what else its modules happen to hold
-    foreign = path.startswith("sklearn.") and not found.__module__.startswith("sklearn.") if estimates else False
+    # A recipe may name scikit-learn's estimators, but nothing else that its modules happen to hold.
+    foreign = estimates and path.startswith("sklearn.") and not found.__module__.startswith("sklearn.")
     if not estimates or foreign:
         raise InputError(f"--readout {path}: it is no scikit-learn classifier or regressor")
     return found
 
 
-def _example(estimator: type, path: str, classes: int) -> Any:
-    """Return an estimator with its default parameters, of a kind that the task's labels need."""
+def _default(path: str, classes: int) -> Any:
+    """Return an estimator with its default parameters; refuse one that does not suit the task's labels."""
     from sklearn.base import is_classifier, is_regressor
 
     try:
-        found = estimator()
+        found = _import(path)()
     except TypeError as error:
         raise InputError(f"--readout {path}: it cannot be made from numbers and names alone ({error})") from error
     if classes and not is_classifier(found):

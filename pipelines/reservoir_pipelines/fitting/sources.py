@@ -1,4 +1,4 @@
-"""Streams of (features, labels) for the readouts: of one cached column, or of several side by side."""
+"""Streams of features and labels for readouts: from one cached column, or from several side by side."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ if TYPE_CHECKING:
 
 
 class Source(ABC):
-    """Samples of the rows of an entry, of every split, streamed in row order as often as asked."""
+    """The samples of each split of an entry, in row order; they can be iterated any number of times."""
 
     store: FeatureStore
 
     @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
-        """The columns it is made of, as results call them."""
+        """The names of its columns, as results show them."""
 
     @abstractmethod
     def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield features (m, width) of float32 and labels (m, outputs)."""
+        """Yield blocks of features (m, width), float32, and labels (m, outputs)."""
 
     @abstractmethod
     def tokens(self) -> int:
-        """Return the number of samples of a row, the most of any."""
+        """Return the number of samples per row; where rows differ, the largest."""
 
     def labels(self, split: str) -> np.ndarray:
-        """Return the labels (n, outputs) of all samples, without reading a feature."""
+        """Return the labels (n, outputs) of all samples, without reading features."""
         y = self.store[split].labels
         return y[there(y)] if self.tokens() > 1 else y.reshape(len(y), -1)
 
     def counts(self, split: str) -> np.ndarray:
-        """Return the samples of each row, (rows,)."""
+        """Return the number of samples of each row, (rows,)."""
         y = self.store[split].labels
         return there(y).sum(axis=1) if self.tokens() > 1 else np.ones(len(y), int)
 
     def groups(self) -> np.ndarray | None:
-        """Return the group of each row of train, then of valid; None where rows are in no groups."""
+        """Return the group of each row of train, then of valid, (rows,); None where the rows have no groups."""
         return groups_of(self.store)
 
 
 @dataclass(frozen=True)
 class ColumnSource(Source):
-    """Samples from one cached column, such as ``block06/mean``; ``title`` names it among those of several entries."""
+    """Samples of one cached column, such as ``block06/mean``; ``title`` is its name among those of several entries."""
 
     store: FeatureStore
     column: str
@@ -60,11 +60,11 @@ class ColumnSource(Source):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The column, under the name that tells its entry from others."""
+        """The title, or else the name of the column."""
         return (self.title or self.column,)
 
     def blocks(self, split: str, start: int = 0, stop: int | None = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the samples of one shard at a time, of those numbered from ``start`` up to ``stop``."""
+        """Yield the samples of each shard from number ``start`` up to ``stop``."""
         part = self.store[split]
         ranges = self.store.entry.blocks(split)[start:stop]
         for (low, high), values in zip(ranges, part.blocks(self.column, start, stop), strict=True):
@@ -76,7 +76,7 @@ class ColumnSource(Source):
         return tokens * width // self.tokens()
 
     def tokens(self) -> int:
-        """Return the number of samples of a row: a column of the readout tokens is read token by token."""
+        """Return the number of samples per row: each readout token of a column of tokens is a sample."""
         part = self.store["train"]
         readout_tokens = part.labels.shape[1]
         return readout_tokens if part.shape(self.column)[0] == readout_tokens else 1
@@ -84,7 +84,7 @@ class ColumnSource(Source):
 
 @dataclass(frozen=True)
 class JoinedSource(Source):
-    """Samples from several columns side by side, also of several entries of the same rows."""
+    """Samples of several columns side by side, which may come from several entries of the same rows."""
 
     parts: tuple[Source, ...]
     store: FeatureStore = field(init=False)
@@ -95,12 +95,12 @@ class JoinedSource(Source):
         for part in self.parts[1:]:
             if part.tokens() != first.tokens():
                 raise InputError(
-                    f"columns {self.name}: one is read token by token, the other row by row; join like ones"
+                    f"columns {self.name}: one has a sample per token, the other one per row; join columns of one kind"
                 )
 
     @property
     def name(self) -> str:
-        """The names of the columns joined by a plus."""
+        """The names of the columns, joined by ``+``."""
         return "+".join(self.columns)
 
     @property
@@ -109,48 +109,44 @@ class JoinedSource(Source):
         return tuple(column for part in self.parts for column in part.columns)
 
     def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the samples of one shard at a time, cut where any of the parts has a shard's end."""
+        """Yield blocks of samples that end where a shard of any part ends."""
         streams = [part.blocks(split) for part in self.parts]
-        held = [next(stream) for stream in streams]
         while True:
-            rows = min(len(x) for x, _ in held)
-            if any(not np.array_equal(y[:rows], held[0][1][:rows]) for _, y in held):
-                raise InputError(
-                    f"columns {self.name}: the entries hold different rows; extract both with the same limit"
-                )
-            yield np.concatenate([x[:rows] for x, _ in held], axis=1), held[0][1][:rows]
-            held = [(x[rows:], y[rows:]) for x, y in held]
-            ended = 0
-            for number, stream in enumerate(streams):
-                if not len(held[number][0]):
-                    following = next(stream, None)
-                    ended += following is None
-                    held[number] = following or held[number]
-            if ended == len(streams):
+            blocks = [next(stream, None) for stream in streams]
+            if all(block is None for block in blocks):
                 return
-            if ended:
-                raise InputError(f"columns {self.name}: the entries differ in rows; use the same limit")
+            found = [block for block in blocks if block is not None]
+            rows = min(len(x) for x, _ in found)
+            y = found[0][1][:rows]
+            if len(found) < len(streams) or any(not np.array_equal(other[:rows], y) for _, other in found):
+                raise InputError(
+                    f"columns {self.name}: the entries hold different rows; extract both with the same --limit"
+                )
+            yield np.concatenate([x[:rows] for x, _ in found], axis=1), y
+            for number, (x, labels) in enumerate(found):
+                if len(x) > rows:
+                    streams[number] = itertools.chain([(x[rows:], labels[rows:])], streams[number])
 
     def tokens(self) -> int:
-        """Return the number of samples of a row, the most of any."""
+        """Return the number of samples per row; where rows differ, the largest."""
         return self.parts[0].tokens()
 
 
 def groups_of(store: FeatureStore) -> np.ndarray | None:
-    """Return the group of each row of train, then of valid, (rows,); None where rows are in no groups."""
+    """Return the group of each row of train, then of valid, (rows,); None where the rows have no groups."""
     found = [groups for split in ("train", "valid") if (groups := store[split].groups) is not None]
     return np.concatenate(found) if len(found) == 2 else None
 
 
-HELD_BYTES = 2**28
+MEMORY_BYTES = 2**28
 
 
-def hold(stream: Again) -> Iterable[Any]:
-    """Return the blocks of a stream in memory where they are few; cross-validation passes over them many times."""
+def in_memory_if_small(stream: Again) -> Iterable[Any]:
+    """Return the blocks of a stream as a list if they are few, since cross-validation iterates them many times."""
     blocks, size = [], 0
     for block in stream:
         size += block[0].nbytes
-        if size > HELD_BYTES:
+        if size > MEMORY_BYTES:
             return stream
         blocks.append(block)
     return blocks
@@ -159,14 +155,17 @@ def hold(stream: Again) -> Iterable[Any]:
 def fold_blocks(
     source: Source, folds: int, classes: int, repeats: int = 1
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield all samples that are not test with the fold of each, (m,), or of each of several deals, (m, repeats)."""
+    """Yield all samples of train and valid with the fold of each: (m,), or (m, repeats) of repeated assignments."""
     blocks = itertools.chain(source.blocks("train"), source.blocks("valid"))
-    deals = [deal(source, folds, classes, repeat) for repeat in range(repeats)]
-    yield from numbered(blocks, deals[0] if repeats == 1 else np.stack(deals, axis=1))
+    numbers = [assign_folds(source, folds, classes, repeat) for repeat in range(repeats)]
+    yield from with_numbers(blocks, numbers[0] if repeats == 1 else np.stack(numbers, axis=1))
 
 
-def deal(source: Source, folds: int, classes: int, repeat: int = 0) -> np.ndarray:
-    """Return the fold of every sample of train, then of valid, (n,): dealt by groups or rows, evenly in each class."""
+def assign_folds(source: Source, folds: int, classes: int, repeat: int = 0) -> np.ndarray:
+    """Return the fold of every sample of train, then of valid, (n,).
+
+    Samples of a row, and rows of a group, share a fold. If rows have one label each, folds are stratified by class.
+    """
     labels = np.concatenate([source.labels(split) for split in ("train", "valid")])
     single = classes and source.tokens() == labels.shape[1] == 1
     counts = np.concatenate([source.counts(split) for split in ("train", "valid")])
@@ -175,24 +174,24 @@ def deal(source: Source, folds: int, classes: int, repeat: int = 0) -> np.ndarra
     return np.repeat(found, counts)
 
 
-def strata_blocks(source: Source, bounds: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield training samples with the stretch of a learning curve to which each belongs, (m,).
+def stage_blocks(source: Source, sizes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield training samples with the stage of a learning curve that adds each, (m,).
 
-    Stretch i holds the rows whose rank in a fixed shuffle is below bounds[i] and not below bounds[i - 1].
+    Stage i holds the rows whose rank in a fixed shuffle is below sizes[i] and not below sizes[i - 1].
     """
     counts = source.counts("train")
     rank = np.random.default_rng(0).permutation(len(counts))
-    stratum = np.repeat(np.searchsorted(bounds, rank, side="right"), counts)
-    for x, y, part in numbered(source.blocks("train"), stratum):
-        kept = part < len(bounds)
-        if kept.any():
-            yield x[kept], y[kept], part[kept]
+    stages = np.repeat(np.searchsorted(sizes, rank, side="right"), counts)
+    for x, y, stage in with_numbers(source.blocks("train"), stages):
+        used = stage < len(sizes)
+        if used.any():
+            yield x[used], y[used], stage[used]
 
 
-def numbered(
+def with_numbers(
     blocks: Iterable[tuple[np.ndarray, np.ndarray]], numbers: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield blocks of samples with the number of each sample, from the numbers (n,) of all of them in order."""
+    """Yield blocks of samples with the number of each sample, from the numbers (n,) of all samples in order."""
     start = 0
     for x, y in blocks:
         yield x, y, numbers[start : start + len(x)]

@@ -9,9 +9,9 @@ import numpy as np
 from reservoir_cache import FeatureStore
 
 from reservoir.readouts import HeldOut, Targets, held_out, kernel_matrix
+from reservoir_pipelines.fitting.column_fit import make_targets
 from reservoir_pipelines.fitting.raw import RAW
-from reservoir_pipelines.fitting.sources import ColumnSource, Source, deal
-from reservoir_pipelines.fitting.trials import make_targets
+from reservoir_pipelines.fitting.sources import ColumnSource, Source, assign_folds
 
 FOLDS = 5
 DEALS = ((100, 5), (400, 3), (float("inf"), 1))
@@ -77,7 +77,7 @@ class Judge:
         groups = source.groups()
         folds = min(FOLDS, len(y) // source.tokens() if groups is None else len(np.unique(groups)))
         number = next(deals for most, deals in DEALS if len(y) < most)
-        deals = np.stack([deal(source, folds, classes, repeat) for repeat in range(number)])
+        deals = np.stack([assign_folds(source, folds, classes, repeat) for repeat in range(number)])
         return cls(y=y, targets=make_targets(source, classes), deals=deals, tokens=source.tokens())
 
     def __call__(self, kernels: Iterable[Kernel]) -> HeldOut:
