@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reservoir import InputError
+from reservoir.plan import RAW
 from reservoir.readouts import LinearReadout, Targets
 from reservoir.readouts.evaluation import Readout
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task
 from reservoir_pipelines.files import read_checked, remove_parts, replace_file, write_checked
-from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, load_estimator, save_estimator
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from reservoir_cache import make_folder
 from reservoir import InputError
 from reservoir.option_fields import typed
 from reservoir.options import DeviceOptions, FitOptions
+from reservoir.plan import RAW
 from reservoir.readouts import (
     DEFAULT_ALPHAS,
     Again,
@@ -36,7 +37,6 @@ from reservoir_pipelines.fitting.column_moments import compute_moments
 from reservoir_pipelines.fitting.curve import learning_curve, parse_sizes
 from reservoir_pipelines.fitting.fitters import Fitter, RidgeFitter, make_fitter
 from reservoir_pipelines.fitting.pool import Features, Pool, choose_columns
-from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, Result, score_matrix, write_table
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorFitter
 from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, Source, groups_of

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from reservoir.plan import RAW
 from reservoir.raw_input import raw_features
 from reservoir.readouts import beside_raw, samples
 from reservoir_pipelines.fitting.sources import JoinedSource, Source
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from reservoir_pipelines.preparation.prepared import Prepared
 
-RAW = "raw"
 RAW_ROWS = 1024
 PICTURE_ROWS = 64  # of photographs, whose files have megabytes
 

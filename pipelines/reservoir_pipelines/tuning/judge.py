@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from reservoir_cache import FeatureStore
 
+from reservoir.plan import RAW
 from reservoir.readouts import HeldOut, Targets, held_out, kernel_matrix
 from reservoir_pipelines.fitting.column_fit import make_targets
-from reservoir_pipelines.fitting.raw import RAW
 from reservoir_pipelines.fitting.sources import ColumnSource, Source, assign_folds
 
 FOLDS = 5

@@ -19,9 +19,9 @@ from reservoir.options import (
     ShapeOptions,
     TuneOptions,
 )
+from reservoir.plan import RAW as RAW_COLUMN
 from reservoir.readouts import HeldOut
 from reservoir_pipelines.fitting.fit import fit
-from reservoir_pipelines.fitting.raw import RAW as RAW_COLUMN
 from reservoir_pipelines.fitting.results import Fit
 from reservoir_pipelines.output import Record, notify, silenced
 from reservoir_pipelines.stage import stage
