@@ -60,12 +60,12 @@ def test_many_entries_have_a_folder_name_that_a_disk_takes(extracted, capsys):
     [
         ({"curve": "abc"}, "--curve abc"),
         ({"out": "/dev/null"}, "/dev/null: cannot be written"),
-        ({"columns": "best:2", "select": "cv5"}, "best:K goes with ridge readouts chosen on valid"),
+        ({"columns": "best:2", "select": "cv5"}, "best:K needs ridge readouts chosen on valid"),
         ({"columns": []}, "no columns to fit; name some of final/mean"),
     ],
 )
-def test_mistakes_are_told_before_the_sweep(settings, message, extracted, monkeypatch):
-    monkeypatch.setattr(fitting, "_sweep", lambda *_: pytest.fail("the sweep began"))
+def test_mistakes_end_a_fit_before_it_begins(settings, message, extracted, monkeypatch):
+    monkeypatch.setattr(fitting, "_fit_columns", lambda *_: pytest.fail("fitting began"))
     with pytest.raises(InputError, match=message):
         fit(extracted, **settings)
     with pytest.raises(InputError, match="give at least one entry"):
@@ -88,13 +88,13 @@ from reservoir_pipelines.fitting import fit as fitting
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts its jobs in the background without it
 from reservoir_pipelines.cli import run
 def slow(*_):
-    print("sweeping", flush=True)
+    print("fitting", flush=True)
     time.sleep(600)
-fitting._sweep = slow
+fitting._fit_columns = slow
 sys.exit(run(["fit", sys.argv[1]]))
 """
     process = subprocess.Popen([sys.executable, "-c", script, str(extracted.entry)], stdout=-1, stderr=-1, text=True)
-    assert process.stdout.readline() == "sweeping\n"
+    assert process.stdout.readline() == "fitting\n"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=600)
     assert process.returncode == 130
