@@ -194,7 +194,7 @@ def _check_format(path: Path) -> None:
     if version != FORMAT:
         raise CacheError(
             f"{path}: format version {version}, but this program reads version {FORMAT}; "
-            f"remove {path.parent} and extract again, or use the version that made it"
+            "install a newer version of reservoir-features, or extract again with another --cache"
         )
 
 

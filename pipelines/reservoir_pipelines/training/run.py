@@ -61,13 +61,18 @@ class Run:
         try:
             config = read_checked(self.path / CONFIG)
             if config["format"] != FORMAT:
-                raise InputError(f"{self.path}: run of format {config['format']}, not {FORMAT}; train again")
+                raise InputError(
+                    f"{self.path}: run of format {config['format']}, but this program reads format {FORMAT}; "
+                    "install the version of reservoir-features that made it, or train again"
+                )
             if missing := {*parts} - config.keys():
                 raise KeyError(*missing)
             if not isinstance(config["settings"], dict):
                 raise TypeError
         except DamagedError as error:
             raise InputError(f"{self.path / CONFIG}: damaged ({error}); train in another folder") from error
+        except InputError:
+            raise
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self.path}: no run of reservoir train there ({type(error).__name__})") from error
         return config

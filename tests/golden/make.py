@@ -1,0 +1,74 @@
+"""Make the golden files of the formats that this version writes: ``python -m tests.golden.make FOLDER``.
+
+Run it once when a format gets a new version, into a new folder. Files that are there already stay as they are for
+ever: `tests/test_golden.py` opens all of them, so that no later version stops reading what an earlier one wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+MODEL = ("--backbone", "gpt2:n_layer=1,n_embd=8,n_head=2,n_positions=32", "--init", "random", "--device", "cpu")
+MODEL += ("--compute", "float32", "--patch", "3")
+
+
+def sequences(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return waves of two frequencies, (rows, 12), and which one each row has."""
+    y = np.arange(rows) % 2
+    noise = np.random.default_rng(0).normal(0, 0.3, (rows, 12))
+    return (np.sin(np.arange(12) * (1 + y[:, None])) + noise).astype(np.float32), y
+
+
+def main(out: Path) -> None:
+    """Write an entry, a readout and a run, and what was read of them when they were made."""
+    from reservoir_cache import FeatureStore
+    from reservoir_pipelines.cli import run
+
+    work = Path(tempfile.gettempdir()) / "golden"  # kept as the origin of the data
+    work.mkdir()
+    os.chdir(work)  # so that no path of this machine is kept
+    x, y = sequences(60)
+    np.savez("waves.npz", x=x, y=y, split=np.repeat(["train", "valid", "test"], 20))
+    np.savez("new.npz", x=x[:4])
+    fit = ("--columns", "final/mean", "--select", "valid", "--out", "readout", "--device", "cpu")
+    for command in (
+        ("extract", "waves.npz", "--cache", "cache", "--layers", "embed,final", "--pool", "mean", *MODEL),
+        ("fit", "waves.npz", "--cache", "cache", *fit),
+        ("train", "waves.npz", "--cache", "cache", "--steps", "4", "--batch", "4", "--run", "run", *MODEL),
+        ("predict", "readout", "new.npz", "--out", "readout.jsonl", "--device", "cpu"),
+        ("predict", "run", "new.npz", "--out", "run.jsonl", "--device", "cpu"),
+    ):
+        if run(list(command)):
+            raise SystemExit(f"failed: {' '.join(command)}")
+    (entry,) = Path("cache").glob("features/*/*")
+    shutil.copytree(entry, out / "features" / entry.parent.name / entry.name, ignore=shutil.ignore_patterns("runs"))
+    for name in ("readout", "run"):
+        shutil.copytree(name, out / name, ignore=shutil.ignore_patterns("*.png"))
+    store = FeatureStore(entry)
+    features = {
+        f"{split}/{column}": hashlib.sha256(store[split][column].tobytes()).hexdigest()
+        for split in store.splits
+        for column in store[split].columns
+    }
+    expected = {
+        "key": store.entry.key,
+        "features": features,
+        "labels": {split: store[split].y.tolist() for split in store.splits},
+        **{
+            name: [json.loads(line) for line in Path(f"{name}.jsonl").read_text().splitlines()]
+            for name in ("readout", "run")
+        },
+    }
+    (out / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).absolute())

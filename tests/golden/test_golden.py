@@ -1,0 +1,92 @@
+"""What earlier versions wrote is opened by this one, and means what it meant; what a later one wrote is refused.
+
+Folder 1 was made by commit b780ba2 (entry and run of format 1, readout of format 2), folder 2 when readouts got
+format 3. None of these files is ever changed; `make.py` makes a new folder when a format gets a new version.
+"""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reservoir_cache import CacheError, FeatureStore, list_entries, publish_json, read_json, verify
+from reservoir_pipelines.files import read_checked, write_checked
+from reservoir_pipelines.training.run import Run
+
+from tests.golden.make import sequences
+
+GOLDEN = sorted(path for path in Path(__file__).parent.iterdir() if path.name.isdigit())
+ENTRIES, RUNS = ([folder for folder in GOLDEN if (folder / name).exists()] for name in ("features", "run"))
+
+
+@pytest.fixture
+def copied(request, tmp_path):
+    """Return a copy of a golden folder, and what was read of it when it was made."""
+    folder = shutil.copytree(request.param, tmp_path / "golden")
+    return folder, json.loads((folder / "expected.json").read_text())
+
+
+def name(folder):
+    return f"golden {folder.name}"
+
+
+@pytest.mark.parametrize("copied", ENTRIES, indirect=True, ids=name)
+def test_an_entry_of_an_earlier_version_is_read_bit_by_bit(copied):
+    folder, expected = copied
+    (entry,) = list_entries(folder)
+    store = FeatureStore(entry)
+    found = {
+        f"{split}/{column}": hashlib.sha256(store[split][column].tobytes()).hexdigest()
+        for split in store.splits
+        for column in store[split].columns
+    }
+    assert (entry.key, found) == (expected["key"], expected["features"])
+    assert {split: store[split].y.tolist() for split in store.splits} == expected["labels"]
+    assert verify(entry) == []
+
+
+@pytest.mark.parametrize("kind", ["readout", "run"])
+@pytest.mark.parametrize("copied", GOLDEN, indirect=True, ids=name)
+def test_a_readout_and_a_run_of_an_earlier_version_predict_what_they_predicted(copied, kind, call, tmp_path):
+    folder, expected = copied
+    if kind not in expected:
+        pytest.skip(f"this folder has no {kind}")
+    np.savez(tmp_path / "new.npz", x=sequences(60)[0][:4])
+    out = tmp_path / "out.jsonl"
+    code, _, err = call("predict", folder / kind, tmp_path / "new.npz", "--out", out, "--device", "cpu")
+    assert code == 0, err
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["label"] for row in found] == [row["label"] for row in expected[kind]]
+    for row, old in zip(found, expected[kind], strict=True):
+        assert row["probabilities"] == pytest.approx(old["probabilities"], abs=1e-4)
+
+
+@pytest.mark.parametrize("copied", RUNS, indirect=True, ids=name)
+def test_a_run_of_an_earlier_version_keeps_its_result_and_history(copied):
+    run = Run(copied[0] / "run")
+    assert (run.result or {})["steps"] == run.state.step == max(line["step"] for line in run.history) == 4
+
+
+def test_an_entry_of_a_later_version_is_refused_in_one_line(tmp_path, call):
+    folder = shutil.copytree(GOLDEN[0], tmp_path / "golden")
+    (path,) = folder.glob("features/*/*/spec.json")
+    content = read_json(path, indent=2)
+    content["spec"]["format"] = 99
+    publish_json(path, content, indent=2)
+    message = "format version 99, but this program reads version 1; install a newer version of reservoir-features"
+    with pytest.raises(CacheError, match=message) as caught:
+        FeatureStore(path.parent)
+    assert "\n" not in str(caught.value)
+    code, _, err = call("cache", "list", "--cache", folder)
+    assert code == 0 and sum("format version 99" in line for line in err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("kind", "card"), [("readout", "readout.json"), ("run", "config.json")])
+def test_a_readout_and_a_run_of_a_later_version_are_refused_in_one_line(tmp_path, call, kind, card):
+    folder = shutil.copytree(GOLDEN[0], tmp_path / "golden")
+    write_checked(folder / kind / card, {**read_checked(folder / kind / card), "format": 99})
+    np.savez(tmp_path / "new.npz", x=sequences(60)[0][:4])
+    code, _, err = call("predict", folder / kind, tmp_path / "new.npz")
+    assert code == 2 and len(err.splitlines()) == 1 and "format 99" in err
