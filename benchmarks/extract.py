@@ -33,9 +33,9 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from reservoir_pipelines import prepare
 from reservoir_pipelines.extraction.run import start_run
 from reservoir_pipelines.output import silenced
-from reservoir_pipelines.preparation.prepare import prepare
 from torch import nn
 from transformers import GPT2Config, GPT2Model
 

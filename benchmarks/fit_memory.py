@@ -21,7 +21,7 @@ import numpy as np
 CHILD = """
 import resource, sys
 from pathlib import Path
-from reservoir_pipelines.fitting.fit import fit
+from reservoir_pipelines import fit
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 fit(Path(sys.argv[1]), out=Path(sys.argv[1]) / "out")
 print(before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

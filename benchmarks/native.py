@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_pipelines import extract, fit
-from reservoir_pipelines.foreign_backbone import import_backbone
+from reservoir_pipelines import extract, fit, import_backbone
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegressionCV
 from sklearn.pipeline import make_pipeline

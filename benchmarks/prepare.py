@@ -23,8 +23,8 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from reservoir_pipelines import prepare
 from reservoir_pipelines import workers as processes
-from reservoir_pipelines.preparation.prepare import prepare
 
 
 def plain_cifar(data: Path, rows: int) -> None:

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from os import PathLike, fspath
 
 
 class InputError(ValueError):
@@ -23,3 +24,15 @@ def first_line(error: Exception) -> str:
     """Return the beginning of an error's message, to stand inside a line of ours."""
     text = str(error).strip()
     return text.splitlines()[0][:160] if text else type(error).__name__
+
+
+def require_path(value: object, what: str) -> str:
+    """Return a name or a path as text; raise `InputError` for anything else, such as an array."""
+    if isinstance(value, str | PathLike):
+        return str(fspath(value))
+    found = f"{what} is of type {type(value).__name__}, not a name or a path"
+    if isinstance(value, Iterable):
+        found += (
+            "; np.savez('mine.npz', x=x, y=y) makes a file of arrays, and ReservoirClassifier().fit(x, y) takes them"
+        )
+    raise InputError(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import reprlib
 import shlex
@@ -220,10 +221,15 @@ def refuse_modules(values: Mapping[str, Any], source: str) -> None:
             )
 
 
-def as_group(options: Options, kind: type[G]) -> G:
-    """Return those of the options that another group has too."""
-    shared = {item.name for item in fields(kind)}
-    return kind(**{name: value for name, value in vars(options).items() if name in shared})
+def as_group(options: Options | Mapping[str, Any], kind: type[G]) -> G:
+    """Return a group of options with the values that another group, or a mapping, has for them."""
+    values = vars(options) if isinstance(options, Options) else options
+    return kind(**{item.name: values[item.name] for item in fields(kind) if item.name in values})
+
+
+def keyword(name: str, default: Any, annotation: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    """Return a keyword-only parameter of a signature."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def flag_of(item: Any) -> str:

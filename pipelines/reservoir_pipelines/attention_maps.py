@@ -22,7 +22,6 @@ from reservoir_pipelines.output import Record
 from reservoir_pipelines.plots import attention_top, plot_attention
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
-from reservoir_pipelines.stage import stage
 from reservoir_pipelines.training.run import Run
 from reservoir_pipelines.training.trained import load_run
 from reservoir_pipelines.workspace import cache_root, data_folder
@@ -76,31 +75,12 @@ class Attention(Record):
         return super().to_dict() | shapes | {"diagonal_strength": self.diagonal_strength}
 
 
-@stage
 def attention(
     task: str, reservoir: ReservoirOptions, source: TaskOptions, options: AttentionOptions, place: PlaceOptions
 ) -> Attention:
     """Draw and save the attention maps of one block over the first rows of a task's split.
 
     With ``run``, the folder of a run of `train`, the model, the task's parameters and the scaling are the run's.
-
-    Parameters
-    ----------
-    task : str
-        Name of a task, or the path of your own data.
-    **options
-        Fields of `ReservoirOptions`, `TaskOptions`, `AttentionOptions` and `PlaceOptions`.
-
-    Returns
-    -------
-    Attention
-        Its ``one`` and ``mean`` are arrays (heads, tokens, tokens).
-
-    Examples
-    --------
-    >>> from reservoir_pipelines import attention
-    >>> attention("digits", average=20, out="maps.png").mean.shape
-    (4, 16, 16)
     """
     out, run, layer = options.out, options.run, options.layer
     if out is not None and (out.is_dir() or out.suffix == ".h5"):

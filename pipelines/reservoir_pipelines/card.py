@@ -14,7 +14,6 @@ from reservoir.options import CacheOptions, ModelOptions, OutOptions, TaskOption
 from reservoir.plan import resolve_model
 from reservoir_pipelines.output import Record
 from reservoir_pipelines.plots import plot_deviations
-from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workspace import cache_root, data_folder
 
 
@@ -69,7 +68,6 @@ class Card(Record):
         return values
 
 
-@stage
 def card(
     name: str,
     model: ModelOptions,

@@ -13,10 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from reservoir.errors import InputError
-from reservoir.option_fields import Options, flag_of, refuse_modules
+from reservoir.option_fields import Options, flag_of, keyword, refuse_modules
 from reservoir_pipelines.early import check_names
 from reservoir_pipelines.output import print_json, print_table
-from reservoir_pipelines.stage import keyword
 
 HELP = {"help_option_names": ["-h", "--help"]}
 """What every group of commands answers with its help."""

@@ -6,10 +6,8 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines.attention_maps import attention
+from reservoir_pipelines import attention, prepare, train
 from reservoir_pipelines.cli import run as command
-from reservoir_pipelines.preparation.prepare import prepare
-from reservoir_pipelines.training.train import train
 from reservoir_pipelines.training.trained import load_run
 
 from reservoir.backbones import attention_maps

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines import extract, fit, predict
+from reservoir_pipelines import export, extract, fit, predict
 from reservoir_pipelines.cli import run as command
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.prediction.export import build, export
+from reservoir_pipelines.prediction.export import build
 
 from reservoir import InputError
 from reservoir.features import forward

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 from reservoir_cache import CacheError, repair, verify
-from reservoir_pipelines import extract
+from reservoir_pipelines import extract, prepare
 from reservoir_pipelines.extraction.spec import draw_rows
-from reservoir_pipelines.preparation.prepare import prepare
 from safetensors.torch import load_file, save_file
 
 from reservoir import InputError

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 from reservoir_cache import Entry, verify
-from reservoir_pipelines import extract
+from reservoir_pipelines import extract, prepare
 from reservoir_pipelines import workers as pieces
 from reservoir_pipelines.extraction import shares
 from reservoir_pipelines.extraction.shares import Share, work
-from reservoir_pipelines.preparation.prepare import prepare
 
 from reservoir import InputError, plan
 from reservoir.options import ExtractOptions

@@ -6,14 +6,14 @@ import shutil
 import numpy as np
 import pytest
 from reservoir_cache import FeatureStore
-from reservoir_pipelines import extract, fit, predict
+from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.pool import Pool
-from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.tuning.judge import Kernel
 
 from reservoir import InputError
+from reservoir.options import FitOptions
 
 # each column alone, chosen on the validation split and fitted to train
 PLAIN = {
@@ -321,7 +321,7 @@ def test_several_seeds_draw_reservoirs_of_their_own(extracted, tmp_path):
 
     from reservoir_pipelines.fitting.seeds import fit_seeds
 
-    done = fit_seeds([extracted.store.entry], 3, out=tmp_path, columns="final/mean", alphas="1e0:1e2:3")
+    done = fit_seeds([extracted.store.entry], 3, FitOptions(out=tmp_path, columns="final/mean", alphas="1e0:1e2:3"))
     assert len({one.entry for one in done.fits}) == 3
     assert done.fits[0].entry == extracted.entry
     tests = [one.best.test_score for one in done.fits]

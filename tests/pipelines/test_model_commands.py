@@ -6,7 +6,8 @@ import h5py
 import numpy as np
 import pytest
 import typer
-from reservoir_pipelines.attention_maps import attention, average_maps, bit_diagonals, token_labels
+from reservoir_pipelines import attention
+from reservoir_pipelines.attention_maps import average_maps, bit_diagonals, token_labels
 from reservoir_pipelines.commands.model_commands import register
 from typer.testing import CliRunner
 

@@ -10,7 +10,7 @@ from reservoir_pipelines.fitting.sources import ColumnSource, assign_folds, grou
 from reservoir_pipelines.tuning.judge import Judge
 
 from reservoir import InputError
-from reservoir.readouts import draw_folds
+from reservoir.readouts import deal_folds
 from reservoir.tasks import encode, read_new
 
 SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}
@@ -156,7 +156,7 @@ def test_line_5_no_group_is_on_both_sides_of_a_split_or_a_fold(cache, tmp_path, 
         for repeat in range(3):
             fold = assign_folds(source, folds, 2, repeat)
             assert all(len(set(fold[groups == one].tolist())) == 1 for one in set(groups.tolist()))
-            by_hand = draw_folds(len(fold), folds, labels=np.concatenate(both), groups=groups, repeat=repeat)
+            by_hand = deal_folds(len(fold), folds, labels=np.concatenate(both), groups=groups, repeat=repeat)
             np.testing.assert_array_equal(fold, by_hand)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
 import samples
+from reservoir_pipelines import prepare
 from reservoir_pipelines.preparation import prepare as stage
-from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, PreparedSplit
 
 from reservoir.errors import InputError

@@ -11,9 +11,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
 import samples
+from reservoir_pipelines import prepare
 from reservoir_pipelines import workers as pieces
 from reservoir_pipelines.preparation import prepare as module
-from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.workers import map_pieces
 
 from reservoir.errors import InputError

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines.pretraining.pretrain import pretrain
+from reservoir_pipelines import pretrain
 from safetensors.torch import load_file
 
 from reservoir.backbones import load_backbone
@@ -123,7 +123,7 @@ def test_bfloat16_stays_close_and_rounds_no_weight(text, tmp_path):
 LAUNCH = """
 import json, sys, torch
 from pathlib import Path
-from reservoir_pipelines.pretraining.pretrain import pretrain
+from reservoir_pipelines import pretrain
 torch.set_num_threads(1)
 pretrain(sys.argv[1], out=Path(sys.argv[2]), resume=True, **json.loads(sys.argv[3]))
 """

@@ -4,11 +4,10 @@ import json
 
 import pytest
 import torch
+from reservoir_pipelines import pretrain, train
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.pretraining.bit_memory import take_weights
 from reservoir_pipelines.pretraining.folder import save_model
-from reservoir_pipelines.pretraining.pretrain import pretrain
-from reservoir_pipelines.training.train import train
 from reservoir_pipelines.training.trained import load_run
 
 from reservoir.backbones import load_backbone

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines.pretraining.pretrain import pretrain
+from reservoir_pipelines import pretrain
 from safetensors.torch import load_file
 
 from reservoir.pretraining.steps import LanguageSteps

@@ -4,8 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from reservoir_pipelines import extract, fit
-from reservoir_pipelines.training.train import train
+from reservoir_pipelines import extract, fit, train
 
 from reservoir.errors import InputError
 from reservoir.options import ReservoirOptions

@@ -12,6 +12,7 @@ from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.seeds import fit_seeds
 
 from reservoir import InputError
+from reservoir.options import FitOptions
 from reservoir.readouts import LinearReadout, Targets
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task, Vectors
@@ -134,7 +135,7 @@ def test_line_6_seeds_choose_among_the_same_columns_and_leave_the_last_extractio
     extract("digits", **settings, seed=1, layers="final,block01,block02")
     first = extract("digits", **settings, layers="final")
     last = extract("digits", **settings, layers="embed", seed=7)
-    done = fit_seeds([first.store.entry], 2, alphas="1:10:2")
+    done = fit_seeds([first.store.entry], 2, FitOptions(alphas="1:10:2"))
     assert [{result.name for result in one.table} for one in done.fits] == [{"final/mean"}] * 2
     assert last_entry(tmp_path, "digits").path == last.entry
 

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from reservoir_pipelines import reproduce
 from reservoir_pipelines.reproduction.cell import OPTIONS
 from reservoir_pipelines.reproduction.recipe import LARGE, SCALES, load_recipe, recipe_names
-from reservoir_pipelines.reproduction.reproduce import reproduce
 
 from reservoir.errors import InputError
 

@@ -7,12 +7,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from reservoir_pipelines import report, reproduce
 from reservoir_pipelines.drawing import page_picture
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.results import SUMMARY
 from reservoir_pipelines.plots import draw_confusion
-from reservoir_pipelines.reports.report import report
-from reservoir_pipelines.reproduction.reproduce import reproduce
 
 from reservoir.errors import InputError
 

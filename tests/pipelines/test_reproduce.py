@@ -7,11 +7,10 @@ import threading
 
 import pytest
 from reservoir_cache import last_entry
-from reservoir_pipelines import extract, report
+from reservoir_pipelines import extract, report, reproduce
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.reproduction import reproduce as module
 from reservoir_pipelines.reproduction.cell import Cell
-from reservoir_pipelines.reproduction.reproduce import reproduce
 from reservoir_pipelines.reproduction_folder import ReproductionFolder
 
 from tests.processes import Child

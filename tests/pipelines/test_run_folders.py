@@ -3,17 +3,16 @@
 import json
 import shutil
 import signal
-import sys
 import textwrap
+from importlib import import_module
 
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines.prediction.predict import predict
+from reservoir_pipelines import predict, train
 from reservoir_pipelines.training.checkpoint import last_checkpoint
 from reservoir_pipelines.training.journal import Journal, read_journal
 from reservoir_pipelines.training.run import Run
-from reservoir_pipelines.training.train import train
 from reservoir_pipelines.training.trained import load_run
 from safetensors.torch import load_file
 
@@ -21,7 +20,7 @@ from reservoir.errors import InputError
 from reservoir.training.trainer import DivergedError
 from tests.processes import Child, pair
 
-STAGE = sys.modules["reservoir_pipelines.training.train"]
+STAGE = import_module("reservoir_pipelines.training.train")
 TINY = "gpt2:n_layer=3,n_embd=16,n_head=2,n_positions=70,initializer_range=0.3"
 QUICK = {"init": "random", "device": "cpu", "compute": "float32", "backbone": TINY}
 FEW = {"train_rows": 64, "valid_rows": 40, "test_rows": 30}
@@ -185,7 +184,7 @@ def test_line_7_a_changed_digit_of_a_configuration_or_a_result_is_found(go, cach
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from reservoir_pipelines.training.train import train
+from reservoir_pipelines import train
 
 def die(method):
     def moved(self, target):

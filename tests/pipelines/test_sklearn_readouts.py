@@ -5,10 +5,9 @@ import warnings
 import numpy as np
 import pytest
 import skops.io
-from reservoir_pipelines import extract, fit, predict
+from reservoir_pipelines import export, extract, fit, predict
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, linear_form
-from reservoir_pipelines.prediction.export import export
 from sklearn import discriminant_analysis, ensemble, linear_model, naive_bayes, neighbors, neural_network, svm
 from sklearn.base import is_classifier
 from sklearn.multiclass import OneVsRestClassifier

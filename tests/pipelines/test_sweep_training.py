@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from reservoir_pipelines import train
 from reservoir_pipelines.cli import run as command
 from reservoir_pipelines.training.run import Run
-from reservoir_pipelines.training.train import train
 
 from reservoir.errors import InputError
 

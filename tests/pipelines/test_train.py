@@ -6,9 +6,9 @@ import signal
 import numpy as np
 import pytest
 import torch
+from reservoir_pipelines import train
 from reservoir_pipelines.training.checkpoint import last_checkpoint
 from reservoir_pipelines.training.run import Run
-from reservoir_pipelines.training.train import train
 from reservoir_pipelines.training.training_result import Training
 from safetensors.torch import load_file
 
@@ -116,7 +116,7 @@ def plain_losses(steps, rows):
 
 
 def test_twenty_losses_are_those_of_a_plain_loop(cache):
-    from reservoir_pipelines.preparation.prepare import prepare
+    from reservoir_pipelines import prepare
 
     done = train("bit-xor", rows="stored", steps=20, batch=6, dropout=0.0, **QUICK)
     prepared = prepare("bit-xor", parameters=QUICK["parameters"])
@@ -150,7 +150,7 @@ def test_bfloat16_stays_close_and_rounds_no_trained_weight(cache):
 LAUNCH = """
 import json, sys, torch
 from pathlib import Path
-from reservoir_pipelines.training.train import train
+from reservoir_pipelines import train
 torch.set_num_threads(1)
 train("bit-xor", run=Path(sys.argv[1]), **json.loads(sys.argv[2]))
 """

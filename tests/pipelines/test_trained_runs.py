@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 import torch
 import typer
-from reservoir_pipelines.attention_maps import attention
+from reservoir_pipelines import attention, export, predict, train
 from reservoir_pipelines.commands.train_commands import register
-from reservoir_pipelines.prediction.export import export
-from reservoir_pipelines.prediction.predict import predict
-from reservoir_pipelines.training.train import train
 from reservoir_pipelines.training.trained import load_run
 from typer.testing import CliRunner
 

@@ -200,7 +200,7 @@ def test_a_real_model_has_the_features_of_a_padded_batch(tmp_path: Path):
 
 @pytest.mark.skipif(not find_spec("antiberty"), reason="the wheel that carries AntiBERTy is not installed")
 def test_antibody_letters_through_antiberty(tmp_path: Path):
-    from reservoir_pipelines.foreign_backbone import import_backbone
+    from reservoir_pipelines import import_backbone
 
     spec = find_spec("antiberty")
     assert spec and spec.origin

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from reservoir.option_fields import as_group
 from reservoir.options import (
     CacheOptions,
     ClusterOptions,
@@ -13,6 +14,7 @@ from reservoir.options import (
     ExtractOptions,
     TaskOptions,
 )
+from reservoir_pipelines import api
 from reservoir_pipelines.command import Answer, command
 from reservoir_pipelines.output import notify, size_text, time_text
 
@@ -63,9 +65,7 @@ def prepare(task: Task, given: dict[str, Any]) -> Answer:
 
     The commands that need it do it by themselves.
     """
-    from reservoir_pipelines.preparation.prepare import prepare as stage
-
-    prepared = stage(task, **given)
+    prepared = api.prepare(task, **given)
     for note in prepared.notes():
         notify(note)
     rows = [(name, f"{rows:,}") for name, rows in prepared.rows.items()]
@@ -82,14 +82,12 @@ def extract(
     given: dict[str, Any],
 ) -> Answer:
     """Run a frozen model once, cache its hidden states."""
-    from reservoir_pipelines.extraction.extract import extract as stage
-    from reservoir_pipelines.extraction.extract import resolved_plan
-
     if dry_run:
-        options = {name: value for name, value in given.items() if name in vars(ExtractOptions())}
-        plan = resolved_plan(task, **options)
+        from reservoir_pipelines.extraction.extract import resolved_plan
+
+        plan = resolved_plan(task, as_group(given, ExtractOptions))
         return Answer(plan, [(("option", "value", "why"), plan.table(), "plan")])
-    done = stage(task, **given)
+    done = api.extract(task, **given)
     rows = [
         ("entry", done.entry),
         ("rows", ", ".join(f"{count:,} {split}" for split, count in done.rows.items())),
@@ -112,9 +110,7 @@ def plan(
 
     Time, disk and memory for as many rows and workers as there will be; the data may be a sample.
     """
-    from reservoir_pipelines.extraction.forecast import plan as stage
-
-    found = stage(task, rows=rows, workers=workers, **given)
+    found = api.plan(task, rows=rows, workers=workers, **given)
     speed = f"{found.rows_per_second:,.3g} rows/s, {found.rows_per_second * found.tokens:,.3g} tokens/s"
     shared = f" by {found.workers:,} workers" if found.workers > 1 else ""
     lines = [

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from reservoir.option_fields import as_group
 from reservoir.options import (
     CacheOptions,
     ClusterOptions,
@@ -22,6 +23,7 @@ from reservoir.options import (
     TrustOptions,
     TuneOptions,
 )
+from reservoir_pipelines import api
 from reservoir_pipelines.command import Answer, OwnTask, command
 from reservoir_pipelines.output import notify, print_json, score_text, size_text
 
@@ -65,13 +67,12 @@ def fit(
     found = [find_entry(root, entry, **choosing) for entry in entries]  # before torch is imported
 
     from reservoir_pipelines.commands import report_fit
-    from reservoir_pipelines.fitting.fit import fit as stage
     from reservoir_pipelines.fitting.seeds import fit_seeds
 
     if seeds:
-        several = fit_seeds(found, seeds, named=entries[0], **given)
+        several = fit_seeds(found, seeds, as_group(given, FitOptions), as_group(given, DeviceOptions), named=entries[0])
         return Answer(several, report_fit.seeds_tables(several))
-    done = stage([entry.path for entry in found], **given)
+    done = api.fit([entry.path for entry in found], **given)
     return Answer(done, report_fit.fit_tables(done))
 
 
@@ -83,10 +84,9 @@ def tune(task: OwnTask, given: dict[str, Any]) -> Answer:
     """
     from reservoir_pipelines.commands import report_fit
     from reservoir_pipelines.tuning.table import trial_table
-    from reservoir_pipelines.tuning.tune import tune as stage
 
     with trial_table() as show:
-        done = stage(task, **given, show=show)
+        done = api.tune(task, **given, show=show)
     lines = [("tried", f"{len(done.trials):,} reservoirs in {done.seconds:.0f} s, all in {done.folder}")]
     lines.append((f"held-out {done.metric}", f"{score_text(done.valid_score, done.metric)}, by which it was chosen"))
     if done.raw_valid_score is not None:
@@ -111,11 +111,10 @@ def predict(
     from reservoir_pipelines.commands.report_fit import evaluation_lines
     from reservoir_pipelines.prediction.evaluator import PredictionEvaluator
     from reservoir_pipelines.prediction.files import check_out, columns_of, write_predictions
-    from reservoir_pipelines.prediction.predict import predict as stage
 
     if out:
         check_out(out)
-    predictions, evaluator = stage(readout, file, **given), PredictionEvaluator()
+    predictions, evaluator = api.predict(readout, file, **given), PredictionEvaluator()
     watched, columns = evaluator.watch(predictions), None
     if out:
         write_predictions(out, watched, labelled=predictions.labelled)
@@ -137,9 +136,7 @@ def explain(
     given: dict[str, Any],
 ) -> Answer:
     """Draw what each position adds to a label's score."""
-    from reservoir_pipelines.prediction.explain import explain as stage
-
-    done = stage(readout, file, **given)
+    done = api.explain(readout, file, **given)
     lines = [
         (
             number,
@@ -173,9 +170,7 @@ def export(
 
     From a raw sequence to logits; it runs without this program.
     """
-    from reservoir_pipelines.prediction.export import export as stage
-
-    done = stage(readout, to=to, **given)
+    done = api.export(readout, to=to, **given)
     fewest, most = done.tokens
     length = f"{most} tokens, padded to it" if fewest == most else f"{fewest} to {most} tokens"
     size = size_text(done.bytes)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from reservoir.errors import InputError
+from reservoir.option_fields import as_group
 from reservoir.options import (
     AttentionOptions,
     CacheOptions,
@@ -18,6 +19,7 @@ from reservoir.options import (
     ReservoirOptions,
     TaskOptions,
 )
+from reservoir_pipelines import api
 from reservoir_pipelines.command import Answer, OwnTask, Table, command
 from reservoir_pipelines.output import notify
 
@@ -43,7 +45,8 @@ def backbone(
     foreign = given.pop("foreign", None)
     if foreign or name is None:
         return _import(name, foreign, given)
-    done = card(name, task=task, **given)
+    model, source = as_group(given, ModelOptions), as_group(given, TaskOptions)
+    done = card(name, model, source, as_group(given, CacheOptions), as_group(given, OutOptions), task=task)
     frozen = sum(done.groups.values())
     spread = {"weights": done.weight_deviation, "biases": done.bias_deviation}
     rows: list[tuple[str, Any]] = [
@@ -64,13 +67,11 @@ def backbone(
 
 
 def _import(name: str | None, foreign: Path | None, given: dict[str, Any]) -> Answer:
-    from reservoir_pipelines.foreign_backbone import import_backbone
-
     if foreign is None:
         raise InputError("name a backbone, such as mini or gpt2, or say --import FILE --out FOLDER")
     if name or given.keys() != {"out"}:
         raise InputError("--import FILE goes with --out FOLDER alone; describe the folder afterwards")
-    done = import_backbone(foreign, given["out"])
+    done = api.import_backbone(foreign, given["out"])
     for note in done.notes:
         notify(note)
     left = f"{len(done.left_out)} tensors, such as {done.left_out[0]}" if done.left_out else "nothing"
@@ -90,9 +91,7 @@ def _trained(task: str | None, trained: dict[str, int], paper: dict[str, int] | 
 
 def attention(task: OwnTask, given: dict[str, Any]) -> Answer:
     """Draw which tokens attend to which in one block."""
-    from reservoir_pipelines.attention_maps import attention as stage
-
-    done = stage(task, **given)
+    done = api.attention(task, **given)
     strength = done.diagonal_strength
     rows = [
         ("task", done.task),

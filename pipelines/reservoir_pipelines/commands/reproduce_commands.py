@@ -8,7 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from reservoir.errors import InputError
+from reservoir.option_fields import as_group
 from reservoir.options import CacheOptions, ClusterOptions, OutOptions, PlaceOptions, ReproduceOptions, TaskOptions
+from reservoir_pipelines import api
 from reservoir_pipelines.command import Answer, Table, command
 from reservoir_pipelines.output import notify, size_text, time_text
 
@@ -35,14 +37,14 @@ def reproduce(
     From recipe to numbers, of the paper or of your own; what is finished never runs twice.
     """
     from reservoir_pipelines.reproduction.recipe import recipe_names
-    from reservoir_pipelines.reproduction.reproduce import reproduce as stage
 
     if all == bool(tables):
         raise InputError(f"reproduce: name a table, a recipe's file, or --all; there are {', '.join(recipe_names())}")
 
     if dry_run:
         return _plan(tables or [], given)
-    done = stage(tables or [], confirm=_confirm if given.get("scale") in ("day", "full", "paper") else None, **given)
+    confirm = _confirm if given.get("scale") in ("day", "full", "paper") else None
+    done = api.reproduce(tables or [], confirm=confirm, **given)
     if done.failed:
         notify(f"{len(done.failed)} cells failed; the same command tries them again")
     rows = [
@@ -66,9 +68,7 @@ def report(
 
     HTML, complete in itself, of everything that was reproduced and fitted.
     """
-    from reservoir_pipelines.reports.report import report as stage
-
-    done = stage(folders or [], markdown=markdown, **given)
+    done = api.report(folders or [], markdown=markdown, **given)
     if show:
         typer.launch(str(done.page))
     return Answer(done, [(("", ""), [("page", done.page)])])
@@ -88,7 +88,8 @@ def _plan(tables: list[str], given: dict[str, Any]) -> Answer:
     from reservoir_pipelines.reproduction.estimate import estimate
     from reservoir_pipelines.reproduction.reproduce import planned_cells
 
-    cells, folder, places = planned_cells(tables, **given)
+    options, source = as_group(given, ReproduceOptions), as_group(given, TaskOptions)
+    cells, folder, places = planned_cells(tables, options, source, as_group(given, PlaceOptions))
     todo = [cell for cell in cells if not folder.result(cell.key)]
     costs = estimate(todo, places)
     lines = []

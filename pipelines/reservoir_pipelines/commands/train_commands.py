@@ -19,6 +19,7 @@ from reservoir.options import (
     ShapeOptions,
     TrainOptions,
 )
+from reservoir_pipelines import api
 from reservoir_pipelines.command import Answer, OwnTask, Table, command
 from reservoir_pipelines.commands.report_fit import evaluation_lines
 from reservoir_pipelines.output import notify, percent, score_text
@@ -35,10 +36,8 @@ def train(task: OwnTask, given: dict[str, Any]) -> Answer | None:
 
     End to end; chosen by validation, scored on test once.
     """
-    from reservoir_pipelines.training.train import train as stage
-
     with training_ends(", or --on-divergence report"):
-        done = stage(task, **given)
+        done = api.train(task, **given)
     found = done.to_dict() | {"train_score": done.train_score}
     return Answer(found, _training_tables(done)) if _speaks() else None
 
@@ -107,10 +106,8 @@ def pretrain(
 
     By training on text, on a stream of tokens, or on the task bit-memory.
     """
-    from reservoir_pipelines.pretraining.pretrain import pretrain as stage
-
     with training_ends():
-        done = stage(corpus, out=out, **given)
+        done = api.pretrain(corpus, out=out, **given)
     speed = f", {done.tokens / done.seconds:,.0f} a second" if done.seconds else ""
     named = ((name, value) for name, value in done.corpus.items() if name != "sha256")
     facts = (str(value) if name in ("corpus", "name") else f"{name} {value}" for name, value in named)

@@ -6,6 +6,7 @@ import inspect
 from dataclasses import Field, fields
 from typing import Any, TypeVar
 
+from reservoir.option_fields import keyword
 from reservoir.options import (
     CacheOptions,
     ComputeOptions,
@@ -15,7 +16,6 @@ from reservoir.options import (
     OwnDataOptions,
     ReservoirOptions,
 )
-from reservoir_pipelines.stage import keyword
 
 K = TypeVar("K", bound=type)
 

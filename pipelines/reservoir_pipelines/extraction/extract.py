@@ -14,7 +14,6 @@ from reservoir.options import ClusterOptions, ExtractOptions
 from reservoir_pipelines.extraction.receipts import recall, remember, request_of
 from reservoir_pipelines.output import Record, meter, notify
 from reservoir_pipelines.preparation.prepare import prepare_for_model
-from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workspace import cache_root
 
 if TYPE_CHECKING:
@@ -65,7 +64,6 @@ class Extraction(Record):
         return iter(self.store.splits)
 
 
-@stage
 def resolved_plan(task: str, options: ExtractOptions) -> Plan:
     """Return the plan of an extraction, each option with its value and the reason for it; nothing is computed.
 
@@ -77,11 +75,10 @@ def resolved_plan(task: str, options: ExtractOptions) -> Plan:
     return plan_of(prepared, options)
 
 
-@stage
 def extract(
     task: str,
     options: ExtractOptions,
-    cluster: ClusterOptions,
+    cluster: ClusterOptions = ClusterOptions(),
     *,
     splits: Sequence[str] | None = None,
 ) -> Extraction:
@@ -89,29 +86,6 @@ def extract(
 
     Whatever is cached already is reused: a finished extraction runs nothing, an interrupted one goes on, a new column
     is added without computing the others again. The same settings give the same bytes, however often it was stopped.
-
-    Parameters
-    ----------
-    task : str
-        Name of a task, or the path of your own data.
-    splits : sequence of str, optional
-        Compute these alone; a later call adds the others. All by default.
-    **options
-        Fields of `ExtractOptions` and `ClusterOptions`.
-        ``batch_rows`` is of a new entry: an existing one keeps its own, because the batch size changes the last bits. A
-        larger ``limit`` contains the rows of a smaller one. Workers share the blocks, and need the cache's folder.
-
-    Returns
-    -------
-    Extraction
-        ``extraction["train"]["block06/mean"]`` is an array (rows, width).
-
-    Examples
-    --------
-    >>> from reservoir_pipelines import extract
-    >>> features = extract("digits", limit=60, layers="block01", pool="mean")
-    >>> features["train"]["block01/mean"].shape
-    (60, 256)
     """
     started = time.monotonic()
     root = cache_root(options.cache)

@@ -14,7 +14,6 @@ from reservoir.options import ExtractOptions
 from reservoir_pipelines.extraction.run import Run, start_run
 from reservoir_pipelines.output import Record
 from reservoir_pipelines.preparation.prepare import prepare_for_model
-from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workspace import cache_root
 
 clock = time.perf_counter
@@ -69,27 +68,8 @@ class Forecast(Record):
     compute: str
 
 
-@stage
 def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers: int = 1) -> Forecast:
-    """Try some seconds of an extraction, and say what all of it will take; nothing is written but the prepared data.
-
-    Parameters
-    ----------
-    task : str
-        Name of a task, or the path of your own data; a sample of what there will be is enough.
-    rows : int, optional
-        Rows in all; those of the task by default, or as many as ``limit`` leaves.
-    workers : int, default 1
-        Processes or GPUs like this one that will share the work.
-    **options
-        Fields of `ExtractOptions`, as of `extract`.
-
-    Examples
-    --------
-    >>> from reservoir_pipelines import plan
-    >>> plan("digits", rows=1_000_000, layers="block01", pool="mean").rows
-    1000000
-    """
+    """Try some seconds of an extraction, and say what all of it will take; nothing is written but the prepared data."""
     started, root = clock(), cache_root(options.cache)
     options, prepared = prepare_for_model(task, options, root)
     run = start_run(task, options, prepared, root)

@@ -19,9 +19,9 @@ from reservoir.options import DeviceOptions, FitOptions
 from reservoir.plan import RAW
 from reservoir.readouts import (
     DEFAULT_ALPHAS,
+    Again,
     LinearReadout,
     NumpyArithmetic,
-    RereadableBlocks,
     TorchArithmetic,
     forward_selection,
     products_on,
@@ -43,7 +43,6 @@ from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, Sour
 from reservoir_pipelines.output import meter, notify
 from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep
 from reservoir_pipelines.preparation.prepared import scaling_from_json
-from reservoir_pipelines.stage import stage
 
 GREEDY_WIDTH = 6144
 """Joint width of the columns that greedy selection considers: it holds moments of order the square of that."""
@@ -52,37 +51,8 @@ FEW_ROWS, FEW_PER_CLASS = 100, 5
 """Fewer validation rows in all, or per class, cannot tell readouts apart."""
 
 
-@stage
 def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, place: DeviceOptions) -> Fit:
-    """Fit a readout to every column under every setting, and choose one by validation.
-
-    Parameters
-    ----------
-    features : Extraction, FeatureStore or Path, or a sequence of these
-        What `extract` returned, or the folder of an entry; several entries of the same rows are fitted together, their
-        columns named ``1:block06/mean``, ``2:block06/mean`` and so on.
-    **options
-        Fields of `FitOptions` and `DeviceOptions`. ``columns="all"`` tries each column alone, all columns of a layer
-        side by side, and the raw input; ``a+b`` joins two columns, ``best:4`` adds up to four, each the one that
-        raises the validation score most. A readout chosen on valid is then fitted to train and valid together.
-        ``out`` is by default a folder below the cache's ``readouts``, named after the entries and these options.
-
-    Returns
-    -------
-    Fit
-
-    Raises
-    ------
-    InputError, CacheError
-        If a column is not cached, an entry is not complete, or options contradict each other.
-
-    Examples
-    --------
-    >>> from reservoir_pipelines import extract, fit
-    >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"))
-    >>> found.best.metric, found.best.test_score > 0.5
-    ('accuracy', True)
-    """
+    """Fit a readout to every column under every setting, and choose one by validation."""
     started = time.monotonic()
     pool = Pool.of(features)
     task = Task.from_dict(pool.entry.spec.task)
@@ -219,7 +189,7 @@ def _greedy(pool: Pool, fits: Sequence[ColumnFit], fitter: RidgeFitter, most: in
             places[source.columns[0]], stop = slice(start, stop_here), stop_here
     joined = JoinedSource(tuple(parts))
     targets = make_targets(joined, fitter.classes, fitter.balanced)
-    train, valid = (RereadableBlocks(joined.blocks, (split,)) for split in ("train", "valid"))
+    train, valid = (Again(joined.blocks, (split,)) for split in ("train", "valid"))
     steps = forward_selection(train, valid, places, targets, fitter.alphas, limit=most)
     return [column_fit("ridge", step.columns, step.sweep) for step in steps[1:]]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from reservoir_cache import Entry, FeatureStore, path_below
 
-from reservoir import InputError
+from reservoir.errors import InputError, require_path
 from reservoir.plan import RAW, readout_candidates, single_columns
 from reservoir.tasks.task import Task
 from reservoir_pipelines.extraction.extract import Extraction
@@ -17,7 +17,6 @@ from reservoir_pipelines.fitting.raw import RawSource
 from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, Source
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import Prepared
-from reservoir_pipelines.stage import refuse_no_path
 
 Features = Extraction | FeatureStore | Path | str
 """What `fit` takes: what `extract` returned, or the folder of an entry."""
@@ -146,8 +145,7 @@ def _open(features: Features) -> FeatureStore:
         return features
     if isinstance(features, Extraction):
         return features.store
-    refuse_no_path(features, "fit: features")
-    return FeatureStore(Path(features))
+    return FeatureStore(Path(require_path(features, "fit: features")))
 
 
 def _cached(store: FeatureStore) -> list[str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from inspect import signature
+from dataclasses import dataclass, fields, replace
 from statistics import fmean, stdev
 from typing import Any
 
@@ -12,12 +11,11 @@ from reservoir_cache import Entry, aside
 
 from reservoir import InputError
 from reservoir.option_fields import MODULE_FUNCTION, without_where
-from reservoir.options import DeviceOptions, FitOptions
+from reservoir.options import DeviceOptions, ExtractOptions, FitOptions
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.fitting.results import Fit
-from reservoir_pipelines.stage import stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +44,13 @@ class SeedsFit:
         }
 
 
-@stage
 def fit_seeds(
-    entries: Sequence[Entry], seeds: int, options: FitOptions, place: DeviceOptions, *, named: str = ""
+    entries: Sequence[Entry],
+    seeds: int,
+    options: FitOptions = FitOptions(),
+    place: DeviceOptions = DeviceOptions(),
+    *,
+    named: str = "",
 ) -> SeedsFit:
     """Extract an entry's task through reservoirs of seeds 0 to ``seeds - 1`` and fit each to the columns all have.
 
@@ -63,7 +65,7 @@ def fit_seeds(
     root = entries[0].path.resolve().parents[2]
     with aside():
         made = [
-            extract(call["task"], cache=root, device=place.device, **{**call["settings"], "seed": seed})
+            extract(call["task"], replace(call["options"], cache=root, device=place.device, seed=seed))
             for seed in range(seeds)
         ]
     pools = [Pool.of(one) for one in made]
@@ -78,12 +80,13 @@ def fit_seeds(
 def _call(entry: Entry, named: str) -> dict[str, Any]:
     """Return how an entry was extracted, unless its file alone names a function to import, or is none of ours."""
     task, settings = (dict(entry.made_with.get("call") or {}).get(part) for part in ("task", "settings"))
-    known = {*without_where(signature(extract).parameters), "data"} - {"task"}  # the data folder is dropped below
-    if not isinstance(task, str) or not isinstance(settings, dict) or not settings.keys() <= known:
+    known = {item.name for item in fields(ExtractOptions)}
+    placed = isinstance(settings, dict) and without_where(settings).keys() != settings.keys() - {"data"}
+    if not isinstance(task, str) or not isinstance(settings, dict) or placed or not settings.keys() <= known:
         raise InputError(f"--seeds: {entry.path} does not tell how it was extracted; extract its task again")
     if MODULE_FUNCTION.fullmatch(task) and task != named:
         raise InputError(
             f"--seeds: {entry.path} was extracted from the function {task!r}; a module is imported only where you name "
             f"it: run reservoir fit {task} --seeds ... if you trust it"
         )
-    return {"task": task, "settings": without_where(settings)}
+    return {"task": task, "options": ExtractOptions(**without_where(settings))}

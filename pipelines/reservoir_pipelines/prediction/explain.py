@@ -21,7 +21,6 @@ from reservoir_pipelines.drawing import COLOURS, INK, figure_of, picture, save, 
 from reservoir_pipelines.output import Record
 from reservoir_pipelines.prediction.export import build
 from reservoir_pipelines.prediction.opened import open_readout
-from reservoir_pipelines.stage import stage
 
 MOST_LETTERS = 120  # that can be read side by side
 
@@ -45,49 +44,13 @@ class Explanation(Record):
     plot: Path
 
 
-@stage
 def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
-    """Draw what each position of some sequences adds to the score of the class that a readout gives them.
-
-    Parameters
-    ----------
-    readout : Path
-        Folder or JSON file of a linear readout that `fit` wrote.
-    file : Path
-        New sequences, in any form that `predict` reads.
-    **options
-        Fields of `ExplainOptions`; ``out`` is by default ``explained.png`` beside the readout.
-
-    Returns
-    -------
-    Explanation
-
-    Raises
-    ------
-    InputError
-        If the readout is not linear or has several labels per sequence, or the file is not readable.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from reservoir_pipelines import explain, extract, fit
-    >>> x = np.sin(np.arange(40)[:, None] * np.arange(1, 31) / 20)
-    >>> np.savez("waves.npz", x=x.T[:, :, None], y=np.arange(30) // 15)
-    >>> found = fit(extract("waves.npz"), out="waves-readout")
-    >>> [len(row.occluded) for row in explain("waves-readout", "waves.npz", first=2).rows]
-    [40, 40]
-    """
+    """Draw what each position of some sequences adds to the score of the class that a readout gives them."""
     bundle = open_readout(readout, linear=True)
     if bundle.task.readout_tokens * bundle.task.outputs > 1:
         raise InputError(f"readout {readout}: it gives a sequence several labels; explain takes one of one label")
     x, given = read_new(file, bundle.task)[:2]
     x, lengths = encode(bundle.task, x[: options.first], None if given is None else given[: options.first])
-    if lengths.max() > bundle.task.max_tokens:
-        row, most = int(np.argmax(lengths)), bundle.task.max_tokens
-        raise InputError(
-            f"{file}, row {row}: {lengths[row]:,} tokens; explain takes rows of up to the {most:,} that the "
-            "readout was fitted on. Cut the row, or use predict"
-        )
     plot = options.out or (readout if readout.is_dir() else readout.parent) / "explained.png"
     model = build(bundle, readout)
     if bundle.task.pictures:

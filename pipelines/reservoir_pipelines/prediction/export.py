@@ -25,7 +25,6 @@ from reservoir_pipelines.files import replace_file, writing
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.prediction.opened import load_part, open_readout
-from reservoir_pipelines.stage import stage
 
 FORMAT = 1
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
@@ -53,7 +52,6 @@ class Export(Record):
     tokens: tuple[int, int]
 
 
-@stage
 def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
     """Write a saved readout and its frozen maps as one model, from stored sequences to logits.
 

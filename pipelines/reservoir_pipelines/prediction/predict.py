@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from reservoir import InputError
-from reservoir.features import check_lengths, forward
+from reservoir.features import forward
 from reservoir.options import DeviceOptions, TrustOptions
-from reservoir.plan import RAW
 from reservoir.raw_input import raw_features
 from reservoir.readouts import samples, unsample
 from reservoir.reservoir import LoadedModel, Reservoir
@@ -24,7 +23,6 @@ from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.prediction.opened import load_part, open_readout
-from reservoir_pipelines.stage import stage
 
 BATCH_ROWS = 32
 BLOCK_ROWS = 256
@@ -75,34 +73,8 @@ class Prediction:
         return {str(name): chance for name, chance in zip(self.classes, chances, strict=True)} if chances else {}
 
 
-@stage
-def predict(readout: Path, file: Path, place: DeviceOptions, safety: TrustOptions) -> Predictions:
-    """Apply a saved readout to the sequences of a file.
-
-    Parameters
-    ----------
-    readout : Path
-        Folder or JSON file that `fit` wrote, or the folder of a run of `train`.
-    file : Path
-        Any file that a task can be made from, with or without labels, or an idx file of images.
-    **options
-        Fields of `DeviceOptions` and `TrustOptions`.
-
-    Returns
-    -------
-    Predictions
-        An iterator over one `Prediction` per sequence, in order; each block of rows is computed when it is reached.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from reservoir_pipelines import extract, fit, predict
-    >>> x = np.sin(np.arange(40)[:, None] * np.arange(1, 31) / 20)
-    >>> np.savez("waves.npz", x=x.T[:, :, None], y=np.arange(30) // 15)
-    >>> found = fit(extract("waves.npz"), out="waves-readout")
-    >>> len([each.label for each in predict("waves-readout", "waves.npz")])
-    30
-    """
+def predict(readout: Path, file: Path, place: DeviceOptions, safety: TrustOptions = TrustOptions()) -> Predictions:
+    """Apply a saved readout to the sequences of a file; each block of rows is computed when it is reached."""
     bundle = open_readout(readout, trust=safety.trust)
     raw, given, ids, y = read_new(file, bundle.task)
     if bundle.lengths and given is None and raw.dtype.kind != "U":  # texts are as long as they are
@@ -120,8 +92,6 @@ def predict(readout: Path, file: Path, place: DeviceOptions, safety: TrustOption
         _check_labels(bundle.task, file, y, len(x), each=counts is not None)
     _tell(bundle, file, lengths, labelled=y is not None)
     models = [load_part(bundle.task, p, place.device, readout) if p.reservoir else None for p in bundle.parts]
-    for model in filter(None, models):
-        check_lengths(model, lengths, f"{file}, row")
     return Predictions(bundle, models, NewRows(file=file, x=x, lengths=lengths, counts=counts, ids=ids, y=y))
 
 
@@ -181,13 +151,6 @@ def _tell(bundle: Bundle, file: Path, lengths: np.ndarray, *, labelled: bool) ->
     if short:
         every = f"the {bundle.task.max_tokens:,} tokens of every row that the readout was fitted on"
         notify(f"{file}: {short:,} rows are shorter than {every}")
-    long = int((lengths > bundle.task.max_tokens).sum())
-    by_position = [c for part in bundle.parts for c in part.columns if c == RAW or c.endswith("/tokens")]
-    if long and by_position and not bundle.task.each:
-        notify(
-            f"{file}: {long:,} rows are longer than any that the readout was fitted on; "
-            f"{', '.join(by_position)} read the first {bundle.task.max_tokens:,} tokens"
-        )
     if labelled and bundle.origin and file.resolve() == Path(bundle.origin):
         notify(f"{file}: the readout was fitted on rows of this file; how it does on new ones is what fit says of test")
 

@@ -12,7 +12,7 @@ from typing import Any
 from reservoir_cache import fault_point, make_folder, path_below, sync
 
 from reservoir.errors import InputError
-from reservoir.options import CacheOptions, ClusterOptions, DownloadOptions, ExtractOptions, TaskOptions
+from reservoir.options import ClusterOptions, DownloadOptions, ExtractOptions, TaskOptions
 from reservoir.plan import with_audio_options
 from reservoir.tasks import TASKS, Source, own_name, task_named
 from reservoir_pipelines.files import remove_unfinished_folders, source_contents, unfinished_folder
@@ -25,36 +25,24 @@ from reservoir_pipelines.preparation.prepared import (
     write_index,
     write_piece,
 )
-from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workers import map_pieces
 from reservoir_pipelines.workspace import cache_root, data_folder
 
 
-@stage
 def prepare(
-    task: str, options: TaskOptions, cluster: ClusterOptions, files: DownloadOptions, root: CacheOptions
+    task: str,
+    options: TaskOptions,
+    *,
+    cache: Path | None = None,
+    cluster: ClusterOptions = ClusterOptions(),
+    files: DownloadOptions = DownloadOptions(),
 ) -> Prepared:
     """Prepare a task's data, or open it where that has been done.
 
     The data lies under ``<root>/prepared/<task>-<settings>/<files>/``, the last two being digests of the task's
     parameters and of the names and contents of the source files. Such a folder is written under another name and
     then renamed, so it is whole or absent, and never changes: changed source files lead to another folder.
-
-    Parameters
-    ----------
-    task : str
-        The name of a task, or the path of your own data.
-    **options
-        Fields of `TaskOptions`, `ClusterOptions`, `DownloadOptions` and `CacheOptions`.
-
-    Examples
-    --------
-    >>> from reservoir_pipelines import prepare
-    >>> digits = prepare("digits")
-    >>> len(digits.split("train")), digits.task.classes
-    (1078, 10)
     """
-    cache = root.cache
     folder = download(task, cache=cache, mirrors=files.mirrors) if files.fetch else data_folder(options.data)
     source = task_named(task, data=folder, **options.given)
     settings = settings_folder(task, source, cache)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from reservoir.backbones import Backbone
 from reservoir.errors import InputError
-from reservoir.option_fields import flag_of
-from reservoir.options import PlaceOptions, PretrainOptions, ReservoirOptions, ShapeOptions
+from reservoir.option_fields import as_group, flag_of
+from reservoir.options import PlaceOptions, PretrainOptions, ReservoirOptions, RowOptions, ShapeOptions, TrainOptions
 from reservoir.pretraining.corpora import MOST_TOKENS
 from reservoir.pretraining.language_model import LanguageModel
 from reservoir.tasks.bits import BitMemory
@@ -49,14 +49,17 @@ def pretrain_bit_memory(shape: ShapeOptions, options: PretrainOptions, place: Pl
     done = train(
         BIT_MEMORY,
         ReservoirOptions(backbone=shape.backbone, init="random", seed=shape.seed),
+        RowOptions(),
+        replace(
+            as_group(options, TrainOptions),
+            train="all",
+            rows="fresh",
+            batch=rows,
+            learning_rate=options.learning_rate or LEARNING_RATE,
+            dropout=0.0,
+            run=out / RUN,
+        ),
         place,
-        train="all",
-        rows="fresh",
-        batch=rows,
-        learning_rate=options.learning_rate or LEARNING_RATE,
-        dropout=0.0,
-        run=out / RUN,
-        **{name: getattr(options, name) for name in ("steps", "eval_every", "compute", "compiled", "resume")},
     )
     with Run(out / RUN).lock():
         take_weights(model, load_run(out / RUN, "cpu", "float32").fpt.backbone)

@@ -21,7 +21,6 @@ from reservoir_pipelines.output import notify
 from reservoir_pipelines.pretraining.bit_memory import BIT_MEMORY, pretrain_bit_memory
 from reservoir_pipelines.pretraining.folder import RUN, check_folder, has_model, save_model
 from reservoir_pipelines.pretraining.outcome import Pretraining, plot_pretraining
-from reservoir_pipelines.stage import stage
 from reservoir_pipelines.training.run import CURVE, Run, make_config
 from reservoir_pipelines.training.session import train_in
 
@@ -29,30 +28,10 @@ FINAL_TOKENS = 2**18
 """Most held-out tokens that are measured at the end."""
 
 
-@stage
 def pretrain(
     corpus: str, shape: ShapeOptions, options: PretrainOptions, place: PlaceOptions, *, out: Path
 ) -> Pretraining:
-    """Pretrain a backbone on a corpus: the next token for causal models, hidden tokens for those that see both ways.
-
-    Parameters
-    ----------
-    corpus : str
-        Path of a text file, gzipped or not, or of a folder of them; the name of a stream: see
-        ``reservoir.pretraining.corpora.STREAMS``; or ``bit-memory``, the task itself: everything is trained on it.
-    out : Path
-        Folder of the model; transformers loads it, and so does ``--backbone``.
-    **options
-        Fields of `ShapeOptions`, `PretrainOptions` and `PlaceOptions`; ``steps`` are 2000. The vocabulary is of text
-        256 for bytes, more for a tokenizer trained on it; of a stream its number of tokens; of bit-memory that of the
-        token embeddings, which are not trained. Bit-memory has no context and no course of the learning rate.
-
-    Examples
-    --------
-    >>> from reservoir_pipelines import pretrain
-    >>> pretrain("zipf", out="zipf", backbone="mini:n_layer=1,n_embd=16,n_positions=64", steps=2).unit
-    'token'
-    """
+    """Pretrain a backbone on a corpus: the next token for causal models, hidden tokens for those that see both ways."""
     backbone = shape.backbone or DEFAULT_BACKBONE
     options = replace(options, steps=options.steps or STEPS)
     if corpus == BIT_MEMORY:

@@ -19,7 +19,6 @@ from reservoir_pipelines.output import Record, notify, printable
 from reservoir_pipelines.reports.reproduced import reproduction_part
 from reservoir_pipelines.reports.single import fit_part, is_fit, is_run, run_part
 from reservoir_pipelines.reproduction_folder import ReproductionFolder, is_reproduction
-from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workspace import cache_root
 
 HERE = files("reservoir_pipelines") / "reports"
@@ -37,23 +36,10 @@ class Report(Record):
     bytes: int
 
 
-@stage
 def report(sources: Sequence[str | Path], result: OutOptions, place: CacheOptions, *, markdown: bool = False) -> Report:
     """Write a page about folders of `reproduce`, `fit` and `train`; of all reproductions and fits for none.
 
     With ``markdown`` the tables alone, as text.
-
-    Raises
-    ------
-    InputError
-        If a folder is none of these, or nothing is kept yet.
-
-    Examples
-    --------
-    >>> from reservoir_pipelines import extract, fit, report
-    >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"))
-    >>> report([found.saved.parent], out="page.html").parts
-    1
     """
     root = cache_root(place.cache)
     parts = [_part(Path(path), number) for number, path in enumerate(sources, start=1)] or _all_parts(root)

@@ -79,6 +79,6 @@ def group(kind: type[G], settings: Mapping[str, Any]) -> G:
     return kind(**{item.name: settings[item.name] for item in fields(kind) if item.name in settings})
 
 
-def groups(stage: str, settings: Mapping[str, Any]) -> list[Options]:
+def groups(stage: str, settings: Mapping[str, Any]) -> list[Any]:
     """Return settings as the groups of options that a stage takes, and the cache and device."""
     return [group(kind, settings) for kind in (*STAGES[stage], options.PlaceOptions)]

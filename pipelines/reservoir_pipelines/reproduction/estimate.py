@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.errors import InputError
-from reservoir.options import ExtractOptions
+from reservoir.options import ExtractOptions, RowOptions
 from reservoir_pipelines.files import folder_bytes
 from reservoir_pipelines.output import notify, size_text, time_text
 from reservoir_pipelines.reproduction.cell import Cell, group, groups
@@ -80,7 +80,7 @@ def _try_train(task: str, settings: dict[str, Any]) -> Cost:
     from reservoir_pipelines.preparation.prepare import prepare
     from reservoir_pipelines.training.train import train
 
-    rows = prepare(task, *groups("train", settings)).rows
+    rows = prepare(task, group(RowOptions, settings), cache=settings.get("cache")).rows
     steps, every = settings["steps"], settings["eval_every"]
     short = {"steps": STEPS, "eval_every": STEPS, "limit": ROWS, "resume": False, "from_cache": False}
     with tempfile.TemporaryDirectory() as folder:

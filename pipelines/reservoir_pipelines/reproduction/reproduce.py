@@ -17,7 +17,6 @@ from reservoir_pipelines.output import Record, notify, silenced
 from reservoir_pipelines.reproduction.cell import Cell
 from reservoir_pipelines.reproduction.recipe import Recipe, load_recipe, recipe_names
 from reservoir_pipelines.reproduction_folder import ReproductionFolder
-from reservoir_pipelines.stage import stage
 from reservoir_pipelines.workers import map_pieces, run_processes
 from reservoir_pipelines.workspace import cache_root, data_folder
 
@@ -50,7 +49,6 @@ class Reproduction(Record):
     seconds: float
 
 
-@stage
 def reproduce(
     names: Sequence[str],
     options: ReproduceOptions,
@@ -60,28 +58,7 @@ def reproduce(
     *,
     confirm: Callable[[list[Cell], dict[str, Any]], bool] | None = None,
 ) -> Reproduction:
-    """Run the cells of recipes that have not finished yet, and fill their tables.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Names of recipes, or paths of TOML files; an empty sequence means all recipes of the package.
-    confirm : callable, optional
-        Called before anything runs, with the cells to run and the folders and device they use; returns whether to run.
-    **options
-        Fields of `ReproduceOptions`, `ClusterOptions` and `PlaceOptions`, and ``data`` of `TaskOptions`.
-
-    Raises
-    ------
-    InputError
-        If a recipe, or something in it, does not exist. A cell that fails does not end the run.
-
-    Examples
-    --------
-    >>> from reservoir_pipelines import reproduce
-    >>> reproduce(["figure6"]).failed
-    {}
-    """
+    """Run the cells of recipes that have not finished yet, and fill their tables."""
     started = time.monotonic()
     recipes, folder = load_recipes(names, options), _folder(options, place)
     cells, places = _cells(recipes), _places(source, place)
@@ -103,9 +80,11 @@ def reproduce(
     )
 
 
-@stage
 def planned_cells(
-    names: Sequence[str], options: ReproduceOptions, cluster: ClusterOptions, source: TaskOptions, place: PlaceOptions
+    names: Sequence[str],
+    options: ReproduceOptions = ReproduceOptions(),
+    source: TaskOptions = TaskOptions(),
+    place: PlaceOptions = PlaceOptions(),
 ) -> tuple[list[Cell], ReproductionFolder, dict[str, Any]]:
     """Return the cells that `reproduce` would run with the same arguments, its folder, and the folders they use."""
     return _cells(load_recipes(names, options)), _folder(options, place), _places(source, place)

@@ -11,7 +11,16 @@ from reservoir_cache import aside
 
 from reservoir.errors import InputError
 from reservoir.option_fields import typed
-from reservoir.options import ExtractOptions, FitOptions, OutOptions, PlaceOptions, TrainOptions
+from reservoir.options import (
+    CacheOptions,
+    ExtractOptions,
+    FitOptions,
+    ModelOptions,
+    OutOptions,
+    PlaceOptions,
+    TaskOptions,
+    TrainOptions,
+)
 from reservoir.reservoir import choose_device
 from reservoir_pipelines.attention_maps import attention
 from reservoir_pipelines.card import card
@@ -36,7 +45,8 @@ def run_cell(cell: Cell, folder: Path, folders: Mapping[str, str], places: Mappi
 
 
 def _fit(task: str, settings: dict[str, Any], _: Path) -> dict[str, Any]:
-    asked, of_fit, place = (group(kind, settings) for kind in (ExtractOptions, FitOptions, PlaceOptions))
+    asked, of_fit = group(ExtractOptions, settings), group(FitOptions, settings)
+    place = group(PlaceOptions, settings)
     with aside():
         features = extract(task, asked)
     done = fit(features, of_fit, place)
@@ -95,7 +105,8 @@ def _pretrain(_: str, settings: dict[str, Any], out: Path) -> dict[str, Any]:
     corpus, given = settings.get("corpus"), groups("pretrain", settings)
     if corpus is None:
         raise InputError("no text comes with this package; name yours: --override corpus=TEXT, a file or a folder")
-    done = pretrain(corpus, *given, out=out)
+    _, shape, recipe, place = given
+    done = pretrain(corpus, shape, recipe, place, out=out)
     return {
         "commands": [typed("pretrain", [corpus], *given[1:], OutOptions(out=out))],  # the first is the corpus itself
         "folder": str(out),
@@ -113,10 +124,10 @@ def _pretrain(_: str, settings: dict[str, Any], out: Path) -> dict[str, Any]:
 def _backbone(_: str, settings: dict[str, Any], place: Path) -> dict[str, Any]:
     name, plot = settings.pop("backbone"), place.with_suffix(".png")
     settings.pop("device", None)  # which it has not
-    given = [*groups("backbone", settings), OutOptions(out=plot)]
-    done = card(name, *given)
+    model, root, out = group(ModelOptions, settings), group(CacheOptions, settings), OutOptions(out=plot)
+    done = card(name, model, TaskOptions(), root, out)
     return {
-        "commands": [typed("backbone", [name], *given)],
+        "commands": [typed("backbone", [name], model, root, out)],
         "folder": str(plot),
         "bytes": plot.stat().st_size,
         "values": {

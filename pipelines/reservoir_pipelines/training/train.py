@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from reservoir.errors import InputError
-from reservoir.option_fields import typed
-from reservoir.options import RECIPE, PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
+from reservoir.option_fields import as_group, typed
+from reservoir.options import RECIPE, ExtractOptions, PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
 from reservoir.plan import is_native, resolve_model, with_audio_options
 from reservoir.readouts import metric_name
 from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
@@ -38,7 +38,6 @@ from reservoir_pipelines.output import notify
 from reservoir_pipelines.plots import plot_confusion
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
-from reservoir_pipelines.stage import stage
 from reservoir_pipelines.training.checkpoint import load_trained
 from reservoir_pipelines.training.data import choose_kind, hidden_states, sequences
 from reservoir_pipelines.training.run import CONFUSION, CURVE, Run, make_config
@@ -51,7 +50,6 @@ from reservoir_pipelines.workspace import cache_root, data_folder
 STEPS = 5000
 
 
-@stage
 def train(
     task: str, reservoir: ReservoirOptions, source: RowOptions, options: TrainOptions, place: PlaceOptions
 ) -> Training:
@@ -59,23 +57,6 @@ def train(
 
     The same settings give the same weights on a CPU, however often the run was stopped and resumed. Started by
     ``accelerate launch`` with several processes, each takes ``batch * accumulate`` rows of a step.
-
-    Parameters
-    ----------
-    task : str
-        Name of a task, or the path of your own data.
-    **options
-        Fields of `ReservoirOptions`, `RowOptions`, `TrainOptions` and `PlaceOptions`. The seed also chooses the order
-        of the rows and what is dropped; ``steps`` are 5000, those of an earlier part of the run included, and ``train``
-        is what a Frozen Pretrained Transformer trains and the backbone has; without ``run`` the folder lies below the
-        cache and is named by all that changes a number. Of a ``sweep`` every run is kept, and one that was stopped goes
-        on; what does best on the validation split is returned.
-
-    Examples
-    --------
-    >>> from reservoir_pipelines import train
-    >>> train("bit-xor", depth=1, steps=2, eval_every=2).steps
-    2
     """
     one = partial(_train_one, task, reservoir, with_audio_options(task, reservoir, source), place)
     return sweep(one, options) if options.sweep else one(options)
@@ -220,7 +201,8 @@ def _from_cache(job: _Job) -> tuple[nn.Module, TrainingRows]:
     upper = {"layers": layer, "pool": "last" if layer == "final" else "all", "store": options.store or "float16"}
     with job.ranks.first_alone():
         where = {"cache": job.place.cache, "device": str(model.device), "compute": model.compute}
-        store = extract(job.task, model.settings, job.source, **upper, **where).store
+        reservoir = as_group(model.settings, ReservoirOptions)
+        store = extract(job.task, ExtractOptions(**vars(reservoir), **vars(job.source), **upper, **where)).store
     part = UpperPart(model.fpt, layer)
     return part, hidden_states(model, part, store, job.targets)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reservoir.option_fields import as_group, seconds_of, typed
@@ -20,11 +20,10 @@ from reservoir.options import (
     TuneOptions,
 )
 from reservoir.plan import RAW as RAW_COLUMN
-from reservoir.readouts import HeldOutScore
+from reservoir.readouts import HeldOut
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.results import Fit
 from reservoir_pipelines.output import Record, notify, silenced
-from reservoir_pipelines.stage import stage
 from reservoir_pipelines.tuning.budget import Budget
 from reservoir_pipelines.tuning.joining import choose
 from reservoir_pipelines.tuning.reserve import Reserve
@@ -66,7 +65,6 @@ class Tuning(Record):
     seconds: float
 
 
-@stage
 def tune(
     task: str,
     options: TuneOptions,
@@ -85,33 +83,6 @@ def tune(
     as held-out rows gain by more than noise. Test is neither read nor run through a reservoir until the winner is
     fitted, and scored once. All features stay in the cache; a search that was stopped goes on, and one that has ended
     does too, with a larger budget.
-
-    Parameters
-    ----------
-    task : str
-        Name of a task, or the path of your own data.
-    show : callable, optional
-        Called with each trial as it ends, or is found in the file of an earlier call.
-    clock : callable, optional
-        Gives the seconds that the budget is measured in.
-    **options
-        Fields of `TuneOptions`, `ShapeOptions`, `RowOptions`, `PlaceOptions` and `ClusterOptions`. ``budget`` counts
-        what earlier calls have spent on trials. A ``backbone`` that is named is the only one. Workers share the
-        reservoirs, and find of each what one process finds.
-
-    Returns
-    -------
-    Tuning
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from reservoir_pipelines import tune
-    >>> x = np.sin(np.arange(40)[:, None] * np.arange(1, 31) / 20)
-    >>> np.savez("waves.npz", x=x.T[:, :, None], y=np.arange(30) // 15)
-    >>> found = tune("waves.npz", budget="5s", trials=1)
-    >>> found.metric
-    'accuracy'
     """
     budget = Budget(seconds_of(options.budget), clock=clock)
     where = Where.of(task, ExtractOptions(**vars(shape), **vars(source), **vars(place)))
@@ -149,7 +120,7 @@ def _finish(
     where: Where,
     trials: dict[int, Trial],
     chosen: Sequence[int],
-    found: HeldOutScore,
+    found: HeldOut,
     limit: int | None,
     cluster: ClusterOptions,
 ) -> tuple[Fit, tuple[str, ...]]:
@@ -164,9 +135,8 @@ def _finish(
         names += [RAW_COLUMN] if number == RAW else [prefix + column for column in trials[number].columns]
     options = FitOptions(columns="+".join(names), alphas=f"{found.alpha!r}:{found.alpha!r}:1")
     device, place = as_group(where.options, DeviceOptions), as_group(where.options, CacheOptions)
-    fitted = fit(
-        [entry.entry for entry in entries], options, device, workers=cluster.workers, scheduler=cluster.scheduler
-    )
+    shared = replace(options, workers=cluster.workers, scheduler=cluster.scheduler)
+    fitted = fit([entry.entry for entry in entries], shared, device)
     said = [where.typed(number, limit) for number in numbers]
     keys = [entry.store.entry.key[:16] for entry in entries]
     return fitted, (*said, typed("fit", keys, options, device, place))

@@ -1,4 +1,4 @@
-"""The shape of the house: imports run one way and in no circle, each option is declared once, --help is quick."""
+"""Structure of the packages: imports run one way and in no circle, each option is declared once, --help is quick."""
 
 import ast
 import subprocess
@@ -111,15 +111,6 @@ def test_no_folders_import_each_other_in_a_circle():
     assert circle(rooms()) == []
 
 
-def test_pipelines_has_nine_floors():
-    own = {name: targets for name, targets in rooms().items() if name.startswith("reservoir_pipelines.")}
-
-    def floor(name):
-        return 1 + max((floor(target) for target in own[name] & own.keys()), default=0)
-
-    assert max(map(floor, own)) <= 9
-
-
 def test_each_option_is_declared_once():
     from reservoir import options
 
@@ -127,26 +118,6 @@ def test_each_option_is_declared_once():
     declared = [name for kind in kinds for name in vars(kind).get("__annotations__", {})]
     assert len(declared) > 40
     assert sorted(declared) == sorted(set(declared))
-
-
-def test_a_stage_is_called_with_fields_or_groups_of_options():
-    from reservoir_pipelines.stage import stage
-
-    from reservoir.errors import InputError
-    from reservoir.options import PlaceOptions, ReservoirOptions
-
-    @stage
-    def whole(task: str, reservoir: "ReservoirOptions", place: "PlaceOptions"):
-        return task, reservoir, place
-
-    named = whole("mnist", backbone="gpt2", device="cpu")
-    assert named == whole("mnist", ReservoirOptions(backbone="gpt2"), PlaceOptions(device="cpu"))
-    assert whole("mnist", ReservoirOptions(backbone="gpt2"), seed=3)[1] == ReservoirOptions(backbone="gpt2", seed=3)
-    assert whole("mnist", cache="here") == whole("mnist", PlaceOptions(cache=Path("here")))
-    with pytest.raises(TypeError, match="bakbone"):
-        whole("mnist", bakbone="gpt2")
-    with pytest.raises(InputError, match="--seed -1"):
-        whole("mnist", seed=-1)
 
 
 def test_no_function_is_longer_than_a_screen():

@@ -1,0 +1,623 @@
+"""The public functions: one per stage, every option a keyword.
+
+Each builds the groups of options that its stage takes and calls the stage. What editors, type checkers, ``help()`` and
+the reference show is made from those groups: here as signature and docstring, in ``__init__.pyi`` as a stub.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, fields
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from reservoir.errors import nearest, require_path
+from reservoir.option_fields import Options, as_group, keyword
+from reservoir.options import (
+    AttentionOptions,
+    CacheOptions,
+    ClusterOptions,
+    DeviceOptions,
+    DownloadOptions,
+    ExplainOptions,
+    ExtractOptions,
+    FitOptions,
+    OutOptions,
+    PlaceOptions,
+    PretrainOptions,
+    ReproduceOptions,
+    ReservoirOptions,
+    RowOptions,
+    ShapeOptions,
+    TaskOptions,
+    TrainOptions,
+    TrustOptions,
+    TuneOptions,
+)
+
+if TYPE_CHECKING:
+    from reservoir_cache import FeatureStore
+
+    from reservoir_pipelines.attention_maps import Attention
+    from reservoir_pipelines.extraction.extract import Extraction
+    from reservoir_pipelines.extraction.forecast import Forecast
+    from reservoir_pipelines.fitting.results import Fit
+    from reservoir_pipelines.foreign_backbone import Imported
+    from reservoir_pipelines.prediction.explain import Explanation
+    from reservoir_pipelines.prediction.export import Export
+    from reservoir_pipelines.prediction.predict import Predictions
+    from reservoir_pipelines.preparation.prepared import Prepared
+    from reservoir_pipelines.pretraining.outcome import Pretraining
+    from reservoir_pipelines.reports.report import Report
+    from reservoir_pipelines.reproduction.reproduce import Reproduction
+    from reservoir_pipelines.training.training_result import Training
+    from reservoir_pipelines.tuning.tune import Tuning
+
+    StrPath = str | PathLike[str]
+    Features = Extraction | FeatureStore | Path | str
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def takes(*groups: type[Options]) -> Callable[[F], F]:
+    """Write the options of some groups into a function's signature and docstring; the function stays as it is."""
+
+    def document(function: F) -> F:
+        own = [p for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_KEYWORD]
+        items = {item.name: item for group in groups for item in fields(group)}
+        items = {name: item for name, item in items.items() if name not in {p.name for p in own}}
+        options = [keyword(item.name, item.default, str(item.type)) for item in items.values()]
+        vars(function)["__signature__"] = inspect.Signature([*own, *options], return_annotation=_returned(function))
+        described = "\n".join(map(_described, items.values()))
+        function.__doc__ = (function.__doc__ or "").replace("    **options", described)
+        return function
+
+    return document
+
+
+def _returned(function: Callable[..., Any]) -> str:
+    return str(function.__annotations__["return"])
+
+
+def _described(item: Field[Any]) -> str:
+    """Return an option as numpydoc describes a parameter."""
+    kinds = str(item.type).replace("Sequence[str]", "sequence of str").replace("Mapping[str, Any]", "mapping")
+    words = [kind.replace("Path", "path-like") for kind in kinds.split(" | ") if kind != "None"]
+    default = "optional" if item.default is None else f"default={item.default!r}"
+    shown, text = item.metadata["shown"], item.metadata["help"]
+    text += ("" if text.endswith(".") else ".") + (f" Default: {shown}." if shown else "")
+    below = textwrap.fill(text, 112, initial_indent=" " * 8, subsequent_indent=" " * 8)
+    return f"    {item.name} : {' or '.join(words)}, {default}\n{below}"
+
+
+def _check(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Raise `TypeError` for a keyword that a function does not have."""
+    known = inspect.signature(function).parameters
+    for name in given.keys() - known.keys():
+        raise TypeError(f"{function.__name__}() has no keyword {name!r}{nearest(name, known)}")
+
+
+@takes(TaskOptions, ClusterOptions, DownloadOptions, CacheOptions)
+def prepare(task: StrPath, **options: Any) -> Prepared:
+    """Prepare a task's data, or open it if that has been done.
+
+    The data lies in the cache, named after the task's parameters and the contents of the source files. It is written
+    whole or not at all and never changes; changed source files are prepared again beside it.
+
+    Parameters
+    ----------
+    task : str or path-like
+        Name of a task, or the path of your own data.
+    **options
+
+    Returns
+    -------
+    Prepared
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import prepare
+    >>> digits = prepare("digits")
+    >>> len(digits.split("train")), digits.task.classes
+    (1078, 10)
+    """
+    from reservoir_pipelines.preparation.prepare import prepare as run
+
+    _check(prepare, options)
+    cluster, files = as_group(options, ClusterOptions), as_group(options, DownloadOptions)
+    cache = as_group(options, CacheOptions).cache
+    task = require_path(task, "prepare: task")
+    return run(task, as_group(options, TaskOptions), cache=cache, cluster=cluster, files=files)
+
+
+@takes(ExtractOptions, ClusterOptions)
+def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: Any) -> Extraction:
+    """Run a frozen transformer over a task once and cache its pooled hidden states.
+
+    Whatever is cached already is reused: a finished extraction runs nothing, an interrupted one goes on, and a new
+    column is added without computing the others again. The same settings give the same bytes, however often the
+    extraction was stopped.
+
+    Parameters
+    ----------
+    task : str or path-like
+        Name of a task, or the path of your own data.
+    splits : sequence of str, optional
+        Compute only these splits; a later call adds the others. All by default.
+    **options
+
+    Returns
+    -------
+    Extraction
+        ``extraction["train"]["block06/mean"]`` is an array (rows, width).
+
+    Notes
+    -----
+    ``batch_rows`` holds for a new entry. An existing entry keeps its own, because the batch size changes the last bits.
+    A larger ``limit`` contains the rows of a smaller one. Workers share the blocks and need access to the cache.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import extract
+    >>> features = extract("digits", limit=60, layers="block01", pool="mean")
+    >>> features["train"]["block01/mean"].shape
+    (60, 256)
+    """
+    from reservoir_pipelines.extraction.extract import extract as run
+
+    _check(extract, options)
+    task = require_path(task, "extract: task")
+    return run(task, as_group(options, ExtractOptions), as_group(options, ClusterOptions), splits=splits)
+
+
+@takes(ExtractOptions)
+def plan(task: StrPath, *, rows: int | None = None, workers: int = 1, **options: Any) -> Forecast:
+    """Measure a few seconds of an extraction and estimate the time, disk and memory of all of it.
+
+    Nothing is written but the prepared data.
+
+    Parameters
+    ----------
+    task : str or path-like
+        Name of a task, or the path of your own data; a sample of the future data is enough.
+    rows : int, optional
+        Rows in all. The task's own by default, or ``limit`` per split.
+    workers : int, default=1
+        Processes or GPUs like this one that will share the work.
+    **options
+
+    Returns
+    -------
+    Forecast
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import plan
+    >>> plan("digits", rows=1_000_000, layers="block01", pool="mean").rows
+    1000000
+    """
+    from reservoir_pipelines.extraction.forecast import plan as run
+
+    _check(plan, options)
+    return run(require_path(task, "plan: task"), as_group(options, ExtractOptions), rows=rows, workers=workers)
+
+
+@takes(FitOptions, DeviceOptions)
+def fit(features: Features | Sequence[Features], **options: Any) -> Fit:
+    """Fit a readout to every column under every setting and choose one by validation.
+
+    Parameters
+    ----------
+    features : Extraction, FeatureStore or path-like, or a sequence of these
+        What `extract` returned, or the folder of an entry. Several entries of the same rows are fitted together; their
+        columns are named ``1:block06/mean``, ``2:block06/mean`` and so on.
+    **options
+
+    Returns
+    -------
+    Fit
+
+    Raises
+    ------
+    InputError, CacheError
+        If a column is not cached, an entry is incomplete, or settings contradict each other.
+
+    Notes
+    -----
+    With ``columns="all"`` each column is tried alone, the columns of each layer side by side, and the raw input, which
+    is chosen if nothing scores better. ``a+b`` reads two columns side by side; ``best:4`` adds up to four greedily by
+    validation. A readout chosen on the validation split is then fitted to train and valid together.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import extract, fit
+    >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"))
+    >>> found.best.metric, found.best.test_score > 0.5
+    ('accuracy', True)
+    """
+    from reservoir_pipelines.fitting.fit import fit as run
+
+    _check(fit, options)
+    return run(features, as_group(options, FitOptions), as_group(options, DeviceOptions))
+
+
+@takes(TuneOptions, ShapeOptions, RowOptions, PlaceOptions, ClusterOptions)
+def tune(task: StrPath, *, show: Callable[[Any], None] | None = None, **options: Any) -> Tuning:
+    """Search for the reservoirs that suit some data, and fit a readout to the best of them side by side.
+
+    The default reservoir and random variations of it are extracted and judged by cross-validation on train and valid.
+    The best are joined as long as held-out rows gain by more than noise. Test rows are scored once, by the winner.
+    Features stay in the cache, and a search that was stopped goes on, also with a larger budget.
+
+    Parameters
+    ----------
+    task : str or path-like
+        Name of a task, or the path of your own data.
+    show : callable, optional
+        Called with each trial as it ends, or is found in the file of an earlier call.
+    **options
+
+    Returns
+    -------
+    Tuning
+
+    Notes
+    -----
+    ``budget`` includes the trials of earlier calls. If ``backbone`` is given, no other is tried. Workers share the
+    reservoirs and find what one process would find.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from reservoir_pipelines import tune
+    >>> x = np.sin(np.arange(40)[:, None] * np.arange(1, 31) / 20)
+    >>> np.savez("waves.npz", x=x.T[:, :, None], y=np.arange(30) // 15)
+    >>> found = tune("waves.npz", budget="5s", trials=1)
+    >>> found.metric
+    'accuracy'
+    """
+    from reservoir_pipelines.tuning.tune import tune as run
+
+    _check(tune, options)
+    groups = (as_group(options, TuneOptions), as_group(options, ShapeOptions), as_group(options, RowOptions))
+    place, cluster = as_group(options, PlaceOptions), as_group(options, ClusterOptions)
+    shown: dict[str, Any] = {} if show is None else {"show": show}
+    return run(require_path(task, "tune: task"), *groups, place, cluster, **shown)
+
+
+@takes(DeviceOptions, TrustOptions)
+def predict(readout: StrPath, file: StrPath, **options: Any) -> Predictions:
+    """Apply a saved readout to the sequences of a file.
+
+    Parameters
+    ----------
+    readout : str or path-like
+        Folder or JSON file that `fit` wrote, or the folder of a run of `train`.
+    file : str or path-like
+        Any file that a task can be made from, with or without labels, or an idx file of images.
+    **options
+
+    Returns
+    -------
+    Predictions
+        An iterator over one `Prediction` per sequence, in order; each block of rows is computed when it is reached.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from reservoir_pipelines import extract, fit, predict
+    >>> x = np.sin(np.arange(40)[:, None] * np.arange(1, 31) / 20)
+    >>> np.savez("waves.npz", x=x.T[:, :, None], y=np.arange(30) // 15)
+    >>> found = fit(extract("waves.npz"), out="waves-readout")
+    >>> len([each.label for each in predict("waves-readout", "waves.npz")])
+    30
+    """
+    from reservoir_pipelines.prediction.predict import predict as run
+
+    _check(predict, options)
+    readout, file = require_path(readout, "predict: readout"), require_path(file, "predict: file")
+    return run(Path(readout), Path(file), as_group(options, DeviceOptions), as_group(options, TrustOptions))
+
+
+@takes(ExplainOptions)
+def explain(readout: StrPath, file: StrPath, **options: Any) -> Explanation:
+    """Draw what each position of some sequences adds to the score of the predicted class.
+
+    Parameters
+    ----------
+    readout : str or path-like
+        Folder or JSON file of a linear readout that `fit` wrote.
+    file : str or path-like
+        New sequences, in any form that `predict` reads.
+    **options
+
+    Returns
+    -------
+    Explanation
+
+    Raises
+    ------
+    InputError
+        If the readout is not linear or has several labels per sequence, or the file is not readable.
+
+    Notes
+    -----
+    ``out`` is ``explained.png`` in the readout's folder by default.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from reservoir_pipelines import explain, extract, fit
+    >>> x = np.sin(np.arange(40)[:, None] * np.arange(1, 31) / 20)
+    >>> np.savez("waves.npz", x=x.T[:, :, None], y=np.arange(30) // 15)
+    >>> found = fit(extract("waves.npz"), out="waves-readout")
+    >>> [len(row.occluded) for row in explain("waves-readout", "waves.npz", first=2).rows]
+    [40, 40]
+    """
+    from reservoir_pipelines.prediction.explain import explain as run
+
+    _check(explain, options)
+    readout, file = require_path(readout, "explain: readout"), require_path(file, "explain: file")
+    return run(Path(readout), Path(file), as_group(options, ExplainOptions))
+
+
+@takes(OutOptions)
+def export(readout: StrPath, *, to: str = "torch", **options: Any) -> Export:
+    """Write a saved readout and its frozen model as one file, from a raw sequence to logits.
+
+    ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that it
+    gives what `predict` gives. ``onnx`` writes a float32 graph, because runtimes have few bfloat16 operators.
+
+    Parameters
+    ----------
+    readout : str or path-like
+        Folder or JSON file of a linear readout that `fit` wrote, or the folder of a run of `train`.
+    to : {"torch", "onnx"}, default="torch"
+        Form of the file.
+    **options
+
+    Returns
+    -------
+    Export
+
+    Notes
+    -----
+    ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import export, extract, fit
+    >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"), columns="block01/mean", out="digits")
+    >>> export("digits").model.name
+    'model.pt2'
+    """
+    from reservoir_pipelines.prediction.export import export as run
+
+    _check(export, options)
+    return run(Path(require_path(readout, "export: readout")), as_group(options, OutOptions), to=to)
+
+
+@takes(ReservoirOptions, RowOptions, TrainOptions, PlaceOptions)
+def train(task: StrPath, **options: Any) -> Training:
+    """Train some groups of a model's parameters on a task, with everything else frozen.
+
+    The same settings give the same weights on a CPU, however often the run was stopped and resumed. Started by
+    ``accelerate launch`` with several processes, each process takes ``batch * accumulate`` rows of a step.
+
+    Parameters
+    ----------
+    task : str or path-like
+        Name of a task, or the path of your own data.
+    **options
+
+    Returns
+    -------
+    Training
+
+    Notes
+    -----
+    ``seed`` also chooses the order of the rows and the dropped values. ``steps`` includes those of an earlier part of
+    the run. Without ``run``, the folder lies in the cache and is named by everything that changes a number. With
+    ``sweep``, every run is kept, an interrupted one goes on, and the best on the validation split is returned.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import train
+    >>> train("bit-xor", depth=1, steps=2, eval_every=2).steps
+    2
+    """
+    from reservoir_pipelines.training.train import train as run
+
+    _check(train, options)
+    reservoir, source = as_group(options, ReservoirOptions), as_group(options, RowOptions)
+    recipe, place = as_group(options, TrainOptions), as_group(options, PlaceOptions)
+    return run(require_path(task, "train: task"), reservoir, source, recipe, place)
+
+
+@takes(ShapeOptions, PretrainOptions, PlaceOptions)
+def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> Pretraining:
+    """Pretrain a backbone on a corpus.
+
+    Causal models learn to predict the next token; models that see both directions learn to predict hidden tokens.
+
+    Parameters
+    ----------
+    corpus : str or path-like
+        Path of a text file (also ``.gz``) or of a folder of them; the name of a stream of tokens (``nesting``,
+        ``zipf``, ``uniform``); or ``bit-memory``, the task itself, on which all parameters are trained.
+    out : str or path-like
+        Folder of the model. transformers loads it, and so does ``backbone=``.
+    **options
+
+    Returns
+    -------
+    Pretraining
+
+    Notes
+    -----
+    ``vocabulary`` is 256 for the bytes of a text, more for a tokenizer that is trained on it, and the number of tokens
+    of a stream. For bit-memory it is the size of the token embeddings, which are not trained. Bit-memory has neither a
+    context nor a learning rate schedule.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import pretrain
+    >>> pretrain("zipf", out="zipf", backbone="mini:n_layer=1,n_embd=16,n_positions=64", steps=2).unit
+    'token'
+    """
+    from reservoir_pipelines.pretraining.pretrain import pretrain as run
+
+    _check(pretrain, options)
+    corpus, folder = require_path(corpus, "pretrain: corpus"), Path(require_path(out, "pretrain: out"))
+    shape, recipe = as_group(options, ShapeOptions), as_group(options, PretrainOptions)
+    return run(corpus, shape, recipe, as_group(options, PlaceOptions), out=folder)
+
+
+@takes(ReservoirOptions, TaskOptions, AttentionOptions, PlaceOptions)
+def attention(task: StrPath, **options: Any) -> Attention:
+    """Draw and save the attention maps of one block over the first rows of a split.
+
+    With ``run``, the folder of a run of `train`, the model, the task's parameters and the scaling are the run's.
+
+    Parameters
+    ----------
+    task : str or path-like
+        Name of a task, or the path of your own data.
+    **options
+
+    Returns
+    -------
+    Attention
+        Its ``one`` and ``mean`` are arrays (heads, tokens, tokens).
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import attention
+    >>> attention("digits", average=20, out="maps.png").mean.shape
+    (4, 16, 16)
+    """
+    from reservoir_pipelines.attention_maps import attention as run
+
+    _check(attention, options)
+    reservoir, source = as_group(options, ReservoirOptions), as_group(options, TaskOptions)
+    drawn, place = as_group(options, AttentionOptions), as_group(options, PlaceOptions)
+    return run(require_path(task, "attention: task"), reservoir, source, drawn, place)
+
+
+def import_backbone(source: StrPath, out: StrPath) -> Imported:
+    """Write the weights of a foreign file as a folder that ``backbone=`` takes; no code of the file is run.
+
+    Parameters
+    ----------
+    source : str or path-like
+        An ONNX file of a ViT or DINOv2 whose tensors have transformers' names; a GGUF file; or a ``pytorch_model.bin``
+        beside its ``config.json``, or their folder.
+    out : str or path-like
+        A new folder.
+
+    Returns
+    -------
+    Imported
+        The folder, and the tensors that were left out.
+
+    Raises
+    ------
+    InputError
+        If the weights cannot be read without running code, or no backbone can be loaded from them.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformers import GPT2Config, GPT2Model
+    >>> from reservoir_pipelines import import_backbone
+    >>> model = GPT2Model(GPT2Config(n_layer=1, n_embd=16, n_head=2, n_positions=64, vocab_size=50))
+    >>> model.config.save_pretrained("old")
+    >>> torch.save(model.state_dict(), "old/pytorch_model.bin")
+    >>> imported = import_backbone("old", "new")
+    >>> sorted(path.name for path in imported.folder.iterdir())
+    ['config.json', 'model.safetensors']
+    """
+    from reservoir_pipelines.foreign_backbone import import_backbone as run
+
+    return run(Path(source), Path(out))
+
+
+@takes(ReproduceOptions, ClusterOptions, TaskOptions, PlaceOptions)
+def reproduce(
+    names: StrPath | Sequence[StrPath], *, confirm: Callable[[Any, Any], bool] | None = None, **options: Any
+) -> Reproduction:
+    """Run the cells of recipes that have not finished yet, and fill their tables.
+
+    Parameters
+    ----------
+    names : str, path-like or a sequence of these
+        Names of recipes, or paths of TOML files. An empty sequence means all recipes of the package.
+    confirm : callable, optional
+        Called before anything runs with the cells to run and the folders and device they use. Nothing runs if it
+        returns False.
+    **options
+
+    Returns
+    -------
+    Reproduction
+
+    Raises
+    ------
+    InputError
+        If a recipe, or something in it, does not exist. A cell that fails does not end the run.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import reproduce
+    >>> reproduce(["figure6"]).failed
+    {}
+    """
+    from reservoir_pipelines.reproduction.reproduce import reproduce as run
+
+    _check(reproduce, options)
+    chosen, cluster = as_group(options, ReproduceOptions), as_group(options, ClusterOptions)
+    source, place = as_group(options, TaskOptions), as_group(options, PlaceOptions)
+    return run(_several(names, "reproduce: names"), chosen, cluster, source, place, confirm=confirm)
+
+
+@takes(OutOptions, CacheOptions)
+def report(sources: StrPath | Sequence[StrPath], *, markdown: bool = False, **options: Any) -> Report:
+    """Write a page about folders of `reproduce`, `fit` and `train`.
+
+    Parameters
+    ----------
+    sources : str, path-like or a sequence of these
+        The folders. All reproductions and fits in the cache for an empty sequence.
+    markdown : bool, default=False
+        Write only the tables, as Markdown.
+    **options
+
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    InputError
+        If a folder is none of these, or nothing is cached yet.
+
+    Examples
+    --------
+    >>> from reservoir_pipelines import extract, fit, report
+    >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"))
+    >>> report([found.saved.parent], out="page.html").parts
+    1
+    """
+    from reservoir_pipelines.reports.report import report as run
+
+    _check(report, options)
+    out, place = as_group(options, OutOptions), as_group(options, CacheOptions)
+    return run(_several(sources, "report: sources"), out, place, markdown=markdown)
+
+
+def _several(values: StrPath | Sequence[StrPath], what: str) -> list[str]:
+    listed = values if isinstance(values, Sequence) and not isinstance(values, str) else [values]
+    return [require_path(value, what) for value in listed]
