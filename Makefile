@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 DEVELOPS := .venv/.develops
 export RESERVOIR_CACHE ?= $(CURDIR)/demo
 
-.PHONY: demo headline test docs faults bench results results-check lint clean
+.PHONY: demo headline test test-oldest docs faults bench results results-check lint clean
 
 demo: $(INSTALLED)  ## the main job on embedded defaults: digits through mini, the GPT-2 that comes with the package
 	$(BIN)/reservoir extract digits
@@ -16,6 +16,9 @@ headline: $(INSTALLED)  ## the README's first table from all training rows, DATA
 
 test: $(DEVELOPS)  ## every test, two at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+test-oldest:  ## the tests with the lowest versions that pyproject.toml allows; needs uv
+	.ci/oldest
 
 docs: $(DEVELOPS)  ## the site, in docs/build/html; needs no network, and fails on a broken link or reference
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m sphinx -b html -W --keep-going docs docs/build/html
@@ -57,4 +60,4 @@ $(DEVELOPS): $(INSTALLED)
 	touch $@
 
 clean:  ## everything that make has made
-	rm -rf .venv demo docs/build docs/examples docs/made docs/project
+	rm -rf .venv .venv-oldest demo docs/build docs/examples docs/made docs/project

@@ -68,6 +68,13 @@ def forward(
     return {column: joined(values, parse_column(column)[1], owner, lengths) for column, values in found.items()}
 
 
+def check_lengths(model: LoadedModel, lengths: np.ndarray, where: str) -> None:
+    """Raise `InputError`, beginning with ``where``, if a row has more tokens than the model reads; texts are cut."""
+    row = int(np.argmax(lengths))
+    if model.reader is None:
+        model.fpt.backbone.check_length(int(model.windows.counts(lengths[row])), f"{where} {row}: ")
+
+
 def label_places(model: LoadedModel, x: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
     """Return the token at which each label of stored sequences is read, (rows, labels), -1 where there is none.
 

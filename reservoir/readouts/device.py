@@ -1,11 +1,11 @@
-"""Where the products of readouts run: numpy on the processor, or torch on a device such as a GPU.
+"""Matrix products of readouts: numpy on the CPU, or torch on a device such as a GPU.
 
     with products_on(TorchArithmetic("cuda")):
         found = sweep(train, valid, targets)
 
-Moments, scores and kernel matrices are written once, against the few operations that both have; data goes to the
-device block by block, and what comes back is numpy's. Products are in the same precisions on both: float64 for moments
-and kernel matrices, that of the features for scores (never TF32, whose 10 bits of mantissa would cost three digits).
+Moments, scores and kernel matrices are written once, in terms of the few operations of an `Arithmetic`. Data is moved
+to the device block by block, and results are numpy arrays. Both use the same precision: float64 for moments and kernel
+matrices, the features' own for scores, and never TF32, whose 10-bit mantissa would cost three digits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _add_square: Any = get_blas_funcs("syrk", dtype=np.float64)
 
 @dataclass(frozen=True)
 class NumpyArithmetic:
-    """numpy on the processor; arrays have operators, slices and ``mean``, as those of torch do."""
+    """numpy on the CPU."""
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> np.ndarray:
         """Return an array of zeros."""
@@ -50,7 +50,7 @@ class NumpyArithmetic:
 
 @dataclass(frozen=True)
 class TorchArithmetic:
-    """torch on a device that has float64, by its name in torch: ``cuda``, ``cuda:1``."""
+    """torch on a device with float64, by its name in torch: ``cuda``, ``cuda:1``."""
 
     device: str
 
@@ -61,13 +61,13 @@ class TorchArithmetic:
         return torch.zeros(shape, dtype=getattr(torch, np.dtype(dtype).name), device=self.device)
 
     def put(self, x: np.ndarray) -> Any:
-        """Return a tensor on the device; the values travel in the dtype that they have."""
+        """Return a tensor on the device, of the same dtype."""
         import torch
 
         return torch.tensor(np.ascontiguousarray(x), device=self.device)
 
     def product(self, a: Any, b: Any) -> Any:
-        """Return the matrix product, without TF32 whatever the process has set."""
+        """Return the matrix product, computed without TF32 whatever the process has set."""
         import torch
 
         before = torch.get_float32_matmul_precision()
@@ -92,14 +92,14 @@ _current: ContextVar[Arithmetic] = ContextVar("arithmetic", default=NumpyArithme
 
 
 def arithmetic() -> Arithmetic:
-    """Return the arithmetic of the innermost `products_on`; numpy's outside of any."""
+    """Return the arithmetic of the innermost `products_on`, by default `NumpyArithmetic`."""
     return _current.get()
 
 
 @contextmanager
-def products_on(place: Arithmetic) -> Iterator[None]:
-    """Run the products of all readouts that are fitted inside the ``with`` block on one device."""
-    token = _current.set(place)
+def products_on(chosen: Arithmetic) -> Iterator[None]:
+    """Use one arithmetic for all readouts that are fitted inside the ``with`` block."""
+    token = _current.set(chosen)
     try:
         yield
     finally:

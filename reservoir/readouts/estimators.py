@@ -11,20 +11,20 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.model_selection import BaseCrossValidator, check_cv
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
 from reservoir.readouts.kfold import cross_sweep
 from reservoir.readouts.ridge import DEFAULT_ALPHAS
 from reservoir.readouts.sweep import Sweep
 from reservoir.readouts.targets import Targets, balanced_weights
 
-# scikit-learn's own defaults for these parameters are strings and integers, from which type checkers infer too little.
+# The defaults of these parameters are strings and integers, from which type checkers infer types that are too narrow.
 _validate: Callable[..., Any] = validate_data
 _check_cv: Callable[..., Any] = check_cv
 
 
 class _RidgeSweep(BaseEstimator):
-    """What the classifier and the regressor share: selection of the penalty, and the linear map."""
+    """Base class of the classifier and the regressor: selection of the penalty, and the linear map."""
 
     alphas: npt.ArrayLike | None
     cv: int | BaseCrossValidator
@@ -35,10 +35,10 @@ class _RidgeSweep(BaseEstimator):
     def _sweep(
         self, x: np.ndarray, y: np.ndarray, labels: np.ndarray, targets: Targets, weights: np.ndarray | None
     ) -> Sweep:
-        """Fit (n, w) features to (n, outputs) labels and keep what scikit-learn's ridge models keep."""
+        """Fit features (n, w) to labels (n, outputs) and set the attributes of scikit-learn's ridge models."""
         fold = fold_numbers(self.cv, x, labels, classifier=targets.classes > 0)
         alphas = DEFAULT_ALPHAS if self.alphas is None else np.asarray(self.alphas, np.float64)
-        block = (x, y, fold) if weights is None else present(x, y, fold, weights)
+        block = (x, y, fold) if weights is None else drop_weightless(x, y, fold, weights)
         found = cross_sweep([block], targets, alphas, folds=int(block[2].max()) + 1)
         best: Any = found.best_by_target() if self.alpha_per_target else found.best
         readout = found.path.readout(best, targets, found.temperature)
@@ -65,24 +65,24 @@ class RidgeSweepClassifier(ClassifierMixin, _RidgeSweep):
         W(alpha) = argmin  sum_i p_i || y_i - b - W' z_i ||^2 + alpha || W ||^2
 
     come from one reduction of Z'PZ, for all data and for all data but each fold (standardised as all data are). The
-    penalty that classifies most held-out samples rightly is chosen; of equal ones the largest.
+    penalty that classifies most held-out samples correctly is chosen; ties go to the largest penalty.
 
     Parameters
     ----------
     alphas : array-like of shape (n_alphas,), default=None
-        Positive penalties; None for 25 values from 1e-2 to 1e6 in equal ratios.
+        Positive penalties; by default 25 values from 1e-2 to 1e6 in equal ratios.
     cv : int or cross-validator, default=5
         Folds; a cross-validator's test folds must hold every sample exactly once. An integer stratifies.
     class_weight : dict or "balanced", default=None
-        Weights p of the classes, as in scikit-learn. Standardisation is weighted alike, so that weight 2 counts as
-        every sample of the class given twice.
+        Weights p of the classes, as in scikit-learn. Standardisation uses the same weights, so that a weight of 2 is
+        equivalent to giving every sample of the class twice.
 
     Attributes
     ----------
     coef_ : ndarray of shape (1, n_features) or (n_classes, n_features)
         Weights of the features as given.
     intercept_ : ndarray of shape (1,) or (n_classes,)
-        Scores of features that are all 0.
+        Scores where all features are 0.
     classes_ : ndarray of shape (n_classes,)
         The labels.
     alpha_ : float
@@ -90,15 +90,15 @@ class RidgeSweepClassifier(ClassifierMixin, _RidgeSweep):
     alphas_ : ndarray of shape (n_alphas,)
         Penalties tried.
     cv_scores_ : ndarray of shape (n_alphas,)
-        Share of held-out samples that each penalty classified rightly.
+        Share of held-out samples that each penalty classified correctly.
     best_score_ : float
-        That of the chosen penalty.
+        Score of the chosen penalty.
     temperature_ : float
         Divisor of the scores in `predict_proba`, fitted to the held-out scores.
     n_features_in_ : int
         Number of features.
     feature_names_in_ : ndarray of shape (``n_features_in_``,)
-        Names of the features, where they were given as strings.
+        Names of the features, if they were given as strings.
 
     Notes
     -----
@@ -133,7 +133,7 @@ class RidgeSweepClassifier(ClassifierMixin, _RidgeSweep):
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, sample_weight: npt.ArrayLike | None = None) -> Self:
         """Fit every penalty to features X (n_samples, n_features) and labels y (n_samples,), and choose one.
 
-        A sample of weight 2 counts as two, one of weight 0 as none.
+        A sample of weight 2 counts as two samples; a sample of weight 0 is ignored.
         """
         checked, labels = _validate(self, X, y, dtype=[np.float64, np.float32])
         weights = sample_weights(sample_weight, checked)
@@ -166,36 +166,36 @@ class RidgeSweepRegressor(RegressorMixin, _RidgeSweep):
         W(alpha) = argmin  sum_i || y_i - b - W' z_i ||^2 + alpha || W ||^2
 
     come from one reduction of Z'Z, for all data and for all data but each fold. The penalty with the highest R^2 of
-    held-out samples, averaged over targets, is chosen; of equal ones the largest. Thousands of targets take little more
-    than the products of held-out samples with their weights.
+    held-out samples, averaged over targets, is chosen; ties go to the largest penalty. Thousands of targets take little
+    more than the products of held-out samples with their weights.
 
     Parameters
     ----------
     alphas : array-like of shape (n_alphas,), default=None
-        Positive penalties; None for 25 values from 1e-2 to 1e6 in equal ratios.
+        Positive penalties; by default 25 values from 1e-2 to 1e6 in equal ratios.
     cv : int or cross-validator, default=5
         Folds; a cross-validator's test folds must hold every sample exactly once.
     alpha_per_target : bool, default=False
-        Choose each target's own penalty, instead of one for all.
+        Choose a separate penalty for each target, instead of one for all.
 
     Attributes
     ----------
     coef_ : ndarray of shape (n_features,) or (n_targets, n_features)
         Weights of the features as given.
     intercept_ : float or ndarray of shape (n_targets,)
-        Prediction for features that are all 0.
+        Prediction where all features are 0.
     alpha_ : float or ndarray of shape (n_targets,)
-        The chosen penalty; an array where each target has its own.
+        The chosen penalty; an array if each target has its own.
     alphas_ : ndarray of shape (n_alphas,)
         Penalties tried.
     cv_scores_ : ndarray of shape (n_alphas,) or (n_alphas, n_targets)
         R^2 of each penalty over all held-out samples, averaged over targets unless each has its own penalty.
     best_score_ : float or ndarray of shape (n_targets,)
-        That of the chosen penalty.
+        Score of the chosen penalty.
     n_features_in_ : int
         Number of features.
     feature_names_in_ : ndarray of shape (``n_features_in_``,)
-        Names of the features, where they were given as strings.
+        Names of the features, if they were given as strings.
 
     Examples
     --------
@@ -220,7 +220,7 @@ class RidgeSweepRegressor(RegressorMixin, _RidgeSweep):
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, sample_weight: npt.ArrayLike | None = None) -> Self:
         """Fit every penalty to X (n_samples, n_features) and y, (n_samples,) or (n_samples, n_targets); choose one.
 
-        A sample of weight 2 counts as two, one of weight 0 as none.
+        A sample of weight 2 counts as two samples; a sample of weight 0 is ignored.
         """
         checked, values = _validate(self, X, y, dtype=[np.float64, np.float32], multi_output=True, y_numeric=True)
         columns = np.asarray(values, np.float64).reshape(len(values), -1)
@@ -243,9 +243,9 @@ class RidgeSweepRegressor(RegressorMixin, _RidgeSweep):
 def code_labels(
     labels: np.ndarray, class_weight: Mapping[Any, float] | str | None, weights: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray, Targets]:
-    """Return the classes that have samples of weight, the class number of each sample, and how they are coded.
+    """Return the classes, the class number of each sample, and the coding of the labels.
 
-    A sample without weight, which alone is of its class, gets any number.
+    Classes whose samples all have weight 0 are left out, and these samples get an arbitrary number.
     """
     check_classification_targets(labels)
     counted = labels if weights is None else labels[weights > 0]
@@ -262,27 +262,31 @@ def code_labels(
 
 
 def sample_weights(given: npt.ArrayLike | None, x: np.ndarray) -> np.ndarray | None:
-    """Return the weights (n,) of samples; None where all count once. A weight that is not finite, or below 0, fails."""
+    """Return the weights (n,) of samples, or None if none are given; raise `ValueError` if one is not 0 or more."""
     if given is None:
         return None
-    weights = np.asarray(_check_sample_weight(given, x, dtype=np.float64, ensure_non_negative=True))
+    values = np.asarray(given, np.float64)
+    weights = np.full(len(x), values) if values.ndim == 0 else column_or_1d(values)
+    check_consistent_length(x, weights)
+    if not (np.isfinite(weights).all() and (weights >= 0).all()):
+        raise ValueError("sample_weight has a value that is negative or not finite")
     if not weights.any():
-        raise ValueError("sample_weight is 0 for every sample; give at least one a weight")
+        raise ValueError("sample_weight is zero for every sample; give at least one a weight")
     return weights
 
 
-def present(x: np.ndarray, y: np.ndarray, fold: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return the samples that have a weight, with the folds (n,) or (n, deals) that are left numbered anew."""
+def drop_weightless(x: np.ndarray, y: np.ndarray, fold: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return the samples whose weight is not 0, with their folds (n,) or (n, repeats) renumbered from 0."""
     kept = weights > 0
-    deals = fold[kept].reshape(int(kept.sum()), -1).T
-    numbered = np.stack([np.unique(deal, return_inverse=True)[1] for deal in deals], axis=1)
+    repeats = fold[kept].reshape(int(kept.sum()), -1).T
+    numbered = np.stack([np.unique(repeat, return_inverse=True)[1] for repeat in repeats], axis=1)
     return x[kept], y[kept], numbered.reshape(-1, *fold.shape[1:]), weights[kept]
 
 
 def fold_numbers(
     cv: Any, x: np.ndarray, labels: np.ndarray, groups: np.ndarray | None = None, *, classifier: bool
 ) -> np.ndarray:
-    """Return the fold of each sample, (n,); `ValueError` where they do not hold every sample exactly once."""
+    """Return the fold of each sample, (n,); raise `ValueError` if a sample is not held out exactly once."""
     fold, times = np.zeros(len(x), np.int64), np.zeros(len(x), np.int64)
     for k, (_, held) in enumerate(_check_cv(cv, labels, classifier=classifier).split(x, labels, groups)):
         fold[held] = k

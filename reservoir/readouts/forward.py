@@ -17,7 +17,7 @@ from reservoir.readouts.targets import Targets
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Step:
+class SelectionStep:
     """One step of a forward selection: the columns chosen so far, in order, and the sweep over them side by side."""
 
     columns: tuple[str, ...]
@@ -32,18 +32,35 @@ def forward_selection(
     alphas: np.ndarray = DEFAULT_ALPHAS,
     *,
     limit: int,
-) -> list[Step]:
-    """Add the column that raises validation accuracy most, until none does or there are ``limit`` of them.
+) -> list[SelectionStep]:
+    """Add the column that raises validation accuracy most, until none does or ``limit`` columns are chosen.
 
-    One pass over train yields the moments of all columns side by side; those of any subset, given by where each column
-    lies, are a part of them. Each step then solves every candidate and passes once over valid for all of them. Memory
-    is of order the square of the widths' sum, so a long list of columns is first cut to the most accurate ones. There
-    is at least one step; the last is the most accurate, and of equally good columns the first is taken.
+    One pass over train gives the moments of all columns side by side; the moments of any subset are a part of them.
+    Each step then solves every candidate and reads valid once for all of them. Memory grows with the square of the
+    total width, so callers cut a long list of columns to the most accurate ones first.
+
+    Parameters
+    ----------
+    train, valid : iterable of Block
+        Features (m, w) and labels (m, outputs), all columns side by side.
+    columns : mapping of str to slice
+        The features of each column.
+    targets : Targets
+        Coding of the labels.
+    alphas : ndarray, (A,)
+        Penalties.
+    limit : int
+        Largest number of columns.
+
+    Returns
+    -------
+    list of SelectionStep
+        At least one step, with rising accuracy; between equally accurate columns the first one is added.
     """
     if not columns or limit < 1:
         raise InputError(f"columns: at most {limit} of {len(columns)} columns; give at least one of both")
     training = gather(train, targets)
-    steps: list[Step] = []
+    steps: list[SelectionStep] = []
     while len(steps) < min(limit, len(columns)):
         chosen = steps[-1].columns if steps else ()
         candidates = [(*chosen, name) for name in columns if name not in chosen]
@@ -54,7 +71,7 @@ def forward_selection(
     return steps
 
 
-def _accuracy(step: Step) -> float:
+def _accuracy(step: SelectionStep) -> float:
     return float(step.sweep.accuracy[step.sweep.best])
 
 
@@ -65,7 +82,7 @@ def _try(
     candidates: list[tuple[str, ...]],
     targets: Targets,
     alphas: np.ndarray,
-) -> list[Step]:
+) -> list[SelectionStep]:
     """Return the sweep of every candidate, in one pass over valid."""
     parts = [
         np.concatenate([np.arange(columns[name].start, columns[name].stop) for name in names]) for names in candidates
@@ -76,6 +93,6 @@ def _try(
         for part, scorer, tally in zip(parts, scorers, tallies, strict=True):
             tally.update(scorer(x[:, part]), y)
     return [
-        Step(columns=names, sweep=Sweep.of(path, tally))
+        SelectionStep(columns=names, sweep=Sweep.of(path, tally))
         for names, path, tally in zip(candidates, paths, tallies, strict=True)
     ]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.readouts.kernel import Kernel
+from reservoir.readouts.kernel import KernelMatrix
 from reservoir.readouts.linear import LinearPath
 from reservoir.readouts.moments import Block, Moments, accumulate
 from reservoir.readouts.ridge import ridge_path
@@ -19,7 +19,7 @@ from reservoir.readouts.targets import Targets
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Samples:
-    """Samples in memory: features (n, w), encoded targets (n, t) and weights (n,), if not all are 1."""
+    """Samples in memory: features (n, w), encoded targets (n, t), and weights (n,) or None if all are 1."""
 
     x: np.ndarray
     y: np.ndarray
@@ -31,8 +31,8 @@ class Samples:
 
 
 @dataclass(frozen=True, eq=False)
-class Again:
-    """A stream that is made anew each time it is iterated."""
+class RereadableBlocks:
+    """A stream of blocks that starts again each time it is iterated: ``make(*arguments)`` returns its iterator."""
 
     make: Callable[..., Iterator[Any]]
     arguments: tuple[Any, ...]
@@ -45,7 +45,7 @@ Training = Moments | Samples
 
 
 def gather(blocks: Iterable[Block], targets: Targets) -> Training:
-    """Read training data once, in memory of order w^2: as samples where they are fewer than features, else moments."""
+    """Read training data once, in memory of order w^2: as samples if they are fewer than the features, else moments."""
     few, stream = head(blocks)
     if few is None:
         return training_moments(stream, targets)
@@ -54,7 +54,7 @@ def gather(blocks: Iterable[Block], targets: Targets) -> Training:
 
 
 def head(blocks: Iterable[tuple[np.ndarray, ...]]) -> tuple[tuple[np.ndarray, ...] | None, Iterable[Any]]:
-    """Return the parts of all blocks put together where samples are fewer than features; else None, and the blocks."""
+    """Return all blocks concatenated if they have fewer samples than features; else None, and the unread stream."""
     seen: list[tuple[np.ndarray, ...]] = []
     stream = iter(blocks)
     for block in stream:
@@ -72,13 +72,13 @@ def training_moments(blocks: Iterable[Block], targets: Targets) -> Moments:
 
 
 def solve(training: Training, alphas: np.ndarray, emphasis: np.ndarray | None = None) -> LinearPath:
-    """Return the ridge solution of every penalty, in kernel form for fewer samples than features.
+    """Return the ridge solution of every penalty, in kernel form if there are fewer samples than features.
 
-    Standardised features are multiplied by ``emphasis`` (w,), if it is given.
+    ``emphasis`` (w,) holds factors of the standardised features.
     """
     if isinstance(training, Moments):
         return ridge_path(training, alphas, emphasis=emphasis)
     n, w = training.x.shape
     if n < w:
-        return Kernel.of(training.x, training.weights, emphasis).path(training.y, alphas)
+        return KernelMatrix.of(training.x, training.weights, emphasis).path(training.y, alphas)
     return ridge_path(accumulate([(training.x, training.y, training.weights)]), alphas, emphasis=emphasis)

@@ -1,8 +1,8 @@
-"""Ridge regression by the products of samples, for fewer samples than features: one matrix serves folds and penalties.
+"""Ridge regression from the kernel matrix, for fewer samples than features; one matrix serves all folds and penalties.
 
-With Z the standardised features, W = Z'(ZZ' + alpha I)^-1 (Y - mean Y) needs of the features only ZZ'. Scores of
-held-out samples are sums of such products too, so cross-validation never comes back to the features. The scale is that
-of all samples, as it is in the readout that is used in the end; the mean is that of the samples that are fitted.
+With Z the standardised features, W = Z'(ZZ' + alpha I)^-1 (Y - mean Y) needs only ZZ' of the features. Scores of
+held-out samples are sums of its entries too, so cross-validation does not read the features again. Features are scaled
+by their deviation over all samples, as in the final readout, and centred by the mean of the fitted samples.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from reservoir.readouts.moments import constant
 from reservoir.readouts.ridge import inverse, positive
 from reservoir.readouts.tridiagonal import Tridiagonal
 
-CHUNK = 2048  # features that are held in float64 at once
+CHUNK = 2048  # features that are in memory in float64 at once
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Kernel:
-    """Samples x (n, w) with weights (n,), the mean and the scale (w,) that make them Z, and ZZ' (n, n)."""
+class KernelMatrix:
+    """Samples x (n, w), their weights (n,), the mean and scale (w,) of their features, and ZZ' (n, n)."""
 
     x: np.ndarray
     weights: np.ndarray
@@ -33,7 +33,7 @@ class Kernel:
     products: np.ndarray
 
     @classmethod
-    def of(cls, x: np.ndarray, weights: np.ndarray | None = None, emphasis: np.ndarray | None = None) -> Kernel:
+    def of(cls, x: np.ndarray, weights: np.ndarray | None = None, emphasis: np.ndarray | None = None) -> KernelMatrix:
         """Standardise samples, times emphasis (w,), and multiply them, some features at a time.
 
         Raises `InputError` where one is not finite.
@@ -66,12 +66,12 @@ class Kernel:
         every = np.ones(len(y), bool)
         dual, offset = self._solve(y, every, alphas)
         on = arithmetic()
-        there = on.put(np.ascontiguousarray(dual.transpose(1, 0, 2)).reshape(len(y), -1))
+        on_device = on.put(np.ascontiguousarray(dual.transpose(1, 0, 2)).reshape(len(y), -1))
         coef = np.empty((self.x.shape[1], len(alphas) * y.shape[1]))
         for part in _chunks(self.x):
             z = self.x[:, part].T - self.mean[part, None]
             z *= self.scale[part, None]
-            coef[part] = on.fetch(on.product(on.put(z), there))
+            coef[part] = on.fetch(on.product(on.put(z), on_device))
         weights = coef.reshape(len(coef), len(alphas), -1).transpose(1, 0, 2)
         return LinearPath.from_standardised(alphas, weights, offset, self.mean, self.scale)
 

@@ -22,7 +22,7 @@ from scipy.special import expit, logsumexp
 
 from reservoir.errors import InputError
 from reservoir.readouts.gather import Training, gather
-from reservoir.readouts.kernel import Kernel
+from reservoir.readouts.kernel import KernelMatrix
 from reservoir.readouts.lbfgs import Evaluation, minimise_together
 from reservoir.readouts.linear import LinearPath
 from reservoir.readouts.moments import BLOCK_ROWS, Block, Moments
@@ -105,7 +105,7 @@ def _principal_axes(training: Training) -> _Axes:
         mean, scale, count = training.mean, inverse(training.std), training.count
         values, vectors = eigh(training.xx * scale * scale[:, None], driver="evd", overwrite_a=True)
     else:
-        kernel = Kernel.of(training.x, training.weights)
+        kernel = KernelMatrix.of(training.x, training.weights)
         mean, scale, count = kernel.mean, kernel.scale, float(kernel.weights.sum())
         roots = np.sqrt(kernel.weights)
         values, vectors = eigh(kernel.products * roots * roots[:, None], driver="evd", overwrite_a=True)

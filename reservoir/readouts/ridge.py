@@ -23,7 +23,7 @@ from reservoir.readouts.moments import Moments
 from reservoir.readouts.tridiagonal import Tridiagonal
 
 DEFAULT_ALPHAS = np.geomspace(1e-2, 1e6, 25)
-MOST_ALPHAS = 1000  # the models of all are held at once
+MOST_ALPHAS = 1000  # the models of all penalties are in memory at once
 WIDEST = 1e-6, 1e10
 
 
@@ -32,8 +32,7 @@ def ridge_path(
 ) -> LinearPath:
     """Return the ridge solutions from moments (primal form): time of order w^3, whatever the number of samples.
 
-    Features are standardised by the deviations (w,) that are given; by the moments' own, where none are. Then they are
-    multiplied by ``emphasis`` (w,), if it is given.
+    Features are standardised by ``std`` (w,), by default that of the moments, and then multiplied by ``emphasis`` (w,).
     """
     scale = inverse(moments.std if std is None else std) * (1.0 if emphasis is None else emphasis)
     matrix = moments.xx * scale[:, None]
@@ -42,11 +41,11 @@ def ridge_path(
     return LinearPath.from_standardised(alphas, weights, moments.y_mean, moments.mean, scale)
 
 
-def beside_raw(raw: np.ndarray) -> np.ndarray:
-    """Return the emphasis (w,) of columns beside the raw input, from which features are of that, bool (w,).
+def balance_raw(raw: np.ndarray) -> np.ndarray:
+    """Return factors (w,) of standardised features that give the raw input half of the variance.
 
-    Both sides get half of all variance, which stays what it was, so that penalties keep their size: a few hundred raw
-    features beside ten thousand others would else count for nothing.
+    ``raw`` (w,) tells which features are raw input. The total variance stays the same, so that penalties keep their
+    size. Without these factors, a few hundred raw features next to ten thousand others would have no influence.
     """
     return np.sqrt(len(raw) / 2 / np.where(raw, raw.sum(), (~raw).sum()))
 
@@ -67,10 +66,10 @@ def parse_alphas(text: str) -> np.ndarray:
     return np.geomspace(lo, hi, n)
 
 
-def widened(alphas: np.ndarray, best: int) -> np.ndarray | None:
-    """Return the grid carried on to 1e-6 or 1e10 where the best penalty is its end; None where there is nothing to add.
+def extended_alphas(alphas: np.ndarray, best: int) -> np.ndarray | None:
+    """Return the grid extended to 1e-6 or 1e10 if the best penalty is at its end; None if nothing can be added.
 
-    The new penalties have the ratio of the old ones, or that of a third of a decade where it is larger.
+    New penalties continue the ratio of the grid, or a third of a decade if that is larger.
     """
     low, high = float(np.min(alphas)), float(np.max(alphas))
     ratio = max(10 ** (1 / 3), (high / low) ** (1 / max(1, len(alphas) - 1)))
@@ -82,12 +81,12 @@ def widened(alphas: np.ndarray, best: int) -> np.ndarray | None:
 
 
 def positive(alphas: np.ndarray) -> np.ndarray:
-    """Return the penalties, or raise `InputError` where one is not a positive number."""
+    """Return the penalties; raise `InputError` if one is not a positive number."""
     if not (len(alphas) and np.isfinite(alphas).all() and np.min(alphas) > 0):
         raise InputError(f"readout: penalties {list(alphas)} must be positive numbers; drop the others")
     return alphas
 
 
 def inverse(std: np.ndarray) -> np.ndarray:
-    """Return 1 / std, and 0 for constant channels, which so get weights of exactly 0."""
+    """Return 1 / std, and 0 for constant channels, so that their weights are exactly 0."""
     return np.divide(1.0, std, out=np.zeros_like(std), where=std > 0)

@@ -1,4 +1,4 @@
-"""The sweep over penalties of one column: one pass over train, one over valid, every penalty's accuracy."""
+"""The sweep over penalties of one column: one pass over train, one over valid, and the accuracy of every penalty."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from reservoir.readouts.targets import Targets
 
 
 class Tally:
-    """Running accuracy of A readouts over blocks: the share of right labels, over samples and outputs, or R^2.
+    """Running accuracy of A readouts over blocks: the share of correct labels over samples and outputs, or R^2.
 
     For real targets it is the mean over outputs of
 
         R^2 = 1 - sum (y - s)^2 / sum (y - mean y)^2
 
-    (a constant output counts 1 where it is met exactly and 0 elsewhere, as in ``sklearn.metrics.r2_score``). The loss
-    tells equally accurate readouts apart: how far, squared, scores of classes are from the coding of the labels.
+    where a constant output scores 1 if it is predicted exactly, else 0, as in ``sklearn.metrics.r2_score``. The loss
+    ranks equally accurate readouts: the mean squared distance between the scores and the coding of the labels.
     """
 
     def __init__(self, targets: Targets) -> None:
         self.targets = targets
         self.samples = 0.0
-        self._hits: np.ndarray | None = None  # (A,) right labels, or (A, outputs) squared residuals
-        self._far: np.ndarray | float = 0.0  # (A,) squared distances of scores from the coding
+        self._hits: np.ndarray | None = None  # (A,) correct labels, or (A, outputs) squared residuals
+        self._distances: np.ndarray | float = 0.0  # (A,) squared distances of scores from the coding
         self._origin = np.zeros(targets.outputs)
         self._sum = np.zeros(targets.outputs)
         self._squares = np.zeros(targets.outputs)
@@ -41,8 +41,8 @@ class Tally:
         if not self.targets.classes:
             return self.update_squares(counted @ np.square(scores - y.astype(np.float64)), y, weights)
         hits = (self.targets.predict(scores) == y).sum(axis=2) @ counted
-        apart = np.square(scores - self.targets.encode(y)).sum(axis=2, dtype=np.float64)
-        self._far = self._far + apart @ counted
+        distances = np.square(scores - self.targets.encode(y)).sum(axis=2, dtype=np.float64)
+        self._distances = self._distances + distances @ counted
         self._hits = hits if self._hits is None else self._hits + hits
         self.samples += float(counted.sum())
         return self
@@ -51,7 +51,7 @@ class Tally:
         """Count a block of real targets by its weighted sums of squared residuals (A, outputs)."""
         counted, values = np.ones(len(y)) if weights is None else weights, y.astype(np.float64)
         if not self.samples:
-            self._origin = values[0]  # sums of squares about a value of the data's own size lose no digits
+            self._origin = values[0]  # subtracted first, so that the sums of squares keep their digits
         self._sum += counted @ (values - self._origin)
         self._squares += counted @ np.square(values - self._origin)
         self._hits = squares if self._hits is None else self._hits + squares
@@ -59,13 +59,13 @@ class Tally:
         return self
 
     def accuracy(self) -> np.ndarray:
-        """Return the accuracy of each readout, (A,), over all samples so far; `ValueError` where there are none."""
+        """Return the accuracy of each readout, (A,), over all samples so far; raise `ValueError` if there are none."""
         if self.targets.classes and self._hits is not None:
             return self._hits / (self.samples * self.targets.outputs)
         return self.by_target().mean(axis=-1)
 
     def by_target(self) -> np.ndarray:
-        """Return R^2 of each readout and real target, (A, outputs); `ValueError` where there are no samples."""
+        """Return R^2 of each readout and real target, (A, outputs); raise `ValueError` if there are no samples."""
         if self._hits is None:
             raise ValueError("no samples were counted")
         total = self._squares - np.square(self._sum) / self.samples
@@ -74,9 +74,9 @@ class Tally:
         return np.where(constant, np.where(self._hits > 0, 0.0, 1.0), 1.0 - ratio)
 
     def loss(self) -> np.ndarray:
-        """Return the loss of each readout, (A,), mean over all samples so far; of real targets 1 - R^2."""
+        """Return the mean loss of each readout, (A,), over all samples so far; for real targets it is 1 - R^2."""
         return (
-            np.asarray(self._far) / (self.samples * self.targets.outputs)
+            np.asarray(self._distances) / (self.samples * self.targets.outputs)
             if self.targets.classes
             else 1 - self.accuracy()
         )
@@ -85,10 +85,11 @@ class Tally:
 def best_penalty(
     alphas: np.ndarray, accuracies: np.ndarray, losses: np.ndarray, errors: np.ndarray | None = None
 ) -> int:
-    """Return the index of the highest accuracy; of equal ones of the least loss, and then of the larger penalty.
+    """Return the index of the most accurate penalty; ties go to the smaller loss, then to the larger penalty.
 
-    Of few rows many penalties meet as many, and the largest of these is often far too large. With standard errors (A,),
-    of the largest penalty that is within one error of the highest accuracy.
+    On few rows, many penalties predict equally many labels correctly, and the largest of them is often far too large:
+    therefore the loss comes first. With standard errors (A,), return the largest penalty whose accuracy is within one
+    standard error of the highest.
     """
     best = int(np.lexsort((alphas, -losses, accuracies))[-1])
     if errors is None:
@@ -99,12 +100,12 @@ def best_penalty(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sweep:
-    """What a sweep over penalties found.
+    """Result of a sweep over penalties.
 
-    ``path`` holds the model of every penalty, fitted on all training samples; ``accuracy`` (A,) that on held-out ones
-    (R^2 for regression), ``loss`` (A,) their `Tally.loss`; ``best`` the index of the chosen one. ``temperature`` is
-    that of the chosen readout's probabilities, where held-out scores were at hand to fit it. ``by_target``
-    (A, outputs) is the accuracy of each real target.
+    ``path`` holds the model of every penalty, fitted on all training samples; ``accuracy`` (A,) is the accuracy on
+    held-out samples (R^2 for regression), ``loss`` (A,) their `Tally.loss`, and ``best`` the index of the chosen
+    penalty. ``temperature`` belongs to the probabilities of the chosen readout, if held-out scores were available to
+    fit it. ``by_target`` (A, outputs) is the R^2 of each real target.
     """
 
     path: LinearPath | SpectralPath
@@ -117,7 +118,7 @@ class Sweep:
 
     @classmethod
     def of(cls, path: LinearPath | SpectralPath, tally: Tally, errors: np.ndarray | None = None) -> Sweep:
-        """Return the sweep that chooses among a path's models by what was counted, or by one standard error (A,)."""
+        """Return the sweep with the best model of a path, by its tally, or within one standard error (A,)."""
         accuracy, loss = tally.accuracy(), tally.loss()
         return cls(
             path=path,
@@ -138,7 +139,7 @@ class Sweep:
         return self.path.readout(self.best, self.targets, self.temperature)
 
     def best_by_target(self) -> np.ndarray:
-        """Return the index of each real target's own best penalty, (outputs,); of equal ones that of the largest."""
+        """Return the index of the best penalty of each real target, (outputs,); ties go to the larger penalty."""
         assert self.by_target is not None, "labels of classes share one penalty"
         order = np.argsort(-self.path.alphas, kind="stable")
         return order[self.by_target[order].argmax(axis=0)]
@@ -155,9 +156,8 @@ def sweep(
 ) -> Sweep:
     """Fit a ridge readout for every penalty and choose one by validation; each of train and valid is iterated once.
 
-    Blocks are features (m, w) and labels (m, outputs), as `samples` lays them out. Moments of the training samples with
-    encoded targets, from an earlier pass, stand for train, which then is not read. Standardised features are multiplied
-    by ``emphasis`` (w,), if it is given.
+    Blocks are features (m, w) and labels (m, outputs), as `samples` returns them. With ``moments`` of the training
+    samples and their encoded targets, train is not read. ``emphasis`` (w,) holds factors of the standardised features.
     """
     training = gather(train, targets) if moments is None else moments
     if isinstance(training, Moments):

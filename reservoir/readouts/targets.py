@@ -1,4 +1,4 @@
-"""What a linear readout regresses on: labels coded as real targets, and scores read back as labels."""
+"""Coding of labels as real targets of a regression, and of scores as labels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Targets:
     classes : int
         Classes per output; 0 for regression.
     class_weights : tuple of float, optional
-        How often a sample of each class counts in fitting; only for one output of classes. Once each by default.
+        Weight of the samples of each class in fitting, 1 by default; only for a single output of classes.
     """
 
     outputs: int
@@ -63,14 +63,14 @@ class Targets:
         return np.where(hot, np.float32(1), np.float32(-1))
 
     def weights(self, y: np.ndarray, given: np.ndarray | None = None) -> np.ndarray | None:
-        """Return the weight of each sample, (n,), from labels (n, 1) and what is given; None where all count once."""
+        """Return the weight of each sample, (n,), from labels (n, 1) and given weights (n,); None if all are 1."""
         if self.class_weights is None:
             return given
         by_class = np.array(self.class_weights)[y[:, 0].astype(np.int64)]
         return by_class if given is None else by_class * given
 
     def predict(self, scores: np.ndarray) -> np.ndarray:
-        """Return the labels (..., n, outputs) that scores (..., n, T) stand for; those of regression are the scores."""
+        """Return the labels (..., n, outputs) of scores (..., n, T); for regression these are the scores."""
         if not self.classes:
             return scores
         if self.classes == 2:
@@ -103,23 +103,30 @@ class Targets:
         return np.where(total > 0, shares / np.where(total > 0, total, 1), 1 / self.classes)
 
     def fit_temperature(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> float:
-        """Return the temperature whose softmax gives held-out labels the least cross-entropy, with a grain of doubt.
+        """Return the temperature whose softmax has the least cross-entropy on held-out rows, with smoothed labels.
 
-        After n rows that were all right the next is wrong with chance 1 / (n + 2), by Laplace's rule of succession. So
-        much of each label's weight goes to the other classes: without it, rows that are all right would ask for a
-        temperature of 0, and the first error would be made with certainty.
+        Parameters
+        ----------
+        scores : ndarray, (n, T)
+            Scores of rows that the readout was not fitted on.
+        y : ndarray, (n, outputs)
+            Their labels.
+        weights : ndarray, (n,), optional
+            Their weights.
 
-        ``scores`` (n, T) are of rows that the readout was not fitted on, ``y`` (n, outputs) their labels, ``weights``
-        (n,) how often each counts. References:
+        References
+        ----------
         Guo et al. (2017), On calibration of modern neural networks, section 4.2; Platt (1999), Probabilistic outputs
-        for support vector machines, section 2.2, for labels that are not quite 0 and 1.
+        for support vector machines, section 2.2, for smoothed labels.
         """
-        from scipy.optimize import minimize_scalar  # a quarter of a second, which a prediction from the raw input saves
+        from scipy.optimize import minimize_scalar  # takes a quarter of a second, which other predictions save
 
         if not self.classes:
             return 1.0
         logits = self.logits(np.asarray(scores, np.float64))
         counted = np.ones(len(y)) if weights is None else weights
+        # After n correct rows, the next one is wrong with probability 1 / (n + 2) (Laplace's rule of succession). The
+        # labels give this share to the other classes; else rows that are all correct would get a temperature of 0.
         doubt = 1 / (counted.sum() + 2)
         hot = y[..., None].astype(np.int64) == np.arange(self.classes)
         wanted = np.where(hot, 1 - doubt, doubt / (self.classes - 1)) * counted[:, None, None]
@@ -132,36 +139,35 @@ class Targets:
 
 
 def metric_name(classes: int) -> str:
-    """Return what readouts are scored by: ``accuracy``, or ``R²`` where there are no classes."""
+    """Return the name of the score: ``accuracy``, or ``R²`` without classes."""
     return "accuracy" if classes else "R²"
 
 
 def balanced_weights(counts: np.ndarray) -> tuple[float, ...]:
-    """Return class weights under which all classes count the same: samples / (classes * count), 0 for absent ones."""
+    """Return weights that give all classes the same total: samples / (classes * count), or 0 for absent classes."""
     present = counts > 0
     return tuple(np.where(present, counts.sum() / (present.sum() * np.maximum(counts, 1)), 0.0).tolist())
 
 
 def samples(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Lay a column (rows, tokens, width) and its labels (rows, readout_tokens, outputs) out as samples.
+    """Reshape a column (rows, tokens, width) and its labels (rows, readout_tokens, outputs) to samples.
 
-    With as many tokens as readout tokens, and more than one, each token that has labels is a sample, see `there`, and
-    all share the weights.
-    Otherwise each row is a sample, its tokens side by side and the labels of its readout tokens too.
+    If every token is a readout token, and there is more than one, each token with labels (see `has_labels`) is a
+    sample. Otherwise each row is a sample: its tokens side by side, and the labels of its readout tokens side by side.
     """
     if len(x) != len(y):
         raise InputError(f"readout: {len(x)} rows of features and {len(y)} of labels; give as many of both")
     if 1 < x.shape[1] == y.shape[1]:
-        known = there(y)
+        known = has_labels(y)
         return x[known], y[known]
     return x.reshape(len(x), -1), y.reshape(len(y), -1)
 
 
-def there(y: np.ndarray) -> np.ndarray:
-    """Return which readout tokens (rows, readout_tokens) have labels: behind a row's end the class is -1, or NaN."""
+def has_labels(y: np.ndarray) -> np.ndarray:
+    """Return which readout tokens (rows, readout_tokens) have labels; after a row's end they are -1, or NaN."""
     return np.all(np.isfinite(y) if y.dtype.kind == "f" else y >= 0, axis=-1)
 
 
 def unsample(values: np.ndarray, readout_tokens: int, outputs: int) -> np.ndarray:
-    """Return what was predicted for samples, (m, o, …), by row: (rows, readout_tokens, outputs, …)."""
+    """Reshape predictions for samples, (m, o, …), to rows: (rows, readout_tokens, outputs, …)."""
     return values.reshape(-1, readout_tokens, outputs, *values.shape[2:])

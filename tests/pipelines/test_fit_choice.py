@@ -10,7 +10,7 @@ from reservoir_pipelines import extract
 from reservoir_pipelines.fitting.fitters import LogisticFitter, RidgeFitter
 from reservoir_pipelines.fitting.sources import ColumnSource
 
-from reservoir.readouts import LOGISTIC_ALPHAS, Again, sweep
+from reservoir.readouts import LOGISTIC_ALPHAS, RereadableBlocks, sweep
 from reservoir.readouts.evaluation import compare, evaluate
 
 ALPHAS = np.logspace(-2, 6, 25)
@@ -127,7 +127,7 @@ def test_refit_adds_the_moments_of_valid_and_does_not_read_train_again(tiny_gpt2
     monkeypatch.setattr(ColumnSource, "blocks", lambda *args: read.append(args[1]) or blocks(*args))
     refitted = fitter.refit(source, chosen.readout, chosen.result.alpha)
     assert read == ["valid"]
-    both = Again(lambda: (block for split in ("train", "valid") for block in blocks(source, split)), ())
+    both = RereadableBlocks(lambda: (block for split in ("train", "valid") for block in blocks(source, split)), ())
     expected = sweep(both, both, chosen.readout.targets, np.array([chosen.result.alpha])).readout()
     np.testing.assert_allclose(refitted.coef, expected.coef, rtol=1e-9, atol=1e-12 * np.abs(expected.coef).max())
     np.testing.assert_allclose(refitted.intercept, expected.intercept, rtol=1e-9)

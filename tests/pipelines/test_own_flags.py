@@ -10,7 +10,7 @@ from reservoir_pipelines.fitting.sources import ColumnSource, assign_folds, grou
 from reservoir_pipelines.tuning.judge import Judge
 
 from reservoir import InputError
-from reservoir.readouts import deal_folds
+from reservoir.readouts import draw_folds
 from reservoir.tasks import encode, read_new
 
 SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}
@@ -53,7 +53,7 @@ def test_line_5_every_stage_takes_the_flags(cache, tmp_path, call):
             "no column 'wrad' (--label) among ['v0', 'v1', 'v2', 'v3', 'ward']; did",
         ),
         (["prepare", "t.csv", "--param", "label=ward"], "write --label ward"),
-        (["prepare", "t.csv", "--label", "ward", "--rate", "8000"], "--rate means nothing for such data"),
+        (["prepare", "t.csv", "--label", "ward", "--rate", "8000"], "--rate says nothing of such data"),
         (["extract", "t.csv", "--label", "ward", "--workers", "-1"], "--workers -1: give a whole number from 0"),
         (["prepare", "t.csv", "--label", "ward", "--missing", "mean"], "choose among refuse, interpolate, mask"),
         (["prepare", "t.csv", "--label", "ward", "--values", "--symbols"], "--values --symbols: give one of the two"),
@@ -156,7 +156,7 @@ def test_line_5_no_group_is_on_both_sides_of_a_split_or_a_fold(cache, tmp_path, 
         for repeat in range(3):
             fold = assign_folds(source, folds, 2, repeat)
             assert all(len(set(fold[groups == one].tolist())) == 1 for one in set(groups.tolist()))
-            by_hand = deal_folds(len(fold), folds, labels=np.concatenate(both), groups=groups, repeat=repeat)
+            by_hand = draw_folds(len(fold), folds, labels=np.concatenate(both), groups=groups, repeat=repeat)
             np.testing.assert_array_equal(fold, by_hand)
 
 

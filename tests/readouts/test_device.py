@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from reservoir.readouts import (
-    Kernel,
+    KernelMatrix,
     LinearPath,
     Scorer,
     Targets,
@@ -64,9 +64,9 @@ def test_moments_equal_numpys(place, dtype, weighted):
 def test_scores_and_the_kernel_form_equal_numpys(place, dtype, tolerance):
     x, y = features(60, 90, dtype)
     coded, alphas = Targets(1, 3).encode(y), np.geomspace(0.1, 100, 4)
-    path = Kernel.of(x).path(coded, alphas)
+    path = KernelMatrix.of(x).path(coded, alphas)
     with products_on(place):
-        found, scorer = Kernel.of(x).path(coded, alphas), Scorer(path)
+        found, scorer = KernelMatrix.of(x).path(coded, alphas), Scorer(path)
     assert largest_difference(found.coef, path.coef) < 1e-10
     assert isinstance(found, LinearPath)
     assert largest_difference(scorer(x), Scorer(path)(x)) < tolerance

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sklearn.model_selection import StratifiedGroupKFold
 
 from reservoir.errors import InputError
-from reservoir.readouts import deal_folds
+from reservoir.readouts import draw_folds
 
 
 @settings(max_examples=50, deadline=None)
@@ -16,10 +16,10 @@ def test_folds_are_even_and_so_is_every_class(rows, data, seed):
     folds = data.draw(st.integers(2, rows))
     labels = np.random.default_rng(seed).integers(0, 4, rows)
     for kind in (None, labels):
-        fold = deal_folds(rows, folds, labels=kind, seed=seed)
+        fold = draw_folds(rows, folds, labels=kind, seed=seed)
         assert fold.shape == (rows,)
         assert np.ptp(np.bincount(fold, minlength=folds)) <= 1
-        np.testing.assert_array_equal(fold, deal_folds(rows, folds, labels=kind, seed=seed))
+        np.testing.assert_array_equal(fold, draw_folds(rows, folds, labels=kind, seed=seed))
     for label in range(4):
         assert np.ptp(np.bincount(fold[labels == label], minlength=folds)) <= 1
 
@@ -31,7 +31,7 @@ def test_a_group_is_never_on_both_sides(folds, seed, stratified):
     names = np.array(["a", "b", "c", "d", "e", "f", "g"])
     groups = np.concatenate([names, rng.choice(names, 80)])
     labels = rng.integers(0, 3, len(groups)) if stratified else None
-    fold = deal_folds(len(groups), folds, labels=labels, groups=groups, repeat=seed % 3)
+    fold = draw_folds(len(groups), folds, labels=labels, groups=groups, repeat=seed % 3)
     assert all(len(np.unique(fold[groups == name])) == 1 for name in names)
     assert len(np.unique(fold)) == folds
 
@@ -48,10 +48,10 @@ def test_groups_are_dealt_as_evenly_as_by_scikit_learn():
     theirs = np.zeros(900, int)
     for k, (_, held) in enumerate(StratifiedGroupKFold(5, shuffle=True, random_state=0).split(labels, labels, groups)):
         theirs[held] = k
-    ours = [spread(deal_folds(900, 5, labels=labels, groups=groups, repeat=repeat)) for repeat in range(5)]
+    ours = [spread(draw_folds(900, 5, labels=labels, groups=groups, repeat=repeat)) for repeat in range(5)]
     assert max(ours) < 0.3
     assert np.mean(ours) <= spread(theirs) + 0.05
-    sizes = np.bincount(deal_folds(900, 5, groups=groups))
+    sizes = np.bincount(draw_folds(900, 5, groups=groups))
     assert np.ptp(sizes) <= 20
 
 
@@ -59,14 +59,14 @@ def test_repeats_and_seeds_are_other_deals():
     labels = np.arange(40) % 2
     groups = np.arange(40) // 2
     for settings_ in ({}, {"labels": labels}, {"groups": groups}, {"labels": labels, "groups": groups}):
-        deals = {deal_folds(40, 4, repeat=r, seed=s, **settings_).tobytes() for r in range(3) for s in range(2)}
+        deals = {draw_folds(40, 4, repeat=r, seed=s, **settings_).tobytes() for r in range(3) for s in range(2)}
         assert len(deals) == 6
 
 
 def test_every_fold_needs_a_row_or_a_group():
     with pytest.raises(InputError, match="5 folds of 4 rows"):
-        deal_folds(4, 5)
+        draw_folds(4, 5)
     with pytest.raises(InputError, match="4 folds of 3 groups"):
-        deal_folds(6, 4, groups=np.array([0, 0, 1, 1, 2, 2]))
+        draw_folds(6, 4, groups=np.array([0, 0, 1, 1, 2, 2]))
     with pytest.raises(InputError, match="1 folds"):
-        deal_folds(4, 1)
+        draw_folds(4, 1)

@@ -13,20 +13,20 @@ from sklearn.utils.class_weight import compute_class_weight
 from reservoir.errors import InputError
 from reservoir.readouts import (
     DEFAULT_ALPHAS,
-    Kernel,
+    KernelMatrix,
     Scorer,
     Targets,
     accumulate,
+    balance_raw,
     balanced_weights,
-    beside_raw,
     cross_sweep,
-    deal_folds,
+    draw_folds,
+    extended_alphas,
     gather,
     parse_alphas,
     ridge_path,
     solve,
     sweep,
-    widened,
 )
 
 ALPHAS = DEFAULT_ALPHAS[::3]
@@ -104,7 +104,7 @@ def test_the_form_chosen_for_stored_features_gives_what_scaler_and_ridge_give(ki
 def test_both_forms_agree(rows, width, seed, kind):
     x = features(rows, width, kind, seed).astype(np.float64)
     y = np.random.default_rng(seed).standard_normal((rows, 2))
-    primal, kernel = ridge_path(accumulate([(x, y)]), ALPHAS), Kernel.of(x).path(y, ALPHAS)
+    primal, kernel = ridge_path(accumulate([(x, y)]), ALPHAS), KernelMatrix.of(x).path(y, ALPHAS)
     np.testing.assert_allclose(primal.coef, kernel.coef, rtol=1e-8, atol=1e-8 * np.abs(kernel.coef).max())
     np.testing.assert_allclose(
         primal.intercept, kernel.intercept, rtol=1e-8, atol=1e-8 * np.abs(kernel.intercept).max()
@@ -112,7 +112,7 @@ def test_both_forms_agree(rows, width, seed, kind):
 
 
 @pytest.mark.parametrize(
-    "solve", [lambda x, y: ridge_path(accumulate([(x, y)]), ALPHAS), lambda x, y: Kernel.of(x).path(y, ALPHAS)]
+    "solve", [lambda x, y: ridge_path(accumulate([(x, y)]), ALPHAS), lambda x, y: KernelMatrix.of(x).path(y, ALPHAS)]
 )
 def test_constant_channels_get_exactly_nothing(solve):
     x = features(50, 20, "constant")
@@ -165,7 +165,7 @@ def test_penalties_must_be_positive(alphas):
     x = features(30, 4, "plain")
     for attempt in (
         lambda: ridge_path(accumulate([(x, labels(x))]), np.array(alphas)),
-        lambda: Kernel.of(x).path(labels(x), np.array(alphas)),
+        lambda: KernelMatrix.of(x).path(labels(x), np.array(alphas)),
     ):
         with pytest.raises(InputError, match="positive"):
             attempt()
@@ -181,7 +181,7 @@ def test_kernel_names_a_feature_that_is_not_finite():
     x = features(30, 4, "plain")
     x[3, 2] = np.nan
     with pytest.raises(InputError, match="feature 2"):
-        Kernel.of(x).path(np.ones((30, 1)), ALPHAS)
+        KernelMatrix.of(x).path(np.ones((30, 1)), ALPHAS)
 
 
 def test_penalty_grids():
@@ -211,14 +211,14 @@ def test_penalty_grids():
 
 
 def test_a_grid_is_carried_on_where_its_end_is_best():
-    np.testing.assert_allclose(widened(DEFAULT_ALPHAS, 0), np.logspace(-6, 6, 37))
-    np.testing.assert_allclose(widened(DEFAULT_ALPHAS, 24), np.logspace(-2, 10, 37))
-    assert widened(DEFAULT_ALPHAS, 1) is None
-    assert widened(widened(DEFAULT_ALPHAS, 0), 0) is None
-    assert widened(np.array([1e-7, 1e11]), 0) is None
-    np.testing.assert_allclose(widened(np.array([1e3]), 0), np.logspace(-6, 10, 49))
-    np.testing.assert_allclose(widened(np.array([1e6, 1e4, 1e2]), 0), [1e2, 1e4, 1e6, 1e8, 1e10])
-    fine = widened(np.geomspace(1, 1.001, 1000), 999)
+    np.testing.assert_allclose(extended_alphas(DEFAULT_ALPHAS, 0), np.logspace(-6, 6, 37))
+    np.testing.assert_allclose(extended_alphas(DEFAULT_ALPHAS, 24), np.logspace(-2, 10, 37))
+    assert extended_alphas(DEFAULT_ALPHAS, 1) is None
+    assert extended_alphas(extended_alphas(DEFAULT_ALPHAS, 0), 0) is None
+    assert extended_alphas(np.array([1e-7, 1e11]), 0) is None
+    np.testing.assert_allclose(extended_alphas(np.array([1e3]), 0), np.logspace(-6, 10, 49))
+    np.testing.assert_allclose(extended_alphas(np.array([1e6, 1e4, 1e2]), 0), [1e2, 1e4, 1e6, 1e8, 1e10])
+    fine = extended_alphas(np.geomspace(1, 1.001, 1000), 999)
     assert len(fine) == 1000 + 29
     assert fine[-1] <= 1e10
 
@@ -263,7 +263,7 @@ def test_class_weights_need_one_output_and_one_weight_per_class(outputs, classes
 
 
 def test_the_raw_input_and_what_stands_beside_it_have_half_of_all_variance_each():
-    emphasis = beside_raw(np.arange(13) < 3)
+    emphasis = balance_raw(np.arange(13) < 3)
     assert np.square(emphasis[:3]).sum() == pytest.approx(13 / 2)
     assert np.square(emphasis).sum() == pytest.approx(13)
     assert len(set(emphasis)) == 2
@@ -272,7 +272,7 @@ def test_the_raw_input_and_what_stands_beside_it_have_half_of_all_variance_each(
 @pytest.mark.parametrize(("rows", "width"), [(80, 12), (20, 30)])
 def test_emphasis_is_a_scale_of_standardised_features(rows, width):
     x, emphasis = features(rows, width, "offset"), np.geomspace(0.1, 10, width)
-    y, fold = labels(x, 1), deal_folds(rows, 4)
+    y, fold = labels(x, 1), draw_folds(rows, 4)
     z, targets = StandardScaler().fit_transform(x) * emphasis, Targets(1, 0)
     whole = sweep([(x, y)], [(x, y)], targets, ALPHAS, emphasis=emphasis)
     crossed = cross_sweep([(x, y, fold)], targets, ALPHAS, folds=4, emphasis=emphasis)

@@ -12,7 +12,7 @@ from reservoir.readouts import (
     Tally,
     Targets,
     cross_sweep,
-    deal_folds,
+    draw_folds,
     fold_moments,
     forward_selection,
     sweep,
@@ -65,7 +65,7 @@ def test_every_fold_is_scored_as_by_a_refit_on_the_others(classes, rows, width, 
 def test_repeated_deals_are_averaged(classes, rows, width, stored):
     x, y = data(rows, width, classes)
     targets = Targets(1, classes)
-    deals = [deal_folds(rows, 4, labels=y[:, 0] if classes else None, repeat=repeat) for repeat in range(3)]
+    deals = [draw_folds(rows, 4, labels=y[:, 0] if classes else None, repeat=repeat) for repeat in range(3)]
     single = [cross_sweep(blocks(x, y, fold), targets, ALPHAS, folds=4) for fold in deals]
     moments = [part for fold in deals for part in fold_moments(blocks(x, y, fold), targets, 4)] if stored else None
     together = blocks(x, y, np.stack(deals, axis=1))
@@ -82,7 +82,7 @@ def test_repeated_deals_are_averaged(classes, rows, width, stored):
 def test_one_standard_error_takes_the_largest_penalty_that_is_about_as_good(classes):
     x, y = data(90, 30, classes)
     x += np.random.default_rng(5).standard_normal(x.shape)
-    targets, fold = Targets(1, classes), deal_folds(90, 6)
+    targets, fold = Targets(1, classes), draw_folds(90, 6)
     alphas = np.geomspace(0.1, 1e4, 16)
     found = cross_sweep(blocks(x, y, fold), targets, alphas, folds=6, one_standard_error=True)
     plain = cross_sweep(blocks(x, y, fold), targets, alphas, folds=6)

@@ -11,8 +11,8 @@ from sklearn.model_selection import BaseCrossValidator
 from sklearn.utils.validation import column_or_1d
 
 from reservoir.plan import RAW
-from reservoir.readouts import DEFAULT_ALPHAS, LinearReadout, Targets, beside_raw, cross_sweep, deal_folds
-from reservoir.readouts.estimators import fold_numbers, present, sample_weights
+from reservoir.readouts import DEFAULT_ALPHAS, LinearReadout, Targets, balance_raw, cross_sweep, draw_folds
+from reservoir.readouts.estimators import drop_weightless, fold_numbers, sample_weights
 from reservoir_pipelines.estimators.reservoir_estimator import ReservoirEstimator
 from reservoir_pipelines.estimators.sequences import Rows
 from reservoir_pipelines.fitting.column_fit import ColumnFit, column_fit, with_wider_grid
@@ -75,7 +75,7 @@ class ReservoirPredictor(ReservoirEstimator):
         raw, trials = features(RAW).shape[1], []
         for name in dict.fromkeys([*self._plan.candidates, RAW]):
             block = features(name), y, folds
-            block = block if weights is None else present(*block, weights)
+            block = block if weights is None else drop_weightless(*block, weights)
             trials.append(self._trial(name, block, targets, _emphasis(name, block[0].shape[1], raw)))
         best = max(trials, key=lambda trial: trial.result.merit)
         assert isinstance(best.readout, LinearReadout)
@@ -100,7 +100,7 @@ class ReservoirPredictor(ReservoirEstimator):
             raise ValueError(f"{what}; give at least two, to choose by those that are held out")
         plan = self._plan
         folds, deals = (min(plan.folds, units), plan.repeats) if self.cv is None else (self.cv, 1)
-        dealt = [deal_folds(len(x), int(folds), labels=labels, groups=group, repeat=n) for n in range(deals)]
+        dealt = [draw_folds(len(x), int(folds), labels=labels, groups=group, repeat=n) for n in range(deals)]
         return np.stack(dealt, axis=1)
 
     def _trial(
@@ -130,4 +130,4 @@ class ReservoirPredictor(ReservoirEstimator):
 
 def _emphasis(name: str, width: int, raw: int) -> np.ndarray | None:
     """Return how much each feature counts, (width,), where columns end with so many of the raw input; else None."""
-    return beside_raw(np.arange(width) >= width - raw) if name.endswith(f"+{RAW}") else None
+    return balance_raw(np.arange(width) >= width - raw) if name.endswith(f"+{RAW}") else None

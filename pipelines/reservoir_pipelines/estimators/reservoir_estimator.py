@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from reservoir import InputError
+from reservoir.features import check_lengths
 from reservoir.plan import RAW, Plan, resolve
 from reservoir.raw_input import raw_features
 from reservoir.reservoir import LoadedModel
@@ -58,7 +59,9 @@ class ReservoirEstimator(BaseEstimator):
         if holds_texts(x):
             raise ValueError("X holds texts; give their letters as numbers, [list(text.encode()) for text in X]")
         if is_list(x):
-            x, lengths = padded(x, None if reset else self.n_features_in_)
+            x, lengths = padded(x, 0 if reset else self.n_features_in_)
+            if not reset:  # new sequences may be longer, which scikit-learn's own check refuses
+                return check_array(x, allow_nd=True), lengths
         found = _validate(self, x, *more, dtype="numeric", allow_nd=True, reset=reset, **checks)
         values = found[0] if more else found
         full = np.full(len(values), values.shape[1], np.int32)
@@ -110,6 +113,7 @@ class ReservoirEstimator(BaseEstimator):
                 f"the weights of {self._plan.reservoir.backbone!r} are no longer those this was fitted on; "
                 "bring them back, or fit again"
             )
+        check_lengths(model, rows.lengths, "X, row")
         root = cache_root(None if self.cache is None else Path(self.cache)).resolve()
         # Every column, and not the chosen one alone: another fold may choose another for the same rows.
         return shared_cache(root, model, self._plan).find(model, rows.x, rows.lengths)

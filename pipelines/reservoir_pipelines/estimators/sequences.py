@@ -45,8 +45,8 @@ def holds_texts(x: Any) -> bool:
     return isinstance(x, list | np.ndarray) and len(x) > 0 and isinstance(x[0], str)
 
 
-def padded(x: Sequence[Any], longest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return sequences as one array, zeros behind each one's end, and their lengths; none may exceed ``longest``."""
+def padded(x: Sequence[Any], shortest: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return sequences as one array of at least ``shortest`` values, zeros behind each one's end, and their lengths."""
     items = [np.asarray(item) for item in x]
     for row, item in enumerate(items):
         if not item.size or item.ndim > 2 or item.shape[1:] != items[0].shape[1:] or item.dtype.kind not in "biuf":
@@ -55,10 +55,7 @@ def padded(x: Sequence[Any], longest: int | None = None) -> tuple[np.ndarray, np
                 "numbers, all with the same channels"
             )
     lengths = np.array([len(item) for item in items], np.int32)
-    most = int(lengths.max()) if longest is None else longest
-    if (lengths > most).any():
-        row = int(np.argmax(lengths > most))
-        raise ValueError(f"X[{row}] has {lengths[row]} values; the longest that this was fitted on has {most}")
+    most = max(int(lengths.max()), shortest)
     out = np.zeros((len(items), most, *items[0].shape[1:]), np.result_type(*items))
     for row, item in enumerate(items):
         out[row, : len(item)] = item

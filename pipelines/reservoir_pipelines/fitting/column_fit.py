@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from reservoir.readouts import Tally, Targets, balanced_weights, metric_name, widened
+from reservoir.readouts import Tally, Targets, balanced_weights, extended_alphas, metric_name
 from reservoir.readouts.evaluation import Readout
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sources import Source
@@ -61,7 +61,7 @@ def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFi
 def with_wider_grid(fitted: Callable[[np.ndarray], ColumnFit], alphas: np.ndarray) -> ColumnFit:
     """Return the fit of a grid of penalties, or of a wider one if an end of the grid scores best."""
     found = fitted(alphas)
-    wider = widened(alphas, found.best) if found.at_edge else None
+    wider = extended_alphas(alphas, found.best) if found.at_edge else None
     return found if wider is None else fitted(wider)
 
 

@@ -19,9 +19,9 @@ from reservoir.options import DeviceOptions, FitOptions
 from reservoir.plan import RAW
 from reservoir.readouts import (
     DEFAULT_ALPHAS,
-    Again,
     LinearReadout,
     NumpyArithmetic,
+    RereadableBlocks,
     TorchArithmetic,
     forward_selection,
     products_on,
@@ -189,7 +189,7 @@ def _greedy(pool: Pool, fits: Sequence[ColumnFit], fitter: RidgeFitter, most: in
             places[source.columns[0]], stop = slice(start, stop_here), stop_here
     joined = JoinedSource(tuple(parts))
     targets = make_targets(joined, fitter.classes, fitter.balanced)
-    train, valid = (Again(joined.blocks, (split,)) for split in ("train", "valid"))
+    train, valid = (RereadableBlocks(joined.blocks, (split,)) for split in ("train", "valid"))
     steps = forward_selection(train, valid, places, targets, fitter.alphas, limit=most)
     return [column_fit("ridge", step.columns, step.sweep) for step in steps[1:]]
 

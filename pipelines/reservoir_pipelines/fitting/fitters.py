@@ -15,9 +15,9 @@ from reservoir.plan import AUTO_FOLDS, default_folds, repeats_of
 from reservoir.readouts import (
     DEFAULT_ALPHAS,
     LOGISTIC_ALPHAS,
-    Again,
     LinearReadout,
     Moments,
+    RereadableBlocks,
     cross_sweep,
     gather,
     logistic_sweep,
@@ -74,10 +74,10 @@ class RidgeFitter:
         targets = make_targets(source, self.classes, self.balanced)
         moments = load_or_compute(self.cached_moments(source))
         emphasis = emphasis_of(source)
-        train, valid = (Again(source.blocks, (split,)) for split in ("train", "valid"))
+        train, valid = (RereadableBlocks(source.blocks, (split,)) for split in ("train", "valid"))
         folded = ()
         if self.folds:
-            folded = in_memory_if_small(Again(fold_blocks, (source, self.folds, self.classes, self.repeats)))
+            folded = in_memory_if_small(RereadableBlocks(fold_blocks, (source, self.folds, self.classes, self.repeats)))
 
         def fitted(alphas: np.ndarray) -> ColumnFit:
             if self.folds:
@@ -127,7 +127,7 @@ class LogisticFitter:
     def fit(self, source: Source) -> ColumnFit:
         """Fit every penalty to a source and choose one."""
         targets = make_targets(source, self.classes, self.balanced)
-        train, valid = (Again(source.blocks, (split,)) for split in ("train", "valid"))
+        train, valid = (RereadableBlocks(source.blocks, (split,)) for split in ("train", "valid"))
         moments: list[Moments] | None = load_or_compute(self.cached_moments(source))
         of_train = moments[0] if moments else None
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from reservoir.plan import RAW
 from reservoir.raw_input import raw_features
-from reservoir.readouts import beside_raw, samples
+from reservoir.readouts import balance_raw, samples
 from reservoir_pipelines.fitting.sources import JoinedSource, Source
 
 if TYPE_CHECKING:
@@ -53,4 +53,4 @@ def emphasis_of(source: Source) -> np.ndarray | None:
     if not isinstance(source, JoinedSource) or not any(isinstance(part, RawSource) for part in source.parts):
         return None
     sides = [np.full(next(part.blocks("train"))[0].shape[1], isinstance(part, RawSource)) for part in source.parts]
-    return beside_raw(np.concatenate(sides))
+    return balance_raw(np.concatenate(sides))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reservoir import InputError
-from reservoir.readouts import Again, deal_folds, samples, there
+from reservoir.readouts import RereadableBlocks, draw_folds, has_labels, samples
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
@@ -38,12 +38,12 @@ class Source(ABC):
     def labels(self, split: str) -> np.ndarray:
         """Return the labels (n, outputs) of all samples, without reading features."""
         y = self.store[split].labels
-        return y[there(y)] if self.tokens() > 1 else y.reshape(len(y), -1)
+        return y[has_labels(y)] if self.tokens() > 1 else y.reshape(len(y), -1)
 
     def counts(self, split: str) -> np.ndarray:
         """Return the number of samples of each row, (rows,)."""
         y = self.store[split].labels
-        return there(y).sum(axis=1) if self.tokens() > 1 else np.ones(len(y), int)
+        return has_labels(y).sum(axis=1) if self.tokens() > 1 else np.ones(len(y), int)
 
     def groups(self) -> np.ndarray | None:
         """Return the group of each row of train, then of valid, (rows,); None where the rows have no groups."""
@@ -141,7 +141,7 @@ def groups_of(store: FeatureStore) -> np.ndarray | None:
 MEMORY_BYTES = 2**28
 
 
-def in_memory_if_small(stream: Again) -> Iterable[Any]:
+def in_memory_if_small(stream: RereadableBlocks) -> Iterable[Any]:
     """Return the blocks of a stream as a list if they are few, since cross-validation iterates them many times."""
     blocks, size = [], 0
     for block in stream:
@@ -170,7 +170,7 @@ def assign_folds(source: Source, folds: int, classes: int, repeat: int = 0) -> n
     single = classes and source.tokens() == labels.shape[1] == 1
     counts = np.concatenate([source.counts(split) for split in ("train", "valid")])
     groups = source.groups()
-    found = deal_folds(len(counts), folds, labels=labels[:, 0] if single else None, groups=groups, repeat=repeat)
+    found = draw_folds(len(counts), folds, labels=labels[:, 0] if single else None, groups=groups, repeat=repeat)
     return np.repeat(found, counts)
 
 

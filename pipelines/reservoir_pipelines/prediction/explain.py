@@ -51,6 +51,12 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
         raise InputError(f"readout {readout}: it gives a sequence several labels; explain takes one of one label")
     x, given = read_new(file, bundle.task)[:2]
     x, lengths = encode(bundle.task, x[: options.first], None if given is None else given[: options.first])
+    if lengths.max() > bundle.task.max_tokens:
+        row, most = int(np.argmax(lengths)), bundle.task.max_tokens
+        raise InputError(
+            f"{file}, row {row}: {lengths[row]:,} tokens; explain takes rows of up to the {most:,} that the "
+            "readout was fitted on. Cut the row, or use predict"
+        )
     plot = options.out or (readout if readout.is_dir() else readout.parent) / "explained.png"
     model = build(bundle, readout)
     if bundle.task.pictures:

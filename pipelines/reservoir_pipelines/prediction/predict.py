@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from reservoir import InputError
-from reservoir.features import forward
+from reservoir.features import check_lengths, forward
 from reservoir.options import DeviceOptions, TrustOptions
+from reservoir.plan import RAW
 from reservoir.raw_input import raw_features
 from reservoir.readouts import samples, unsample
 from reservoir.reservoir import LoadedModel, Reservoir
@@ -92,6 +93,8 @@ def predict(readout: Path, file: Path, place: DeviceOptions, safety: TrustOption
         _check_labels(bundle.task, file, y, len(x), each=counts is not None)
     _tell(bundle, file, lengths, labelled=y is not None)
     models = [load_part(bundle.task, p, place.device, readout) if p.reservoir else None for p in bundle.parts]
+    for model in filter(None, models):
+        check_lengths(model, lengths, f"{file}, row")
     return Predictions(bundle, models, NewRows(file=file, x=x, lengths=lengths, counts=counts, ids=ids, y=y))
 
 
@@ -151,6 +154,13 @@ def _tell(bundle: Bundle, file: Path, lengths: np.ndarray, *, labelled: bool) ->
     if short:
         every = f"the {bundle.task.max_tokens:,} tokens of every row that the readout was fitted on"
         notify(f"{file}: {short:,} rows are shorter than {every}")
+    long = int((lengths > bundle.task.max_tokens).sum())
+    by_position = [c for part in bundle.parts for c in part.columns if c == RAW or c.endswith("/tokens")]
+    if long and by_position and not bundle.task.each:
+        notify(
+            f"{file}: {long:,} rows are longer than any that the readout was fitted on; "
+            f"{', '.join(by_position)} read the first {bundle.task.max_tokens:,} tokens"
+        )
     if labelled and bundle.origin and file.resolve() == Path(bundle.origin):
         notify(f"{file}: the readout was fitted on rows of this file; how it does on new ones is what fit says of test")
 

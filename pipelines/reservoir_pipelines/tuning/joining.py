@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from reservoir.readouts import HeldOut
+from reservoir.readouts import HeldOutScore
 from reservoir_pipelines.tuning.judge import Judge, Kernel
 
 
-def beats(new: HeldOut, old: HeldOut) -> bool:
+def beats(new: HeldOutScore, old: HeldOutScore) -> bool:
     """Return whether the loss falls by more than its paired standard error over rows, and the score does not."""
     less = old.losses - new.losses
     noise = less.std(ddof=1) / np.sqrt(len(less)) if len(less) > 1 else 0.0
@@ -19,7 +19,7 @@ def beats(new: HeldOut, old: HeldOut) -> bool:
 
 def choose(
     kernels: Mapping[int, Kernel], judge: Judge, most: int, goes_on: Callable[[], bool]
-) -> tuple[tuple[int, ...], HeldOut]:
+) -> tuple[tuple[int, ...], HeldOutScore]:
     """Start from the best kernel, and add the one that helps most as long as one does and there is time.
 
     The default, number 0, is where it starts unless the best does better by more than noise: the best of many is so by
@@ -32,7 +32,7 @@ def choose(
     chosen: tuple[int, ...] = (first,)
     total, found = kernels[first], alone[first]
     while len(chosen) < most:
-        step: tuple[int, HeldOut] | None = None
+        step: tuple[int, HeldOutScore] | None = None
         for key in _others(kernels, chosen):
             if not goes_on():
                 break

@@ -9,7 +9,7 @@ import numpy as np
 from reservoir_cache import FeatureStore
 
 from reservoir.plan import RAW
-from reservoir.readouts import HeldOut, Targets, held_out, kernel_matrix
+from reservoir.readouts import HeldOutScore, Targets, kernel_matrix, score_by_kernel
 from reservoir_pipelines.fitting.column_fit import make_targets
 from reservoir_pipelines.fitting.sources import ColumnSource, Source, assign_folds
 
@@ -80,9 +80,9 @@ class Judge:
         deals = np.stack([assign_folds(source, folds, classes, repeat) for repeat in range(number)])
         return cls(y=y, targets=make_targets(source, classes), deals=deals, tokens=source.tokens())
 
-    def __call__(self, kernels: Iterable[Kernel]) -> HeldOut:
+    def __call__(self, kernels: Iterable[Kernel]) -> HeldOutScore:
         """Judge columns side by side: their kernels add up."""
-        return held_out(sum(kernels, start=Kernel()).matrix(), self.y, self.targets, self.deals)
+        return score_by_kernel(sum(kernels, start=Kernel()).matrix(), self.y, self.targets, self.deals)
 
     def fits(self, source: Source) -> bool:
         """Whether a source has the samples that are judged: row by row, or token by token."""
@@ -102,7 +102,7 @@ def column_kernels(store: FeatureStore, columns: Sequence[str], judge: Judge) ->
     }
 
 
-def best_of(kernels: Kernels, judge: Judge) -> tuple[tuple[str, ...], HeldOut]:
+def best_of(kernels: Kernels, judge: Judge) -> tuple[tuple[str, ...], HeldOutScore]:
     """Return the columns of one reservoir that do best, and how: all, those of a layer, or one group alone."""
     layers: dict[str, list[tuple[str, ...]]] = {}
     for group in kernels:

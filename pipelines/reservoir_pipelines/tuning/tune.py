@@ -20,7 +20,7 @@ from reservoir.options import (
     TuneOptions,
 )
 from reservoir.plan import RAW as RAW_COLUMN
-from reservoir.readouts import HeldOut
+from reservoir.readouts import HeldOutScore
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.results import Fit
 from reservoir_pipelines.output import Record, notify, silenced
@@ -120,7 +120,7 @@ def _finish(
     where: Where,
     trials: dict[int, Trial],
     chosen: Sequence[int],
-    found: HeldOut,
+    found: HeldOutScore,
     limit: int | None,
     cluster: ClusterOptions,
 ) -> tuple[Fit, tuple[str, ...]]:

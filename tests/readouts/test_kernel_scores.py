@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 
-from reservoir.readouts import Targets, deal_folds, held_out, kernel_matrix
-from reservoir.readouts.held_out import _scores
+from reservoir.readouts import Targets, draw_folds, kernel_matrix, score_by_kernel
+from reservoir.readouts.kernel_scores import _scores
 
 
 def data(classes):
@@ -19,7 +19,7 @@ def data(classes):
 @pytest.mark.parametrize("classes", [0, 2, 3])
 def test_every_fold_is_scored_as_by_a_refit_on_the_others(classes):
     x, y, targets = data(classes)
-    folds = deal_folds(40, 5)
+    folds = draw_folds(40, 5)
     z = np.where(x.std(0) > 0, (x - x.mean(0)) / np.where(x.std(0) > 0, x.std(0), 1), 0)
     coded = targets.encode(y)
     alphas = np.array([0.5, 300.0])
@@ -40,9 +40,9 @@ def test_of_equally_accurate_penalties_the_one_of_least_loss_is_best():
     draw = np.random.default_rng(1)
     y = np.arange(30)[:, None] % 2
     x = 4.0 * y + draw.normal(0, 0.5, (30, 8))
-    folds = np.stack([deal_folds(30, 5, repeat=r) for r in range(2)])
-    found = held_out(kernel_matrix(x), y, Targets(1, 2), folds)
-    larger = held_out(kernel_matrix(x), y, Targets(1, 2), folds, np.array([500.0]))
+    folds = np.stack([draw_folds(30, 5, repeat=r) for r in range(2)])
+    found = score_by_kernel(kernel_matrix(x), y, Targets(1, 2), folds)
+    larger = score_by_kernel(kernel_matrix(x), y, Targets(1, 2), folds, np.array([500.0]))
     assert found.score == larger.score == 1
     assert found.alpha < larger.alpha
     assert found.loss < larger.loss
