@@ -141,10 +141,13 @@ def _torch(source: Path, folder: Path) -> tuple[list[str], list[str]]:
     for file in files:
         try:
             found = torch.load(file, map_location="cpu", weights_only=True)
+            # A stored tensor may claim to repeat a few numbers without end.
+            if sum(value.nbytes for value in found.values()) > 4 * file.stat().st_size:
+                raise ValueError("its tensors are larger than the file")
             tensors |= {name: value.contiguous().clone() for name, value in found.items()}
         except Exception as error:  # torch raises all kinds; the first says what it would have run
-            told = f"not readable as weights alone, and code in it is not run ({first_line(error)})"
-            raise InputError(f"--import {file}: {told}") from None
+            why = f"not readable as weights alone, and code in it is not run ({first_line(error)})"
+            raise InputError(f"--import {file}: {why}") from None
     save_tensors(tensors, folder / "model.safetensors")
     for name in BESIDE:
         if (beside / name).is_file():
@@ -155,10 +158,9 @@ def _torch(source: Path, folder: Path) -> tuple[list[str], list[str]]:
 def _gguf(source: Path, folder: Path) -> tuple[list[str], list[str]]:
     from transformers import AutoTokenizer
 
-    from reservoir.backbones import find
+    from reservoir.backbones.weights import load_all_tensors
 
-    family, config = find(str(source.resolve()))
-    model: Any = family.loader.load(str(source.resolve().parent), config, gguf_file=source.name)[0]
+    _, config, model = load_all_tensors(str(source.resolve()))
     save_tensors({n: v.contiguous().clone() for n, v in model.state_dict().items()}, folder / "model.safetensors")
     kept = {name: value for name, value in config.to_dict().items() if name != "quantization_config"}
     (folder / "config.json").write_text(json.dumps(kept, indent=2, default=str))

@@ -14,7 +14,7 @@ from torch import nn
 from reservoir.backbones.built_here import FolderLoader, run
 from reservoir.backbones.family import Family, Shape
 from reservoir.backbones.gpt2_model import GPT2Config, GPT2Model
-from reservoir.backbones.hub import HubLoader, draw_normal, offline
+from reservoir.backbones.hub import HubLoader, draw_normal, local_files_only
 
 # `mini`, whose weights come with this package, and the published models (Radford et al. 2019, Table 2); all have 1,024
 # positions. The first weights of `mini` are wider than GPT-2's 0.02, as its widths are smaller: 1 / sqrt(256).
@@ -61,7 +61,7 @@ def _only_file(source: str) -> Path | None:
     from huggingface_hub.errors import EntryNotFoundError
 
     try:
-        return Path(hf_hub_download(source, "model.safetensors", local_files_only=offline(source)))
+        return Path(hf_hub_download(source, "model.safetensors", local_files_only=local_files_only(source)))
     except EntryNotFoundError:
         return None
 

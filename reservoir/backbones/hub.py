@@ -53,7 +53,7 @@ class HubLoader:
             use_safetensors=None if more else True,  # GGUF files are neither safetensors nor pickles
             ignore_mismatched_sizes=True,
             output_loading_info=True,
-            local_files_only=offline(source),
+            local_files_only=local_files_only(source),
             **self.options,
             **more,
         )
@@ -99,17 +99,17 @@ def run_causal(model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor:
     return run(model, embeds, mask, use_cache=False)
 
 
-def offline(source: str) -> bool:
-    """Return whether a model is no folder but the hub's, and the hub does not answer: only cached files are to be had.
+def local_files_only(source: str) -> bool:
+    """Return whether transformers must not ask the hub: for a folder, and where the hub does not answer.
 
-    The hub's client itself would ask five times more for a file that is not cached, which takes 23 seconds, and tell of
-    each time on stderr.
+    For a file that is not cached, the hub's client itself would retry five times, which takes 23 seconds, and print a
+    warning each time. For a folder whose settings are damaged, transformers would ask the hub too.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import http_backoff, logging
 
     if Path(source).is_dir():
-        return False
+        return True
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     timeout = constants.HF_HUB_ETAG_TIMEOUT

@@ -12,7 +12,7 @@ from reservoir.backbone_names import check_backbone_name, did_you_mean
 from reservoir.backbones import bert, dinov2, esm, esn, gpt2, llama, lstm, t5, vit, wav2vec2
 from reservoir.backbones.family import Family, Shape
 from reservoir.backbones.gpt2_model import TANGENT_GELU, read_config
-from reservoir.backbones.hub import offline, quiet
+from reservoir.backbones.hub import local_files_only, quiet
 from reservoir.errors import InputError, first_line
 
 FAMILIES: dict[str, Family] = {
@@ -41,6 +41,9 @@ KNOWN: dict[str, Callable[[], Any]] = {
 
 # The families that are built here: their configurations are not transformers'.
 OWN: dict[str, Callable[..., Any]] = {"gpt2": read_config, "lstm": lstm.LSTMConfig, "esn": esn.ESNConfig}
+
+MOST_BLOCKS = 1000
+"""More than any model has: each block takes milliseconds to build before its size is known."""
 
 # Of which nobody publishes weights.
 UNPUBLISHED = ("lstm", "esn")
@@ -158,6 +161,8 @@ def _check_sizes(name: str, family: Family, config: Any) -> None:
     for what, size in sizes.items():
         if type(size) is not int or size < 1:
             raise InputError(f"backbone {name!r}: its configuration says {what}: {size}; give a whole number from 1")
+    if shape.depth > MOST_BLOCKS:
+        raise InputError(f"backbone {name!r}: its configuration says blocks: {shape.depth}; give at most {MOST_BLOCKS}")
 
 
 def _check_kernels(name: str, config: Any) -> None:
@@ -189,9 +194,9 @@ def _from_folder(name: str) -> Any:
     try:
         values = json.loads(file.read_text())
         model_type = values["model_type"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"backbone {name!r}: its config.json is not readable ({first_line(error)})") from error
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise _unknown(name, model_type)
     if model_type not in OWN:
         return _from_transformers(name)
@@ -209,7 +214,7 @@ def _from_transformers(name: str) -> Any:
     source = str(Path(name).parent) if gguf(name) else name
     try:
         config = AutoConfig.from_pretrained(
-            source, local_files_only=offline(source), trust_remote_code=False, **gguf(name)
+            source, local_files_only=local_files_only(source), trust_remote_code=False, **gguf(name)
         )
         return OWN[config.model_type](**config.to_dict()) if config.model_type in OWN else config
     except Exception as error:  # transformers, the hub's client and a broken configuration raise all kinds

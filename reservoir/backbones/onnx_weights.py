@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, first_line
 
 PATCHES = "embeddings.patch_embeddings.projection.weight"
 POSITIONS = "embeddings.position_embeddings"
@@ -24,11 +24,26 @@ Weights = tuple[dict[str, Any], dict[str, np.ndarray], list[str]]
 
 
 def read_onnx(path: Path) -> Weights:
-    """Return what an ONNX file holds of a ViT or DINOv2 whose tensors have the names of transformers."""
-    graph = _Graph(path)
+    """Return the configuration and the tensors of a ViT or DINOv2 whose tensors have the names of transformers.
+
+    No other file is opened: weights that an ONNX file keeps in another file (its external data) are refused.
+    """
+    try:
+        import onnx
+    except ImportError:
+        raise InputError(f"{path}: ONNX files need a package: pip install 'reservoir-features[onnx]'") from None
+    try:
+        return _read_graph(path, _Graph(onnx.load(path, load_external_data=False).graph))
+    except InputError:
+        raise
+    except Exception as error:  # protobuf, onnx and arrays of unexpected shapes raise many types
+        raise InputError(f"{path}: not a readable ONNX file ({first_line(error)}); export the model again") from None
+
+
+def _read_graph(path: Path, graph: _Graph) -> Weights:
     start = next((name.removesuffix(PATCHES) for name in graph.tensors if name.endswith(PATCHES)), None)
     if start is None:
-        raise InputError(f"{path}: no tensor is named ...{PATCHES}; known are ViT and DINOv2 by transformers' names")
+        raise InputError(f"{path}: no tensor is named ...{PATCHES}; export a ViT or DINOv2 of transformers")
     tensors = {n.removeprefix(start): values for n, values in graph.tensors.items() if n.startswith(start)}
     folded = graph.folded()
     tensors |= {name.removeprefix(start): values for name, values in folded.items() if name.startswith(start)}
@@ -38,31 +53,29 @@ def read_onnx(path: Path) -> Weights:
     return _config(path, graph, tensors), tensors, others
 
 
-class _Graph:
-    """The tensors of a file, and what of its graph tells their names and the sizes of heads."""
+def _to_array(tensor: Any) -> np.ndarray:
+    """Return the values of a tensor that the file itself holds."""
+    from onnx import TensorProto, numpy_helper
 
-    def __init__(self, path: Path) -> None:
-        try:
-            import onnx
-        except ImportError:
-            raise InputError(f"{path}: ONNX files need a package: pip install onnx") from None
-        try:
-            graph = onnx.load(path, load_external_data=False).graph
-            if any(tensor.external_data for tensor in graph.initializer):
-                raise ValueError("its weights lie in another file; write them into one")
-            self.tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
-        except Exception as error:  # protobuf and onnx raise all kinds
-            raise InputError(f"{path}: no readable ONNX file ({str(error).strip()[:100]})") from None
+    # `to_array` would open the named file, relative to the current folder.
+    if tensor.external_data or tensor.data_location == TensorProto.EXTERNAL:
+        raise ValueError("its weights are in another file, which is not opened; save them into one file")
+    return numpy_helper.to_array(tensor)
+
+
+class _Graph:
+    """The tensors and constants of an ONNX graph, and the node that computes each value."""
+
+    def __init__(self, graph: Any) -> None:
+        self.tensors = {tensor.name: _to_array(tensor) for tensor in graph.initializer}
         self._number = {
-            node.output[0]: onnx.numpy_helper.to_array(attribute.t)
+            node.output[0]: _to_array(attribute.t)
             for node in graph.node
             for attribute in node.attribute
             if node.op_type == "Constant" and attribute.name == "value"
         } | self.tensors
         self._nodes = list(graph.node)
         self._makes = {output: node for node in self._nodes for output in node.output}
-        shapes = (value.type.tensor_type.shape.dim for value in graph.input)
-        self.inputs = [[side.dim_value for side in shape] for shape in shapes]
 
     def folded(self) -> dict[str, np.ndarray]:
         """Return matrices that have lost their names by those of the biases that are added to their products."""
@@ -112,7 +125,7 @@ def _positions(path: Path, graph: _Graph, width: int) -> np.ndarray:
     first = [values for values in free if values.shape == (1, 1, width)]
     rest = [values for values in free if values.shape[1] > 1 and values.shape[::2] == (1, width)]
     if len(first) > 1 or len(rest) != 1:
-        raise InputError(f"{path}: no tensor is named ...{POSITIONS}, and none has its shape alone; it is not imported")
+        raise InputError(f"{path}: no tensor is named ...{POSITIONS}, and not one alone has its shape; export it again")
     return np.concatenate([*first, *rest], axis=1)
 
 
@@ -121,7 +134,7 @@ def _config(path: Path, graph: _Graph, tensors: dict[str, np.ndarray]) -> dict[s
     width, channels, patch = tensors[PATCHES].shape[:3]
     heads = graph.heads(width)
     if not heads:
-        raise InputError(f"{path}: its graph does not tell the number of attention heads; it is not imported")
+        raise InputError(f"{path}: its graph does not show the number of attention heads; export the model again")
     numbers = [int(found[1]) for name in tensors if (found := re.match(r"(?:encoder\.)?layers?\.(\d+)\.", name))]
     shared = {
         "hidden_size": width,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -72,8 +74,16 @@ def load_native(name: str, depth: int | None = None) -> tuple[Backbone, nn.Modul
         return Backbone(model, family, getattr(model, "config", config), depth), door
 
 
+def load_all_tensors(name: str) -> tuple[Family, Any, nn.Module]:
+    """Return the family, the configuration and the whole pretrained model of a name, token embeddings included."""
+    with _LOADING:
+        family, config = _find(name, None)
+        return family, config, _load(name, family, config, native=True)
+
+
 def _find(name: str, depth: int | None) -> tuple[Family, Any]:
     family, config = find(name)
+    _check_memory(name, family, config)
     check_depth(name, family.shape(config).depth, depth)
     return family, config
 
@@ -160,12 +170,31 @@ def _redraw(
         list(threads.map(redraw, wanted))
 
 
-def _build(name: str, family: Family, config: Any) -> nn.Module:
+def _check_memory(name: str, family: Family, config: Any) -> None:
+    """Refuse a model that is larger than the machine's memory, which the system would otherwise end the process for."""
+    with _usable_configuration(name):
+        parameters = family.loader.count(config)
+    if not hasattr(os, "sysconf"):  # Windows
+        return
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if 4 * parameters > memory:
+        raise InputError(
+            f"backbone {name!r}: its parameters take {4 * parameters / 1e9:,.0f} GB in float32, and this machine has "
+            f"{memory / 1e9:,.0f} GB of memory; choose a smaller backbone"
+        )
+
+
+@contextmanager
+def _usable_configuration(name: str) -> Iterator[None]:
     try:
-        with Undrawn():
-            return family.loader.build(config)
-    except (ValueError, TypeError, LookupError, AssertionError, RuntimeError, ZeroDivisionError) as error:
+        yield
+    except (ValueError, TypeError, LookupError, AssertionError, RuntimeError, ArithmeticError, AttributeError) as error:
         raise InputError(f"backbone {name!r}: its configuration does not work ({first_line(error)})") from error
+
+
+def _build(name: str, family: Family, config: Any) -> nn.Module:
+    with _usable_configuration(name), Undrawn():
+        return family.loader.build(config)
 
 
 def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn.Module:

@@ -71,7 +71,8 @@ def open_native(task: Task, name: str, init: str, depth: int | None) -> Native:
     elif isinstance(reader, PixelReader):
         embedding = embed_patches(reader, backbone, embedding)
     else:
-        _check_rows(name, reader, embedding)
+        reader.embeddings = getattr(embedding, "num_embeddings", None)
+        _check_vocabulary(name, reader)
     return Native(
         backbone=backbone,
         inputs=NativeInput(embedding),
@@ -81,11 +82,13 @@ def open_native(task: Task, name: str, init: str, depth: int | None) -> Native:
     )
 
 
-def _check_rows(name: str, reader: TextReader, door: nn.Module) -> None:
+def _check_vocabulary(name: str, reader: TextReader) -> None:
     tokens = reader.form.vocabulary
-    rows = getattr(door, "num_embeddings", tokens)
-    if tokens > rows:
-        raise InputError(f"backbone {name!r}: its tokenizer has {tokens:,} tokens, the model {rows:,}")
+    if reader.embeddings is not None and tokens > reader.embeddings:
+        raise InputError(
+            f"backbone {name!r}: its tokenizer has {tokens:,} tokens, and the model has embeddings for "
+            f"{reader.embeddings:,}; use the tokenizer that the model was trained with"
+        )
 
 
 def content_digest(module: nn.Module, but: Set[str] = frozenset()) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from reservoir.backbones import Backbone
-from reservoir.backbones.hub import offline, quiet
+from reservoir.backbones.hub import local_files_only, quiet
 from reservoir.errors import InputError, first_line
 from reservoir.tasks.images.patches import patches
 from reservoir.tasks.own.decode import check_pillow
@@ -91,7 +91,7 @@ def open_pixels(name: str, config: Any, pictures: Pictures) -> PixelReader:
     check_pillow()
     with usable(name, instead="orthogonal"):
         processor = AutoImageProcessor.from_pretrained(
-            name, backend="pil", trust_remote_code=False, local_files_only=offline(name)
+            name, backend="pil", trust_remote_code=False, local_files_only=local_files_only(name)
         )
         return PixelReader(processor, config, pictures)
 

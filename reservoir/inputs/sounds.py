@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from reservoir.backbones.hub import offline
+from reservoir.backbones.hub import local_files_only
 from reservoir.errors import InputError
 from reservoir.inputs.pixels import settings_digest, usable
 from reservoir.tasks.own.wav import RATE
@@ -69,7 +69,7 @@ def open_sounds(task: Task, name: str, config: Any) -> SoundReader:
     from transformers import Wav2Vec2FeatureExtractor
 
     with usable(name, instead="kernels"):
-        extractor = Wav2Vec2FeatureExtractor.from_pretrained(name, local_files_only=offline(name))
+        extractor = Wav2Vec2FeatureExtractor.from_pretrained(name, local_files_only=local_files_only(name))
         if extractor.feature_size != 1:
             raise InputError(f"it gives {extractor.feature_size} values per sample")
     reader = SoundReader(extractor, config, task.max_tokens)

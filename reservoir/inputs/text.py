@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.backbones.hub import offline, quiet
+from reservoir.backbones.hub import local_files_only, quiet
 from reservoir.backbones.names import SHIPPED, gguf
 from reservoir.errors import InputError, first_line
 from reservoir.tasks.own.letters import texts_of
@@ -23,6 +23,8 @@ TEXT_TOKENS = 64
 MOST_TOKENS = 2048
 """Where neither the model nor its tokenizer says how long a text may be."""
 
+HIGHEST_TOKEN = 2**24
+"""More than the tokens of any vocabulary."""
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "vocab.json")
 
@@ -32,8 +34,11 @@ class TextReader:
 
     kind, row_tokens = "tokenizer", TEXT_TOKENS
 
-    def __init__(self, tokenizer: Any, positions: int | None) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, positions: int | None, embeddings: int | None = None) -> None:
+        self._tokenizer, self.embeddings = tokenizer, embeddings
+        highest = max(tokenizer.get_vocab().values(), default=0)
+        if highest > HIGHEST_TOKEN:  # writing its rules as JSON would take minutes
+            raise InputError(f"it numbers a token {highest:,}, more than {HIGHEST_TOKEN:,}")
         stated = tokenizer.model_max_length if tokenizer.model_max_length < 2**31 else None
         self.max_tokens = min(positions or stated or MOST_TOKENS, stated or positions or MOST_TOKENS)
         self.form = Tokens(len(tokenizer))
@@ -51,10 +56,10 @@ class TextReader:
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return token numbers (rows, longest) of stored texts, padded on the right, and the tokens of each."""
         texts = self._texts(x, lengths)
-        found = self._tokenizer(texts, return_attention_mask=False)["input_ids"]
+        found = self._tokenize(texts, return_attention_mask=False)["input_ids"]
         long = [row for row, numbers in enumerate(found) if len(numbers) > self.max_tokens]
         for row in long:
-            found[row] = self._tokenizer(texts[row], truncation=True, max_length=self.max_tokens)["input_ids"]
+            found[row] = self._tokenize(texts[row], truncation=True, max_length=self.max_tokens)["input_ids"]
         self.read, self.long = self.read + len(found), self.long + len(long)
         return self._padded(texts, found)
 
@@ -64,7 +69,7 @@ class TextReader:
             raise InputError("--long windows: it needs a tokenizer.json, which the model has not; leave it out")
         self._whole = True
         texts = self._texts(x, lengths)
-        found = self._tokenizer(texts, truncation=True, max_length=self.max_tokens, return_overflowing_tokens=True)
+        found = self._tokenize(texts, truncation=True, max_length=self.max_tokens, return_overflowing_tokens=True)
         owner = np.array(found["overflow_to_sample_mapping"])
         self.read, self.long = self.read + len(texts), self.long + int((np.bincount(owner) > 1).sum())
         return *self._padded([texts[row] for row in owner], found["input_ids"]), owner
@@ -78,7 +83,7 @@ class TextReader:
         return places
 
     def _places(self, text: str, *, words: bool) -> np.ndarray:
-        read = self._tokenizer(text, return_offsets_mapping=self._tokenizer.is_fast)
+        read = self._tokenize(text, return_offsets_mapping=self._tokenizer.is_fast)
         tokens = len(read["input_ids"])
         ends = np.array([match.end() for match in re.finditer(r"\S+" if words or self._spaced else r".", text, re.S)])
         if tokens > self.max_tokens:
@@ -95,6 +100,15 @@ class TextReader:
             raise InputError("labels of every token need a tokenizer.json, which the model has not; take another model")
         return np.arange(len(ends)) + int(bool(special) and special[0] == read["input_ids"][0])
 
+    def _tokenize(self, texts: str | list[str], **options: Any) -> Any:
+        try:
+            return self._tokenizer(texts, **options)
+        except Exception as error:  # the rules in a damaged tokenizer.json fail only on some texts
+            raise InputError(
+                f"tokenizer: it cannot read the texts ({first_line(error)}); repair its tokenizer.json, or use "
+                "--input gaussian"
+            ) from error
+
     def _texts(self, x: np.ndarray, lengths: np.ndarray) -> list[str]:
         texts = texts_of(x, lengths)
         return [" ".join(text) for text in texts] if self._spaced else texts
@@ -106,6 +120,11 @@ class TextReader:
             raise InputError(f"the text {text[:40]!r} has no token that the model knows; leave the row out")
         x = np.full((len(found), lengths.max()), self._tokenizer.pad_token_id or 0, np.int64)
         x[np.arange(x.shape[1]) < lengths[:, None]] = np.concatenate(found)
+        if self.embeddings is not None and (x.min() < 0 or x.max() >= self.embeddings):
+            raise InputError(
+                f"tokenizer: it gives token {x.max():,}, and the model has embeddings for {self.embeddings:,} tokens; "
+                "use the tokenizer that the model was trained with"
+            )
         return x, lengths
 
     @property
@@ -134,22 +153,22 @@ def has_tokenizer(name: str) -> bool:
     return not folder.is_dir() or any((folder / file).is_file() for file in TOKENIZERS)
 
 
-def read_tokenizer(name: str, positions: int | None) -> TextReader:
-    """Return the reader of a model of so many positions, by its folder, GGUF file or hub name."""
+def read_tokenizer(name: str, positions: int | None, embeddings: int | None = None) -> TextReader:
+    """Return the reader of a model with this many positions and embeddings, by its folder, GGUF file or hub name."""
     from transformers import AutoTokenizer
 
     quiet()
     source = str(SHIPPED.get(name, Path(name).parent if gguf(name) else name))
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            source, trust_remote_code=False, use_fast=True, local_files_only=offline(source), **gguf(name)
+            source, trust_remote_code=False, use_fast=True, local_files_only=local_files_only(source), **gguf(name)
         )
         # Texts are padded and cut here: a file may have brought lengths of its own.
         tokenizer.padding_side = tokenizer.truncation_side = "right"
         if tokenizer.is_fast:
             tokenizer.backend_tokenizer.no_truncation()
             tokenizer.backend_tokenizer.no_padding()
-        return TextReader(tokenizer, positions)
+        return TextReader(tokenizer, positions, embeddings)
     except Exception as error:  # transformers, tokenizers and broken files raise all kinds
         raise InputError(
             f"backbone {name!r}: its tokenizer is not readable ({first_line(error)}); give a folder with a "

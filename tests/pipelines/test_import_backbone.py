@@ -103,7 +103,7 @@ def test_what_is_no_backbone_is_one_line(tmp_path: Path, call):
     graph = onnx.helper.make_graph([], "g", [], [], [onnx.helper.make_tensor("w", 1, [1], [1.0])])
     onnx.save(onnx.helper.make_model(graph), tmp_path / "other.onnx")
     cases = {
-        ("text.onnx", "out"): "no readable ONNX file",
+        ("text.onnx", "out"): "not a readable ONNX file",
         ("other.onnx", "out"): "no tensor is named",
         ("other.onnx", "there"): "it is there already",
         ("none.onnx", "out"): "no such file",

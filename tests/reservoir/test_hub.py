@@ -105,7 +105,7 @@ def test_models_come_from_the_hub_and_then_without_it(tmp_path, tiny_gpt2, hub):
     [("gtp2", "did you mean gpt2"), ("berd", "did you mean bert"), ("nothing-like-it", "no known name, and no such")],
 )
 def test_an_unknown_name_is_told_without_a_network(name, said, monkeypatch):
-    monkeypatch.setattr(names, "offline", lambda _source: pytest.fail("the network was asked"))
+    monkeypatch.setattr(names, "local_files_only", lambda _source: pytest.fail("the network was asked"))
     with pytest.raises(InputError, match=said):
         names.find(name)
 

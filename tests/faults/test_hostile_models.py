@@ -1,0 +1,277 @@
+"""Damaged and hostile models: each one loads or is refused in one line, and no file outside its folder is read."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import shutil
+import struct
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reservoir_pipelines import import_backbone
+
+from reservoir.backbones import find, load_backbone, load_native
+from reservoir.errors import InputError
+from reservoir.inputs.text import read_tokenizer
+from reservoir.tasks.own.letters import codes_of
+from tests.reservoir.models import save, save_as_gguf, save_with_tokenizer
+
+TRIALS = 60
+WRONG = [None, True, -1, 0, 1, 3, 2**31, 2**62, 1e308, "", "gelu", "../secret", [], [-1], {}, {"a": 1}, [[[]]]]
+
+
+def outcome(action: Callable[[], object]) -> str:
+    """Return the one line of an `InputError`, or "" after success; any other exception fails the test."""
+    try:
+        action()
+    except InputError as error:
+        assert "\n" not in str(error) and str(error)
+        return str(error)
+    return ""
+
+
+def places(value: Any, path: tuple = ()) -> Iterator[tuple]:
+    """Yield the path of every value inside nested lists and dictionaries."""
+    if path:
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from places(inner, (*path, key))
+
+
+def mutated_json(document: Any, rng: np.random.Generator) -> Any:
+    """Return a copy in which one value is removed, doubled or replaced by one of another type or size."""
+    root = value = {"document": copy.deepcopy(document)}
+    every = list(places(value))
+    *above, last = every[rng.integers(len(every))]
+    for key in above:
+        value = value[key]
+    kind = rng.integers(4)
+    if kind == 0 and above and isinstance(value, dict):
+        del value[last]
+    elif kind == 1 and isinstance(value[last], int | float) and not isinstance(value[last], bool):
+        value[last] = value[last] * 2 + 1
+    else:
+        value[last] = copy.deepcopy(WRONG[rng.integers(len(WRONG))])
+    return root["document"]
+
+
+def mutated_safetensors(data: bytes, rng: np.random.Generator) -> bytes:
+    """Return a safetensors file with another header, another length of the header, or a cut end."""
+    (size,) = struct.unpack("<Q", data[:8])
+    header, rest = data[8 : 8 + size], data[8 + size :]
+    kind = rng.integers(4)
+    if kind == 0:
+        return struct.pack("<Q", int(rng.choice([0, 1, size - 1, size + 1, 2**40, 2**63]))) + data[8:]
+    if kind == 1:
+        return data[: int(rng.integers(len(data)))]
+    if kind == 2:
+        values = np.frombuffer(rest, np.uint8).copy()
+        values[rng.integers(len(values), size=8)] = 0xFF
+        return data[: 8 + size] + values.tobytes()
+    text = json.dumps(mutated_json(json.loads(header), rng)).encode()
+    return struct.pack("<Q", len(text)) + text + rest
+
+
+def load_folder(folder: Path) -> None:
+    """Load a folder in each way that ``extract`` may."""
+    family, _ = find(str(folder))
+    load_backbone(str(folder), "random")
+    load_native(str(folder)) if family.door else load_backbone(str(folder), "pretrained")
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "llama", "vit", "wav2vec2", "lstm"])
+def test_mutated_model_folders_load_or_are_refused(kind: str, tmp_path: Path):
+    folder, rng = save(kind, tmp_path / kind), np.random.default_rng(0)
+    config = json.loads((folder / "config.json").read_text())
+    weights = (folder / "model.safetensors").read_bytes()
+    refused = 0
+    for trial in range(TRIALS):
+        (folder / "config.json").write_text(json.dumps(mutated_json(config, rng) if trial % 2 else config))
+        (folder / "model.safetensors").unlink()
+        (folder / "model.safetensors").write_bytes(weights if trial % 2 else mutated_safetensors(weights, rng))
+        refused += outcome(lambda: load_folder(folder)) != ""
+    assert refused > TRIALS / 10
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(weights)
+    load_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_embd": 2**20, "n_head": 1}, "GB of memory"),
+        ({"n_positions": 2**40}, "GB of memory"),
+        ({"n_layer": 10**9}, "at most 1000"),
+        ({"model_type": {}}, "is not known"),
+    ],
+)
+def test_configurations_beyond_the_machine_are_refused_before_they_are_built(changes, message, tmp_path: Path):
+    folder = save("gpt2", tmp_path / "gpt2")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    for init in ("random", "pretrained"):
+        assert message in outcome(lambda init=init: load_backbone(str(folder), init))
+
+
+def test_a_config_nested_a_million_times_is_refused(tmp_path: Path):
+    folder = save("gpt2", tmp_path / "gpt2")
+    (folder / "config.json").write_text('{"model_type": ' + "[" * 10**6)
+    assert "not readable" in outcome(lambda: load_backbone(str(folder), "random"))
+
+
+def test_tokens_without_an_embedding_are_refused(tmp_path: Path):
+    folder = save_with_tokenizer("bert", tmp_path / "bert")
+    rules = json.loads((folder / "tokenizer.json").read_text())
+    rules["model"]["vocab"]["cat"] = 25  # the model has 20 embeddings
+    (folder / "tokenizer.json").write_text(json.dumps(rules))
+    reader = read_tokenizer(str(folder), 32, embeddings=20)
+    assert "token 25" in outcome(lambda: reader(*codes_of("here", ["the cat"])))
+
+
+def test_mutated_tokenizers_read_texts_or_are_refused(tmp_path: Path):
+    folder, rng = save_with_tokenizer("bert", tmp_path / "bert"), np.random.default_rng(0)
+    texts = codes_of("here", ["the cat sat", "a dog <unk> 😀"])
+    files = {name: (folder / name).read_text() for name in ("tokenizer.json", "tokenizer_config.json")}
+    for trial in range(2 * TRIALS):
+        for name, text in files.items():
+            mine = trial % 2 == (name == "tokenizer.json")
+            (folder / name).write_text(json.dumps(mutated_json(json.loads(text), rng)) if mine else text)
+        outcome(lambda: read_tokenizer(str(folder), 32)(*texts))
+
+
+def mutated_pickle(data: bytes, rng: np.random.Generator) -> bytes:
+    """Return an archive as ``torch.save`` writes it with a changed, shorter, missing or doubled member."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as new:
+        members = old.namelist()
+        chosen = members[rng.integers(len(members))] if rng.integers(2) else next(n for n in members if "data.pkl" in n)
+        for name in members:
+            content = bytearray(old.read(name))
+            if name == chosen:
+                kind = rng.integers(4)
+                if kind == 0:
+                    continue
+                if kind == 1 and content:
+                    del content[rng.integers(len(content)) :]
+                for _ in range(4 if content and kind > 1 else 0):
+                    content[rng.integers(len(content))] = rng.integers(256)
+            new.writestr(name, bytes(content))
+    return out.getvalue()
+
+
+def import_to_new_folder(source: Path, out: Path) -> None:
+    """Import a model and remove the copy; a refused one must leave nothing."""
+    try:
+        import_backbone(source, out)
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+        assert not list(out.parent.glob(f".{out.name}*"))
+
+
+def test_mutated_pickles_of_weights_are_imported_or_refused(tmp_path: Path):
+    from safetensors.torch import load_file
+
+    folder, rng = save("gpt2", tmp_path / "gpt2"), np.random.default_rng(0)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    data = (folder / "pytorch_model.bin").read_bytes()
+    for _ in range(TRIALS):
+        (folder / "pytorch_model.bin").write_bytes(mutated_pickle(data, rng))
+        outcome(lambda: import_to_new_folder(folder, tmp_path / "out"))
+
+
+def test_mutated_gguf_files_are_imported_or_refused(tmp_path: Path):
+    pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    save_as_gguf(save("llama", tmp_path / "llama"), tmp_path / "whole.gguf")
+    data, rng = (tmp_path / "whole.gguf").read_bytes(), np.random.default_rng(0)
+    end = data.index(b"token_embd") + 1000  # the counts, settings and tensor descriptions that come before the values
+    for _ in range(TRIALS):
+        copied = bytearray(data)
+        size, at = int(rng.choice([1, 4, 8])), int(rng.integers(end))
+        copied[at : at + size] = rng.choice([0, 1, 3, 2**7, 2**8 - 1], size).astype(np.uint8).tobytes()
+        (tmp_path / "changed.gguf").write_bytes(copied[: rng.integers(end)] if rng.integers(6) == 0 else copied)
+        outcome(lambda: import_to_new_folder(tmp_path / "changed.gguf", tmp_path / "out"))
+
+
+def tiny_onnx() -> Any:
+    """Return an ONNX model with the tensors of a tiny ViT and the few nodes from which its configuration is read."""
+    onnx = pytest.importorskip("onnx")
+    from transformers import ViTConfig, ViTModel
+
+    settings = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
+    model = ViTModel(ViTConfig(**settings, image_size=8, patch_size=4), add_pooling_layer=False)
+    weights = {f"vit.{name}": tensor.numpy() for name, tensor in model.state_dict().items()}
+    bias = next(name for name in weights if name.endswith(("q_proj.bias", "query.bias")))
+    numpy_helper, helper = onnx.numpy_helper, onnx.helper
+    tensors = [numpy_helper.from_array(values, name) for name, values in weights.items()]
+    shape = numpy_helper.from_array(np.array([0, -1, 2, 8]), "shape")
+    nodes = [
+        helper.make_node("Constant", [], ["shape"], value=shape),
+        helper.make_node("Add", ["x", bias], ["queries"]),
+        helper.make_node("Reshape", ["queries", "shape"], ["heads"]),
+    ]
+    inputs = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 5, 16])]
+    return helper.make_model(helper.make_graph(nodes, "vit", inputs, [], tensors))
+
+
+def mutate_onnx(graph: Any, rng: np.random.Generator) -> None:
+    """Change one tensor, node or constant of an ONNX graph in place."""
+    tensor = graph.initializer[rng.integers(len(graph.initializer))]
+    constant = graph.node[0].attribute[0].t
+    changes: list[Callable[[], object]] = [
+        lambda: setattr(tensor, "data_type", int(rng.integers(0, 25))),
+        lambda: tensor.dims.append(int(rng.choice([0, 1, -1, 2, 2**40]))),
+        tensor.dims.pop,
+        lambda: setattr(tensor, "raw_data", tensor.raw_data[: int(rng.integers(9))]),
+        lambda: setattr(tensor, "name", "vit.embeddings.patch_embeddings.projection.weight"),
+        lambda: graph.initializer.remove(tensor),
+        graph.node.pop,
+        lambda: setattr(constant, "raw_data", b"\xff" * int(rng.integers(40))),
+        lambda: constant.dims.append(int(rng.choice([0, -5, 2**33]))),
+        lambda: setattr(graph.node[2], "op_type", str(rng.choice(["Add", "Sqrt", "Reshape", ""]))),
+        graph.node[2].input.pop,
+        graph.node[1].output.pop,
+    ]
+    changes[rng.integers(len(changes))]()
+
+
+def test_mutated_onnx_files_are_imported_or_refused(tmp_path: Path):
+    rng, whole, file = np.random.default_rng(0), tiny_onnx(), tmp_path / "changed.onnx"
+    for trial in range(TRIALS + 1):
+        model = copy.deepcopy(whole)
+        if trial:
+            mutate_onnx(model.graph, rng)
+        file.write_bytes(model.SerializeToString())
+        found = outcome(lambda: import_to_new_folder(file, tmp_path / "out"))
+        assert trial or not found
+
+
+@pytest.mark.parametrize("where", ["initializer", "constant"])
+@pytest.mark.parametrize("location", ["../secret.bin", "/etc/hostname", "secret.bin"])
+def test_onnx_weights_in_other_files_are_refused_and_not_read(where: str, location: str, tmp_path: Path, monkeypatch):
+    import onnx
+
+    model = tiny_onnx()
+    (tmp_path / "models").mkdir()
+    for folder in (tmp_path, tmp_path / "models"):
+        (folder / "secret.bin").write_bytes(bytes(4096))
+    monkeypatch.chdir(tmp_path)
+    tensor = model.graph.initializer[0] if where == "initializer" else model.graph.node[0].attribute[0].t
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    (tmp_path / "models" / "hostile.onnx").write_bytes(model.SerializeToString())
+    monkeypatch.setattr(
+        onnx.external_data_helper, "load_external_data_for_tensor", lambda *_: pytest.fail("another file was opened")
+    )
+    found = outcome(lambda: import_to_new_folder(tmp_path / "models" / "hostile.onnx", tmp_path / "out"))
+    assert "another file" in found and "pip install" not in found
