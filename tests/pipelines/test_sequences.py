@@ -144,3 +144,16 @@ def test_the_transformer_gives_what_extract_keeps(tmp_path, cache, tiny_gpt2):
     assert list(table.columns[[0, -1]]) == ["series__embed/quantiles9/0", "rest__age"]
     np.testing.assert_allclose(table.to_numpy()[:, :-1], found, atol=1e-4)
     assert make_pipeline(plain, RidgeClassifier()).fit(x[:70], y[:70]).score(x[70:], y[70:]) > 0.5
+
+
+def test_channels_may_come_first_and_a_warning_says_where_they_seem_to(tiny_gpt2):
+    x, y = series(40)
+    last = np.stack([x, x[::-1]], axis=2)  # (samples, values, channels)
+    settings = {"backbone": str(tiny_gpt2), "pool": "std", "compute": "float32"}
+    expected = ReservoirClassifier(**settings).fit(last, y).predict_proba(last)
+    first = last.swapaxes(1, 2)
+    model = ReservoirClassifier(channels_first=True, **settings).fit(first, y)
+    np.testing.assert_array_equal(model.predict_proba(first), expected)
+    np.testing.assert_array_equal(model.predict_proba(list(first)), expected)
+    with pytest.warns(UserWarning, match=r"\(40, 2, 40\) is read as 2 values of 40 channels; .* channels_first=True"):
+        ReservoirClassifier(**settings).fit(first, y)

@@ -12,7 +12,7 @@ from reservoir_pipelines.estimators.parameters import with_parameters
 from reservoir_pipelines.estimators.predictor import ReservoirPredictor
 
 
-@with_parameters("vocabulary", "alphas", "cv", "class_weight")
+@with_parameters("vocabulary", "channels_first", "alphas", "cv", "class_weight")
 class ReservoirClassifier(ClassifierMixin, ReservoirPredictor):
     """Classifier of raw sequences: a frozen sequence model, and a ridge readout of its best columns.
 

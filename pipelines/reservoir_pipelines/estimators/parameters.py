@@ -32,6 +32,11 @@ _OWN: dict[str, tuple[Any, str]] = {
         None,
         "X holds symbols, whole numbers below this one; None: integers as in files, all else values.",
     ),
+    "channels_first": (
+        False,
+        "True: X of three dimensions is (samples, channels, values), as in aeon and sktime; sequences in a list are "
+        "(channels, values).",
+    ),
     "alphas": (None, "Positive penalties; None for 25 values from 1e-2 to 1e6 in equal ratios, carried on at an end."),
     "cv": (
         None,

@@ -13,7 +13,7 @@ from reservoir_pipelines.estimators.parameters import with_parameters
 from reservoir_pipelines.estimators.predictor import ReservoirPredictor
 
 
-@with_parameters("vocabulary", "alphas", "cv")
+@with_parameters("vocabulary", "channels_first", "alphas", "cv")
 class ReservoirRegressor(RegressorMixin, ReservoirPredictor):
     """Regressor of raw sequences: a frozen sequence model, and a ridge readout of its best columns.
 

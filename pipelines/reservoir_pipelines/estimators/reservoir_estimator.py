@@ -26,6 +26,7 @@ from reservoir_pipelines.estimators.sequences import (
     padded,
     read_vocabulary,
     scaling_of,
+    with_channels_last,
 )
 from reservoir_pipelines.workspace import ROWS, cache_root
 
@@ -42,6 +43,7 @@ class ReservoirEstimator(BaseEstimator):
     layers: str | Sequence[str] | None
     pool: str | Sequence[str] | None
     vocabulary: int | None
+    channels_first: bool
     standardise: bool
     cache: str | Path | None
     device: str
@@ -58,6 +60,7 @@ class ReservoirEstimator(BaseEstimator):
         lengths = None
         if holds_texts(x):
             raise ValueError("X holds texts; give their letters as numbers, [list(text.encode()) for text in X]")
+        x = with_channels_last(x, channels_first=self.channels_first, warn=reset)
         if is_list(x):
             x, lengths = padded(x, 0 if reset else self.n_features_in_)
             if not reset:  # new sequences may be longer, which scikit-learn's own check refuses

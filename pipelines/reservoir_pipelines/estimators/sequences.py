@@ -45,6 +45,22 @@ def holds_texts(x: Any) -> bool:
     return isinstance(x, list | np.ndarray) and len(x) > 0 and isinstance(x[0], str)
 
 
+def with_channels_last(x: Any, *, channels_first: bool, warn: bool) -> Any:
+    """Return X with the channels as its last axis; with ``warn`` say where they may be the one before."""
+    if channels_first:
+        if is_list(x):
+            return [np.asarray(row).T if np.ndim(row) == 2 else row for row in x]
+        return np.swapaxes(x, 1, 2) if np.ndim(x) == 3 else x
+    shape = getattr(x, "shape", ())
+    if warn and len(shape) == 3 and shape[2] > shape[1]:
+        warnings.warn(
+            f"X of shape {shape} is read as {shape[1]} values of {shape[2]} channels; "
+            "if it is (samples, channels, values), pass channels_first=True",
+            stacklevel=5,
+        )
+    return x
+
+
 def padded(x: Sequence[Any], shortest: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return sequences as one array of at least ``shortest`` values, zeros behind each one's end, and their lengths."""
     items = [np.asarray(item) for item in x]

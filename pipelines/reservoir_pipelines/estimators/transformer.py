@@ -14,7 +14,7 @@ from reservoir_pipelines.estimators.parameters import with_parameters
 from reservoir_pipelines.estimators.reservoir_estimator import ReservoirEstimator
 
 
-@with_parameters("vocabulary")
+@with_parameters("vocabulary", "channels_first")
 class ReservoirTransformer(TransformerMixin, ReservoirEstimator):
     """Features of raw sequences: the hidden states of a frozen sequence model, pooled over the tokens.
 
