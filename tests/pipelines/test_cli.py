@@ -192,8 +192,8 @@ def wrong_inputs(tmp_path, tiny_gpt2, cut):
         (["extract", "digits", "--limit", "many"], "--limit"),
         (["extract"], "task"),
         (["fit", "digits"], "reservoir extract digits"),
-        (["predict", tmp_path, tiny_gpt2 / "config.json"], "no readout and no run there"),
-        (["export", bare], "no readout and no run there"),
+        (["predict", tmp_path, tiny_gpt2 / "config.json"], "neither a readout nor a run"),
+        (["export", bare], "neither a readout nor a run"),
         (["cache", "show", "abcdef0"], "abcdef0"),
         (["nonsense"], "nonsense"),
     ]

@@ -230,7 +230,7 @@ def test_what_cannot_be_exported_is_refused(readouts, tmp_path, monkeypatch):
     saved, _ = readouts("two")
     with pytest.raises(InputError, match="choose torch or onnx"):
         export(saved, to="tflite")
-    with pytest.raises(InputError, match="no readout"):
+    with pytest.raises(InputError, match="neither a readout"):
         export(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr("reservoir_pipelines.prediction.export.find_spec", lambda name: None)

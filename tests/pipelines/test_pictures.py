@@ -79,7 +79,7 @@ def test_pictures_pass_a_vision_model_as_in_a_script(cache: Path, tmp_path: Path
     for command in ("export", "explain"):
         further = [root] if command == "explain" else ["--to", "onnx"]
         code, _, error = call(command, tmp_path / "readout", *further)
-        assert code == 2 and "reads by a processor, which cannot be exported or explained" in error.splitlines()[-1]
+        assert code == 2 and "goes through a processor, which cannot be exported or explained" in error.splitlines()[-1]
     files = sorted(root.rglob("*.*"))
     images = [Image.open(file).convert("RGB") for file in files]
     pixels = AutoImageProcessor.from_pretrained(model, backend="pil")(images, return_tensors="pt")["pixel_values"]

@@ -1,7 +1,8 @@
-"""A readout on disk: its weights, and everything needed to run it on new sequences as JSON.
+"""A readout on disk: its weights, and JSON with everything else that is needed to run it on new sequences.
 
 The JSON names the files of weights by the SHA-256 of their content and holds a checksum of its own. It is replaced in
-one step after they are on disk, so that a bundle is the new one or the old one, whoever is killed or writes beside.
+one step after they are on disk, so that a reader sees the old bundle or the new one, even if a writer is killed or
+several write at once.
 """
 
 from __future__ import annotations
@@ -36,39 +37,43 @@ READABLE = (2, 3)
 """Format 2 has no links, calls the input digests ``door``, and does not name its estimators."""
 CARD = "readout.json"
 INPUT_DIGESTS = ("tokenizer", "processor", "embeddings")
-"""What the specification of an entry with native input holds SHA-256 digests of."""
+"""The fields of the specification of an entry with native input that are SHA-256 digests."""
 
 WEIGHTS, ESTIMATOR = "safetensors", "skops"
-"""What the names of the two files of weights end in."""
+"""Suffixes of the two files of weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A frozen map, by its settings and the SHA-256 of its weights, and the columns that are read of it, in order."""
+    """The columns that a readout reads of one frozen model, given by its settings and the SHA-256 of its weights."""
 
-    reservoir: Reservoir | None  # None: the input itself is read
+    reservoir: Reservoir | None  # None for the raw input
     digest: str
     compute: str
     columns: tuple[str, ...]
-    run: str = ""  # the folder of a run, whose trained weights take the place of frozen ones
-    input_digests: dict[str, str] = field(default_factory=dict)  # of native input
+    run: str = ""  # the folder of a run of train, for trained weights
+    input_digests: dict[str, str] = field(
+        default_factory=dict
+    )  # SHA-256 of tokenizer and embeddings, if input is native
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """A fitted readout with the maps in front of it, whose columns it reads side by side."""
+    """A fitted readout, and the models whose columns it reads side by side."""
 
     task: Task
-    scaling: Scaling | None  # from stored values to what the model sees
+    scaling: Scaling | None  # from stored values to those that the model reads
     parts: tuple[Part, ...]
     readout: Readout
-    scores: dict[str, Any]  # how it did
-    lengths: bool = False  # whether sequences of several lengths were fitted on
-    origin: str = ""  # the task, or the path of the data, that it was fitted on
+    scores: dict[str, Any]  # of validation and test
+    lengths: bool = False  # whether the sequences of the fit had several lengths
+    origin: str = ""  # the task or the path of the data of the fit
 
     @classmethod
-    def of(cls, stores: Sequence[FeatureStore], scaling: Scaling | None, readout: Readout, result: Result) -> Bundle:
-        """Gather a bundle from cache entries and the readout chosen on them."""
+    def from_entries(
+        cls, stores: Sequence[FeatureStore], scaling: Scaling | None, readout: Readout, result: Result
+    ) -> Bundle:
+        """Return the bundle of a readout that was chosen on cache entries."""
         parts: list[Part] = []
         for name in result.columns:
             if name == RAW:
@@ -84,7 +89,7 @@ class Bundle:
                 input_digests={name: made.spec.input[name] for name in INPUT_DIGESTS if name in made.spec.input},
             )
             if parts and replace(parts[-1], columns=()) == replace(part, columns=()):
-                part = replace(part, columns=parts.pop().columns + part.columns)  # one forward pass serves both
+                part = replace(part, columns=parts.pop().columns + part.columns)  # one forward pass gives both
             parts.append(part)
         lengths = stores[0]["train"].lengths
         return cls(
@@ -99,11 +104,11 @@ class Bundle:
 
     def save(self, folder: Path) -> Path:
         """Write the bundle into a folder and return the path of its JSON file."""
-        with alone_in(folder):
+        with locked(folder):
             return self.write(folder)
 
     def write(self, folder: Path) -> Path:
-        """Write the bundle into a folder that the caller has for itself; return the path of its JSON file."""
+        """Write the bundle into a folder that the caller has locked; return the path of its JSON file."""
         from safetensors.numpy import save
 
         card: dict[str, Any] = {
@@ -123,11 +128,11 @@ class Bundle:
             targets = self.readout.targets
             card["estimator"] = {"name": self.readout.name, "outputs": targets.outputs, "classes": targets.classes}
         else:
-            raise TypeError(f"no way to save a readout of type {type(self.readout).__name__}")
+            raise TypeError(f"a readout of type {type(self.readout).__name__} cannot be saved")
         if self.scaling:
             arrays = arrays | {"offset": self.scaling.offset, "scale": self.scaling.scale}
         files[WEIGHTS] = save({name: np.ascontiguousarray(value) for name, value in arrays.items()})
-        card["files"] = {_keep(folder, data, suffix): _sha256(data) for suffix, data in files.items()}
+        card["files"] = {_write(folder, data, suffix): _sha256(data) for suffix, data in files.items()}
         write_checked(folder / CARD, card)
         for path in folder.glob("readout-*"):
             if path.suffix[1:] in (WEIGHTS, ESTIMATOR) and path.name not in card["files"]:
@@ -136,7 +141,7 @@ class Bundle:
 
     @classmethod
     def load(cls, path: Path, *, trust: bool = False, linear: bool = False) -> Bundle:
-        """Read a bundle from its folder or its JSON file; with ``linear`` only one of a linear readout.
+        """Return the bundle in a folder, or of a JSON file; with ``linear`` only one of a linear readout.
 
         Raises
         ------
@@ -158,7 +163,7 @@ class Bundle:
         except FileNotFoundError as error:
             name = Path(error.filename or WEIGHTS).name
             raise InputError(
-                f"{path}: no readout and no run there ({name} is missing); give a folder that fit or train wrote"
+                f"{path}: neither a readout nor a run ({name} is missing); give a folder that fit or train wrote"
             ) from error
         except InputError:
             raise
@@ -218,7 +223,7 @@ def _part(values: dict[str, Any]) -> Part:
 
 
 def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the card and the content of its files by suffix, all as they were written."""
+    """Return the card and the content of its files by suffix, with verified checksums."""
     while True:
         card = read_checked(folder / CARD)
         if card["format"] not in READABLE:
@@ -238,8 +243,8 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
         return card, {name.rpartition(".")[2]: data for name, data in files.items()}
 
 
-def _keep(folder: Path, data: bytes, suffix: str) -> str:
-    """Write a file under the name that its content gives it."""
+def _write(folder: Path, data: bytes, suffix: str) -> str:
+    """Write a file, named after the digest of its content; return the name."""
     name = f"readout-{_sha256(data)[:16]}.{suffix}"
     replace_file(folder / name, lambda part: part.write_bytes(data))
     return name
@@ -250,8 +255,8 @@ def _sha256(data: bytes) -> str:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Let one process at a time write into a folder, so that none takes away what another is about to name."""
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a folder, so that no process removes files that another is about to name in its card."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

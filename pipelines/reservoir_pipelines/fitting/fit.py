@@ -31,7 +31,7 @@ from reservoir.reservoir import choose_device
 from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task
 from reservoir_pipelines.files import write_checked, writing
-from reservoir_pipelines.fitting.bundle import Bundle, alone_in
+from reservoir_pipelines.fitting.bundle import Bundle, locked
 from reservoir_pipelines.fitting.column_fit import ColumnFit, column_fit, make_targets
 from reservoir_pipelines.fitting.column_moments import compute_moments
 from reservoir_pipelines.fitting.curve import learning_curve, parse_sizes
@@ -82,9 +82,9 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     _warn(chosen, len(table), rows["valid"], folds, task.classes)
     raw_result = raw.result if raw else None
     scaling = scaling_from_json(pool.entry.made_with["scaling"])
-    with alone_in(folder):  # so that all files in it are of one fit
+    with locked(folder):  # so that all files in it are of one fit
         write_table(folder / "results.csv", table, chosen.result, raw_result)
-        saved = Bundle.of(pool.stores, scaling, chosen.readout, chosen.result).write(folder)
+        saved = Bundle.from_entries(pool.stores, scaling, chosen.readout, chosen.result).write(folder)
         done = Fit(
             entry=pool.entry.path,
             best=chosen.result,

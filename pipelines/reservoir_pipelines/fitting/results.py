@@ -1,4 +1,4 @@
-"""What ``fit`` returns and writes: one row per tried readout, the chosen one, and how sure its score is."""
+"""The results of ``fit``: the score of each readout, the chosen one, and its evaluation on test."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from reservoir_pipelines.files import write_csv
 from reservoir_pipelines.output import Record, as_json
 
 SUMMARY = "fit.json"
-"""The file of a fit's folder that can be read without what made it."""
+"""The file with the summary of a fit."""
 
 ELSEWHERE = "folder.json"
-"""Names, in the folder of the cache where a fit would be by default, the one that ``--out`` gave; `report` reads it."""
+"""In the default folder of a fit, the file with the path of the folder that ``--out`` named; `report` reads it."""
 
 FIELDS = ("columns", "readout", "alpha", "metric", "valid_score", "converged", "chosen", "test_score")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Record):
-    """One readout of one or several columns.
+    """The scores of one readout of one or several columns.
 
     Parameters
     ----------
     columns : tuple of str
-        The cached columns it reads, side by side.
+        The columns that it reads side by side.
     readout : str
-        Its kind: ``ridge``, ``logistic``, or an estimator's import path with its parameters.
+        ``ridge``, ``logistic``, or the import path of an estimator with its parameters.
     alpha : float, optional
         Its penalty; None for other estimators.
     valid_score : float
-        What it was chosen by, on the validation split or over the folds of cross-validation.
+        Score on the validation split, or on the held-out folds of cross-validation.
     valid_loss : float, default 0
-        How far ridge scores are there, squared, from the coding of the labels.
+        Mean squared distance of the scores from the coding of the labels, which decides between equal scores.
     metric : {"accuracy", "R²"}, default "accuracy"
-        What the scores are: the share of right labels, or R² of real targets.
+        What the scores measure: the share of right labels, or R² for regression.
     converged : bool
         Whether its solver reached its tolerance.
     test_score : float, optional
-        The same on the test split; only for a readout that was chosen.
+        Score on the test split; only for a chosen readout.
     test_interval : tuple of (float, float), optional
         95% interval of the test accuracy over rows.
     """
@@ -59,23 +59,23 @@ class Result(Record):
     test_interval: tuple[float, float] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values; accuracies by that name too, which no R² could be taken for."""
+        """Return the fields as JSON values; accuracies also under names that tell them from R²."""
         named = {"valid_accuracy": self.valid_score, "test_accuracy": self.test_score}
         return (named if self.metric == "accuracy" else {}) | super().to_dict()
 
     @property
     def merit(self) -> tuple[float, float, float]:
-        """The rank by validation: of equal ones the smaller loss is preferred, and then the larger penalty."""
+        """The rank: by validation score, then by smaller loss, then by larger penalty."""
         return self.valid_score, -self.valid_loss, self.alpha or 0.0
 
     @property
     def name(self) -> str:
-        """The columns joined by a plus."""
+        """The columns, joined by ``+``."""
         return "+".join(self.columns)
 
     @property
     def title(self) -> str:
-        """The name for a person; of more than two columns their layers, and how many they are."""
+        """A short name: the columns, or of more than two their layers and their number."""
         if len(self.columns) <= 2:
             return self.name
         layers = list(dict.fromkeys(column.partition("/")[0] for column in self.columns))
@@ -96,7 +96,7 @@ class Result(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """What `fit` found.
+    """The result of `fit`.
 
     Parameters
     ----------
@@ -105,20 +105,20 @@ class Fit:
     best : Result
         The readout chosen by validation.
     evaluation : Evaluation
-        How it does on the test split.
+        Its scores on the test split.
     raw : Result, optional
-        The same sweep on the input itself; None where the prepared data is gone.
+        The best readout of the raw input; None if the prepared data is gone.
     p_value : float, optional
-        Of the best readout and the raw input doing equally well on the test rows: McNemar's mid-p, of real targets a
-        paired bootstrap's.
+        The p-value of the best readout and the raw input being equally good on the test rows: McNemar's mid-p, or for
+        regression that of a paired bootstrap.
     table : tuple of Result
-        Every tried readout of the reservoir.
+        Every readout that was tried.
     curve : tuple of (int, float, float)
-        Training rows, validation and test score of the chosen columns under the best penalty for so many rows.
+        Training rows, validation score and test score of the chosen columns, each with its own best penalty.
     readout : LinearReadout or EstimatorReadout
         The chosen readout, with calibrated probabilities.
     results, plot, saved : Path
-        Table of every readout, picture of it, and the chosen readout for `predict`.
+        Table of every readout, its picture, and the chosen readout for `predict`.
     seconds : float
         Wall time.
     """
@@ -144,7 +144,7 @@ class Fit:
 
 
 def score_matrix(table: Sequence[Result]) -> tuple[list[str], list[str], np.ndarray]:
-    """Return the columns, the settings, and the validation scores (columns, settings), NaN where none was tried."""
+    """Return the columns, the settings, and the validation scores (columns, settings), NaN for what was not tried."""
     columns = list(dict.fromkeys(result.title for result in table))
     settings = list(dict.fromkeys(result.setting for result in sorted(table, key=lambda result: result.alpha or 0)))
     scores = np.full((len(columns), len(settings)), np.nan)
@@ -154,7 +154,7 @@ def score_matrix(table: Sequence[Result]) -> tuple[list[str], list[str], np.ndar
 
 
 def write_table(path: Path, results: Sequence[Result], chosen: Result, raw: Result | None) -> None:
-    """Write one line per readout as CSV, the chosen one marked."""
+    """Write one line per readout as CSV, with the chosen one marked."""
     lines = []
     for result in [*results, *([raw] if raw else [])]:
         mine = (result.columns, result.readout, result.alpha) == (chosen.columns, chosen.readout, chosen.alpha)

@@ -1,4 +1,4 @@
-"""Fits over several seeds of a reservoir: how much of a score is the luck of the draw."""
+"""Fits of several reservoirs that differ in their seed: how much a score depends on the random weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from reservoir_pipelines.fitting.results import Fit
 
 @dataclass(frozen=True, kw_only=True)
 class SeedsFit:
-    """The fits of seeds 0, 1, 2 ..., each chosen by its own validation among the same columns."""
+    """The fits of seeds 0, 1, 2 ..., each chosen by validation among the same columns."""
 
     fits: tuple[Fit, ...]
 
@@ -35,7 +35,7 @@ class SeedsFit:
         return stdev(fit.best.test_score or 0.0 for fit in self.fits) if len(self.fits) > 1 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the summary as JSON values, with the fields of the best seed on valid as ``best``."""
+        """Return the summary as JSON values: the fields of the seed with the best validation score, and all seeds."""
         best = max(self.fits, key=lambda fit: fit.best.valid_score)
         return best.to_dict() | {
             "seeds": [fit.to_dict() for fit in self.fits],
@@ -52,10 +52,10 @@ def fit_seeds(
     *,
     named: str = "",
 ) -> SeedsFit:
-    """Extract an entry's task through reservoirs of seeds 0 to ``seeds - 1`` and fit each to the columns all have.
+    """Extract an entry's task with seeds 0 to ``seeds - 1``, and fit the columns that all of them have.
 
-    Everything but the seed is taken from the one entry. A task ``module:function`` is imported only where the user
-    called the entry by that very name.
+    All other options are those of the entry. A task ``module:function`` is imported only if it is ``named``, the name
+    by which the user chose the entry.
     """
     if len(entries) != 1:
         raise InputError("--seeds: give one task or entry")
@@ -78,7 +78,7 @@ def fit_seeds(
 
 
 def _call(entry: Entry, named: str) -> dict[str, Any]:
-    """Return how an entry was extracted, unless its file alone names a function to import, or is none of ours."""
+    """Return how an entry was extracted; refuse one whose file alone names a function to import."""
     task, settings = (dict(entry.made_with.get("call") or {}).get(part) for part in ("task", "settings"))
     known = {item.name for item in fields(ExtractOptions)}
     placed = isinstance(settings, dict) and without_where(settings).keys() != settings.keys() - {"data"}

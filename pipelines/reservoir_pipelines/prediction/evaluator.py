@@ -17,9 +17,9 @@ BATCH = 1024  # predictions that are held until they become arrays
 
 
 class PredictionEvaluator:
-    """Compares predictions with the labels of their file while they pass by, keeping some 20 bytes of each label.
+    """Compares predictions with the labels of their file while they are iterated; keeps some 20 bytes per label.
 
-    A label that the readout does not know counts as wrong.
+    A label that is none of the readout's classes counts as wrong.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class PredictionEvaluator:
         self._parts: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = []
 
     def watch(self, predictions: Iterable[Prediction]) -> Iterator[Prediction]:
-        """Yield predictions, having counted and compared each."""
+        """Yield predictions after comparing each with its label."""
         for prediction in predictions:
             self.rows += 1
             if prediction.truth is not None:

@@ -1,4 +1,4 @@
-"""The stage ``explain``: what each position of a sequence adds to what a readout says of it."""
+"""The stage ``explain``: what each position of a sequence adds to the score of its label."""
 
 from __future__ import annotations
 
@@ -20,35 +20,37 @@ from reservoir.tasks.task import Task, Tokens
 from reservoir_pipelines.drawing import COLOURS, INK, figure_of, picture, save, style
 from reservoir_pipelines.output import Record
 from reservoir_pipelines.prediction.export import build
-from reservoir_pipelines.prediction.opened import open_readout
+from reservoir_pipelines.prediction.load import open_readout
 
-MOST_LETTERS = 120  # that can be read side by side
+MOST_LETTERS = 120  # that are legible side by side
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explained(Record):
-    """Why a readout says what it says of one sequence."""
+    """What each position of a sequence adds to the score of its label."""
 
     label: Any
-    score: float  # of a class: its logit less the mean of all logits; of a regression: the value
-    added: list[float]  # by each position, beyond a mean token of the sequences that are explained
-    elsewhere: float  # the rest of the score: what is the same for all, and what is no sum over positions
-    occluded: list[float]  # how far the score falls where a stretch is hidden, shared among its positions
+    score: float  # the logit of the class minus the mean of all logits; for regression the value
+    added: list[float]  # what each position adds, compared with the mean token of the explained sequences
+    elsewhere: float  # the rest of the score: the intercept, and poolings that are no sums over positions
+    occluded: list[float]  # how far the score falls if a stretch is hidden, divided among its positions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(Record):
-    """What `explain` found: its rows, and the picture."""
+    """The explanations of some sequences, and the path of their picture."""
 
     rows: tuple[Explained, ...]
     plot: Path
 
 
 def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
-    """Draw what each position of some sequences adds to the score of the class that a readout gives them."""
+    """Draw what each position of some sequences adds to the score of their predicted class."""
     bundle = open_readout(readout, linear=True)
     if bundle.task.readout_tokens * bundle.task.outputs > 1:
-        raise InputError(f"readout {readout}: it gives a sequence several labels; explain takes one of one label")
+        raise InputError(
+            f"readout {readout}: it gives each sequence several labels; explain needs a readout of one label"
+        )
     x, given = read_new(file, bundle.task)[:2]
     x, lengths = encode(bundle.task, x[: options.first], None if given is None else given[: options.first])
     if lengths.max() > bundle.task.max_tokens:

@@ -1,4 +1,4 @@
-"""The stage ``export``: a saved readout with the frozen map before it as one file that runs without this package."""
+"""The stage ``export``: a saved readout and its frozen model as one file that runs without this package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from reservoir.tasks.task import Task, Vectors
 from reservoir_pipelines.files import replace_file, writing
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import Record, notify
-from reservoir_pipelines.prediction.opened import load_part, open_readout
+from reservoir_pipelines.prediction.load import load_part, open_readout
 
 FORMAT = 1
 SUFFIXES = {"torch": ".pt2", "onnx": ".onnx"}
@@ -44,7 +44,7 @@ MEANINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Export(Record):
-    """What `export` wrote: the model, JSON that says how to call it, and the fewest and most ``tokens``."""
+    """The files that `export` wrote: the model, and JSON that tells how to call it; ``tokens`` are least and most."""
 
     model: Path
     card: Path
@@ -53,16 +53,16 @@ class Export(Record):
 
 
 def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
-    """Write a saved readout and its frozen maps as one model, from stored sequences to logits.
+    """Write a linear readout and its frozen models as one model, from stored sequences to logits.
 
-    ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that it
-    gives what `predict` gives. ``onnx`` writes a float32 graph: runtimes have few bfloat16 operators. By default it
-    lies beside the readout, as ``model.pt2`` or ``model.onnx``.
+    ``torch`` writes a program for ``torch.export.load`` in the precision in which the readout was fitted, so its
+    results equal those of `predict`. ``onnx`` writes a float32 graph, because runtimes have few bfloat16 operators. By
+    default the file is ``model.pt2`` or ``model.onnx`` in the folder of the readout.
     """
     if to not in SUFFIXES:
         raise InputError(f"--to {to}: choose torch or onnx")
     if to == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
-        raise InputError("--to onnx needs two packages: pip install 'reservoir-features[onnx]', or choose --to torch")
+        raise InputError("--to onnx needs two packages; pip install 'reservoir-features[onnx]', or choose --to torch")
     bundle = open_readout(readout, linear=True)
     module = build(bundle, readout, compute="float32" if to == "onnx" else None)
     program, tokens = trace(module, bundle.task)
@@ -76,10 +76,12 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
 
 
 def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceModel:
-    """Return the module of a bundle on the CPU, its maps in the precision of the fit, or in another."""
+    """Return the module of a bundle on the CPU, its models in the precision of the fit, or in another."""
     assert isinstance(bundle.readout, LinearReadout)
     if bundle.task.each:
-        raise InputError(f"readout {where}: it labels every {bundle.task.each}; export takes one of whole sequences")
+        raise InputError(
+            f"readout {where}: it labels every {bundle.task.each}; export needs a readout of whole sequences"
+        )
     branches: list[Branch | RawInput] = []
     for part in bundle.parts:
         if part.reservoir is None:
@@ -87,7 +89,9 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
             continue
         if part.reservoir.input == "native":
             reader = next(iter(part.input_digests))
-            raise InputError(f"readout {where}: it reads by a {reader}, which cannot be exported or explained")
+            raise InputError(
+                f"readout {where}: its input goes through a {reader}, which cannot be exported or explained"
+            )
         model = load_part(bundle.task, part, "cpu", where, compute)
         if model.compute != part.compute:
             notify(f"the readout was fitted in {part.compute}; the float32 model differs from predict by its rounding")
@@ -96,10 +100,10 @@ def build(bundle: Bundle, where: Path, compute: str | None = None) -> SequenceMo
 
 
 def trace(module: SequenceModel, task: Task) -> tuple[ExportedProgram, tuple[int, int]]:
-    """Return the program of a module for any batch, and the fewest and most tokens that it takes.
+    """Return the program of a module for any batch size, and the fewest and most tokens that it takes.
 
-    Any length up to the task's longest will do, unless the backbone walks over its tokens one by one, as recurrent ones
-    do, or reads windows, whose number the tracer cannot bound: then every sequence is padded to the longest.
+    Sequences of any length up to the task's longest are accepted. With a recurrent backbone, or with windows, whose
+    number the tracer cannot bound, every sequence has to be padded to the longest.
     """
     # torch.export takes sizes 0 and 1 for constants, so a variable length begins at two.
     fewest, longest = max(task.readout_tokens, 2), task.max_tokens
@@ -125,7 +129,7 @@ def trace(module: SequenceModel, task: Task) -> tuple[ExportedProgram, tuple[int
 
 
 def describe(bundle: Bundle, name: str, to: str, tokens: tuple[int, int]) -> dict[str, Any]:
-    """Return what a user of the model has to know, as JSON values."""
+    """Return how to call the model and how to read its output, as JSON values."""
     task = bundle.task
     vectors = isinstance(task.form, Vectors)
     fixed = str(tokens[0]) if tokens[0] == tokens[1] else "tokens"
@@ -140,7 +144,7 @@ def describe(bundle: Bundle, name: str, to: str, tokens: tuple[int, int]) -> dic
             "x": {"type": "float32" if vectors else "int64", "shape": batch, "tokens": list(tokens)},
             "lengths": {"type": "int64", "shape": ["batch"], "minimum": task.readout_tokens},
         },
-        "padding": "on the right, with anything; lengths say where each sequence ends",
+        "padding": "on the right, with any values; lengths hold the number of real tokens of each sequence",
         "output": {
             "logits": {"type": "float32", "shape": out},
             "meaning": MEANINGS[link] if task.classes else "predicted values",
@@ -176,7 +180,7 @@ def _example(task: Task) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _strip(program: ExportedProgram) -> None:
-    """Take out what would be written and is nobody's business: a pickle of the example, and this machine's paths."""
+    """Remove a pickle of the example and the paths of this machine, which would be written with the program."""
     program.example_inputs = None
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
@@ -203,7 +207,7 @@ def _write(program: ExportedProgram, to: str, path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the tracers' notes on their own workings off stderr."""
+    """Hide the messages of the tracers."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

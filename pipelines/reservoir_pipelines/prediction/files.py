@@ -1,4 +1,4 @@
-"""Predictions as columns, and as a file: ``.csv``, ``.jsonl`` or ``.parquet``."""
+"""Predictions as columns, and as ``.csv``, ``.jsonl`` or ``.parquet`` files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ BATCH = 4096  # predictions that are held at a time
 
 
 def check_out(out: Path) -> None:
-    """Refuse a file that cannot be written, before anything is computed."""
+    """Raise `InputError` if predictions cannot be written to a file, before they are computed."""
     if out.suffix not in WRITERS:
         raise InputError(f"--out {out}: predictions are written as {', '.join(WRITERS)}; choose one of these")
     if not out.absolute().parent.is_dir() or out.is_dir():
-        raise InputError(f"--out {out}: no file can be written there; name one in a folder that is there")
+        raise InputError(f"--out {out}: no file can be written there; name one in an existing folder")
     if out.suffix == ".parquet":
         _pyarrow(out)
 
@@ -43,25 +43,23 @@ def columns_of(predictions: Sequence[Prediction], *, labelled: bool, first: int 
     columns: dict[str, list[Any]] = {
         "id" if named else "row": [p.id if named else n for n, p in enumerate(predictions, first)]
     }
-    if predictions[0].each:  # in one cell: letters as they are, others with spaces between
-        cells_of = {"label": [one.label for one in predictions]}
-        cells_of |= {"truth": [one.truth for one in predictions]} if labelled else {}
-        for name, cells in cells_of.items():
-            written = [one.written(cell) for one, cell in zip(predictions, cells, strict=True)]
-            columns[name] = [" ".join(map(str, _flat(cell))) if isinstance(cell, list) else cell for cell in written]
+    if predictions[0].each:  # all labels of a row in one cell: letters as one text, others separated by spaces
+        for name in ("label", "truth") if labelled else ("label",):
+            cells = [one.as_text(getattr(one, name)) for one in predictions]
+            columns[name] = [" ".join(map(str, _flat(cell))) if isinstance(cell, list) else cell for cell in cells]
         return columns
     several = isinstance(predictions[0].label, list)
     labels = [_flat(one.label) for one in predictions]
-    chances = [_flat(one.probabilities) for one in predictions]
-    answers = [_flat(one.truth) if one.truth is not None else [None] * len(labels[0]) for one in predictions]
+    probabilities = [_flat(one.probabilities) for one in predictions]
+    truths = [_flat(one.truth) if one.truth is not None else [None] * len(labels[0]) for one in predictions]
     classes = predictions[0].classes
     for place in range(len(labels[0])):
-        behind = f"_{place}" if several else ""
-        columns[f"label{behind}"] = [row[place] for row in labels]
-        for number, name in enumerate(classes if chances[0] else ()):
-            columns[f"p{behind}_{name}"] = [row[place * len(classes) + number] for row in chances]
+        suffix = f"_{place}" if several else ""
+        columns[f"label{suffix}"] = [row[place] for row in labels]
+        for number, name in enumerate(classes if probabilities[0] else ()):
+            columns[f"p{suffix}_{name}"] = [row[place * len(classes) + number] for row in probabilities]
         if labelled:
-            columns[f"truth{behind}"] = [row[place] for row in answers]
+            columns[f"truth{suffix}"] = [row[place] for row in truths]
     return columns
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from reservoir.tasks.own.letters import are_words
 from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import notify
-from reservoir_pipelines.prediction.opened import load_part, open_readout
+from reservoir_pipelines.prediction.load import load_part, open_readout
 
 BATCH_ROWS = 32
 BLOCK_ROWS = 256
@@ -31,23 +33,22 @@ BLOCK_ROWS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What a readout says of one sequence.
+    """The label of one sequence.
 
     Parameters
     ----------
     label : str, int, float or nested list of these
         The label; for a task with several outputs a list, for several readout tokens a list of lists.
     probabilities : list
-        Of each class in the order of ``classes``, nested as the label; empty for regression, and where the readout
-        has none.
+        The probability of each of ``classes``, nested as the label; empty if the readout has none.
     classes : tuple of str or int
         The task's classes; empty for regression.
     truth : str, int, float or nested list of these, optional
-        The label that the file gives; None where it gives none.
+        The label in the file, if it has one.
     id : str, optional
-        The name that the file gives the row.
+        The name of the row in the file, if it has one.
     each : bool, default False
-        Whether every token, or word, has a label; the lists are then as long as the sequence.
+        Whether every token, or word, has a label; lists are then as long as the sequence.
     """
 
     label: Any
@@ -60,48 +61,56 @@ class Prediction:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, each probability under the name of its class."""
         named = {} if self.id is None else {"id": self.id}
-        found = {"label": self.written(self.label), "probabilities": self._named(self.probabilities)}
-        return named | found | ({} if self.truth is None else {"truth": self.written(self.truth)})
+        found = {"label": self.as_text(self.label), "probabilities": self._by_class(self.probabilities)}
+        return named | found | ({} if self.truth is None else {"truth": self.as_text(self.truth)})
 
-    def written(self, label: Any) -> Any:
-        """Return the label or the truth for a file: labels of every token that are single letters as one text."""
+    def as_text(self, label: Any) -> Any:
+        """Return labels of every token that are single letters as one text, and any other label as it is."""
         letters = self.each and label and all(isinstance(one, str) and len(one) == 1 for one in label)
         return "".join(label) if letters else label
 
-    def _named(self, chances: list[Any]) -> Any:
-        if chances and isinstance(chances[0], list):
-            return [self._named(inner) for inner in chances]
-        return {str(name): chance for name, chance in zip(self.classes, chances, strict=True)} if chances else {}
+    def _by_class(self, values: list[Any]) -> Any:
+        if values and isinstance(values[0], list):
+            return [self._by_class(inner) for inner in values]
+        return dict(zip(map(str, self.classes), values, strict=True)) if values else {}
 
 
 def predict(readout: Path, file: Path, place: DeviceOptions, safety: TrustOptions = TrustOptions()) -> Predictions:
-    """Apply a saved readout to the sequences of a file; each block of rows is computed when it is reached."""
+    """Label the sequences of a file with a saved readout; each block of rows is computed when it is reached."""
     bundle = open_readout(readout, trust=safety.trust)
-    raw, given, ids, y = read_new(file, bundle.task)
-    if bundle.lengths and given is None and raw.dtype.kind != "U":  # texts are as long as they are
+    task = bundle.task
+    raw, given, ids, y = read_new(file, task)
+    if bundle.lengths and given is None and raw.dtype.kind != "U":  # the lengths of texts are known
         raise InputError(
-            f"{file}: it has no array 'lengths', and the readout was fitted on sequences of several lengths; give the "
-            "number of real tokens of each row"
+            f"{file}: no array 'lengths', and the readout was fitted on sequences of several lengths; add the number "
+            "of real tokens of each row"
         )
-    x, lengths = encode(bundle.task, raw, given)
-    if bundle.task.alphabet and any(_by_letter(bundle.task, part.reservoir) for part in bundle.parts):
-        letter_symbols(str(file), bundle.task, x, lengths)
-    counts = units(bundle.task, x, lengths) if bundle.task.each else None
-    if counts is not None:  # new sequences may be longer
-        bundle = replace(bundle, task=replace(bundle.task, readout_tokens=int(counts.max())))
+    x, lengths = encode(task, raw, given)
+    if task.alphabet and any(_reads_letters(task, part.reservoir) for part in bundle.parts):
+        letter_symbols(str(file), task, x, lengths)
+    counts = units(task, x, lengths) if task.each else None
+    if counts is not None:  # new sequences may be longer than those of the task
+        task = replace(task, readout_tokens=int(counts.max()))
+        bundle = replace(bundle, task=task)
     if y is not None:
-        _check_labels(bundle.task, file, y, len(x), each=counts is not None)
-    _tell(bundle, file, lengths, labelled=y is not None)
-    models = [load_part(bundle.task, p, place.device, readout) if p.reservoir else None for p in bundle.parts]
+        _check_labels(task, file, y, len(x), each=counts is not None)
+    _warn(bundle, file, lengths, labelled=y is not None)
+    models = [load_part(task, part, place.device, readout) if part.reservoir else None for part in bundle.parts]
     for model in filter(None, models):
         check_lengths(model, lengths, f"{file}, row")
-    return Predictions(bundle, models, NewRows(file=file, x=x, lengths=lengths, counts=counts, ids=ids, y=y))
+    return Predictions(bundle=bundle, models=models, file=file, x=x, lengths=lengths, counts=counts, ids=ids, y=y)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewRows:
-    """Encoded sequences of a file: ``counts`` (rows,) labels of each where every token has one."""
+@dataclass(kw_only=True, eq=False)
+class Predictions(Iterator[Prediction]):
+    """The predictions of a file's rows in order, computed in blocks while they are iterated.
 
+    ``x`` and ``lengths`` are the encoded sequences, ``y`` their labels in the file. ``counts`` (rows,) is the number of
+    labels of each row where every token has one.
+    """
+
+    bundle: Bundle
+    models: Sequence[LoadedModel | None]
     file: Path
     x: np.ndarray
     lengths: np.ndarray
@@ -109,51 +118,60 @@ class NewRows:
     ids: list[str] | None
     y: np.ndarray | None
 
-
-class Predictions(Iterator[Prediction]):
-    """The predictions of a file's rows in order, computed in blocks while they are iterated."""
-
-    def __init__(self, bundle: Bundle, models: Sequence[LoadedModel | None], rows: NewRows) -> None:
-        self._bundle, self._models, self._rows = bundle, models, rows
-        self._stream = self._predictions()
+    def __post_init__(self) -> None:
+        starts = range(0, len(self.x), BLOCK_ROWS)
+        self._stream = itertools.chain.from_iterable(map(self._block, starts))
 
     @property
     def labelled(self) -> bool:
         """Whether the file gives any row a label."""
-        y = self._rows.y
-        return y is not None and (y.dtype != object or any(value is not None for value in y.ravel()))
+        return self.y is not None and (self.y.dtype != object or any(value is not None for value in self.y.ravel()))
 
     def __next__(self) -> Prediction:
         return next(self._stream)
 
-    def _predictions(self) -> Iterator[Prediction]:
-        ids = self._rows.ids
-        for start in range(0, len(self._rows.x), BLOCK_ROWS):
-            for number, answer in enumerate(self._block(start), start):
-                yield replace(answer, id=ids[number]) if ids else answer
-
     def _block(self, start: int) -> Iterator[Prediction]:
-        """Return the predictions of a block of rows; refuse one in which the model overflows."""
-        bundle, rows = self._bundle, slice(start, start + BLOCK_ROWS)
-        x, lengths = self._rows.x[rows], self._rows.lengths[rows]
-        counts = None if self._rows.counts is None else self._rows.counts[rows]
-        features = _features(bundle, self._models, x, lengths, counts)
-        wrong = ~np.isfinite(features).all(axis=1)
-        if wrong.any():
-            shares = np.full(len(x), len(features) // len(x)) if counts is None else counts
-            row = start + int(np.searchsorted(shares.cumsum(), np.argmax(wrong), "right"))
-            file = self._rows.file
-            raise InputError(f"{file}: the model overflows in row {row}; its values are too large: repair or remove it")
-        truths = _truths(bundle.task, self._rows, rows)
-        return _answers(bundle, features, truths, counts)
+        """Yield the predictions of the rows from ``start``."""
+        rows = slice(start, start + BLOCK_ROWS)
+        x, lengths = self.x[rows], self.lengths[rows]
+        counts = None if self.counts is None else self.counts[rows]
+        features = _features(self.bundle, self.models, x, lengths, counts)
+        _check_finite(
+            self.file, features, np.full(len(x), len(features) // len(x)) if counts is None else counts, start
+        )
+        truths = self._truths(rows)
+        for row, (label, probabilities) in enumerate(_labels(self.bundle, features, counts)):
+            yield Prediction(
+                label=label,
+                probabilities=probabilities,
+                classes=tuple(map(self.bundle.task.label, range(self.bundle.task.classes))),
+                truth=truths[row],
+                id=self.ids[start + row] if self.ids else None,
+                each=counts is not None,
+            )
+
+    def _truths(self, rows: slice) -> list[Any]:
+        """Return the labels of some rows in the file, nested as predictions are; None for rows without."""
+        if self.y is None:
+            return [None] * len(self.x[rows])
+        task, y = self.bundle.task, self.y[rows]
+        as_label = _as_class if task.classes else partial(_as_number, self.file)
+        if self.counts is not None:
+            cut = [None if row is None else row[:count] for row, count in zip(y, self.counts[rows], strict=True)]
+            return [None if row is None else [as_label(one) for one in np.asarray(row).ravel().tolist()] for row in cut]
+        labels = np.array([as_label(one) for one in y.ravel().tolist()], object)
+        nested = labels.reshape(len(y), task.readout_tokens, task.outputs).tolist()
+        return [None if any(one is None for token in row for one in token) else _unnested(row) for row in nested]
 
 
-def _tell(bundle: Bundle, file: Path, lengths: np.ndarray, *, labelled: bool) -> None:
-    """Say what makes predictions worth less than they look."""
+def _warn(bundle: Bundle, file: Path, lengths: np.ndarray, *, labelled: bool) -> None:
+    """Print what makes predictions less reliable than they look."""
     short = 0 if bundle.lengths else int((lengths < bundle.task.max_tokens).sum())
     if short:
-        every = f"the {bundle.task.max_tokens:,} tokens of every row that the readout was fitted on"
-        notify(f"{file}: {short:,} rows are shorter than {every}")
+        notify(
+            f"{file}: {short:,} rows are shorter than the {bundle.task.max_tokens:,} tokens of every row that the "
+            "readout was fitted on"
+        )
     long = int((lengths > bundle.task.max_tokens).sum())
     by_position = [c for part in bundle.parts for c in part.columns if c == RAW or c.endswith("/tokens")]
     if long and by_position and not bundle.task.each:
@@ -162,11 +180,11 @@ def _tell(bundle: Bundle, file: Path, lengths: np.ndarray, *, labelled: bool) ->
             f"{', '.join(by_position)} read the first {bundle.task.max_tokens:,} tokens"
         )
     if labelled and bundle.origin and file.resolve() == Path(bundle.origin):
-        notify(f"{file}: the readout was fitted on rows of this file; how it does on new ones is what fit says of test")
+        notify(f"{file}: the readout was fitted on rows of this file; for new data trust the test score of fit")
 
 
-def _by_letter(task: Task, reservoir: Reservoir | None) -> bool:
-    """Return whether texts are read letter by letter, as many as the task has: by drawn embeddings, or one-hot."""
+def _reads_letters(task: Task, reservoir: Reservoir | None) -> bool:
+    """Return whether texts are read letter by letter, in the alphabet of the task."""
     return reservoir.input != "native" if reservoir else not are_words(task.alphabet)
 
 
@@ -177,54 +195,58 @@ def _features(
     lengths: np.ndarray,
     counts: np.ndarray | None,
 ) -> np.ndarray:
-    """Return what the readout reads of sequences, (samples, width); a row has one sample or more."""
-    empty = np.zeros((len(x), bundle.task.readout_tokens, bundle.task.outputs))
+    """Return the features (samples, width) of sequences; a row has one sample or several."""
+    task = bundle.task
+    labels = np.zeros((len(x), task.readout_tokens, task.outputs))  # stand for unknown ones
     if counts is not None:
-        empty[np.arange(empty.shape[1]) >= counts[:, None]] = np.nan
+        labels[np.arange(labels.shape[1]) >= counts[:, None]] = np.nan
     read = []
     for part, model in zip(bundle.parts, models, strict=True):
         if model is None:
-            raw = raw_features(bundle.task, bundle.scaling, x, lengths)
-            read.append(samples(raw if raw.ndim == 3 else raw[:, None], empty)[0])
+            raw = raw_features(task, bundle.scaling, x, lengths)
+            read.append(samples(raw if raw.ndim == 3 else raw[:, None], labels)[0])
             continue
         features = forward(model, bundle.scaling, x, lengths, part.columns, BATCH_ROWS)
-        read += [samples(features[column], empty)[0] for column in part.columns]
+        read += [samples(features[column], labels)[0] for column in part.columns]
     return np.concatenate(read, axis=1)
 
 
-def _answers(
-    bundle: Bundle, features: np.ndarray, truths: Sequence[Any], counts: np.ndarray | None
-) -> Iterator[Prediction]:
-    """Yield the prediction of each row; of ``counts`` labels where every token has one."""
-    task, predicted, chances = bundle.task, bundle.readout.predict(features), None
-    if bundle.readout.has_probabilities:
-        chances = bundle.readout.probabilities(features).reshape(*predicted.shape, task.classes)
-    if counts is None:
-        labels = unsample(predicted, task.readout_tokens, task.outputs)
-        likely = [] if chances is None else chances.reshape(*labels.shape, task.classes)
-    else:
-        ends = np.cumsum(counts)[:-1]
-        labels, likely = np.split(predicted, ends), [] if chances is None else np.split(chances, ends)
-    classes = tuple(task.label(number) for number in range(task.classes))
-    for row, values in enumerate(labels):
+def _check_finite(file: Path, features: np.ndarray, counts: np.ndarray, start: int) -> None:
+    """Refuse features (samples, width) that overflow, of rows with so many samples each."""
+    wrong = ~np.isfinite(features).all(axis=1)
+    if wrong.any():
+        row = start + int(np.searchsorted(counts.cumsum(), np.argmax(wrong), "right"))
+        raise InputError(f"{file}: the model overflows in row {row}; its values are too large: repair or remove it")
+
+
+def _labels(bundle: Bundle, features: np.ndarray, counts: np.ndarray | None) -> Iterator[tuple[Any, Any]]:
+    """Yield the label and the probabilities of each row; of each of its ``counts`` samples, if they are given."""
+    task, readout, each = bundle.task, bundle.readout, counts is not None
+    labels, probabilities = readout.predict(features), None
+    if readout.has_probabilities:
+        probabilities = readout.probabilities(features).reshape(*labels.shape, task.classes)
+
+    def by_row(values: np.ndarray) -> Sequence[np.ndarray]:
+        if counts is None:
+            return list(unsample(values, task.readout_tokens, task.outputs))
+        return np.split(values, np.cumsum(counts)[:-1])
+
+    found = by_row(labels)
+    likely = [None] * len(found) if probabilities is None else by_row(probabilities)
+    for values, shares in zip(found, likely, strict=True):
         named = np.vectorize(task.label, otypes=[object])(values) if task.classes else values.astype(float)
-        yield Prediction(
-            label=_bare(named.tolist(), each=counts is not None),
-            probabilities=_bare(np.round(likely[row], 6).tolist(), each=counts is not None) if len(likely) else [],
-            classes=classes,
-            truth=truths[row],
-            each=counts is not None,
-        )
+        rounded = [] if shares is None else _unnested(np.round(shares, 6).tolist(), each=each)
+        yield _unnested(named.tolist(), each=each), rounded
 
 
-def _bare(nested: list[Any], *, each: bool = False) -> Any:
-    """Return (tokens, outputs, ...) without the levels that have a single member; with ``each`` tokens stay a level."""
+def _unnested(nested: list[Any], *, each: bool = False) -> Any:
+    """Return (tokens, outputs, ...) without levels of a single member; with ``each``, tokens stay a level."""
     outer = [inner[0] if len(inner) == 1 else inner for inner in nested]
     return outer[0] if len(outer) == 1 and not each else outer
 
 
 def _check_labels(task: Task, file: Path, y: np.ndarray, rows: int, *, each: bool) -> None:
-    """Refuse labels of another shape than the readout's."""
+    """Refuse labels of another shape than the readout gives."""
     if len(y) == rows and (each or y.size == rows * task.readout_tokens * task.outputs):
         return
     raise InputError(
@@ -233,26 +255,9 @@ def _check_labels(task: Task, file: Path, y: np.ndarray, rows: int, *, each: boo
     )
 
 
-def _truths(task: Task, new: NewRows, rows: slice) -> list[Any]:
-    """Return the labels that the file gives some rows, nested as predictions are; None where it gives none."""
-    if new.y is None:
-        return [None] * len(new.x[rows])
-    y = new.y[rows]
-
-    def plain(values: list[Any]) -> list[Any]:
-        return [_as_class(value) if task.classes else _as_number(new.file, value) for value in values]
-
-    if new.counts is not None:
-        cut = [None if row is None else list(row)[:count] for row, count in zip(y, new.counts[rows], strict=True)]
-        return [None if row is None else plain(np.asarray(row).ravel().tolist()) for row in cut]
-    shaped = np.array(plain(y.ravel().tolist()), object).reshape(len(y), task.readout_tokens, task.outputs)
-    unknown = np.equal(shaped, None).any(axis=(1, 2))  # pyright: ignore
-    return [None if no else _bare(row) for row, no in zip(shaped.tolist(), unknown, strict=True)]
-
-
 def _as_class(value: Any) -> Any:
-    """Return a label as a class is named, whatever type the file has it in."""
-    if isinstance(value, bytes):  # of HDF5
+    """Return a label in the type of the names of classes."""
+    if isinstance(value, bytes):  # HDF5 stores texts so
         return value.decode()
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -261,4 +266,4 @@ def _as_number(file: Path, value: Any) -> float | None:
     try:
         return None if value is None else float(value)
     except ValueError:
-        raise InputError(f"{file}: the label {value!r} is no number, and the readout gives numbers") from None
+        raise InputError(f"{file}: the label {value!r} is not a number, and the readout gives numbers") from None

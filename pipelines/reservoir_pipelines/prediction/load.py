@@ -1,4 +1,4 @@
-"""Saved readouts and runs opened again, with the maps that stand before them."""
+"""Load saved readouts and trained runs, with the models whose features they read."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from reservoir_pipelines.training.trained import check_digest, load_run
 
 
 def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bundle:
-    """Open what `fit` saved, or a run of `train`, which is the readout of the last layer of a trained map.
+    """Return the readout that `fit` saved, or the output layer of a run of `train`.
 
-    With ``trust`` an estimator that can run code is loaded too; with ``linear`` only linear readouts are opened.
+    With ``trust`` an estimator that can run code is loaded too; with ``linear`` only linear readouts are loaded.
     """
     folder = path.parent if path.name == CONFIG else path
     if not is_run(folder):
@@ -50,7 +50,7 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
 
 
 def linear_readout(task: Task, output: nn.Linear, scale: TargetScale | None = None) -> LinearReadout:
-    """Return a trained output layer as a readout: the same labels and probabilities, targets in the data's own unit."""
+    """Return a trained output layer as a readout, with targets in the unit of the data."""
     targets = Targets(task.outputs, task.classes)
     coef, intercept = (p.detach().cpu().double().numpy() for p in (output.weight.T, output.bias))
     if task.classes == 2:  # the readout's score s stands for the logits -s and +s
@@ -61,9 +61,9 @@ def linear_readout(task: Task, output: nn.Linear, scale: TargetScale | None = No
 
 
 def load_part(task: Task, part: Part, device: str, where: Path, compute: str | None = None) -> LoadedModel:
-    """Load the map that a readout reads, frozen or trained; ``where`` is the readout, for messages."""
+    """Return the frozen or trained model of a part of a readout; ``where`` is the readout, for messages."""
     if part.reservoir is None:
-        raise InputError(f"readout {where}: it reads the input itself, without a model")
+        raise InputError(f"readout {where}: it reads the raw input, without a model")
     if part.run:
         return load_run(Path(part.run), device, compute)
     model = load_model(task, part.reservoir, device, compute or part.compute)
@@ -71,6 +71,6 @@ def load_part(task: Task, part: Part, device: str, where: Path, compute: str | N
     if dict(model.input_digests) != part.input_digests:
         raise InputError(
             f"readout {where}: the {' or the '.join(model.input_digests)} of {model.settings.backbone!r} have changed; "
-            "bring them back, or fit again"
+            "restore them, or fit again"
         )
     return model
