@@ -22,7 +22,7 @@ from reservoir_pipelines.output import Record
 from reservoir_pipelines.plots import attention_top, plot_attention
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
-from reservoir_pipelines.training.run import Run
+from reservoir_pipelines.training.run_folder import RunFolder
 from reservoir_pipelines.training.trained import load_run
 from reservoir_pipelines.workspace import cache_root, data_folder
 
@@ -180,7 +180,7 @@ def _prepare_for(
     run: Path, task: str, reservoir: ReservoirOptions, source: TaskOptions, cache: Path
 ) -> tuple[Prepared, Scaling | None]:
     """Return the data of a run's task and the scaling that the run was trained with, or refuse what contradicts it."""
-    config = Run(run).model_config
+    config = RunFolder(run).model_config
     trained = Task.from_dict(config["settings"]["spec"]["task"])
     if trained.name != (task if task in TASKS else own_name(task)):
         raise InputError(f"--run {run}: it was trained on {trained.name!r}, not on {task!r}; name that task")

@@ -1,4 +1,4 @@
-"""Many independent pieces of work: in this process, in local processes, or on a dask cluster."""
+"""Independent pieces of work, in this process, in local processes, or on a dask cluster."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 from reservoir.errors import InputError
 
 PAYS_OFF = 5.0
-"""Seconds of work below which starting processes costs more than they save (``benchmarks/prepare.py``)."""
+"""Seconds of work below which starting processes takes longer than it saves (``benchmarks/prepare.py``)."""
 
 PATIENCE = 30
-"""Seconds in which a scheduler has to answer."""
+"""Seconds to wait for the answer of a scheduler."""
 
 
 def map_pieces(
@@ -31,11 +31,22 @@ def map_pieces(
 ) -> list[Any]:
     """Return ``work(*a)`` for each tuple of arguments, in their order.
 
-    ``work`` is a function of a module, as it is sent to other processes by name, and must give the same whenever it is
-    called again: what was in hand when a worker died, or the connection to a scheduler broke, is done once more. With 0
-    or 1 workers the work is done here, one piece after the other, and also where the time of the first piece says that
-    processes would not pay off. The address of a ``scheduler`` (``tcp://host:port``) goes before ``workers``. ``done``
-    is given each result when it is there, ``notify`` what a person should know meanwhile.
+    Parameters
+    ----------
+    work : callable
+        A function of a module; other processes import it by its name. A piece whose worker dies, or whose scheduler
+        disconnects, is computed again, so that the result must not depend on how often it is called.
+    arguments : iterable of tuple
+        The arguments of each piece.
+    workers : int
+        Number of local processes. With 0 or 1, or where the first piece shows that processes would take longer than
+        they save, the pieces are computed in this process.
+    scheduler : str, optional
+        Address of a dask scheduler, ``tcp://host:port``, which is used instead of local processes.
+    done : callable
+        Called with each result.
+    notify : callable
+        Called with messages for the user.
     """
     tasks = list(arguments)
     if scheduler is not None:
@@ -48,7 +59,7 @@ def map_pieces(
 def _here(
     work: Callable[..., Any], tasks: list[tuple], found: dict[int, Any], done: Callable[[Any], None]
 ) -> list[Any]:
-    """Do what is not found yet, and return all."""
+    """Compute the pieces that are missing, and return all."""
     for number, task in enumerate(tasks):
         if number not in found:
             found[number] = work(*task)
@@ -79,7 +90,7 @@ def _in_processes(work: Callable[..., Any], tasks: list[tuple], workers: int, do
             with child_environment(), Callback(posttask=keep):
                 dask.compute(*graph, num_workers=workers, **settings)  # pyright: ignore
         except BrokenProcessPool:
-            workers //= 2  # one was killed, by the system for want of memory, say: fewer need less of it
+            workers //= 2  # a worker was killed, perhaps because memory ran out: fewer workers need less
     return _here(work, tasks, found, done)
 
 
@@ -146,18 +157,19 @@ def _on_cluster(
         from distributed import CancelledError, Client, KilledWorker, as_completed
         from distributed.comm.core import CommClosedError
     except ImportError:
-        raise InputError("a scheduler needs a package: pip install distributed; or give --workers N") from None
+        raise InputError("--scheduler needs a package; pip install distributed, or pass --workers N") from None
     found: dict[int, Any] = {}
     while len(found) < len(tasks):
         try:
             client = Client(address, timeout=PATIENCE, set_as_default=False)
         except (OSError, ValueError) as error:
-            told = f"no dask scheduler answers at {address} ({error})"
-            since = f"; {len(found)} of {len(tasks)} pieces are done, and stay so" if found else ""
-            raise InputError(f"{told}{since}; start one, or give --workers N") from None
+            finished = f"; {len(found)} of {len(tasks)} pieces are finished and will be reused" if found else ""
+            raise InputError(
+                f"no dask scheduler answers at {address} ({error}){finished}; start one, or pass --workers N"
+            ) from None
         with client:
             if not client.scheduler_info()["workers"]:
-                notify(f"{address}: the scheduler has no worker yet; it is waited for")
+                notify(f"{address}: waiting for a worker")
             left = [number for number in range(len(tasks)) if number not in found]
             numbers = {client.submit(work, *tasks[number], pure=False): number for number in left}
             try:
@@ -165,7 +177,7 @@ def _on_cluster(
                     found[numbers[future]] = result = future.result()
                     done(result)
             except KilledWorker as error:
-                raise InputError(f"{address}: {error}; for want of memory, say: give each worker more") from None
-            except (CancelledError, CommClosedError):  # what was submitted is forgotten with the connection
-                notify(f"{address}: the connection broke; what was under way is asked for again")
+                raise InputError(f"{address}: {error}; if memory ran out, give each worker more") from None
+            except (CancelledError, CommClosedError):  # the scheduler drops submitted pieces with the connection
+                notify(f"{address}: the connection was lost; submitting unfinished pieces again")
     return [found[number] for number in range(len(tasks))]

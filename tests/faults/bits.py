@@ -12,7 +12,7 @@ from reservoir_cache import CacheError, Entry, FeatureStore, load_arrays, reader
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.training import checkpoint
-from reservoir_pipelines.training.run import Run
+from reservoir_pipelines.training.run_folder import RunFolder
 
 from reservoir.errors import InputError
 from tests.faults.rounds import Count
@@ -34,7 +34,7 @@ def flip(root: Path, number: int, seed: int) -> Iterator[Count]:
         "prepared data": ([p for p in sorted(prepared.rglob("*")) if p.is_file()], lambda: _prepared(prepared)),
         "readouts": ([readout / "readout.json", *readout.glob("readout-*")], lambda: _readout(readout)),
         "runs": ([run / "config.json", run / "run.json", run / "metrics.jsonl"], lambda: _run(run)),
-        "checkpoints": (sorted(run.glob("checkpoints/*/*")), lambda: _checkpoint(Run(run).best)),
+        "checkpoints": (sorted(run.glob("checkpoints/*/*")), lambda: _checkpoint(RunFolder(run).best)),
     }
     draw = random.Random(seed)
     for kind, (files, read) in kinds.items():
@@ -102,7 +102,7 @@ def _readout(folder: Path) -> Any:
 
 
 def _run(folder: Path) -> Any:
-    run = Run(folder)
+    run = RunFolder(folder)
     return run.config, run.result, run.history
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from reservoir_cache import CacheError, Entry, FeatureStore, reader
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.preparation.prepared import Prepared
-from reservoir_pipelines.training.run import Run
+from reservoir_pipelines.training.run_folder import RunFolder
 
 from reservoir.errors import InputError
 from reservoir.tasks import task_named
@@ -287,7 +287,7 @@ def _kept(folder: Path, root: Path) -> list[Reader]:
             _ = [store[split][column] for column in store[split].columns], store[split].labels
 
     def run() -> None:
-        folder = Run(root / "run")
+        folder = RunFolder(root / "run")
         _ = folder.config, folder.result, folder.history, folder.state
 
     readout = lambda: Bundle.load(root / "readout")  # noqa: E731

@@ -212,9 +212,9 @@ def run_train(root: Path, steps: int) -> None:
 def trained(root: Path) -> Any:
     """Return where a run stands: its step, digests of its tensors, its history up to there, its result."""
     from reservoir_pipelines.training.checkpoint import OPTIMIZER, TRAINED, _read, read_state
-    from reservoir_pipelines.training.run import Run
+    from reservoir_pipelines.training.run_folder import RunFolder
 
-    run = Run(root / "run")
+    run = RunFolder(root / "run")
     if not (run.path / "config.json").exists():
         return "no run"
     if run.last is None:

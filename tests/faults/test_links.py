@@ -5,8 +5,8 @@ import os
 import pytest
 from reservoir_cache import CacheError, open_lock, path_below
 from reservoir_pipelines.reproduction_folder import ReproductionFolder
-from reservoir_pipelines.training.checkpoint import forget_others
-from reservoir_pipelines.training.run import Run
+from reservoir_pipelines.training.checkpoint import remove_others
+from reservoir_pipelines.training.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_train_does_not_empty_the_file_that_the_lock_of_a_run_leads_to(tmp_path,
     run = tmp_path / "run"
     run.mkdir()
     (run / "lock").symlink_to(outside / "notes")
-    with pytest.raises(CacheError, match="symbolic link"), Run(run).lock():
+    with pytest.raises(CacheError, match="symbolic link"), RunFolder(run).lock():
         pass
     settings = ["--backbone", "gpt2:n_layer=1,n_embd=8,n_head=2", "--init", "random", "--steps", 1, "--limit", 20]
     code, _, err = call("train", "digits", "--cache", tmp_path / "cache", "--run", run, "--resume", *settings)
@@ -56,8 +56,8 @@ def test_a_run_whose_checkpoints_are_elsewhere_is_refused_before_any_is_removed(
     run = tmp_path / "run"
     run.mkdir()
     (run / "checkpoints").symlink_to(outside)
-    with pytest.raises(CacheError, match="checkpoints: a symbolic link"), Run(run).lock():
-        forget_others(run / "checkpoints", Run(run).state)
+    with pytest.raises(CacheError, match="checkpoints: a symbolic link"), RunFolder(run).lock():
+        remove_others(run / "checkpoints", RunFolder(run).state)
     assert untouched(outside)
 
 

@@ -135,7 +135,7 @@ def test_a_pretraining_that_was_killed_goes_on_to_the_same_bits(text, tmp_path):
     process = Child(LAUNCH, text, folder, json.dumps(settings), RESERVOIR_FAULT="placed:3")
     whole = pretrain(str(text), out=tmp_path / "whole", **settings)
     assert process.ended()[0] == -signal.SIGKILL and not (folder / "pretraining" / "run.json").exists()
-    with pytest.raises(InputError, match=r"stands at step [\d,]+ of 60; add --resume to go on"):
+    with pytest.raises(InputError, match=r"is at step [\d,]+ of 60; pass --resume to continue it"):
         pretrain(str(text), out=folder, **settings)
     done = pretrain(str(text), out=folder, resume=True, **settings)
     one, other = (load_file(f / "model.safetensors") for f in (tmp_path / "whole", folder))
@@ -262,7 +262,7 @@ def test_a_finished_one_is_returned_at_once_wherever_it_lies(merged, text, tmp_p
     settings = {"vocabulary": 280, "steps": 30, "eval_every": 12, "learning_rate": 0.02, **SMALL}
     again = pretrain(str(text), out=folder, **settings)
     assert again.to_dict() == {**merged.to_dict(), "folder": str(folder)}
-    with pytest.raises(InputError, match=r"recipe.steps = 30 is there, not 31; name another folder"):
+    with pytest.raises(InputError, match=r"recipe.steps = 30, not 31; name another folder"):
         pretrain(str(text), out=folder, **{**settings, "steps": 31})
 
 
@@ -304,8 +304,8 @@ def test_mistakes_are_told_in_one_line(call, text, tmp_path):
         ([text, *new, *tiny, "--eval-every", 0], "--eval-every 0: give a whole number from 1"),
         ([text, *new, *tiny, "--vocabulary", 200], "--vocabulary 200: give 256 for bytes, or more"),
         (["nesting", *new, *tiny, "--vocabulary", 7], "--vocabulary 7: of nesting it is an even number"),
-        ([text, *tiny, *few, "--out", tmp_path / "mine"], "mine: the folder has other things in it"),
-        ([text, *tiny, *few, "--out", tmp_path / "file"], "file: a file is there; name a folder"),
+        ([text, *tiny, *few, "--out", tmp_path / "mine"], "mine: the folder has other files in it"),
+        ([text, *tiny, *few, "--out", tmp_path / "file"], "file: this is a file; name a folder"),
         ([text, *tiny], "--out"),
     ]:
         code, out, err = call("pretrain", *arguments)
@@ -323,7 +323,7 @@ def test_a_context_too_long_for_the_text_leaves_the_folder_free(text, tmp_path):
 
 
 def test_a_loss_that_is_no_number_ends_the_command(call, text, tmp_path):
-    with pytest.raises(DivergedError, match=r"the loss is nan at step \d; take a smaller --learning-rate"):
+    with pytest.raises(DivergedError, match=r"the loss is nan at step \d; use a smaller --learning-rate"):
         pretrain(str(text), out=tmp_path / "model", steps=9, **SMALL, learning_rate=1e38)
     flags = ["--backbone", TINY, "--steps", 9, "--learning-rate", 1e38, "--device", "cpu"]
     code, out, err = call("pretrain", text, "--out", tmp_path / "other", *flags)

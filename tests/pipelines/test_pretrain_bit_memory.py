@@ -85,7 +85,7 @@ def test_every_family_keeps_its_weights(shape, tmp_path):
 def test_it_goes_on_to_the_same_bits(made, root, tmp_path):
     half = pretrain("bit-memory", out=tmp_path / "bits", steps=2, cache=root, **SHORT)
     assert half.tokens == made.tokens / 2
-    with pytest.raises(InputError, match="stands at step 2 of 4; add --resume"):
+    with pytest.raises(InputError, match="is at step 2 of 4; pass --resume"):
         pretrain("bit-memory", out=tmp_path / "bits", steps=4, cache=root, **SHORT)
     whole = pretrain("bit-memory", out=tmp_path / "bits", steps=4, resume=True, cache=root, **SHORT)
     assert (whole.valid_accuracy, whole.test_accuracy) == (made.valid_accuracy, made.test_accuracy)
@@ -103,13 +103,13 @@ def test_what_it_learns_is_more_than_chance(root, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--context", 64], "--context 64: bit-memory is trained without it; leave it out"),
-        (["--short", 8], "--short 8: bit-memory"),
-        (["--short-share", 0.5], "--short-share 0.5: bit-memory"),
-        (["--warm-up", 10], "--warm-up 10: bit-memory"),
-        (["--weight-decay", 0.0], "--weight-decay 0.0: bit-memory"),
+        (["--context", 64], "--context 64: it does not apply to bit-memory"),
+        (["--short", 8], "--short 8: it does not apply to bit-memory"),
+        (["--short-share", 0.5], "--short-share 0.5: it does not apply to bit-memory"),
+        (["--warm-up", 10], "--warm-up 10: it does not apply to bit-memory"),
+        (["--weight-decay", 0.0], "--weight-decay 0.0: it does not apply to bit-memory"),
         (["--learning-rate", 0], "--learning-rate 0.0: give a positive number"),
-        (["--batch-tokens", 119], "--batch-tokens 119: give at least one row, 120 tokens"),
+        (["--batch-tokens", 119], "--batch-tokens 119: give at least 120, the tokens of one row"),
         (["--backbone", "lstm"], "lstm models cannot be pretrained here"),
         (["--backbone", "gpt2:n_positions=119,n_layer=1"], "sequences of 120 tokens, but this gpt2 has 119 positions"),
     ],
@@ -135,6 +135,6 @@ def test_the_command_tells_accuracies(made, root, capfd):
 
 def test_a_folder_of_something_else_is_left_alone(root, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match="the folder has other things in it"):
+    with pytest.raises(InputError, match="the folder has other files in it"):
         pretrain("bit-memory", out=tmp_path, steps=2, cache=root, **SHORT)
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]

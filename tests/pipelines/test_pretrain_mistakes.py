@@ -75,7 +75,7 @@ def test_bit_memory_speaks_of_what_pretrain_has(call, tmp_path):
     assert not (tmp_path / "bits").exists()
     code, out, err = call("pretrain", *flags, "--steps", 4, "--batch-tokens", 240, "--learning-rate", 1e30)
     assert (code, out) == (1, "")
-    assert "at step" in err and err.endswith("; take a smaller --learning-rate\n") and "divergence" not in err
+    assert "at step" in err and err.endswith("; use a smaller --learning-rate\n") and "divergence" not in err
 
 
 @pytest.mark.parametrize("backbone", [BITS[2], BERT])
@@ -97,7 +97,7 @@ def test_bit_memory_with_another_vocabulary_leaves_the_model(backbone, call, tmp
     ]
     assert call("pretrain", *flags, "--vocabulary", 40)[0] == 0
     before = (tmp_path / "bits" / "model.safetensors").read_bytes()
-    words = "bits: a model with vocabulary = 40 is there, not 41; name another folder"
+    words = "bits: it has a model with vocabulary = 40, not 41; name another folder"
     assert_refused(call, words, *flags, "--vocabulary", 41)
     assert (tmp_path / "bits" / "model.safetensors").read_bytes() == before
     (tmp_path / "bits" / "model.safetensors").unlink()

@@ -12,7 +12,7 @@ import torch
 from reservoir_pipelines import predict, train
 from reservoir_pipelines.training.checkpoint import last_checkpoint
 from reservoir_pipelines.training.journal import Journal, read_journal
-from reservoir_pipelines.training.run import Run
+from reservoir_pipelines.training.run_folder import RunFolder
 from reservoir_pipelines.training.trained import load_run
 from safetensors.torch import load_file
 
@@ -43,9 +43,9 @@ def test_a_run_that_was_extended_and_killed_before_its_end_is_ended_when_it_goes
         patch.setattr(STAGE, "_result", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             go(steps=4, resume=True)
-    assert Run(cache / "run").result is None  # what 2 steps came to is not what the weights are now
+    assert RunFolder(cache / "run").result is None  # what 2 steps came to is not what the weights are now
     ended = go(steps=4, resume=True)
-    assert (first.steps, ended.steps) == (2, 4) and Run(cache / "run").result == ended.to_dict()
+    assert (first.steps, ended.steps) == (2, 4) and RunFolder(cache / "run").result == ended.to_dict()
     assert ended.to_dict() | {"run": "", "seconds": 0} == go(steps=4, run=cache / "other").to_dict() | {
         "run": "",
         "seconds": 0,
@@ -80,14 +80,14 @@ def test_the_loss_of_a_validation_is_called_so(go):
 
 def test_a_damaged_best_checkpoint_is_named_before_any_step(go, cache):
     done = go(steps=6, learning_rate=0.1)
-    best, last = Run(cache / "run").best, last_checkpoint(cache / "run" / "checkpoints")
+    best, last = RunFolder(cache / "run").best, last_checkpoint(cache / "run" / "checkpoints")
     assert done.best_step < 6 and best != last
     (best / "trained.safetensors").write_bytes(b"")
     with pytest.raises(InputError, match=f"not readable .* remove the folder {best.name}, and resume from {last.name}"):
         go(steps=8, resume=True, learning_rate=0.1)
     assert max(line["step"] for line in read_journal(cache / "run" / "metrics.jsonl")) == 6
     shutil.rmtree(best)  # as told: now the last one is the best there is
-    assert Run(cache / "run").best == last
+    assert RunFolder(cache / "run").best == last
     again = go(steps=8, resume=True, learning_rate=0.1)
     assert again.steps == 8 and again.best_step in (6, 8)
 
@@ -113,7 +113,7 @@ def test_a_damaged_configuration_is_refused(config, go, cache):
     go(steps=1)
     (cache / "run" / "config.json").write_text(config)  # with no digest that could tell damage from another's file
     for use in (lambda: go(steps=2, resume=True), lambda: load_run(cache / "run")):
-        with pytest.raises(InputError, match="no run of reservoir train there"):
+        with pytest.raises(InputError, match="not the folder of a run of reservoir train"):
             use()
 
 
@@ -223,7 +223,7 @@ def test_a_refusal_leaves_the_folder_free(go, cache):
 
 
 def test_a_run_that_diverged_before_any_checkpoint_leaves_the_folder_free(go, cache):
-    with pytest.raises(DivergedError, match="take a smaller --learning-rate"):
+    with pytest.raises(DivergedError, match="use a smaller --learning-rate"):
         go(steps=4, eval_every=4, learning_rate=1e4, bound=5.0)
     done = go(steps=4, eval_every=4, learning_rate=1e-4, bound=5.0)
     assert [line["step"] for line in done.history] == [1, 2, 3, 4, 4]
@@ -239,7 +239,7 @@ def test_every_file_of_a_run_may_be_read_by_whom_new_files_may(go, cache):
 def test_the_configuration_of_something_else_is_left_as_it_is(go, cache):
     (cache / "run").mkdir(parents=True)
     (cache / "run" / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(InputError, match="no run of reservoir train there"):
+    with pytest.raises(InputError, match="not the folder of a run of reservoir train"):
         go(steps=1)
     assert (cache / "run" / "config.json").read_text() == '{"model_type": "gpt2"}'
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from reservoir_pipelines import train
 from reservoir_pipelines.cli import run as command
-from reservoir_pipelines.training.run import Run
+from reservoir_pipelines.training.run_folder import RunFolder
 
 from reservoir.errors import InputError
 
@@ -26,13 +26,13 @@ def test_a_sweep_returns_the_run_that_does_best_on_validation_and_looks_at_test_
     assert [row["learning_rate"] for row in swept.swept] == [best, *(rate for rate in alone if rate != best)]
     for row in swept.swept:
         assert (row["valid_score"], row["dropout"]) == (alone[row["learning_rate"]].valid_score, 0.0)
-    tested = [Run(swept.path.parent / row["run"]).result["test_score"] is not None for row in swept.swept]
+    tested = [RunFolder(swept.path.parent / row["run"]).result["test_score"] is not None for row in swept.swept]
     assert tested == [True, False]
-    before = {row["run"]: (Run(swept.path.parent / row["run"]).path / "metrics.jsonl").stat().st_mtime_ns
+    before = {row["run"]: (RunFolder(swept.path.parent / row["run"]).path / "metrics.jsonl").stat().st_mtime_ns
               for row in swept.swept}  # fmt: skip
     again = train("bit-xor", sweep={"learning_rate": [1e-5, 1e-2], "dropout": 0.0}, **SHORT)
     assert again == swept
-    after = {run: (Run(swept.path.parent / run).path / "metrics.jsonl").stat().st_mtime_ns for run in before}
+    after = {run: (RunFolder(swept.path.parent / run).path / "metrics.jsonl").stat().st_mtime_ns for run in before}
     assert after == before  # no step was taken
     plain = train("bit-xor", learning_rate=swept.swept[1]["learning_rate"], dropout=0.0, resume=True, **SHORT)
     assert plain.test_score == alone[swept.swept[1]["learning_rate"]].test_score  # kept, and finished when asked for
@@ -84,5 +84,5 @@ def test_the_command_prints_every_run_and_refuses_what_is_no_number(cache, capsy
 
 
 def test_a_sweep_of_which_every_run_diverges_says_so(cache):
-    with pytest.raises(InputError, match="every run diverged before it was validated"):
+    with pytest.raises(InputError, match="every run diverged before its first validation"):
         train("bit-xor", sweep={"clip": [1.0, 2.0]}, bound=1e-9, **SHORT)

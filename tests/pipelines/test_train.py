@@ -8,7 +8,7 @@ import pytest
 import torch
 from reservoir_pipelines import train
 from reservoir_pipelines.training.checkpoint import last_checkpoint
-from reservoir_pipelines.training.run import Run
+from reservoir_pipelines.training.run_folder import RunFolder
 from reservoir_pipelines.training.training_result import Training
 from safetensors.torch import load_file
 
@@ -162,7 +162,7 @@ def test_line_15_two_processes_are_one_with_the_double_batch(cache):
     assert [code for code, _, _ in two] == [0, 0], two
     # Forward passes are numbered over processes, so even what is dropped is the same as with accumulation.
     one = train("bit-xor", batch=4, accumulate=2, **settings)
-    two = Training.from_dict(Run(cache / "two").result)
+    two = Training.from_dict(RunFolder(cache / "two").result)
     np.testing.assert_allclose(two.losses, one.losses, atol=1e-6)
     assert two.valid_score == one.valid_score and two.test_loss == pytest.approx(one.test_loss, abs=1e-6)
 
@@ -178,7 +178,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(cache, tmp_path):
         killed = Child(LAUNCH, folder, json.dumps({**settings, "resume": True}), RESERVOIR_FAULT=fault)
         assert killed.ended()[0] == -signal.SIGKILL
     assert list((folder / "checkpoints").glob(".*.part"))
-    with pytest.raises(InputError, match="add --resume to go on"):
+    with pytest.raises(InputError, match="pass --resume to continue it"):
         train("bit-xor", **{**settings, "steps": 61}, run=folder)
     done = train("bit-xor", **settings, run=folder, resume=True)
     assert_same_bits(weights(whole), weights(done))
@@ -275,13 +275,13 @@ def test_training_from_the_cache_takes_the_same_steps(groups, cache):
         ({"steps": 0}, "--steps 0"),
         ({"learning_rate": -1.0}, "--learning-rate -1.0: give a positive"),
         ({"dropout": 1.0}, "--dropout 1.0"),
-        ({"rows": "augmented"}, "--rows augmented: task 'bit-xor' has no such rows"),
+        ({"rows": "augmented"}, "--rows augmented: task 'bit-xor' does not have them"),
         ({"rows": "new"}, "--rows new: choose among"),
-        ({"rows": "fresh", "from_cache": True}, "leave out one of the two"),
-        ({"from_cache": True}, "--from-cache --train input,.*: what is trained lies in front of the first block"),
+        ({"rows": "fresh", "from_cache": True}, "remove one of the two flags"),
+        ({"from_cache": True}, "--from-cache --train input,.*: parameters before the first block are trained"),
         ({"on_divergence": "go"}, "--on-divergence go"),
         ({"track": "paper"}, "--track paper: choose among tensorboard"),
-        ({"compiled": True}, "--compile: for GPUs"),
+        ({"compiled": True}, "--compile: a compiled model is faster on GPUs only"),
     ],
 )
 def test_mistakes_are_told_in_one_line(settings, message, cache):
@@ -296,7 +296,7 @@ def test_a_folder_with_another_run_is_refused(cache):
         train("bit-xor", steps=1, batch=4, run=cache / "mine", **QUICK)
     (cache / "other").mkdir()
     (cache / "other" / "thing").touch()
-    with pytest.raises(InputError, match="other things in it"):
+    with pytest.raises(InputError, match="other files in it"):
         train("bit-xor", steps=1, run=cache / "other", **QUICK)
     damaged = last_checkpoint(cache / "mine" / "checkpoints") / "trained.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-5])
@@ -306,5 +306,5 @@ def test_a_folder_with_another_run_is_refused(cache):
 
 def test_a_run_in_progress_is_left_alone(cache):
     folder = cache / "busy"
-    with Run(folder).lock(), pytest.raises(InputError, match="another process trains this run"):
+    with RunFolder(folder).lock(), pytest.raises(InputError, match="another process is training this run"):
         train("bit-xor", steps=1, run=folder, **QUICK)

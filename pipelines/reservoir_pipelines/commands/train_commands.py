@@ -111,7 +111,7 @@ def pretrain(
     speed = f", {done.tokens / done.seconds:,.0f} a second" if done.seconds else ""
     named = ((name, value) for name, value in done.corpus.items() if name != "sha256")
     facts = (str(value) if name in ("corpus", "name") else f"{name} {value}" for name, value in named)
-    least = [] if done.entropy is None else [("least possible", f"{done.entropy:.3f} bits per {done.unit}")]
+    least = [] if done.entropy is None else [("lowest possible", f"{done.entropy:.3f} bits per {done.unit}")]
     rows = [
         ("model", _as_backbone(done.folder)),
         ("parameters", f"{done.parameters:,}"),

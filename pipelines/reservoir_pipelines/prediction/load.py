@@ -15,7 +15,7 @@ from reservoir.training.target_scale import TargetScale
 from reservoir_pipelines.fitting.bundle import Bundle, Part
 from reservoir_pipelines.preparation.prepared import scaling_from_json
 from reservoir_pipelines.training.checkpoint import trained_output
-from reservoir_pipelines.training.run import CONFIG, Run, is_run
+from reservoir_pipelines.training.run_folder import CONFIG, RunFolder, is_run
 from reservoir_pipelines.training.trained import check_digest, load_run
 
 
@@ -27,7 +27,7 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
     folder = path.parent if path.name == CONFIG else path
     if not is_run(folder):
         return Bundle.load(path, trust=trust, linear=linear)
-    config = Run(folder).model_config
+    config = RunFolder(folder).model_config
     spec = config["settings"]["spec"]
     task = Task.from_dict(spec["task"])
     part = Part(
@@ -37,14 +37,14 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
         columns=("final/last",),
         run=str(folder),
     )
-    trained = trained_output(Run(folder).best) or load_run(folder, "cpu").fpt.output
+    trained = trained_output(RunFolder(folder).best) or load_run(folder, "cpu").fpt.output
     scale = config["settings"].get("targets")
     return Bundle(
         task=task,
         scaling=scaling_from_json(config["scaling"]),
         parts=(part,),
         readout=linear_readout(task, trained, TargetScale.from_json(scale) if scale else None),
-        scores=Run(folder).result or {},
+        scores=RunFolder(folder).result or {},
         lengths=config["lengths"],
     )
 

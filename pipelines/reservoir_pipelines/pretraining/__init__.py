@@ -1,1 +1,1 @@
-"""The stage ``pretrain``: language models made from a random start, and compared."""
+"""The stage ``pretrain``: backbones trained as language models from a random start."""

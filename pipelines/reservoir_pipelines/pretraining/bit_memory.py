@@ -1,4 +1,4 @@
-"""Pretraining on bit memory: not on tokens but on the task itself, everything trained from a random start."""
+"""Pretraining on bit memory: the whole model is trained on the task itself, from a random start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reservoir.pretraining.language_model import LanguageModel
 from reservoir.tasks.bits import BitMemory
 from reservoir_pipelines.pretraining.folder import RUN, check_folder, save_model
 from reservoir_pipelines.pretraining.outcome import Pretraining
-from reservoir_pipelines.training.run import Run
+from reservoir_pipelines.training.run_folder import RunFolder
 from reservoir_pipelines.training.train import train
 from reservoir_pipelines.training.trained import load_run
 
@@ -23,23 +23,23 @@ BIT_MEMORY = "bit-memory"
 ROW_TOKENS = BitMemory().task.max_tokens
 
 LEARNING_RATE = 5e-4
-"""Constant; with it ``mini`` recalls more than 99.9% of the bits after 300 steps of 34 rows."""
+"""A constant rate; with it ``mini`` recalls more than 99.9% of the bits after 300 steps of 34 rows."""
 
 UNUSED = ("context", "short", "short_share", "warm_up", "weight_decay")
-"""Options that this training does not have."""
+"""Options of language models that do not apply here."""
 
 
 def pretrain_bit_memory(shape: ShapeOptions, options: PretrainOptions, place: PlaceOptions, out: Path) -> Pretraining:
-    """Train a whole model on the task bit-memory and keep its backbone as a language model's folder.
+    """Train a whole model on the task bit-memory, and write its backbone to a folder as a language model.
 
-    This is the stage ``train`` with every group, from a random start, on rows that no other step has, without dropout;
-    its run lies in the folder. The weights that did best on the validation rows are kept, without the task's input and
-    output layers. Token embeddings, which a sequence of vectors never uses, are drawn from the family's default, and
-    positions beyond the task's 120 tokens stay as they were drawn.
+    This is the stage ``train`` with every group, from a random start, on fresh rows, without dropout; its run lies
+    inside the folder. The backbone has the weights of the best validation, without the input and output layers of the
+    task. Token embeddings, which vectors do not use, and positions beyond the task's 120 tokens keep their random
+    values.
     """
     for item in fields(PretrainOptions):
         if item.name in UNUSED and (value := getattr(options, item.name)) != item.default:
-            raise InputError(f"{flag_of(item)} {value}: {BIT_MEMORY} is trained without it; leave it out")
+            raise InputError(f"{flag_of(item)} {value}: it does not apply to {BIT_MEMORY}; remove it")
     if not 1 <= options.vocabulary <= MOST_TOKENS:
         raise InputError(f"--vocabulary {options.vocabulary}: give a whole number from 1 to {MOST_TOKENS:,}")
     rows = rows_of(options.batch_tokens)
@@ -61,7 +61,7 @@ def pretrain_bit_memory(shape: ShapeOptions, options: PretrainOptions, place: Pl
         ),
         place,
     )
-    with Run(out / RUN).lock():
+    with RunFolder(out / RUN).lock():
         take_weights(model, load_run(out / RUN, "cpu", "float32").fpt.backbone)
         save_model(out, model)
     return Pretraining(
@@ -78,28 +78,27 @@ def pretrain_bit_memory(shape: ShapeOptions, options: PretrainOptions, place: Pl
 
 
 def _check_vocabulary(out: Path, model: LanguageModel) -> None:
-    """Check that a model that is there has as many tokens: the run in its folder knows nothing of them."""
+    """Check that a model in the folder has as many tokens; its run does not record them."""
     try:
-        there = int(json.loads((out / "config.json").read_text())["vocab_size"])
+        tokens = int(json.loads((out / "config.json").read_text())["vocab_size"])
     except (OSError, ValueError, KeyError, TypeError):
-        return  # none is there, or it is damaged and is written again
-    more = there - model.model.config.vocab_size
+        return  # there is no model, or a damaged one, which is written again
+    more = tokens - model.model.config.vocab_size
     if more:
-        wanted = model.mask_token  # which is numbered after all others
-        there = wanted + more
-        raise InputError(f"{out}: a model with vocabulary = {there} is there, not {wanted}; name another folder")
+        wanted = model.mask_token  # its number comes after those of all other tokens
+        raise InputError(f"{out}: it has a model with vocabulary = {wanted + more}, not {wanted}; name another folder")
 
 
 def rows_of(batch_tokens: int) -> int:
-    """Return how many rows a step takes that reads at most so many tokens."""
+    """Return the number of rows of a step with at most ``batch_tokens`` tokens."""
     if batch_tokens < ROW_TOKENS:
-        raise InputError(f"--batch-tokens {batch_tokens}: give at least one row, {ROW_TOKENS} tokens")
+        raise InputError(f"--batch-tokens {batch_tokens}: give at least {ROW_TOKENS}, the tokens of one row")
     return batch_tokens // ROW_TOKENS
 
 
 def take_weights(model: LanguageModel, backbone: Backbone) -> None:
-    """Copy the weights of a backbone into the language model of its shape, which keeps its token embeddings."""
+    """Copy the weights of a backbone into a language model of its shape, but for the token embeddings."""
     inner = model.model.base_model
     missing, unexpected = inner.load_state_dict(backbone.model.state_dict(), strict=False)
     if unexpected or not all(name.startswith(backbone.family.unused) for name in missing):
-        raise RuntimeError("a backbone and its language model differ in their weights; this is a defect of reservoir")
+        raise RuntimeError("the backbone and its language model have different weights; this is a defect of reservoir")

@@ -1,4 +1,4 @@
-"""The folder of a pretrained model: what transformers keeps of one, and the course of its pretraining."""
+"""The folder of a pretrained model: the files of transformers, and the run of the pretraining."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from reservoir.pretraining.language_model import LanguageModel
 from reservoir_pipelines.files import part_beside, remove_parts, share, system_errors
 
 RUN = "pretraining"
-"""Folder inside the model's that holds the course of its pretraining."""
+"""Name of the folder inside the model's folder that holds the run of the pretraining."""
 
 
 def check_folder(out: Path) -> None:
-    """Check that a model can be written to a folder: it is new, empty, or that of a pretraining."""
+    """Raise `InputError` unless the folder is new, empty, or that of a pretraining."""
     refuse_links(out / RUN)
     if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out}: a file is there; name a folder")
+        raise InputError(f"--out {out}: this is a file; name a folder")
     if out.exists() and not (out / RUN).is_dir() and any(out.iterdir()):
-        raise InputError(f"--out {out}: the folder has other things in it; name an empty or a new one")
+        raise InputError(f"--out {out}: the folder has other files in it; name an empty or a new folder")
 
 
 def has_model(out: Path, corpus: Corpus) -> bool:
-    """Return whether the folder has the files that `save_model` wrote to it."""
+    """Return whether the folder has the files that `save_model` writes."""
     files = ["config.json", "model*.safetensors"]
     if getattr(corpus, "tokenizer", None) is not None:
         files += ["tokenizer.json", "tokenizer_config.json"]
@@ -34,7 +34,7 @@ def has_model(out: Path, corpus: Corpus) -> bool:
 
 
 def save_model(out: Path, model: LanguageModel, corpus: Corpus | None = None) -> None:
-    """Write a model, and the tokenizer of a text, as transformers keeps them; each file is whole or as it was."""
+    """Write a model, and the tokenizer of a text, for transformers; each file is complete or unchanged."""
     from transformers import PreTrainedTokenizerFast
 
     remove_parts(out)
@@ -45,7 +45,7 @@ def save_model(out: Path, model: LanguageModel, corpus: Corpus | None = None) ->
             model.model.save_pretrained(part)
         tokenizer = getattr(corpus, "tokenizer", None)
         if tokenizer is not None:
-            # Without its configuration, transformers would take the tokenizer that the family's published models have.
+            # Without this configuration, transformers would use the tokenizer of the family's published models.
             special = {} if model.causal else {"mask_token": "<mask>"}
             PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(part)
         for file in part.iterdir():

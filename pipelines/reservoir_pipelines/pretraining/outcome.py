@@ -1,4 +1,4 @@
-"""What ``pretrain`` returns, and its picture."""
+"""The result of ``pretrain``, and its picture."""
 
 from __future__ import annotations
 
@@ -10,37 +10,35 @@ from typing import Any
 from reservoir_pipelines.drawing import INK, figure_of, picture, save, style
 from reservoir_pipelines.output import Record
 from reservoir_pipelines.plots import draw_course
-from reservoir_pipelines.training.journal import course
+from reservoir_pipelines.training.journal import curve_points
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pretraining(Record):
-    """What a pretraining came to.
-
-    On bit memory there is no next token, and instead of a loss in bits there is the share of bits recalled.
+    """The result of a pretraining: losses in bits for a language model, accuracies for bit memory.
 
     Parameters
     ----------
     folder : str
-        The model, as transformers keeps one; for ``--backbone``.
+        Folder of the model, for ``--backbone``; transformers can load it.
     corpus : dict
-        What it was trained on.
+        Description of the corpus.
     steps, tokens : int
-        Steps, and tokens read in them.
+        Number of steps, and of the tokens that they read.
     parameters : int
         Number of the model's parameters.
     seconds : float
-        Time of the steps.
+        Wall time of the steps.
     unit : str or None
-        What the losses are given per: ``byte`` or ``token``.
+        Unit of the losses: ``byte`` or ``token``.
     valid_bits, test_bits : float or None
-        Mean loss on the held-out parts, in bits per unit.
+        Mean loss on the held-out parts of the corpus, in bits per unit.
     entropy : float or None
-        The least mean loss possible, in bits per unit, where that is known.
+        Lowest possible mean loss in bits per unit, where it is known.
     valid_accuracy, test_accuracy : float or None
-        Share of right labels on held-out rows, of a task.
+        Accuracy on held-out rows of a task.
     floor : float or None
-        The share that a constant, or copying what is shown, gets right.
+        Accuracy of a constant output, or of copying the input.
     """
 
     folder: str
@@ -58,7 +56,7 @@ class Pretraining(Record):
     floor: float | None = None
 
     def score_text(self, split: str) -> str:
-        """Return how the model does on ``valid`` or ``test``: ``1.873 bits per byte``, ``99.98% right (75% ...)``."""
+        """Return the score of a split: ``1.873 bits per byte``, or ``99.98% right (75% by copying)``."""
         bits, accuracy = getattr(self, f"{split}_bits"), getattr(self, f"{split}_accuracy")
         if bits is not None:
             return f"{bits:.3f} bits per {self.unit}"
@@ -69,11 +67,11 @@ class Pretraining(Record):
 def plot_pretraining(
     path: Path, history: Sequence[dict[str, Any]], unit: str, entropy: float | None, title: str
 ) -> None:
-    """Draw the loss over the steps, on train and on valid, beside the least possible."""
+    """Draw training and validation loss over the steps, with the lowest possible loss."""
     figure = figure_of(7, 4, title)
     axes = figure.subplots()
-    draw_course(axes, course(history, "bits"), course(history, "valid_bits"))
+    draw_course(axes, curve_points(history, "bits"), curve_points(history, "valid_bits"))
     if entropy is not None:
-        axes.axhline(entropy, color=INK, linestyle="--", linewidth=1, label="least possible")
+        axes.axhline(entropy, color=INK, linestyle="--", linewidth=1, label="lowest possible")
     style(axes, "step", f"bits per {unit}")
     save(figure, path)

@@ -1,4 +1,4 @@
-"""The stage ``pretrain``: a language model of a backbone's shape, trained from a random start, kept as a backbone."""
+"""The stage ``pretrain``: a backbone trained as a language model from a random start."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from reservoir_pipelines.output import notify
 from reservoir_pipelines.pretraining.bit_memory import BIT_MEMORY, pretrain_bit_memory
 from reservoir_pipelines.pretraining.folder import RUN, check_folder, has_model, save_model
 from reservoir_pipelines.pretraining.outcome import Pretraining, plot_pretraining
-from reservoir_pipelines.training.run import CURVE, Run, make_config
+from reservoir_pipelines.training.run_folder import CURVE, RunFolder, make_config
 from reservoir_pipelines.training.session import train_in
 
 FINAL_TOKENS = 2**18
-"""Most held-out tokens that are measured at the end."""
+"""Largest number of held-out tokens that the final losses are measured on."""
 
 
 def pretrain(
     corpus: str, shape: ShapeOptions, options: PretrainOptions, place: PlaceOptions, *, out: Path
 ) -> Pretraining:
-    """Pretrain a backbone on a corpus: the next token for causal models, hidden tokens for those that see both ways."""
+    """Pretrain a backbone on a corpus: causal models predict the next token, bidirectional ones masked tokens."""
     backbone = shape.backbone or DEFAULT_BACKBONE
     options = replace(options, steps=options.steps or STEPS)
     if corpus == BIT_MEMORY:
@@ -43,7 +43,7 @@ def pretrain(
     model = LanguageModel(backbone, source.vocabulary, shape.seed, eager=eager)
     recipe = choose_recipe(model, backbone, options, shape.seed)
     check_folder(out)
-    # What is too short for a window is refused before the folder keeps what was asked.
+    # A corpus that is too short for a window is refused before anything is written.
     held_out = {split: source.held_out(split, recipe.context + model.extra) for split in HELD_OUT}
     settings = {
         "corpus": source.describe(),
@@ -51,24 +51,24 @@ def pretrain(
         "recipe": recipe.to_dict(),
         "compute": compute,
     }
-    run = Run(out / RUN)
+    run = RunFolder(out / RUN)
     with run.lock():
-        run.begin(make_config(settings, device))
+        run.start(make_config(settings, device))
         state, result = run.state, run.result
         if result and has_model(out, source):
             return Pretraining(**{**result, "folder": str(out)})
-        if state.step and not options.resume and not result:  # of a finished one without its model, that is made again
+        if state.step and not options.resume and not result:  # a finished one without its model writes it again
             raise InputError(
-                f"{out}: this pretraining stands at step {state.step:,} of {recipe.steps:,}; add --resume to go on, or "
-                "remove the folder to begin again"
+                f"{out}: this pretraining is at step {state.step:,} of {recipe.steps:,}; pass --resume to continue "
+                "it, or remove the folder to start again"
             )
         steps = LanguageSteps(model.to(device), source, recipe, getattr(torch, compute), compiled=options.compiled)
         shown, unit = f"{{0:.3f}} bits per {source.unit}", (recipe.batch_tokens, "tokens")
         try:
             state = train_in(run, model, steps, recipe, shown=shown, unit=unit)
         except DivergedError as error:
-            raise DivergedError(f"{error}; take a smaller --learning-rate", error.step, error.state) from None
-        notify("measuring on what was held out")
+            raise DivergedError(f"{error}; use a smaller --learning-rate", error.step, error.state) from None
+        notify("measuring the losses on held-out parts")
         done = _result(out, state, model, source, recipe, steps, held_out)
         save_model(out, model, source)
         title = f"{backbone} on {done.corpus['corpus']}: {done.parameters:,} parameters"
@@ -86,7 +86,7 @@ def _result(
     steps: LanguageSteps,
     held_out: Mapping[str, HeldOut],
 ) -> Pretraining:
-    """Return what the pretraining came to: the last weights are measured on what was held out."""
+    """Return the result; the losses of the last weights are measured on the held-out parts."""
     window = recipe.context + model.extra
     bits: dict[str, Any] = {
         f"{split}_bits": steps.measure(part.head(FINAL_TOKENS // window)) for split, part in held_out.items()
@@ -98,7 +98,7 @@ def _result(
         tokens=recipe.tokens(state.step),
         parameters=sum(p.numel() for p in model.parameters()),
         unit=corpus.unit,
-        # The entropy is that of a token after those before it; a model that sees both ways is given more.
+        # The entropy is that of a token given those before it; a bidirectional model also sees those after it.
         entropy=corpus.entropy(window) if model.causal else None,
         seconds=round(state.seconds, 1),
         **bits,

@@ -44,10 +44,10 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
 
 def run_part(path: Path, number: int) -> dict[str, Any]:
     """Return the page's part about a training."""
-    from reservoir_pipelines.training.run import Run
+    from reservoir_pipelines.training.run_folder import RunFolder
     from reservoir_pipelines.training.training_result import Training
 
-    run = Run(path)
+    run = RunFolder(path)
     done = Training.from_dict({**(run.result or {}), "run": str(path)})
     values = train_values(done)
     facts = [*facts_of("train", values), *cost_facts(done.seconds, None), ("folder", path)]

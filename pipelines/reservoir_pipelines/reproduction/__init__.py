@@ -1,1 +1,1 @@
-"""The stage ``reproduce``: tables and figures as data, their cells run one by one, each kept as it finishes."""
+"""The stage ``reproduce``: tables and figures as data; each of their cells is saved when it finishes."""

@@ -1,4 +1,4 @@
-"""How a cell is run: the stage it names, called in this process, and what is kept of what it returns."""
+"""Running a cell: its stage is called in this process, and part of its result is returned."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from reservoir_pipelines.training.train import train
 from reservoir_pipelines.workspace import versions
 
 MOST_TOKENS = 120
-"""Tokens of an attention map that are kept; those of longer sequences are averaged."""
+"""Largest side of a saved attention map, in tokens; larger maps are averaged over squares."""
 
 
 def run_cell(cell: Cell, folder: Path, folders: Mapping[str, str], places: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a cell and return what is kept of it; ``folders`` are those of the cells that it needs, by key."""
+    """Run a cell and return its result; ``folders`` are those of the cells that it needs, by their keys."""
     found = _RUNNERS[cell.stage](cell.task or "", {**cell.resolved(folders), **places}, folder / cell.key)
     made_with = versions("torch", "transformers", "numpy") | {"device": str(choose_device("auto"))}
     return found | {"made_with": made_with}
@@ -104,11 +104,13 @@ def _attention(task: str, settings: dict[str, Any], place: Path) -> dict[str, An
 def _pretrain(_: str, settings: dict[str, Any], out: Path) -> dict[str, Any]:
     corpus, given = settings.get("corpus"), groups("pretrain", settings)
     if corpus is None:
-        raise InputError("no text comes with this package; name yours: --override corpus=TEXT, a file or a folder")
+        raise InputError("this package has no text; pass --override corpus=TEXT, a file or a folder")
     _, shape, recipe, place = given
     done = pretrain(corpus, shape, recipe, place, out=out)
     return {
-        "commands": [typed("pretrain", [corpus], *given[1:], OutOptions(out=out))],  # the first is the corpus itself
+        "commands": [
+            typed("pretrain", [corpus], *given[1:], OutOptions(out=out))
+        ],  # the first group is the corpus itself
         "folder": str(out),
         "bytes": folder_bytes(out),
         "values": {
@@ -123,7 +125,7 @@ def _pretrain(_: str, settings: dict[str, Any], out: Path) -> dict[str, Any]:
 
 def _backbone(_: str, settings: dict[str, Any], place: Path) -> dict[str, Any]:
     name, plot = settings.pop("backbone"), place.with_suffix(".png")
-    settings.pop("device", None)  # which it has not
+    settings.pop("device", None)  # `card` has no device
     model, root, out = group(ModelOptions, settings), group(CacheOptions, settings), OutOptions(out=plot)
     done = card(name, model, TaskOptions(), root, out)
     return {
@@ -152,7 +154,7 @@ _RUNNERS: dict[str, Callable[[str, dict[str, Any], Path], dict[str, Any]]] = {
 
 
 def _coarse(values: np.ndarray) -> np.ndarray:
-    """Return a square map of at most so many tokens a side, by the means of squares."""
+    """Return a square map with at most `MOST_TOKENS` a side, averaged over squares."""
     side = len(values)
     factor = -(-side // MOST_TOKENS)
     whole = side // factor * factor

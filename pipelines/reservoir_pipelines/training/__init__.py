@@ -1,1 +1,1 @@
-"""The stage ``train``: runs in their folders."""
+"""The stage ``train``, and the folders that it writes."""

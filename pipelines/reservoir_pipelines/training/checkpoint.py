@@ -1,4 +1,4 @@
-"""Checkpoints of a training: whole or absent, safetensors and JSON, from which it goes on to the same bits."""
+"""Checkpoints of a training in safetensors and JSON, complete or absent; resuming from one gives the same bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
-    """Write ``<folder>/step-<number>``, which exists once it is on disk; then remove all others but the best."""
+    """Write ``<folder>/step-<number>``, then remove all other checkpoints but the best."""
     final = folder / f"step-{state.step:08d}"
     part = part_beside(final)
     make_folder(folder)
@@ -39,11 +39,11 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
         sync(folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    forget_others(folder, state)
+    remove_others(folder, state)
 
 
-def forget_others(folder: Path, state: State) -> None:
-    """Remove all checkpoints but that of a state and the best; one that was killed may have left others."""
+def remove_others(folder: Path, state: State) -> None:
+    """Remove all checkpoints but that of a state and the best one; a killed process may have left others."""
     kept = {folder / f"step-{step:08d}" for step in (state.step, state.best_step)}
     for old in folder.glob("step-*"):
         if old not in kept:
@@ -51,12 +51,12 @@ def forget_others(folder: Path, state: State) -> None:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint with the most steps, if there is any."""
+    """Return the checkpoint with the most steps, or None."""
     return max(folder.glob("step-*"), default=None)
 
 
 def read_state(checkpoint: Path) -> State:
-    """Return where the training stood."""
+    """Return the state of the training at a checkpoint."""
     values, _ = _state(checkpoint)
     return values
 
@@ -66,14 +66,16 @@ def load_trained(checkpoint: Path, model: nn.Module) -> None:
     tensors = _read(checkpoint, TRAINED)
     wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if {k: v.shape for k, v in tensors.items()} != {k: v.shape for k, v in wanted.items()}:
-        raise InputError(f"{checkpoint / TRAINED}: its tensors are not those that this run trains; train again")
+        raise InputError(
+            f"{checkpoint / TRAINED}: its tensors differ from the parameters that this run trains; train again"
+        )
     with torch.no_grad():
         for name, parameter in wanted.items():
             parameter.copy_(tensors[name])
 
 
 def trained_output(checkpoint: Path) -> nn.Linear | None:
-    """Return a checkpoint's output layer, without the model below it; None where it was not trained."""
+    """Return the output layer of a checkpoint, or None if it was not trained."""
     tensors = _read(checkpoint, TRAINED)
     if "output.weight" not in tensors:
         return None
@@ -84,7 +86,7 @@ def trained_output(checkpoint: Path) -> nn.Linear | None:
 
 
 def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Give an Adam the moments that it had at a checkpoint."""
+    """Restore the moments of Adam from a checkpoint."""
     tensors = _read(checkpoint, OPTIMIZER)
     for name, parameter in model.named_parameters():
         if f"{name}/step" in tensors:
@@ -101,7 +103,7 @@ def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
 
 
 def _state(checkpoint: Path) -> tuple[State, dict[str, str]]:
-    """Return what the state's file says, and the digests of the files beside it."""
+    """Return the state, and the SHA-256 of the other files of the checkpoint by name."""
     try:
         values = read_checked(checkpoint / STATE)
         digests = values.pop("digests")
@@ -117,7 +119,7 @@ def _read(checkpoint: Path, name: str) -> dict[str, Tensor]:
     _, digests = _state(checkpoint)
     try:
         if file_digest(checkpoint / name) != digests.get(name):
-            raise DamagedError("its SHA-256 is another")
+            raise DamagedError("checksum mismatch")
         return load_file(checkpoint / name)
     except (OSError, SafetensorError, DamagedError) as error:
         raise _damaged(checkpoint, name, error) from error
@@ -125,6 +127,8 @@ def _read(checkpoint: Path, name: str) -> dict[str, Tensor]:
 
 def _damaged(checkpoint: Path, name: str, error: Exception) -> InputError:
     others = sorted(path.name for path in checkpoint.parent.glob("step-*") if path != checkpoint)
-    what = f"remove the folder {checkpoint.name}, and resume from {others[0]}" if others else "train in another folder"
+    remedy = (
+        f"remove the folder {checkpoint.name}, and resume from {others[0]}" if others else "train in another folder"
+    )
     why = str(error) if isinstance(error, DamagedError) else type(error).__name__
-    return InputError(f"{checkpoint / name}: not readable ({why}); {what}")
+    return InputError(f"{checkpoint / name}: not readable ({why}); {remedy}")

@@ -1,4 +1,4 @@
-"""What a training reads: rows from the prepared data, fresh, augmented, or hidden states from the cache."""
+"""Training data: stored rows, augmented rows, fresh rows of a generated task, or cached hidden states."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ from reservoir_pipelines.preparation.prepared import Prepared
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore, SplitFeatures
 
-KINDS = ("auto", "fresh", "augmented", "stored")
+ROW_ROW_KINDS = ("auto", "fresh", "augmented", "stored")
 
 
 def choose_kind(kind: str, source: Source, name: str, *, from_cache: bool) -> str:
-    """Return what a step trains on: ``fresh`` rows of a generated task, ``augmented`` images, or ``stored`` rows."""
-    if kind not in KINDS:
-        raise InputError(f"--rows {kind}: choose among {', '.join(KINDS)}")
+    """Return the kind of rows of a step: ``fresh`` (generated), ``augmented`` (images) or ``stored``."""
+    if kind not in ROW_KINDS:
+        raise InputError(f"--rows {kind}: choose among {', '.join(ROW_KINDS)}")
     if from_cache:
         if kind in ("fresh", "augmented"):
-            raise InputError(f"--rows {kind} --from-cache: the cache holds stored rows only; leave out one of the two")
+            raise InputError(
+                f"--rows {kind} --from-cache: the cache holds stored rows only; remove one of the two flags"
+            )
         return "stored"
     can = {"fresh": source.endless, "augmented": source.augments, "stored": True}
     if kind == "auto":
         return next(name for name, possible in can.items() if possible)
     if not can[kind]:
-        raise InputError(f"--rows {kind}: task {name!r} has no such rows; use --rows stored")
+        raise InputError(f"--rows {kind}: task {name!r} does not have them; use --rows stored")
     return kind
 
 
@@ -51,7 +53,7 @@ def sequences(
     kind: str,
     targets: TargetScale | None,
 ) -> TrainingRows:
-    """Return sequences: of each split the rows of some numbers, or of ``train`` fresh ones from the task's source."""
+    """Return the rows with some numbers of each split; with kind ``fresh`` the task generates those of ``train``."""
     seed = model.settings.seed
 
     def augment(x: np.ndarray, rows: np.ndarray, epoch: int) -> np.ndarray:
@@ -72,7 +74,7 @@ def sequences(
 def hidden_states(
     model: LoadedModel, upper: UpperPart, store: FeatureStore, targets: TargetScale | None
 ) -> TrainingRows:
-    """Return the cached hidden states that the upper part of a model reads, in memory."""
+    """Return the cached hidden states that the trained upper part of a model reads, in memory."""
     column = f"{upper.layer}/{upper.pooling}"
     read = {split: _hidden(store[split], column, model) for split in ("train", "valid", "test")}
     if targets:
@@ -87,7 +89,7 @@ def hidden_states(
 
 
 def _batch_rows(model: LoadedModel) -> int:
-    """Return how many rows are scored at a time."""
+    """Return the batch size of validation."""
     kind = "cuda" if model.device.type == "cuda" else "cpu"
     return max(1, BATCH_TOKENS[kind] // model.fpt.task.max_tokens)
 
@@ -99,17 +101,17 @@ def _hidden(split: SplitFeatures, column: str, model: LoadedModel) -> Split:
     if free is not None and size > 0.9 * free:
         raise InputError(
             f"--from-cache: {split.rows:,} rows of {column} take {size_text(size)} of memory, and {size_text(free)} "
-            "are free; use --limit, or train without the cache"
+            "are free; use --limit, or train without --from-cache"
         )
     lengths = split.lengths if model.windows.plain else model.windows.counts(split.lengths)
     task = model.fpt.task
     y = split.y if split.y.dtype.kind == "f" else split.y.astype(np.int64)
-    y = y.reshape(split.rows, task.readout_tokens, task.outputs)  # the cache leaves out axes of one
+    y = y.reshape(split.rows, task.readout_tokens, task.outputs)  # the cache drops axes of length 1
     return Split(x=split[column].reshape(split.rows, tokens, width), y=y, lengths=lengths)
 
 
 def _free_memory() -> int | None:
-    """Return the bytes of memory that are free, where the system says so."""
+    """Return the free memory in bytes, or None where the system has no /proc/meminfo."""
     try:
         with Path("/proc/meminfo").open() as file:
             fields = dict(line.split(":", 1) for line in file)

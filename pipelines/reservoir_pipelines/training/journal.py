@@ -1,4 +1,4 @@
-"""The journal of a training: one line of JSON per step, and one per validation, each with its SHA-256."""
+"""The journal of a training: a line of JSON for each step and each validation, with its SHA-256."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLUSH_SECONDS = 1.0
 
 
 class Journal:
-    """Appends lines to ``metrics.jsonl``; those of steps after the one that the run goes on from are taken out."""
+    """Appends lines to ``metrics.jsonl``; lines after the step that the run continues from are removed first."""
 
     def __init__(self, path: Path, step: int) -> None:
         self._path, self._waiting, self._flushed = path, [], time.monotonic()
@@ -26,14 +26,14 @@ class Journal:
         replace_file(path, lambda part: part.write_text("".join(map(checked_line, kept))))
 
     def add(self, step: int, numbers: dict[str, float]) -> None:
-        """Add a line, on disk within a second or so; what is not finite becomes null, which JSON has."""
+        """Add a line, which is written within about a second; JSON has no NaN or infinity, so they become null."""
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         self._waiting.append(checked_line({"step": step, **finite}))
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self.flush()
 
     def flush(self, *, durable: bool = False) -> None:
-        """Write the lines that wait; ``durable`` ones must survive a power loss, as those before a checkpoint."""
+        """Write the lines in memory; ``durable`` lines, as those before a checkpoint, survive a power loss."""
         with self._path.open("a") as file:
             file.write("".join(self._waiting))
         if durable:
@@ -43,10 +43,10 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a journal up to where a kill or a power loss has cut it off; none where there is no file."""
+    """Return the lines of a journal, up to a line that was not completely written; an empty list without a file."""
     lines = []
     for text, line in read_lines(path):
-        # A kill cuts the last line off; a power loss may leave zeros in place of what was not yet on disk.
+        # kill -9 may leave an incomplete last line, a power loss zeros in place of what was not yet on disk.
         if (not text.endswith(b"\n") and b"}" not in text) or b"\0\0" in text:
             break
         if line is None:
@@ -55,7 +55,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def course(history: Sequence[dict[str, Any]], name: str, factor: float = 1.0) -> np.ndarray:
-    """Return (step, factor * value) of the lines that have a value of this name, (lines, 2)."""
+def curve_points(history: Sequence[dict[str, Any]], name: str, factor: float = 1.0) -> np.ndarray:
+    """Return an array (lines, 2) of steps and ``factor`` times a value, of the lines that have the value."""
     found = [(line["step"], factor * line[name]) for line in history if line.get(name) is not None]
     return np.array(found, float).reshape(-1, 2)

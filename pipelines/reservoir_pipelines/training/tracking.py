@@ -1,4 +1,4 @@
-"""Where the numbers of a run may go besides its own files; each package is imported only if it is asked for."""
+"""Experiment trackers; each package is imported only if ``--track`` names it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from reservoir.errors import InputError
 TRACKERS = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 
 Log = Callable[[int, Mapping[str, float]], object]
-"""Takes the numbers of a step or a validation."""
+"""Receives the step and the numbers of a step or a validation."""
 
 
 @contextmanager
 def tracking(name: str | None, run: Path, config: Mapping[str, Any]) -> Iterator[Log | None]:
-    """Open a tracker, a key of `TRACKERS`, for the time of the context; it is named after the run and its folder."""
+    """Open a tracker, a key of `TRACKERS`, within the context; it is named after the run and its folder."""
     if name is None:
         yield None
         return

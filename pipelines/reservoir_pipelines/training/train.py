@@ -1,4 +1,4 @@
-"""The stage ``train``: chosen groups of a model's parameters, end to end, by Adam."""
+"""The stage ``train``: end-to-end training of chosen groups of a model's parameters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 from reservoir_pipelines.training.checkpoint import load_trained
 from reservoir_pipelines.training.data import choose_kind, hidden_states, sequences
-from reservoir_pipelines.training.run import CONFUSION, CURVE, Run, make_config
+from reservoir_pipelines.training.run_folder import CONFUSION, CURVE, RunFolder, make_config
 from reservoir_pipelines.training.session import train_in
 from reservoir_pipelines.training.sweep import sweep
 from reservoir_pipelines.training.trained import load_trainable
@@ -53,10 +53,10 @@ STEPS = 5000
 def train(
     task: str, reservoir: ReservoirOptions, source: RowOptions, options: TrainOptions, place: PlaceOptions
 ) -> Training:
-    """Train some groups of a model's parameters on a task, everything else frozen.
+    """Train some groups of a model's parameters on a task; everything else is frozen.
 
-    The same settings give the same weights on a CPU, however often the run was stopped and resumed. Started by
-    ``accelerate launch`` with several processes, each takes ``batch * accumulate`` rows of a step.
+    On a CPU the same settings give the same weights, also if the run was stopped and resumed. With several processes,
+    started by ``accelerate launch``, each process takes ``batch * accumulate`` rows of a step.
     """
     one = partial(_train_one, task, reservoir, with_audio_options(task, reservoir, source), place)
     return sweep(one, options) if options.sweep else one(options)
@@ -64,7 +64,7 @@ def train(
 
 @dataclass(frozen=True)
 class _Job:
-    """A training whose data and model are there: what is asked, and what it is made of."""
+    """The options of a training with its data and model."""
 
     task: str
     source: RowOptions
@@ -86,7 +86,7 @@ def _train_one(
     *,
     test: bool = True,
 ) -> Training:
-    """Train with one value of each option; score the test split if asked."""
+    """Train with one value of each option; score the test split unless ``test`` is False."""
     groups = None if options.train is None else parse_groups(options.train)
     settings = resolve_model(reservoir, published=source.published)
     generator = task_named(task, data=data_folder(source.data), **source.given)
@@ -96,7 +96,7 @@ def _train_one(
         with ranks.first_alone():
             prepared = prepare(task, source, cache=place.cache)
         if reservoir.input is None and holds_samples(prepared.task) and is_native(prepared.task, settings):
-            settings = replace(settings, input="native")  # thousands of samples are no tokens of their own
+            settings = replace(settings, input="native")  # one token per sample would be thousands of tokens
         for note in prepared.notes() if ranks.first else ():
             notify(note)
         output_init, device = "linear" if source.published else "orthogonal", ranks.device(place.device)
@@ -111,12 +111,12 @@ def _train_one(
         config = _config(job, kind)
         config["command"] = typed("train", [task], reservoir, source, replace(options, resume=False), place)
         name = f"{settings.title}-{config['key'][:16]}"
-        run = Run(options.run or path_below(cache_root(place.cache), "runs", prepared.task.name, name))
+        run = RunFolder(options.run or path_below(cache_root(place.cache), "runs", prepared.task.name, name))
         with ranks.first_alone():
             if ranks.first:
                 held.enter_context(run.lock())
-                run.begin(config)
-        if found := _ended(run, options, ranks, test=test):
+                run.start(config)
+        if found := _finished_result(run, options, ranks, test=test):
             return found
         set_dropout(model.fpt, options.dropout, below=source.published)
         before = frozen_digest(model.fpt)
@@ -138,7 +138,7 @@ def _train_one(
 
 
 def _config(job: _Job, kind: str) -> dict[str, Any]:
-    """Return what the run keeps of how it was asked for."""
+    """Return the configuration that the run folder keeps."""
     options, model, prepared = job.options, job.model, job.prepared
     store = (options.store or "float16") if options.from_cache else "float32"
     settings = {
@@ -148,7 +148,7 @@ def _config(job: _Job, kind: str) -> dict[str, Any]:
         "processes": job.ranks.count,
         "rows": "cached" if options.from_cache else kind,
     }
-    if job.source.published:  # output and dropout as in the authors' code
+    if job.source.published:  # the output layer and dropout of the authors' code
         settings["recipe"] |= {"output_init": "linear", "dropout_below": True}
     if job.targets:
         settings["targets"] = job.targets.to_json()
@@ -162,41 +162,41 @@ def _config(job: _Job, kind: str) -> dict[str, Any]:
     )
 
 
-def _ended(run: Run, options: TrainOptions, ranks: Processes, *, test: bool) -> Training | None:
-    """Return what the run came to, if there is nothing to add to it; refuse to go on unasked."""
+def _finished_result(run: RunFolder, options: TrainOptions, ranks: Processes, *, test: bool) -> Training | None:
+    """Return the result of a run that needs no more steps, else None; raise `InputError` if ``--resume`` is missing."""
     state, last = run.state, options.steps or 0
     if found := run.result:
         result = Training.from_dict(found)
         if test and result.best_step is not None and result.test_score is None and state.step == last:
-            return None  # a run of a sweep, of which the test rows were not looked at
+            return None  # a run of a sweep, which has not been scored on the test rows
         if state.step and state.step >= last:
             if state.step > last and ranks.first:
-                notify(f"{run.path}: this run has {state.step:,} steps already; here is their result")
+                notify(f"{run.path}: this run already has {state.step:,} steps; printing its result")
             return result
         again = result.diverged_step is not None and result.diverged_step <= last
         if again and options.on_divergence == "report" and not options.resume:
             return result
     if state.step and not options.resume:
         raise InputError(
-            f"{run.path}: this run stands at step {state.step:,} of {last:,}; add --resume to go on, or remove the "
-            "folder to begin again"
+            f"{run.path}: this run is at step {state.step:,} of {last:,}; pass --resume to continue it, or remove the "
+            "folder to start again"
         )
     return None
 
 
 def _from_cache(job: _Job) -> tuple[nn.Module, TrainingRows]:
-    """Return the part of the model above all that is frozen, and the hidden states that it reads."""
+    """Return the trained upper part of the model, and the cached hidden states that it reads."""
     model, options = job.model, job.options
     layer = trained_layer(model.fpt)
     if layer is None:
         raise InputError(
-            f"--from-cache --train {','.join(options.train or ())}: what is trained lies in front of the first block, "
-            "so there is nothing to cache; train without it, or leave out input and positions"
+            f"--from-cache --train {','.join(options.train or ())}: parameters in front of the first block are trained, so "
+            "nothing can be cached; remove --from-cache, or train neither input nor positions"
         )
     if options.dropout and job.source.published:
         raise InputError(
-            "--from-cache --protocol paper: the authors drop values below what is trained too, which no cache holds; "
-            "use --dropout 0, or train without it"
+            "--from-cache --protocol paper: the authors' dropout also applies to frozen layers, which the cache cannot "
+            "repeat; pass --dropout 0, or remove --from-cache"
         )
     upper = {"layers": layer, "pool": "last" if layer == "final" else "all", "store": options.store or "float16"}
     with job.ranks.first_alone():
@@ -208,21 +208,21 @@ def _from_cache(job: _Job) -> tuple[nn.Module, TrainingRows]:
 
 
 def _forward(forward: nn.Module, model: LoadedModel, options: TrainOptions) -> nn.Module:
-    """Have blocks computed again in the backward pass, and the model compiled, where that is asked for."""
+    """Recompute blocks in the backward pass, and compile the model, if the options ask for it."""
     if options.recompute:
         for block in model.fpt.backbone.blocks:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     if not options.compiled:
         return forward
     if model.device.type != "cuda":
-        raise InputError("--compile: for GPUs; on a CPU the compiled model is not faster; leave it out")
+        raise InputError("--compile: a compiled model is faster on GPUs only; remove the flag")
     return torch.compile(forward)  # pyright: ignore[reportReturnType]
 
 
 def _train(
-    run: Run, model: LoadedModel, steps: FPTSteps, options: TrainOptions, ranks: Processes
+    run: RunFolder, model: LoadedModel, steps: FPTSteps, options: TrainOptions, ranks: Processes
 ) -> tuple[State, int | None]:
-    """Train; return where it ended, and the step at which the loss diverged, if that is to be reported."""
+    """Train; return the last state, and the step at which the loss diverged, if it did and that is reported."""
     shown = "loss {0:.4f}  accuracy {1:.1%}" if model.fpt.task.classes else "loss {0:.4f}"
     track = options.track
     try:
@@ -231,17 +231,17 @@ def _train(
         if options.on_divergence == "report":
             return error.state, error.step
         good = f"the last good checkpoint is {run.last}" if error.state.step else "there is no checkpoint before it"
-        message = f"{error}; {good}; take a smaller --learning-rate"
+        message = f"{error}; {good}; use a smaller --learning-rate"
         raise DivergedError(message, error.step, error.state) from None
     return state, None
 
 
 def _result(
-    job: _Job, run: Run, steps: FPTSteps, rows: TrainingRows, state: State, diverged: int | None, *, test: bool
+    job: _Job, run: RunFolder, steps: FPTSteps, rows: TrainingRows, state: State, diverged: int | None, *, test: bool
 ) -> Training:
-    """Return what the run came to: its best weights are scored on the test rows, if these are to be looked at."""
+    """Return the result; with ``test`` the best weights are scored on the test rows."""
     fpt, task, found = job.model.fpt, job.prepared.task, None
-    job.ranks.wait()  # the checkpoints and the journal are there
+    job.ranks.wait()  # until the first process has written checkpoints and journal
     if state.step and test:
         load_trained(run.best, fpt)
         fpt.eval()
@@ -271,7 +271,7 @@ def _result(
 
 
 def _evaluate(found: Score, y: np.ndarray, task: Task, targets: TargetScale | None, kept: float) -> Evaluation:
-    """Compare what a model gave the test rows with their labels, or their targets in the data's own unit."""
+    """Compare predictions of the test rows with their labels, or with their targets in the unit of the data."""
     flat = y.reshape(len(y), -1)
     if targets is None:
         names = [str(task.label(number)) for number in range(task.classes)]

@@ -1,4 +1,4 @@
-"""A model some of whose groups are trained: made for training, and loaded again from a run."""
+"""Models with trained groups: creating one for training, and loading one from a run."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from reservoir.tasks.task import Task
 from reservoir.training.fast import speed_up
 from reservoir.training.groups import default_groups, unfreeze
 from reservoir_pipelines.training.checkpoint import load_trained
-from reservoir_pipelines.training.run import Run
+from reservoir_pipelines.training.run_folder import RunFolder
 
 
 def load_trainable(
     task: Task, settings: Reservoir, groups: Sequence[str] | None, device: str, compute: str, output_init: str
 ) -> tuple[LoadedModel, tuple[str, ...]]:
-    """Make a model and unfreeze some groups, by default those of an FPT; only frozen weights multiply in bfloat16."""
+    """Build a model and unfreeze groups, by default those of an FPT; only frozen weights use bfloat16."""
     if task.each:
         raise InputError(
-            f"task {task.name!r}: every {task.each} has a label, which extract and fit read; train does not"
+            f"task {task.name!r}: every {task.each} has a label, which train does not support; use extract and fit"
         )
     model = load_model(task, settings, device, "float32", output_init)
     chosen = tuple(groups or default_groups(model.fpt.backbone))
@@ -36,8 +36,8 @@ def load_trainable(
 
 
 def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> LoadedModel:
-    """Load the model of a run with the weights that did best on the validation split, in evaluation mode."""
-    run = Run(folder)
+    """Load the model of a run with the weights of its best validation, in evaluation mode."""
+    run = RunFolder(folder)
     config, checkpoint = run.model_config, run.best
     spec = config["settings"]["spec"]
     settings = Reservoir(**config["reservoir"])
@@ -51,9 +51,9 @@ def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> 
 
 
 def check_digest(model: LoadedModel, digest: str, where: str) -> None:
-    """Refuse a model whose frozen weights are not those that something was fitted on."""
+    """Raise `InputError` if the frozen weights are not those that something was fitted or trained on."""
     if model.digest != digest:
         raise InputError(
-            f"{where}: the weights of {model.settings.backbone!r} are no longer those it was fitted on; bring them "
-            "back, or fit again"
+            f"{where}: the weights of {model.settings.backbone!r} have changed since it was fitted; restore "
+            "them, or fit again"
         )

@@ -1,4 +1,4 @@
-"""What ``train`` returns, and its picture."""
+"""The result of ``train``, and its picture."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from reservoir.readouts.evaluation import Evaluation
 from reservoir_pipelines.drawing import INK, figure_of, picture, save, style
 from reservoir_pipelines.output import Record
 from reservoir_pipelines.plots import draw_course, in_unit
-from reservoir_pipelines.training.journal import course, read_journal
-from reservoir_pipelines.training.run import METRICS
+from reservoir_pipelines.training.journal import curve_points, read_journal
+from reservoir_pipelines.training.run_folder import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Record):
-    """What a training came to.
+    """The result of a training.
 
     Parameters
     ----------
@@ -32,36 +32,35 @@ class Training(Record):
     steps : int
         Steps done.
     best_step : int or None
-        Steps after which the weights did best on the validation split; None if the loss diverged before the first
+        Step of the best validation score, whose weights are kept; None if the loss diverged before the first
         validation.
     metric : str
-        What the scores are: ``accuracy``, or ``R²`` of a regression, whose losses are squared errors of standardised
-        targets.
+        ``accuracy``, or ``R²`` of a regression, whose losses are squared errors of standardised targets.
     valid_score, valid_loss : float or None
-        Of these weights.
+        Score and loss of these weights on the validation split.
     test_score, test_loss : float or None
-        Of these weights.
+        Score and loss of these weights on the test split.
     test_score_of_all : float or None
-        The test accuracy with sequences left out as too long counted as wrong.
+        Test accuracy when sequences that were dropped as too long count as wrong.
     floor : float
-        What a constant output scores on the validation split, or copying what is shown, where that is more.
+        Validation score of a constant output, or of copying the input if that is higher.
     converged_step : int or None
-        First of two validations or more from which on the score stayed within 0.01 of the last one's; None after fewer
-        than three, and where the last is not above the floor.
+        First validation from which on the score stays within 0.01 of the last one; None with fewer than three
+        validations, or if the last score is not above the floor.
     diverged_step : int or None
-        Step at which the loss diverged.
+        Step at which the loss diverged, if it did.
     groups : tuple of str
-        What was trained.
+        The groups that were trained.
     trained : int
-        Number of values that were trained.
+        Number of trained parameters.
     frozen_tensors : int
-        Number of tensors that were not; each was compared with itself before training and has not changed by a bit.
+        Number of tensors that were not trained; a checksum shows that none has changed.
     seconds : float
-        Time of the steps, without validations.
+        Wall time of the steps, without validations.
     evaluation : Evaluation or None
-        How these weights do on the test split, in the data's own unit.
+        Measures on the test split, in the unit of the data.
     swept : tuple of dict
-        Of each run of a sweep its values, ``valid_score``, ``valid_loss``, ``seconds`` and ``run``, the best first.
+        For each run of a sweep its values, ``valid_score``, ``valid_loss``, ``seconds`` and ``run``; the best first.
     """
 
     run: str
@@ -100,7 +99,7 @@ class Training(Record):
 
     @property
     def train_score(self) -> float | None:
-        """Accuracy on the training rows, over the last tenth of the steps; None of a regression."""
+        """Accuracy on the training rows over the last tenth of the steps; None for a regression."""
         right = [line["accuracy"] for line in self.history if line.get("accuracy") is not None]
         last = right[-max(1, len(right) // 10) :]
         return fmean(last) if last else None
@@ -118,7 +117,7 @@ class Training(Record):
 def plot_training(
     path: Path, history: Sequence[dict[str, Any]], best_step: int | None, title: str, *, metric: str = "accuracy"
 ) -> None:
-    """Draw loss and score over the steps, on train and on valid, with the chosen step marked; shares in percent."""
+    """Draw training and validation loss and score over the steps, with the best step marked; accuracies in percent."""
     figure = figure_of(10, 4, title)
     loss, score = figure.subplots(1, 2)
     factor, unit = in_unit(metric)
@@ -135,7 +134,7 @@ def _draw(
 ) -> None:
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-    draw_course(axes, course(history, name, factor), course(history, measured, factor))
+    draw_course(axes, curve_points(history, name, factor), curve_points(history, measured, factor))
     if best_step is not None:
         axes.axvline(best_step, color=INK, linestyle="--", linewidth=1, label="best")
     axes.set_xlim(0, 1.03 * max([1, *(line["step"] for line in history)]))
@@ -144,7 +143,7 @@ def _draw(
 
 
 def _scale_losses(axes: Axes) -> None:
-    """Make the axis of positive losses logarithmic, with at least three labels, which are plain numbers."""
+    """Make the loss axis logarithmic if all losses are positive, with at least three plain numbers as labels."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
     losses = np.concatenate([line.get_ydata() for line in axes.lines if line.get_label() in ("train", "valid")] or [[]])

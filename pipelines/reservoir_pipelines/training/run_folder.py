@@ -1,4 +1,4 @@
-"""The folder of a training: what was asked, what happened step by step, checkpoints, and the result."""
+"""The folder of a training: configuration, journal of the steps, checkpoints and result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CURVE, CONFUSION = "curve.png", "confusion.png"
 
 
 def make_config(settings: Mapping[str, Any], device: object, **more: Any) -> dict[str, Any]:
-    """Return what a run keeps: ``settings`` is all that changes a number, ``key`` its SHA-256; ``more`` is kept too."""
+    """Return the configuration of a run: all settings that change a number, their SHA-256 as ``key``, and ``more``."""
     return {
         "format": FORMAT,
         "key": json_digest(settings),
@@ -41,20 +41,20 @@ def is_run(path: Path) -> bool:
     return (path / CONFIG).is_file() and (path / METRICS).is_file()
 
 
-class Run:
-    """The folder of one training; what is damaged in it is refused when it is read."""
+class RunFolder:
+    """The folder of one training; reading a damaged file raises `InputError`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
     def config(self) -> dict[str, Any]:
-        """What was asked, resolved."""
+        """The configuration, with all defaults resolved."""
         return self._read("settings")
 
     @property
     def model_config(self) -> dict[str, Any]:
-        """What was asked of `train`: of a pretraining there is no task to use its model on."""
+        """The configuration of a run of `train`; a pretraining has no task, and is refused."""
         return self._read("settings", "reservoir", "scaling", "lengths")
 
     def _read(self, *parts: str) -> dict[str, Any]:
@@ -74,7 +74,9 @@ class Run:
         except InputError:
             raise
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{self.path}: no run of reservoir train there ({type(error).__name__})") from error
+            raise InputError(
+                f"{self.path}: not the folder of a run of reservoir train ({type(error).__name__})"
+            ) from error
         return config
 
     @property
@@ -84,14 +86,16 @@ class Run:
 
     @property
     def best(self) -> Path:
-        """The checkpoint that did best on the validation split."""
+        """The checkpoint with the best validation score."""
         if not (state := self.state).step:
-            raise InputError(f"{self.path}: the run has no checkpoint yet; go on with reservoir train ... --resume")
+            raise InputError(
+                f"{self.path}: the run has no checkpoint yet; continue it with reservoir train ... --resume"
+            )
         return self.path / CHECKPOINTS / f"step-{state.best_step:08d}"
 
     @property
     def state(self) -> State:
-        """Where the run stands; a best checkpoint that somebody removed leaves its place to the last one."""
+        """State of the last checkpoint; if the best checkpoint was removed, the last one takes its place."""
         if (last := self.last) is None:
             return State()
         state = read_state(last)
@@ -101,7 +105,7 @@ class Run:
             if line["step"] == state.step and state.best.keys() <= line.keys():
                 return replace(state, best_step=state.step, best={name: line[name] for name in state.best})
         journal = self.path / METRICS
-        raise InputError(f"{journal}: the validation of step {state.step:,} is not in it; train in another folder")
+        raise InputError(f"{journal}: the validation of step {state.step:,} is missing; train in another folder")
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -110,33 +114,33 @@ class Run:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """What the run came to, if it has ended."""
+        """The result, or None if the run has not finished."""
         path = self.path / RESULT
         try:
             return read_checked(path) if path.exists() else None
         except (OSError, ValueError) as error:
-            raise InputError(f"{path}: damaged ({error}); remove it, and train on with --resume") from error
+            raise InputError(f"{path}: damaged ({error}); remove it, and continue with --resume") from error
 
-    def begin(self, config: Mapping[str, Any]) -> None:
-        """Write the configuration, or check that it is the folder's, where a training has left something to go on from.
+    def start(self, config: Mapping[str, Any]) -> None:
+        """Write the configuration to a new folder, or check that a run in it has the same settings.
 
-        A folder that holds another run, whose first setting that differs is named, or anything else, is refused.
+        Raises `InputError` if the folder holds other files, or a run with other settings.
         """
         for folder in (self.path, self.path / CHECKPOINTS):
             remove_parts(folder)
-        there = {path.name for path in self.path.iterdir()}
-        if CONFIG not in there and there - {"lock"}:
-            raise InputError(f"{self.path}: the folder has other things in it; name an empty or a new one")
-        old = self.config["settings"] if CONFIG in there else {}
-        if self.last is None and RESULT not in there:
+        names = {path.name for path in self.path.iterdir()}
+        if CONFIG not in names and names - {"lock"}:
+            raise InputError(f"{self.path}: the folder has other files in it; name an empty or a new folder")
+        old = self.config["settings"] if CONFIG in names else {}
+        if self.last is None and RESULT not in names:
             write_checked(self.path / CONFIG, config)
             return
         if different := _difference(old, json.loads(json.dumps(config["settings"]))):
             name, value, new = different
-            raise InputError(f"{self.path}: a run with {name} = {value} is there, not {new}; name another folder")
+            raise InputError(f"{self.path}: it has a run with {name} = {value}, not {new}; name another folder")
 
     def reopen(self) -> None:
-        """Take the result away: the run goes on, and what it came to will be another."""
+        """Remove the result of a run that continues."""
         (self.path / RESULT).unlink(missing_ok=True)
 
     def finish(self, result: Mapping[str, Any]) -> None:
@@ -145,7 +149,7 @@ class Run:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder for the time of the context."""
+        """Lock the folder within the context."""
         with writing(self.path, "name another folder"):
             make_folder(self.path)
             refuse_links(self.path / CHECKPOINTS)
@@ -154,12 +158,14 @@ class Run:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise InputError(f"{self.path}: another process trains this run; wait for it, or stop it") from None
+                raise InputError(
+                    f"{self.path}: another process is training this run; wait for it, or stop it"
+                ) from None
             yield
 
 
 def _difference(old: Any, new: Any, name: str = "") -> tuple[str, Any, Any] | None:
-    """Return the name and the two values of the first setting that differs."""
+    """Return the name and both values of the first setting that differs, or None."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             found = _difference(old.get(key), new.get(key), f"{name}.{key}" if name else key)
