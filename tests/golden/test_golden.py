@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from reservoir_cache import CacheError, FeatureStore, list_entries, publish_json, read_json, verify
 from reservoir_pipelines.files import read_checked, write_checked
-from reservoir_pipelines.training.run import Run
+from reservoir_pipelines.training.run_folder import RunFolder
 
 from tests.golden.make import sequences
 
@@ -65,7 +65,7 @@ def test_a_readout_and_a_run_of_an_earlier_version_predict_what_they_predicted(c
 
 @pytest.mark.parametrize("copied", RUNS, indirect=True, ids=name)
 def test_a_run_of_an_earlier_version_keeps_its_result_and_history(copied):
-    run = Run(copied[0] / "run")
+    run = RunFolder(copied[0] / "run")
     assert (run.result or {})["steps"] == run.state.step == max(line["step"] for line in run.history) == 4
 
 

@@ -55,7 +55,7 @@ def test_a_run_that_was_extended_and_killed_before_its_end_is_ended_when_it_goes
 def test_fewer_steps_than_there_are_give_what_there_is(go, cache, capsys):
     done = go(steps=4)
     assert go(steps=2) == done
-    assert "this run has 4 steps already" in capsys.readouterr().err
+    assert "this run already has 4 steps" in capsys.readouterr().err
     (cache / "run" / "run.json").unlink()
     assert go(steps=2, resume=True).to_dict() | {"seconds": 0} == done.to_dict() | {"seconds": 0}
 
@@ -215,7 +215,7 @@ def test_line_13_what_a_killed_run_was_writing_is_gone_once_it_goes_on(name, go,
 
 
 def test_a_refusal_leaves_the_folder_free(go, cache):
-    with pytest.raises(InputError, match="nothing to cache"):
+    with pytest.raises(InputError, match="nothing can be cached"):
         go(steps=1, from_cache=True)
     with pytest.raises(InputError, match="--compile"):
         go(steps=1, compiled=True)

@@ -292,7 +292,7 @@ def test_mistakes_are_told_in_one_line(settings, message, cache):
 
 def test_a_folder_with_another_run_is_refused(cache):
     train("bit-xor", steps=1, run=cache / "mine", **QUICK)
-    with pytest.raises(InputError, match=r"a run with recipe.batch = 8 is there, not 4"):
+    with pytest.raises(InputError, match=r"it has a run with recipe.batch = 8, not 4"):
         train("bit-xor", steps=1, batch=4, run=cache / "mine", **QUICK)
     (cache / "other").mkdir()
     (cache / "other" / "thing").touch()

@@ -102,15 +102,13 @@ def _attention(task: str, settings: dict[str, Any], place: Path) -> dict[str, An
 
 
 def _pretrain(_: str, settings: dict[str, Any], out: Path) -> dict[str, Any]:
-    corpus, given = settings.get("corpus"), groups("pretrain", settings)
+    corpus = settings.get("corpus")
     if corpus is None:
         raise InputError("this package has no text; pass --override corpus=TEXT, a file or a folder")
-    _, shape, recipe, place = given
+    _, shape, recipe, place = groups("pretrain", settings)
     done = pretrain(corpus, shape, recipe, place, out=out)
     return {
-        "commands": [
-            typed("pretrain", [corpus], *given[1:], OutOptions(out=out))
-        ],  # the first group is the corpus itself
+        "commands": [typed("pretrain", [corpus], shape, recipe, place, OutOptions(out=out))],
         "folder": str(out),
         "bytes": folder_bytes(out),
         "values": {

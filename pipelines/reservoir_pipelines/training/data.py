@@ -24,7 +24,7 @@ from reservoir_pipelines.preparation.prepared import Prepared
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore, SplitFeatures
 
-ROW_ROW_KINDS = ("auto", "fresh", "augmented", "stored")
+ROW_KINDS = ("auto", "fresh", "augmented", "stored")
 
 
 def choose_kind(kind: str, source: Source, name: str, *, from_cache: bool) -> str:

@@ -190,8 +190,8 @@ def _from_cache(job: _Job) -> tuple[nn.Module, TrainingRows]:
     layer = trained_layer(model.fpt)
     if layer is None:
         raise InputError(
-            f"--from-cache --train {','.join(options.train or ())}: parameters in front of the first block are trained, so "
-            "nothing can be cached; remove --from-cache, or train neither input nor positions"
+            f"--from-cache --train {','.join(options.train or ())}: parameters before the first block are trained, "
+            "so nothing can be cached; remove --from-cache, or train neither input nor positions"
         )
     if options.dropout and job.source.published:
         raise InputError(
