@@ -22,9 +22,14 @@ class OwnDataOptions(Options):
     """How a file of your own is read."""
 
     label: str | None = option(None, "Column of the labels; of FASTA the pattern of the label in the header.")
+    labels: str | None = option(
+        None, "Table with the labels of the files of a folder, or of the records of FASTA, joined by name."
+    )
     id: str | None = option(None, "Column that names the rows, or in long form the sequences.")
     time: str | None = option(None, "Column that orders the rows of a sequence in long form.")
-    group: str | None = option(None, "Column of what rows have in common that are never on both sides of a split.")
+    group: str | None = option(
+        None, "Column of what rows have in common that are never on both sides of a split; of FASTA a pattern."
+    )
     drop: str | Sequence[str] | None = option(None, "Columns that are left out, comma-separated.")
     text: str | None = option(None, "Column of texts, whose letters are the symbols, or of whole sequences.")
     values: bool = option(False, "Whole numbers are values.")
@@ -37,6 +42,7 @@ class OwnDataOptions(Options):
         one_of("refuse", "interpolate", "mask"),
     )
     standardise: bool = option(True, "Floats: mean 0, deviation 1 per channel.")
+    skip_bad_rows: bool = option(False, "Leave out rows that cannot be read, and say how many.")
     rate: int | None = option(None, "Samples per second that sounds are brought to.", at_least(1000), shown="16000")
     waveform: bool = option(False, "Sounds are their samples, not frames of a spectrum; so of models that read them.")
 

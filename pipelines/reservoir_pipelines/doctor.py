@@ -16,7 +16,7 @@ from reservoir_pipelines.output import Record, size_text
 from reservoir_pipelines.workspace import cache_root, data_folder
 
 LEAST_FREE = 10**9
-EXTRAS = {"parquet": "pyarrow", "lmdb": "lmdb", "onnx": "onnxscript", "gpu": "accelerate"}
+EXTRAS = {"parquet": "pyarrow", "audio": "soundfile", "onnx": "onnxscript", "gpu": "accelerate"}
 
 
 @dataclass(frozen=True)

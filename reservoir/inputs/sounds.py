@@ -11,7 +11,7 @@ from torch import nn
 from reservoir.backbones.hub import local_files_only
 from reservoir.errors import InputError
 from reservoir.inputs.pixels import settings_digest, usable
-from reservoir.tasks.own.wav import RATE
+from reservoir.tasks.own.sounds import RATE
 from reservoir.tasks.task import Task, Vectors
 
 

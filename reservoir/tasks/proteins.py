@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.source import Piece, Source, check_protocol, check_symbols, classes_of, find_file
-from reservoir.tasks.tape import read_proteins
 from reservoir.tasks.task import Split, Task, Tokens
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY" + "BOUXZ"
@@ -54,7 +56,7 @@ class Homology(Source):
     padded then belongs to the data, and to its key.
     """
 
-    data: Path | None = None  # the folder with remote_homology_train.json and its kin, or the same as .lmdb
+    data: Path | None = None  # the folder with remote_homology_train.json and its kin
     max_tokens: int = 1024
     protocol: str = "ours"
     batch: int = 2  # rows of a batch of the paper's protocol, which are padded alike
@@ -128,8 +130,7 @@ class Homology(Source):
 
     def _file(self, split: str) -> Path:
         name = f"remote_homology_{PARTS[split]}"
-        # A database is a folder with a file data.mdb, or that file alone.
-        return find_file("homology", self.data, FOLDERS, (f"{name}.json", f"{name}.lmdb/data.mdb", f"{name}.lmdb"))
+        return find_file("homology", self.data, FOLDERS, (f"{name}.json",))
 
     def _rows(self, proteins: list[np.ndarray]) -> np.ndarray:
         """Return proteins, as code points, as symbols with zeros behind."""
@@ -147,6 +148,28 @@ class Homology(Source):
         """Return how many tokens of each protein are read, padding included where the paper is followed."""
         lengths = np.array([len(letters) for letters in proteins], np.int32)
         return batch_lengths(lengths + 2, batch) if self._paper else lengths
+
+
+def read_proteins(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield the letters and the fold of each protein of a JSON file of TAPE."""
+    try:
+        records = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: no complete JSON ({error}); fetch the file again") from None
+    if not isinstance(records, list) or not records:
+        raise InputError(f"{path}: no list of proteins; is it a file of TAPE's raw data?")
+    yield from (_fields(f"{path}, row {row}", record) for row, record in enumerate(records))
+
+
+def _fields(where: str, record: Any) -> tuple[str, int]:
+    if not isinstance(record, dict):
+        raise InputError(f"{where}: no record with 'primary' and 'fold_label', but {type(record).__name__}")
+    sequence, fold = record.get("primary"), record.get("fold_label")
+    if type(fold) is not int:
+        raise InputError(f"{where}: fold_label is {str(fold)[:40]!r}, not a number")
+    if not isinstance(sequence, str):
+        raise InputError(f"{where}: primary is {type(sequence).__name__}, not a text of amino acids")
+    return sequence, fold
 
 
 def batch_lengths(lengths: np.ndarray, batch: int) -> np.ndarray:

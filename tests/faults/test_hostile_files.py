@@ -4,12 +4,12 @@ import gzip
 import io
 import json
 import os
-import pickle
 import struct
 import sys
 import tarfile
 import tracemalloc
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
@@ -21,8 +21,7 @@ import samples
 
 from reservoir.errors import InputError
 from reservoir.tasks import task_named
-from reservoir.tasks.isolated import Isolated
-from reservoir.tasks.unpickle import UnsafePickle, read_pickle
+from reservoir.tasks.images.cifar_pickle import read_pickle
 
 MEGABYTE = 2**20
 
@@ -94,28 +93,6 @@ def test_line_14_mutated_files_are_read_or_refused(tmp_path, suffix, number):
         path.write_bytes(copy)
         refused += bool(outcome(path))
     assert refused > number / 10
-
-
-def test_line_14_mutated_databases_are_read_or_refused(tmp_path):
-    lmdb = pytest.importorskip("lmdb")
-    for part in ("train", "test_fold_holdout", "test_superfamily_holdout", "test_family_holdout"):
-        (tmp_path / f"remote_homology_{part}.json").write_text(json.dumps([{"primary": "ACD", "fold_label": 1}]))
-    path = tmp_path / "remote_homology_valid.lmdb"
-    with lmdb.open(str(path), map_size=MEGABYTE) as environment, environment.begin(write=True) as view:
-        view.put(b"num_examples", pickle.dumps(60))
-        for row in range(60):
-            view.put(str(row).encode(), pickle.dumps({"primary": "ACDE" * 20, "fold_label": row}))
-    file = path / "data.mdb"
-    data = file.read_bytes()
-    assert outcome("homology", data=tmp_path) == ""
-    lines = []
-    for copy in mutated(data, 8, seed=2):
-        file.write_bytes(copy)
-        lines.append(outcome("homology", data=tmp_path))
-    # An interrupted download: the library reads behind the end of its map, and its process dies of SIGBUS.
-    file.write_bytes(data[: 3 * 4096])
-    lines.append(outcome("homology", data=tmp_path))
-    assert lines[-1] and sum(map(bool, lines)) > 2
 
 
 # ---- files that cost more than they are
@@ -228,6 +205,7 @@ PICKLES = {
     "a gigabyte that is not there": b"\x80\x05\x96" + struct.pack("<Q", 2**40) + b".",
     "a set": b"\x80\x04\x8f(K\x01\x90.",
     "a state for a function": b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n}X\x01\x00\x00\x00aK\x01sb.",
+    "a memo far away": b"\x80\x02K\x01r\xff\xff\xff\x7f.",
     "an object": b"\x80\x02cnumpy\nndarray\n)\x81.",
 }
 
@@ -235,15 +213,10 @@ PICKLES = {
 @pytest.mark.parametrize("name", PICKLES)
 def test_line_14_a_pickle_takes_no_more_than_it_is_long(name):
     def read():
-        with pytest.raises(UnsafePickle):
+        with suppress(ValueError):
             read_pickle(PICKLES[name])
 
     assert traced(read)[1] < MEGABYTE
-
-
-def test_line_14_a_pickle_that_remembers_far_away():
-    value, peak = traced(lambda: read_pickle(b"\x80\x02K\x01r\xff\xff\xff\x7f."))
-    assert value == 1 and peak < MEGABYTE
 
 
 def test_line_14_a_line_of_listops_without_end(tmp_path):
@@ -259,10 +232,7 @@ def test_line_14_a_line_of_listops_without_end(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".fasta"])
-def test_line_14_a_table_with_a_line_without_end_or_with_nul(tmp_path, suffix, monkeypatch):
-    monkeypatch.setattr("reservoir.tasks.own.tables.MOST_LINE", MEGABYTE)
-    (tmp_path / f"mine{suffix}").write_text("y,a\n" + "1" * 2 * MEGABYTE)
-    assert "more than 1048576 characters" in outcome(tmp_path / f"mine{suffix}") or suffix != ".csv"
+def test_line_14_a_table_with_nul(tmp_path, suffix):
     (tmp_path / f"mine{suffix}").write_bytes("y,a\n1,2\n".encode("utf-16-le"))
     assert "line 1: a NUL" in outcome(tmp_path / f"mine{suffix}")
 
@@ -312,41 +282,6 @@ def test_line_14_datasets_of_nothing_are_refused(tmp_path):
     assert "no dataset" in outcome(
         hdf5(tmp_path / "null.h5", x=lambda f, n: f.create_dataset(n, data=h5py.Empty("f8")))
     )
-
-
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        ("import os, signal; os.kill(os.getpid(), signal.SIGBUS)", "code -7"),
-        ("isolated.SECONDS = 1; isolated.limit(0)\n    while True: pass", "code -24"),
-        ("return [bytearray(2**28) for _ in range(40)]", "MemoryError"),
-        ("raise UnicodeDecodeError('utf-8', b'a', 0, 1, 'no\\nline')", "UnicodeDecodeError: 'utf-8' codec"),
-    ],
-)
-def test_line_14_what_ends_the_process_that_reads_is_one_line(tmp_path, monkeypatch, code, said):
-    text = f"""
-from reservoir.tasks import isolated
-def answer(path, request):
-    {code}
-"""
-    (tmp_path / "deadly.py").write_text(text)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    file = Isolated("deadly", Path("mine.h5"))
-    for _ in range(2):
-        with pytest.raises(InputError) as caught:
-            file.ask()
-        assert said in str(caught.value) and "mine.h5" in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_forked_process_reads_with_a_process_of_its_own(tmp_path, monkeypatch):
-    (tmp_path / "pid.py").write_text("import os\ndef answer(path, request):\n    return os.getpid()\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    file = Isolated("pid", Path("mine.h5"))
-    first = file.ask()
-    if not (child := os.fork()):
-        os._exit(0 if file.ask() != first else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert file.ask() == first
 
 
 def test_line_14_a_file_that_is_no_file(tmp_path):

@@ -74,14 +74,11 @@ def refused(cache, capsys):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".fasta", ".ts"])
-def test_a_line_of_a_quarter_gigabyte(tmp_path, refused, suffix, monkeypatch):
+def test_a_line_of_a_quarter_gigabyte_of_nuls(tmp_path, refused, suffix):
     path = tmp_path / f"mine{suffix}"
-    monkeypatch.setattr("reservoir.tasks.own.tables.MOST_LINE", 2**16)
     path.write_text({".ts": HEAD, ".fasta": ">a b\n"}.get(suffix, "label,text\n"))
     os.truncate(path, 2**28)
     assert "a NUL" in refused(path)
-    path.write_text({".ts": HEAD, ".fasta": ">a b\n"}.get(suffix, "label,text\n") + "1" * 2**17)
-    assert "more than 65536 characters" in refused(path)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".fasta", ".ts"])
@@ -94,10 +91,8 @@ def test_two_encodings_in_one_file(tmp_path, refused, suffix):
 
 def test_a_sound_that_lies(tmp_path, refused):
     path = sounds(tmp_path / "calls")
-    path.write_bytes(path.read_bytes()[:-600] + b"\0" * 8)
-    assert "claims 1200 bytes of samples, the file has" in refused(tmp_path / "calls")
     path.write_bytes(b"\0" * 4096)
-    assert "no WAV file" in refused(tmp_path / "calls")
+    assert "file a/0.wav: not a readable sound" in refused(tmp_path / "calls")
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, 16_000, 32_000, 2, 16)
     path.write_bytes(b"RIFF\0\0\0\0WAVE" + form + struct.pack("<4sI", b"data", 0))
     assert "no samples" in refused(tmp_path / "calls")

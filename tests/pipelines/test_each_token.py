@@ -191,7 +191,7 @@ def test_mistakes_are_told(tmp_path, capsys, monkeypatch):
     path = write_csv(tmp_path / "short.csv", rows)
     assert run(["extract", path]) == 2
     size = len(rows[3][0])
-    assert f"row 3: {size - 1} labels for {size} tokens, where most rows have one for each" in capsys.readouterr().err
+    assert f"line 5: {size - 1} labels for {size} tokens" in capsys.readouterr().err
     path = write_csv(tmp_path / "whole.csv", proteins(20))
     assert run(["extract", path, "--pool", "mean"]) == 2
     assert "--pool mean: every token has a label of its own" in capsys.readouterr().err

@@ -53,7 +53,7 @@ def test_line_5_every_stage_takes_the_flags(cache, tmp_path, call):
             "no column 'wrad' (--label) among ['v0', 'v1', 'v2', 'v3', 'ward']; did",
         ),
         (["prepare", "t.csv", "--param", "label=ward"], "write --label ward"),
-        (["prepare", "t.csv", "--label", "ward", "--rate", "8000"], "--rate says nothing of such data"),
+        (["prepare", "t.csv", "--label", "ward", "--rate", "8000"], "--rate means nothing for such data"),
         (["extract", "t.csv", "--label", "ward", "--workers", "-1"], "--workers -1: give a whole number from 0"),
         (["prepare", "t.csv", "--label", "ward", "--missing", "mean"], "choose among refuse, interpolate, mask"),
         (["prepare", "t.csv", "--label", "ward", "--values", "--symbols"], "--values --symbols: give one of the two"),

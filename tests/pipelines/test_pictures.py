@@ -187,7 +187,7 @@ def test_mistakes_are_one_line(cache: Path, tmp_path: Path, call):
     paint(tmp_path / "x.png", (1, 2, 3), 0)
     (root / "none.csv").write_text("path,label\nred/00.png,a\nred/77.png,b\n")
     cases = {
-        ("extract", root, "--label", "kind"): "pictures have the folder that they are in as their label",
+        ("extract", root, "--label", "kind"): "the label of a file is its folder",
         ("extract", root / "table.csv"): "it leads out of",
         ("extract", root / "none.csv"): "row 1: no file 'red/77.png'",
         ("extract", root, "--input", "native"): "gpt2 reads text",

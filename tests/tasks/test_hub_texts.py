@@ -9,7 +9,7 @@ import pytest
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks import read_new, task_named
-from reservoir.tasks.own.hub import HubTexts
+from reservoir.tasks.own.hub import hub_arrays
 from reservoir.tasks.own.letters import texts_of
 
 NAMES = ["neg", "pos"]
@@ -63,7 +63,6 @@ def rows_of(source):
 
 
 def test_splits_and_classes_are_the_datasets_own(library, monkeypatch):
-    monkeypatch.setattr("reservoir.tasks.own.hub.STEP", 7)
     monkeypatch.setattr("reservoir.tasks.own.texts.PIECE_LETTERS", 300)
     library.found = {"train": labelled(slice(20)), "test": labelled(slice(20, 30)), "unsupervised": labelled()}
     source = task_named("hf:someone/reviews:plain")
@@ -88,7 +87,7 @@ def test_splits_without_the_column_of_labels_or_with_gaps_in_it(library):
     source = task_named("hf:reviews")
     assert rows_of(source)["test"] == TEXTS[20:] and "left out: dev, test" in " ".join(source.notes())
     library.found = {"train": labelled(slice(20)), "test": gaps}
-    with pytest.raises(InputError, match=r"row 20, column 'label': no label"):
+    with pytest.raises(InputError, match="row 20: no label in column 'label'"):
         task_named("hf:reviews").task  # noqa: B018
     library.found = {"train": labelled(), "test": Part({"label": [0, 1], "text": ["a", "b"], "words": ["a", "b"]})}
     library.found["test"].features.pop("text")
@@ -151,4 +150,4 @@ def test_the_library_itself(tmp_path):
     source = task_named(str(tmp_path / "kept"))
     assert rows_of(source)["test"] == TEXTS and source.task.labels == ("neg", "pos") and source.files()[0].is_file()
     made.to_json(tmp_path / "rows.jsonl")
-    assert isinstance(HubTexts(str(tmp_path / "kept"), OwnDataOptions(), labelled=False).read("x", 0, 2), np.ndarray)
+    assert isinstance(hub_arrays(str(tmp_path / "kept"), OwnDataOptions(), labelled=False).read("x", 0, 2), np.ndarray)

@@ -82,20 +82,26 @@ def test_line_5_dates_put_rows_in_order(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({**WIDE, "label": np.where(np.arange(ROWS) == 7, "", LABEL)}, "row 7, column 'label': no label; remove"),
-        ({**WIDE, "y": LABEL, "label": LABEL}, "labels in the columns ['y', 'label']; say --label"),
+        (
+            {**WIDE, "label": np.where(np.arange(ROWS) == 7, "", LABEL)},
+            "line 9: no label in column 'label'; fix the row, or pass --skip-bad-rows",
+        ),
+        ({**WIDE, "y": LABEL, "label": LABEL}, "labels may be in the columns ['y', 'label']; say --label"),
         ({**WIDE, "label": ["a"] * ROWS}, "all labels are the same ('a')"),
-        ({**WIDE, "Label": LABEL}, "no column of labels among ['v0', 'v1', 'v2', 'Label']"),
+        ({**WIDE, "severity": LABEL}, "no column of labels among ['v0', 'v1', 'v2', 'severity']"),
         ({"0.5": VALUES[:, 0], "1.5": VALUES[:, 1], "b": LABEL}, "is the line of names missing?"),
         ({"id": np.arange(ROWS) // 2, **WIDE, "label": LABEL}, "each row is a sequence of its own, say --group id"),
         ({"date": ["2024-01-01"] * ROWS, **WIDE, "label": LABEL}, "say --id NAME, or --drop date"),
         (
             {"comment": ["fine"] * ROWS, **WIDE, "label": LABEL},
-            "'fine' is no number; leave the column out (--drop comm",
+            "'fine' is not a number in column 'comment'; leave the column out with --drop comm",
         ),
         ({"patient": SERIES, "t": list(range(4)) * ROWS, **LONG}, "column 't' has the same times again and again"),
         ({"id": SERIES, "date": [f"{n}/2/2024" for n in (1, 2, 3, 10)] * ROWS, **LONG}, "tell no order; write dates"),
-        ({**WIDE, "v1": np.where(np.arange(ROWS) == 3, "inf", VALUES[:, 1]), "label": LABEL}, "x is inf in row 3"),
+        (
+            {**WIDE, "v1": np.where(np.arange(ROWS) == 3, "inf", VALUES[:, 1]), "label": LABEL},
+            "line 5: column 'v1' is inf",
+        ),
     ],
 )
 def test_line_5_what_can_be_meant_two_ways_is_one_line(tmp_path, columns, message):
@@ -135,7 +141,7 @@ def test_line_5_lists_with_gaps_are_filled_where_asked(tmp_path):
     lines = [{"x": VALUES[n].tolist(), "label": str(LABEL[n])} for n in range(ROWS)]
     lines[3]["x"][1] = None
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(InputError, match="row 3: no sequence of numbers"):
+    with pytest.raises(InputError, match="line 4: a missing value in column 'x'"):
         read(tmp_path / "t.jsonl")
     _, x, _ = read(tmp_path / "t.jsonl", missing="interpolate")
     filled = VALUES.copy()

@@ -84,11 +84,17 @@ def _labelled(split, sequences):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"id": ["a", "a", "b"], "t": [1, 1, 2], "u": [1, 2, 3], "y": [0, 0, 1]}, "row 1: 'a' has two rows at t 1"),
-        ({"id": ["a", "a", "b"], "t": [1, 2, 2], "u": [1, 2, 3], "y": [0, 1, 1]}, "row 1: another label .* --group id"),
-        ({"id": ["a", "a", "b"], "t": [1, 2, 2], "u": [1, "", 3], "y": [0, 0, 1]}, "row 1, column 'u': an empty cell"),
+        ({"id": ["a", "a", "b"], "t": [1, 1, 2], "u": [1, 2, 3], "y": [0, 0, 1]}, "line 3: 'a' has two rows at t 1"),
+        (
+            {"id": ["a", "a", "b"], "t": [1, 2, 2], "u": [1, 2, 3], "y": [0, 1, 1]},
+            "line 3: another label .* --group id",
+        ),
+        (
+            {"id": ["a", "a", "b"], "t": [1, 2, 2], "u": [1, "", 3], "y": [0, 0, 1]},
+            "line 3: an empty cell in column 'u'",
+        ),
         ({"a": [1], "a ": [2], "y": [3]}, "two columns are called 'a'"),
-        ({"a": [1, "NA"], "b": [2, 3], "y": [3, 4]}, "row 1, column 'a': an empty cell.*--missing interpolate"),
+        ({"a": [1, "NA"], "b": [2, 3], "y": [3, 4]}, "line 3: an empty cell in column 'a'.*--missing interpolate"),
     ],
 )
 def test_tables_that_can_be_read_two_ways_are_refused(tmp_path, columns, message):
@@ -195,7 +201,7 @@ def test_texts_are_sequences_of_letters(tmp_path, suffix):
     longer = [word * 2 for word in WORDS]
     source = task_named(str(write_texts(tmp_path / f"t{suffix}", longer)))
     task = source.task
-    assert task.form == Tokens(4) and task.alphabet == "ACGT" and task.labels == ("left", "right")
+    assert task.form == Tokens(5) and task.alphabet == "\ufffdACGT" and task.labels == ("left", "right")
     found = {}
     for split in all_rows(source).values():
         for x, y, n in zip(split.x, split.y.ravel(), split.lengths, strict=True):
@@ -206,8 +212,10 @@ def test_texts_are_sequences_of_letters(tmp_path, suffix):
     x, _, _, _ = read_new(tmp_path / f"t{suffix}", task)
     assert x.tolist() == longer and texts_of(*encode(task, x)) == longer
     x, _, _, _ = read_new(write_texts(tmp_path / f"new{suffix}", ["AC", "ACJ", "G"], KINDS[:3]), task)
+    codes, lengths = encode(task, x)
+    assert letter_symbols("new", task, codes, lengths).tolist() == [[1, 2, 0], [1, 2, 0], [3, 0, 0]]
     with pytest.raises(InputError, match="row 1, letter 2: 'J' is no letter of the training rows; they are ACGT"):
-        letter_symbols("new", task, *encode(task, x))
+        to_symbols("new", codes, lengths, "ACGT")  # an alphabet of an earlier version
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".npz", ".h5", ".fasta"])
@@ -234,7 +242,7 @@ def test_the_text_and_the_label_can_be_named(tmp_path):
     with pytest.raises(InputError, match="no column of labels"):
         source_of(tmp_path / "t.csv", text).task  # noqa: B018
     source = source_of(tmp_path / "t.csv", text, text="body", label="kind")
-    assert source.task.labels == ("left", "right") and source.task.alphabet == "ACGT"
+    assert source.task.labels == ("left", "right") and source.task.alphabet == "\ufffdACGT"
     assert any("not read, beside 'body': title, n" in note for note in source.notes())
 
 
@@ -252,10 +260,10 @@ def test_fasta_labels_come_from_the_header(tmp_path, header, label, labels):
     [
         ("ACGT\n", {}, "line 1: no header"),
         (">a\nACGT\n>b\nA\n", {}, "no label in headers like 'a'"),
-        (">a 1\nACGT\n>b 2\n\n", {}, "row 1: an empty text"),
+        (">a 1\nACGT\n>b 2\n\n", {}, "line 3: an empty text"),
         (">a 1\nACGT\n", {"label": "("}, "no pattern"),
         (">a 1\nACGT\n", {"label": "a"}, "0 groups"),
-        (">a 1\nACGT\n", {"label": "k(.)"}, "row 0: the header 'a 1' does not match"),
+        (">a 1\nACGT\n", {"label": "k(.)"}, "line 1: the header 'a 1' does not match"),
     ],
 )
 def test_bad_fasta(tmp_path, text, parameters, message):

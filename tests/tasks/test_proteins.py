@@ -1,5 +1,4 @@
 import json
-import pickle
 import string
 from pathlib import Path
 
@@ -25,21 +24,12 @@ def proteins(rows=12, seed=0, longest=40):
     ]
 
 
-def write(folder, form="json", **changed):
+def write(folder, **changed):
     """Write the five parts and return them by split."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = {split: proteins(seed=i) for i, split in enumerate(PARTS)} | changed
     for split, records in parts.items():
-        path = folder / f"remote_homology_{PARTS[split]}.{form}"
-        if form == "json":
-            path.write_text(json.dumps(records))
-            continue
-        lmdb = pytest.importorskip("lmdb")
-        with lmdb.open(str(path), map_size=2**20) as environment, environment.begin(write=True) as view:
-            view.put(b"num_examples", pickle.dumps(len(records)))
-            for row, record in enumerate(records):
-                evolution = np.zeros((4, 2), np.float32)
-                view.put(str(row).encode(), pickle.dumps(record | {"evolutionary": evolution}))
+        (folder / f"remote_homology_{PARTS[split]}.json").write_text(json.dumps(records))
     return parts
 
 
@@ -56,9 +46,8 @@ def texts(split):
     return ["".join(LETTERS[s - 1] for s in x[:n]) for x, n in zip(split.x, split.lengths, strict=True)]
 
 
-@pytest.mark.parametrize("form", ["json", "lmdb"])
-def test_both_layouts_give_the_proteins(tmp_path, form):
-    parts = write(tmp_path / "remote_homology", form)
+def test_the_files_of_tape_give_the_proteins(tmp_path):
+    parts = write(tmp_path / "remote_homology")
     source = task_named("homology", data=tmp_path)
     assert len(source.files()) == 5 and all(file.is_file() for file in source.files())
     for split, rows in read(source).items():
@@ -137,18 +126,6 @@ def test_a_bad_record_is_named(tmp_path, record, message):
     source = task_named("homology", data=tmp_path)
     with pytest.raises(InputError, match=message):
         read(source)
-
-
-def test_a_database_cannot_run_code(tmp_path):
-    lmdb = pytest.importorskip("lmdb")
-    write(tmp_path, "lmdb")
-    path = tmp_path / "remote_homology_valid.lmdb"
-    with lmdb.open(str(path), map_size=2**20) as environment, environment.begin(write=True) as view:
-        view.put(b"3", b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR.")
-    source = task_named("homology", data=tmp_path)
-    with pytest.raises(InputError, match="refused"):
-        read(source)
-    assert not (tmp_path / "ran").exists()
 
 
 def test_new_proteins_become_sequences():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -34,13 +35,16 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
     own = name not in TASKS and Path(name).exists()
     task = own_name(name) if own or ":" in name else name
     wanted = {flag: value for flag, value in flags.items() if value is not None}
+    labels = wanted.get("labels")
+    if labels:
+        wanted["labels"] = Path(labels).name  # as entries record it
     if "init" in wanted and Path(wanted["init"]).is_dir():
         wanted |= {"backbone": str(Path(wanted["init"]).resolve()), "init": "pretrained"}  # as entries record it
     elif "backbone" in wanted:
         wanted["backbone"] = full_name(wanted["backbone"])
 
     def is_of(entry: Entry) -> bool:
-        return not own or _holds(entry, name, root)
+        return not own or _holds(entry, name, root, labels)
 
     found = last_entry(root, task, lambda entry: wanted.items() <= _settings(entry).items() and is_of(entry))
     if found and not own and task not in TASKS and ":" not in name:
@@ -48,12 +52,13 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
     return found or _refuse(root, name, task, wanted, entries)
 
 
-def _holds(entry: Entry, file: str, root: Path) -> bool:
+def _holds(entry: Entry, file: str, root: Path, labels: str | None) -> bool:
     """Whether an entry was made of what a file holds now."""
     from reservoir_pipelines.extraction.spec import data_digest, draw_rows
     from reservoir_pipelines.preparation.prepare import prepare
 
     asked = RowOptions(**{key: value for key, value in _settings(entry).items() if key in vars(RowOptions())})
+    asked = replace(asked, labels=labels) if labels else asked
     try:
         prepared = prepare(file, asked, cache=root)
     except InputError:  # with these parameters the file cannot be read any more, so it is another

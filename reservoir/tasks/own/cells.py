@@ -1,156 +1,73 @@
-"""Cells of a table as arrays of numbers or texts."""
+"""Cells of a table: what they hold, and the arrays that are made of them."""
 
 from __future__ import annotations
 
 import json
-import warnings
+import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.own.columns import check_padding
+from reservoir.tasks.own.bad_rows import BadRows
+from reservoir.tasks.own.tables import EMPTY, Table
 
-GAPS = {"", "na", "n/a", "nan", "null", "none"}
-"""What an empty cell is written as, in any case."""
+MOST_TEXT = 0.5
+"""Share of the filled cells that may be no numbers in a column of values; with more of them it is a column of text."""
 
-SWITCHES = {"false": 0.0, "true": 1.0}
-
-
-def is_text(cells: Sequence[Any]) -> bool:
-    """Return whether a column holds texts: its first cell that is not empty is one, and not numbers."""
-    first = next((cell for cell in cells if cell is not None and cell != ""), None)
-    return isinstance(first, str) and first.strip().lower() not in GAPS and as_numbers(first) is None
+THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})*")
+LEADING_ZERO = re.compile(r"0\d+")
 
 
-def column(path: Path, name: str, cells: Sequence[Any]) -> np.ndarray:
-    """Return a column as integers, else as floats, else as texts (rows,), or (rows, n) of lists of one length."""
-    if all(isinstance(cell, str) for cell in cells):
-        for kind in (int, float):
-            try:
-                return np.array([kind(cell) for cell in cells])
-            except (ValueError, OverflowError):
-                continue
-        return np.array([cell.strip() for cell in cells])
-    return array_of(path, name, cells)
+def filled(column: Any) -> Any:
+    """Return the cells of a column that are not empty."""
+    given = column[column.notna()]
+    return given[given != ""] if given.dtype.kind not in "biuf" else given
 
 
-def array_of(path: Path, name: str, values: Sequence[Any]) -> np.ndarray:
-    """Return numbers, texts, or lists of one length as an array."""
-    try:
-        array = np.array(values)
-    except ValueError:
-        array = np.empty(0, object)
-    if array.dtype.kind not in "biufU":
-        raise InputError(f"{path}: the {name} are not all numbers, all texts, or lists of one length; fill the gaps")
-    return array
+def is_text(column: Any) -> bool:
+    """Return whether a column holds texts: its first filled cell is one, and not numbers."""
+    first = next(iter(filled(column)), None)
+    return isinstance(first, str) and first.strip().lower() not in EMPTY and as_numbers(first) is None
 
 
-def pad(where: str, sequences: Sequence[Any], *, fill: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Return sequences of different lengths as one array, with zeros at the ends, and the lengths.
+def is_number(column: Any) -> bool:
+    """Return whether each filled cell is one number; 007 is not, as its zeros may mean something."""
+    import pandas as pd
 
-    None among numbers is NaN where it is to be filled in later.
-    """
-    arrays = []
-    for row, sequence in enumerate(sequences):
-        try:
-            array = np.asarray(sequence, np.float64 if fill and isinstance(sequence, list) else None)
-        except (TypeError, ValueError):
-            array = np.empty(0, object)
-        if array.dtype.kind not in "uifb" or array.ndim not in {1, 2} or not array.size:
-            raise InputError(f"{where}, row {row}: no sequence of numbers, or of lists of numbers of one length")
-        if array.shape[1:] != (arrays[0].shape[1:] if arrays else array.shape[1:]):
-            raise InputError(f"{where}, row {row}: tokens of shape {array.shape[1:]}, before {arrays[0].shape[1:]}")
-        arrays.append(array)
-    lengths = np.array([len(array) for array in arrays], np.int64)
-    kind = np.result_type(*arrays)
-    check_padding(where, lengths, kind.itemsize)
-    x = np.zeros((len(arrays), lengths.max(), *arrays[0].shape[1:]), kind)
-    for row, array in enumerate(arrays):
-        x[row, : len(array)] = array
-    return x, lengths
+    if column.dtype.kind in "biuf":
+        return True
+    cells = filled(column)
+    if any(
+        isinstance(cell, list) or (isinstance(cell, str) and LEADING_ZERO.fullmatch(cell.strip())) for cell in cells
+    ):
+        return False
+    return bool(pd.to_numeric(cells, errors="coerce").notna().all())
 
 
-def numbers(path: Path, row: int, cell: Any) -> Any:
-    """Return a cell of a whole sequence: a list as it is, a text of numbers with spaces between as an array."""
-    if not isinstance(cell, str):
-        return cell
-    found = as_numbers(cell)
-    if found is None:
-        raise InputError(f"{path}, row {row}: the sequence {cell[:40]!r} is not numbers with spaces or commas between")
-    return found
+def is_sequences(column: Any) -> bool:
+    """Return whether each cell is a sequence: a list, or a text of numbers, some of them of several."""
+    cells = filled(column)
+    texts = [cell.strip() for cell in cells if isinstance(cell, str)]
+    if not texts:
+        return any(isinstance(cell, list) for cell in cells)
+    several = any(re.search(r"[\s,;\[]", text) for text in texts) and not all(map(THOUSANDS.fullmatch, texts))
+    return several and all(as_numbers(text) is not None for text in texts)
 
 
-def labels_of(path: Path, name: str, cells: Sequence[Any], *, every: bool) -> np.ndarray:
-    """Return a column of labels; where not ``every`` row needs one, None (as an object) for those without."""
-    given = np.array([not (cell is None or (isinstance(cell, str) and not cell.strip())) for cell in cells])
-    if given.all():
-        return column(path, name, cells)
-    if every:
-        row = int(np.argmin(given))
-        raise InputError(f"{path}, row {row}, column {name!r}: no label; remove the row, or give its label")
-    found = np.full(len(cells), None, object)
-    if given.any():
-        found[given] = column(path, name, [cell for cell, there in zip(cells, given, strict=True) if there])
-    return found
+def is_digits(column: Any) -> bool:
+    """Return whether the cells are digits with nothing between them, which are letters: no sequence is one number."""
+    cells = filled(column)
+    digits = all(isinstance(cell, str) and cell.strip().isdecimal() for cell in cells)
+    return digits and any(len(cell) > 1 for cell in cells)
 
 
-def ordered(path: Path, name: str, cells: Sequence[Any]) -> np.ndarray:
-    """Return a column of times: numbers, or dates as ISO 8601 writes them."""
-    texts = [cell.isoformat() if hasattr(cell, "isoformat") else cell for cell in cells]
-    times = column(path, name, texts)
-    found = dates(times.tolist()) if times.dtype.kind == "U" else times
-    if found is None:
-        raise InputError(
-            f"{path}, column {name!r}: times like {str(times[0])[:40]!r} tell no order; write dates as 2024-12-31, or "
-            f"numbers, or say --drop {name} if the rows stand in order"
-        )
-    return found
-
-
-def dates(cells: Sequence[Any]) -> np.ndarray | None:
-    """Return texts that are all dates as ISO 8601 writes them, on one clock where they name several, else None."""
-    if not all(isinstance(cell, str) and "-" in cell for cell in cells):
-        return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # NumPy counts time zones in, and warns that it does not keep them
-            return np.array([cell.strip().removesuffix("Z") for cell in cells], "datetime64[us]")
-    except ValueError:
-        return None
-
-
-def values(path: Path, name: str, cells: Sequence[Any]) -> np.ndarray:
-    """Return a column of single numbers as floats (rows,), NaN where a cell is empty."""
-    try:
-        return np.array(cells, np.float64)
-    except (TypeError, ValueError):
-        return np.array([_value(path, row, name, cell) for row, cell in enumerate(cells)])
-
-
-def _value(path: Path, row: int, name: str, cell: Any) -> float:
-    if cell is None or (isinstance(cell, str) and cell.strip().lower() in GAPS):
-        return np.nan
-    if isinstance(cell, str) and cell.strip().lower() in SWITCHES:
-        return SWITCHES[cell.strip().lower()]
-    try:
-        return float(cell)
-    except (TypeError, ValueError):
-        what = f"{str(cell)[:40]!r} is no number"
-        several = isinstance(cell, list) or (isinstance(cell, str) and as_numbers(cell) is not None)
-        or_else = f", or say --text {name} if it holds the sequences" if several else ""
-        raise InputError(
-            f"{path}, row {row}, column {name!r}: {what}; leave the column out (--drop {name}){or_else}"
-        ) from None
-
-
-def as_numbers(cell: str) -> np.ndarray | list[Any] | None:
-    """Return numbers with spaces, commas or semicolons between, or a list as JSON writes it; None of other texts."""
+def as_numbers(cell: str) -> np.ndarray | None:
+    """Return numbers with spaces, commas or semicolons between, or a list in JSON; None for other texts."""
     if cell.strip().startswith("["):
         try:
-            return json.loads(cell)
+            return as_sequence(json.loads(cell))
         except (ValueError, RecursionError):
             cell = cell.strip().strip("[]")  # as NumPy prints an array
     between = next((mark for mark in ",;" if mark in cell), None)
@@ -162,12 +79,111 @@ def as_numbers(cell: str) -> np.ndarray | list[Any] | None:
     return None
 
 
-def check_gaps(path: Path, x: np.ndarray, names: Sequence[str], *, fill: bool) -> None:
-    """Refuse empty cells among values (rows, columns), unless they are to be filled."""
-    gaps = np.argwhere(np.isnan(x))
-    if len(gaps) and not fill:
-        row, place = (int(i) for i in gaps[0])
+def as_sequence(cell: Any) -> np.ndarray | None:
+    """Return a list of numbers or of lists of numbers of one length as an array, None in it as NaN; else None."""
+    try:
+        array = np.asarray(cell)
+        array = np.asarray(cell, np.float64) if array.dtype.kind == "O" else array
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return array if array.dtype.kind in "uifb" and array.ndim in {1, 2} and array.size else None
+
+
+def values_of(table: Table, name: str, bad: BadRows) -> np.ndarray:
+    """Return a column of single numbers as floats (rows,), NaN where a cell is empty.
+
+    A row whose cell is neither empty nor a number is bad.
+    """
+    import pandas as pd
+
+    column = table.frame[name]
+    if column.dtype.kind in "biuf":
+        return column.to_numpy(np.float64)
+    texts = column.astype(object).where(column.notna(), "").map(lambda cell: str(cell).strip())
+    lower = texts.str.lower()
+    empty = lower.isin(EMPTY)
+    numbers = pd.to_numeric(
+        texts.mask(empty, "nan").mask(lower == "true", "1").mask(lower == "false", "0"), errors="coerce"
+    )
+    wrong = (numbers.isna() & ~empty).to_numpy()
+    if wrong.sum() > MOST_TEXT * (~empty).sum():
+        row = int(np.argmax(wrong))
+        or_else = f", or pass --text {name} if it holds the sequences" if is_sequences(column) else ""
         raise InputError(
-            f"{path}, row {row}, column {names[place]!r}: an empty cell; only the end of a row may be empty, or say "
-            "--missing interpolate or mask"
+            f"{table.path}, {table.places[row]}: {texts[row][:40]!r} is not a number in column {name!r}; leave the "
+            f"column out with --drop {name}{or_else}"
         )
+    for row in np.flatnonzero(wrong):
+        bad.add(row, f"{texts[row][:40]!r} is not a number in column {name!r}", "fix the cell")
+    return numbers.to_numpy(np.float64)
+
+
+def check_values(x: np.ndarray, names: Sequence[str], bad: BadRows, *, fill: bool) -> None:
+    """Note rows of values (rows, columns) with infinite numbers, or with empty cells that are not to be filled."""
+    wrong = np.isinf(x) | (np.isnan(x) & (not fill))
+    for row in np.flatnonzero(wrong.any(axis=1)):
+        place = int(np.argmax(wrong[row]))
+        if np.isnan(x[row, place]):
+            bad.add(row, f"an empty cell in column {names[place]!r}", "fill it, pass --missing interpolate or mask")
+        else:
+            bad.add(row, f"column {names[place]!r} is {x[row, place]}", "fix the cell")
+
+
+def sequences_of(table: Table, name: str, bad: BadRows) -> list[np.ndarray]:
+    """Return a column of whole sequences, lists or texts of numbers, as arrays; rows that hold none are bad."""
+    found: list[np.ndarray] = []
+    for row, cell in enumerate(table.frame[name]):
+        array = as_numbers(cell) if isinstance(cell, str) else as_sequence(cell)
+        first = next((one for one in found if one.size), None)
+        if array is None or not array.size:
+            shown = f"{cell[:40]!r} is " if isinstance(cell, str) and cell else ""
+            bad.add(row, f"{shown}no sequence of numbers in column {name!r}")
+        elif first is not None and array.shape[1:] != first.shape[1:]:
+            bad.add(row, f"tokens of shape {array.shape[1:]}, before {first.shape[1:]}")
+            array = None
+        found.append(np.zeros(0) if array is None else array)
+    return found
+
+
+def labels_of(table: Table, name: str, bad: BadRows | None, *, shown: str = "") -> np.ndarray:
+    """Return a column of labels: integers, else floats, else texts (rows,), or (rows, n) of lists of one length.
+
+    Rows without a label are bad; where there is no ``bad``, as new sequences need no labels, they have None.
+    """
+    column = table.frame[name].astype(object)
+    given = np.array([not _lacks(cell) for cell in column])
+    if not given.all() and bad is not None:
+        for row in np.flatnonzero(~given):
+            bad.add(row, f"no label in column {shown or name!r}")
+    labels = typed(f"{table.path}, column {name!r}", [cell for cell, has in zip(column, given, strict=True) if has])
+    if given.all():
+        return labels
+    full = (
+        np.full((len(given), *labels.shape[1:]), None, object)
+        if bad is None
+        else np.zeros_like(labels, shape=(len(given), *labels.shape[1:]))
+    )
+    full[given] = labels
+    return full
+
+
+def _lacks(cell: Any) -> bool:
+    return cell is None or (isinstance(cell, str) and not cell.strip()) or (isinstance(cell, float) and np.isnan(cell))
+
+
+def typed(where: str, cells: Sequence[Any]) -> np.ndarray:
+    """Return cells as integers, else as floats, else as texts (rows,), or (rows, n) of lists of one length."""
+    if all(isinstance(cell, str) for cell in cells):
+        for kind in (int, float):
+            try:
+                return np.array([kind(cell) for cell in cells])
+            except (ValueError, OverflowError):
+                continue
+        return np.array([cell.strip() for cell in cells], dtype=str)
+    try:
+        array = np.array(list(cells))
+    except (ValueError, OverflowError):
+        array = np.empty(0, object)
+    if array.dtype.kind not in "biufU":
+        raise InputError(f"{where}: labels are not all numbers, all texts, or lists of one length; write them alike")
+    return array

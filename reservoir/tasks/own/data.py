@@ -14,16 +14,16 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.option_fields import MODULE_FUNCTION
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.own.columns import Columns
+from reservoir.tasks.own.arrays import Arrays
 from reservoir.tasks.own.decode import SIDE
 from reservoir.tasks.own.each import TOKEN
 from reservoir.tasks.own.encode import clean_lengths
-from reservoir.tasks.own.files import function_file, open_columns, source_files
+from reservoir.tasks.own.files import function_file, open_arrays, source_files
 from reservoir.tasks.own.hub import is_hub
 from reservoir.tasks.own.kinds import MOST_SYMBOLS, SAMPLE, Reading, read_integers
 from reservoir.tasks.own.labels import Labels, encode_labels, split_rows
 from reservoir.tasks.own.letters import UNKNOWN, alphabet_of, are_words, shown
-from reservoir.tasks.own.media import names_media
+from reservoir.tasks.own.paths import named_kind
 from reservoir.tasks.own.pictures import Pictures
 from reservoir.tasks.own.values import Rounding, as_values, clean_symbols, standardisation
 from reservoir.tasks.source import Piece, Source
@@ -82,8 +82,8 @@ class OwnData(Source):
         """Return the files of a path, or of a dataset of the hub; of a function, its module."""
         if MODULE_FUNCTION.fullmatch(self.origin):
             return [function_file(self.origin)]
-        files = [] if is_hub(self.origin) else source_files(Path(self.origin))
-        return [*files, *self._columns.files] if not files or names_media(files[0]) else files
+        files = [] if is_hub(self.origin) else source_files(Path(self.origin), self.asked.labels)
+        return [*files, *self._columns.files] if not files or named_kind(files[0]) else files
 
     def pieces(self) -> list[Piece]:
         """Return stretches of rows."""
@@ -122,7 +122,7 @@ class OwnData(Source):
         """Return what was decided unasked."""
         lines = [*self._columns.notes, *self._labels.notes]
         alphabet, others = self._alphabet
-        if self._units is not None and "each" not in self._columns.found:
+        if self._units is not None and "each" not in self._columns.chosen:
             lines.append("y labels every token of x, as it is as long")
         if alphabet:
             unknown = f"; unknown, as no training row has them: {shown(others)}" if others else ""
@@ -138,11 +138,11 @@ class OwnData(Source):
     # ---- what the data holds
 
     @cached_property
-    def _columns(self) -> Columns:
-        columns = open_columns(self.origin, self.asked)
-        samples = self.asked.waveform and "waveform" not in columns.unheard  # values, too, may be such
-        if not samples and (flags := [name for name in columns.unheard if name in self.asked.said]):
-            raise InputError(f"{self.origin}: --{flags[0]} says nothing of such data; leave it out")
+    def _columns(self) -> Arrays:
+        columns = open_arrays(self.origin, self.asked)
+        samples = self.asked.waveform and "waveform" not in columns.unused_options  # values, too, may be such
+        if not samples and (flags := [name for name in columns.unused_options if name in self.asked.said]):
+            raise InputError(f"{self.origin}: --{flags[0]} means nothing for such data; leave it out")
         missing = [name for name in ("x", "y") if name not in columns.shapes]
         if missing:
             raise InputError(f"{self.origin}: no array {missing[0]!r} among {sorted(columns.shapes)}; give x and y")
@@ -163,8 +163,10 @@ class OwnData(Source):
         """Return what was asked for, and the columns that were found, as needed to read new data alike."""
         unheard = {"standardise"} if self._symbols else set()
         given = {name: value for name, value in self.asked.said.items() if name not in unheard}
+        if self.asked.labels:  # its content is in the labels; where it lies is nobody's business
+            given["labels"] = Path(self.asked.labels).name
         each = {} if self._units is None else {"each": TOKEN}
-        return each | self._columns.found | given
+        return each | self._columns.chosen | given
 
     @cached_property
     def _shape(self) -> tuple[int, ...]:
@@ -207,7 +209,7 @@ class OwnData(Source):
             return self._column("units")
         y, x = self._columns.shapes["y"], self._shape
         if (
-            self._pictures or {"columns", "order"} & self._columns.found.keys()
+            self._pictures or {"columns", "order"} & self._columns.chosen.keys()
         ):  # y0, y1 ... of a table are several outputs
             return None
         return self._lengths if len(y) > 1 and y[:2] == x[:2] and x[1] > 1 else None

@@ -3,86 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from reservoir.errors import InputError
-from reservoir.tasks.own.cells import column, is_text
-from reservoir.tasks.own.guesses import single
+from reservoir.tasks.own.bad_rows import BadRows
+from reservoir.tasks.own.cells import is_number, typed
 from reservoir.tasks.own.letters import texts_of
-from reservoir.tasks.own.tables import Table
 from reservoir.tasks.task import Task
 
 TOKEN, WORD = "token", "word"
 
 LONGEST_NUMBER = 24
-"""Letters of the longest number that is a value; more digits than that are labels, one beside the other."""
+"""Digits of the longest number that is one value; a longer one is a label for each digit."""
+
+Parts = list[list[Any] | None]
 
 
-def each_of(
-    where: str, sequences: Sequence[Any], labels: Sequence[Any], *, known: bool = False
-) -> tuple[str, list[list[Any] | None]] | None:
-    """Return what is labelled, tokens or words, and the labels of each sequence; None where they are of whole ones.
+def labels_of_each(
+    bad: BadRows, sequences: Sequence[Any], labels: Sequence[Any], *, known: str | None = None
+) -> tuple[str, Parts] | None:
+    """Return what is labelled, tokens or words, and the labels of each sequence; None where whole ones are.
 
-    Lists are of tokens or words; so are texts that are as long as their sequences, differ, and hold no spaces, or as
-    many parts with spaces between. Numbers are values of whole sequences, also where they happen to be as long, unless
-    it is ``known`` that tokens or words are labelled. What has no label at all is None.
+    Labels are of tokens or words if they are lists, or texts that differ from row to row and are as long as their
+    sequences, without spaces or with as many parts. Numbers are labels of whole sequences even if they happen to be as
+    long, unless ``known`` says what is labelled. A row without labels has None; one with another number of labels
+    than its sequence has tokens is bad.
     """
-    if not known and single(labels) and max((len(str(label)) for label in labels), default=0) <= LONGEST_NUMBER:
+    import pandas as pd
+
+    longest = max((len(str(label)) for label in labels), default=0)
+    if known is None and longest <= LONGEST_NUMBER and is_number(pd.Series(list(labels), dtype=object)):
         return None
     parts = [_parts(label) for label in labels]
     given = [row for row, part in enumerate(parts) if part]
     lists = any(isinstance(label, list | np.ndarray) for label in labels)
     several = lists or len({str(labels[row]) for row in given}) > len(given) / 2
     if not several or max((len(parts[row] or ()) for row in given), default=0) < 2:
-        return None
+        return None if known is None else (known, [None] * len(labels))
     for kind in (TOKEN, WORD):
         sizes = {row: _sizes(sequences[row]).get(kind, 0) for row in given}
         wrong = [row for row in given if sizes[row] != len(parts[row] or ())]
-        if not wrong:
-            return kind, parts
         if len(wrong) < len(given) / 2:
-            row = wrong[0]
-            raise InputError(
-                f"{where}, row {row}: {len(parts[row] or ())} labels for {sizes[row]} {kind}s, where most rows have "
-                "one for each; mend the row"
-            )
-    return None
+            for row in wrong:
+                bad.add(row, f"{len(parts[row] or ())} labels for {sizes[row]} {kind}s")
+            return kind, parts
+    return None if known is None else (known, [None] * len(labels))
 
 
-def take_each(
-    path: Path, table: Table, label: str, whole: str, *, text: bool, known: str | None
-) -> tuple[str, dict[str, np.ndarray]] | None:
-    """Return what a column labels, every token or word of the column ``whole``, and the arrays; None where it does not.
-
-    ``known`` says what is labelled in new sequences, some of which may have no labels; in those to fit on it is None.
-    """
-    if known == "":
-        return None
-    sequences = table[whole]
-    if not (text or is_text(sequences)):
-        sequences = [cell.split() if isinstance(cell, str) else cell for cell in sequences]
-    found = each_of(str(path), sequences, table[label], known=known is not None)
-    if found is None:
-        return None if known is None else (known, {})
-    kind, parts = found
-    if known is None:
-        y, units = padded(path, label, parts)
-        return kind, {"y": y, "units": units}
-    return kind, {"y": np.array([*parts, None], object)[:-1]}  # the None keeps lists of one length apart
-
-
-def padded(path: Path, name: str, rows: Sequence[Sequence[Any] | None]) -> tuple[np.ndarray, np.ndarray]:
-    """Return labels (rows, most) of rows of several lengths, anything behind their ends, and the lengths."""
-    counts = np.array([len(row or ()) for row in rows], np.int64)
-    if not counts.all():
-        raise InputError(f"{path}, row {int(np.argmin(counts))}, column {name!r}: no labels; remove the row")
-    flat = column(path, name, [label for row in rows for label in row or ()])
+def padded_labels(bad: BadRows, name: str, parts: Parts) -> tuple[np.ndarray, np.ndarray]:
+    """Return labels of rows of several lengths, (rows, most), and the lengths."""
+    counts = np.array([len(row or ()) for row in parts], np.int64)
+    for row in np.flatnonzero(counts == 0):
+        bad.add(row, f"no labels in column {name!r}")
+    flat = typed(f"{bad.where}, column {name!r}", [label for row in parts for label in row or ()])
     y = np.zeros((len(counts), counts.max()), flat.dtype)
     y[np.arange(y.shape[1]) < counts[:, None]] = flat
     return y, counts
+
+
+def spaced_words(cells: Any) -> Any:
+    """Return lists of words, as labels of words come with, as texts; a column of other cells as it is."""
+    if not all(isinstance(cell, list) and cell and all(isinstance(word, str) for word in cell) for cell in cells):
+        return cells
+    return cells.map(lambda words: " ".join("".join(word.split()) or "_" for word in words))
 
 
 def units(task: Task, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -99,7 +83,7 @@ def _parts(label: Any) -> list[Any] | None:
 
 
 def _sizes(sequence: Any) -> dict[str, int]:
-    """Return the number of tokens and of words of a sequence: a text, numbers with spaces between, or a list."""
+    """Return the number of tokens and of words of a sequence: a text, or a list."""
     if not isinstance(sequence, str):
         return {TOKEN: len(sequence)} if hasattr(sequence, "__len__") else {}
     return {TOKEN: len(sequence.strip()), WORD: len(sequence.split())}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import accumulate
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,91 +10,16 @@ import numpy as np
 
 from reservoir.errors import InputError, first_line, nearest
 from reservoir.options import OwnDataOptions
+from reservoir.tasks.own.arrays import Arrays
+from reservoir.tasks.own.bad_rows import BadRows
 from reservoir.tasks.own.cells import labels_of
 from reservoir.tasks.own.labels import SPLIT_NAMES
-from reservoir.tasks.own.texts import Letters
+from reservoir.tasks.own.tables import Table
+from reservoir.tasks.own.texts import Texts
 
 PREFIX = "hf:"
 TEXTS = ("text", "sentence", "sequence", "x")
 LABELS = ("label", "labels", "y")
-STEP = 10_000
-"""Rows that are looked at together."""
-
-
-class HubTexts(Letters):
-    """Texts read from disk stretch by stretch, beside labels, ids and groups."""
-
-    def __init__(self, origin: str, asked: OwnDataOptions, *, labelled: bool):
-        self._origin, self._parts = origin, _open(origin)
-        columns = next(iter(self._parts.values())).features
-        self._text = _chosen(origin, "text", asked.text, TEXTS, columns, needed=True)
-        label = _chosen(origin, "label", asked.label, LABELS, columns, needed=labelled)
-        notes = self._choose_splits(label) if labelled else []
-        self.files = [Path(file["filename"]) for part in self._parts.values() for file in part.cache_files]
-        self._ends = list(accumulate(map(len, self._parts.values())))
-        arrays = self._other_arrays(asked, label, labelled=labelled)
-        super().__init__(origin, *self._measure(), arrays)
-        self.notes = notes
-
-    def texts(self, lo: int, hi: int) -> Iterator[list[str]]:
-        """Yield the texts of the rows ``lo`` to ``hi``."""
-        start = 0
-        for part, end in zip(self._parts.values(), self._ends, strict=True):
-            for at in range(max(lo, start), min(hi, end), STEP):
-                yield part[at - start : min(at + STEP, hi, end) - start][self._text]
-            start = end
-
-    def _measure(self) -> tuple[np.ndarray, int]:
-        lengths, largest, row = [], 0, 0
-        for texts in self.texts(0, self._ends[-1]):
-            empty = next((n for n, text in enumerate(texts) if not (text or "").strip()), None)
-            if empty is not None:
-                raise InputError(f"{self._origin}, row {row + empty}: an empty text; remove the row")
-            lengths += [len(text.strip()) for text in texts]
-            largest = max(largest, *(ord(max(text)) for text in texts))
-            row += len(texts)
-        return np.array(lengths, np.int64), largest
-
-    def _choose_splits(self, label: str) -> list[str]:
-        """Keep the splits that have labels, under our names; what is called validation is test where none is."""
-        ours, left, notes = {}, [], []
-        for name, part in self._parts.items():
-            odd = len(self._parts) > 1 and (name not in SPLIT_NAMES or SPLIT_NAMES[name] in ours)
-            if odd or _hides(part, label):
-                left.append(name)
-            else:
-                ours[SPLIT_NAMES.get(name, name)] = part
-        if left:
-            notes.append(f"left out: {', '.join(left)}, of no labels or another name than train, validation, test")
-        if set(ours) == {"train", "valid"}:
-            notes.append("the split 'validation' is test, as there is no other with labels")
-            ours = {"train": ours["train"], "test": ours["valid"]}
-        if not ours:
-            raise InputError(f"{self._origin}: no split has labels in {label!r}; name another with --label")
-        self._parts = ours
-        return notes
-
-    def _other_arrays(self, asked: OwnDataOptions, label: str, *, labelled: bool) -> dict[str, np.ndarray]:
-        arrays: dict[str, np.ndarray] = {}
-        first, *others = (part.features for part in self._parts.values())
-        columns = [name for name in first if all(name in features for features in others)]
-        if self._text not in columns:
-            raise InputError(f"{self._origin}: not every split has the column {self._text!r}; say --text NAME")
-        wanted = {"y": label, "ids": asked.id or "", "groups": asked.group or ""}
-        for array, name in wanted.items():
-            if name and name not in columns and labelled:
-                raise InputError(
-                    f"{self._origin}: no column {name!r} among {list(columns)[:8]}{nearest(name, columns)}"
-                )
-            if name and name in columns:
-                cells = [_cell(part, name, cell) for part in self._parts.values() for cell in part[name]]
-                where = Path(self._origin)
-                arrays[array] = (
-                    labels_of(where, name, cells, every=labelled) if array == "y" else np.array(list(map(str, cells)))
-                )
-        if len(self._parts) > 1 and labelled:
-            arrays["split"] = np.repeat(np.array(list(self._parts)), [len(part) for part in self._parts.values()])
-        return arrays
 
 
 def is_hub(origin: str) -> bool:
@@ -107,17 +31,74 @@ def is_hub(origin: str) -> bool:
     return origin.startswith(PREFIX) or saved
 
 
+def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
+    """Return the texts of a dataset, and its labels, ids, groups and splits."""
+    import pandas as pd
+
+    parts = _open(origin)
+    columns = next(iter(parts.values())).features
+    text = _chosen(origin, "text", asked.text, TEXTS, columns, needed=True)
+    label = _chosen(origin, "label", asked.label, LABELS, columns, needed=labelled)
+    parts, notes = _labelled_splits(origin, parts, label) if labelled else (parts, [])
+    cells: dict[str, list[Any]] = {}
+    for role, name in {"text": text, "label": label, "id": asked.id or "", "group": asked.group or ""}.items():
+        everywhere = all(name in part.features for part in parts.values())
+        if name and not everywhere and (labelled or role == "text"):
+            near = nearest(name, columns)
+            raise InputError(f"{origin}: not every split has the column {name!r}; say --{role} NAME{near}")
+        if name and everywhere:
+            cells[role] = [_cell(part, name, cell) for part in parts.values() for cell in part[name]]
+    places = [f"row {row}" for row in range(len(cells["text"]))]
+    table = Table(Path(origin), pd.DataFrame({r: pd.Series(c, dtype=object) for r, c in cells.items()}), places, {})
+    bad = BadRows(origin, places, skip=asked.skip_bad_rows)
+    texts = [str(cell or "").strip() for cell in cells["text"]]
+    for row in (row for row, one in enumerate(texts) if not one or "\0" in one):
+        bad.add(row, "an empty text, or one with a NUL")
+    arrays: dict[str, np.ndarray] = {}
+    if "label" in cells:
+        arrays["y"] = labels_of(table, "label", bad if labelled else None, shown=label)
+    for array, role in {"ids": "id", "groups": "group"}.items():
+        if role in cells:
+            arrays[array] = np.array(list(map(str, cells[role])))
+    if len(parts) > 1 and labelled:
+        arrays["split"] = np.repeat(np.array(list(parts)), [len(part) for part in parts.values()])
+    kept = bad.kept()
+    found = Texts(origin, np.array(texts, object)[kept].tolist(), {name: one[kept] for name, one in arrays.items()})
+    found.files = [Path(file["filename"]) for part in parts.values() for file in part.cache_files]
+    found.notes = [*notes, *bad.notes()]
+    return found
+
+
+def _labelled_splits(origin: str, parts: dict[str, Any], label: str) -> tuple[dict[str, Any], list[str]]:
+    """Return the splits that have labels, under our names, and notes; validation is the test split if none else is."""
+    found, left, notes = {}, [], []
+    for name, part in parts.items():
+        odd = len(parts) > 1 and (name not in SPLIT_NAMES or SPLIT_NAMES[name] in found)
+        if odd or _hides(part, label):
+            left.append(name)
+        else:
+            found[SPLIT_NAMES.get(name, name)] = part
+    if left:
+        notes.append(f"left out: {', '.join(left)}, without labels or not called train, validation or test")
+    if set(found) == {"train", "valid"}:
+        notes.append("the split 'validation' is test, as there is no other with labels")
+        found = {"train": found["train"], "test": found["valid"]}
+    if not found:
+        raise InputError(f"{origin}: no split has labels in {label!r}; name another with --label")
+    return found, notes
+
+
 def _chosen(
     origin: str, role: str, asked: str | None, usual: tuple[str, ...], columns: Mapping[str, Any], *, needed: bool
 ) -> str:
-    """Return the column of a role: the one named, one of a usual name, or of texts the only one."""
+    """Return the column of a role: the one named, one of a usual name, or the only one of texts."""
     found = asked or next((name for name in usual if name in columns), "")
     texts = [name for name, kind in columns.items() if getattr(kind, "dtype", "") in {"string", "large_string"}]
     if role == "text" and not found and len(texts) == 1:
         found = texts[0]
     if (needed and found not in columns) or (role == "text" and found not in texts):
         near = nearest(found, columns) if found else ""
-        raise InputError(f"{origin}: no column of {role}s {found!r} among {list(columns)[:8]}; say --{role} NAME{near}")
+        raise InputError(f"{origin}: no column of {role}s {found!r} among {list(columns)}; say --{role} NAME{near}")
     return found if found in columns else ""
 
 
@@ -158,7 +139,7 @@ def _open(origin: str) -> dict[str, Any]:
         else:
             found = datasets.load_from_disk(origin)
     except Exception as error:
-        raise InputError(f"{origin}: no readable dataset ({first_line(error)})") from None
+        raise InputError(f"{origin}: not a readable dataset ({first_line(error)})") from None
     parts = dict(found) if isinstance(found, Mapping) else {"train": found}
     if not parts or not all(len(part) for part in parts.values()):
         raise InputError(f"{origin}: a dataset without rows; give one with some")

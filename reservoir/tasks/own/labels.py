@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.own.cells import GAPS
 from reservoir.tasks.own.kinds import FEW_CLASSES, counted_through, read_labels
+from reservoir.tasks.own.tables import EMPTY
 from reservoir.tasks.rows import HELD_OUT, SHARES, grouped, stratified
 from reservoir.tasks.task import MISSING
 
@@ -66,7 +66,7 @@ def encode_labels(
     found, numbers, counts = np.unique(shaped, return_inverse=True, return_counts=True)
     numbers = numbers.reshape(shaped.shape).astype(np.int64)
     names = [name.decode() if isinstance(name, bytes) else name for name in found.tolist()]
-    odd = [name for name in names if str(name).strip().lower() in GAPS]
+    odd = [name for name in names if str(name).strip().lower() in EMPTY]
     notes += tuple(f"y has a class {name!r}; if it means that a label is missing, remove these rows" for name in odd)
     notes += _odd_classes(names, counts)
     if len(names) == 1:

@@ -1,4 +1,4 @@
-"""Texts as sequences of symbols: a letter is a symbol, and the alphabet is what the training rows hold."""
+"""Texts as sequences of symbols: each letter of the training rows is one, and all other letters are another."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.own.columns import check_padding
+from reservoir.tasks.own.arrays import check_padding
 
 UNKNOWN = "\ufffd"
-"""Stands first in an alphabet where rows of valid or test hold letters that no training row has, or new ones may."""
+"""Stands first in every alphabet, for the letters that no training row has."""
 
 MOST_LETTERS = 64
 
@@ -30,11 +30,9 @@ def codes_of(where: str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 def check_texts(where: str, texts: Sequence[str]) -> np.ndarray:
     """Return the letters of each text; refuse one that has none, or a NUL."""
     lengths = np.array([len(text) for text in texts], np.int64)
-    if not lengths.all():
-        raise InputError(f"{where}, row {int(np.argmin(lengths))}: an empty text; remove the row")
-    row = next((row for row, text in enumerate(texts) if "\0" in text), None)
-    if row is not None:
-        raise InputError(f"{where}, row {row}: a NUL in the text; write it as UTF-8")
+    for row, text in enumerate(texts):
+        if not text or "\0" in text:
+            raise InputError(f"{where}, row {row}: {'a NUL in the text' if text else 'an empty text'}; remove the row")
     return lengths
 
 
@@ -45,11 +43,12 @@ def texts_of(codes: np.ndarray, lengths: np.ndarray) -> list[str]:
 
 
 def alphabet_of(stretches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> tuple[str, str]:
-    """Return the letters of the training rows in order, and those that only other rows have.
+    """Return the alphabet, `UNKNOWN` and the letters of the training rows in order, and letters of other rows alone.
 
-    A stretch of rows are their code points (rows, tokens), their lengths, and which of them are for training.
-
-    Where there are any of the latter, and where the texts are in words, `UNKNOWN` stands first in the alphabet.
+    Parameters
+    ----------
+    stretches : iterable
+        Code points (rows, tokens), lengths (rows,), and which rows are for training, (rows,) of bool.
     """
     known = every = np.empty(0, np.int64)
     for codes, lengths, train in stretches:
@@ -57,16 +56,19 @@ def alphabet_of(stretches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) 
         known = np.union1d(known, codes[train][real[train]])
         every = np.union1d(every, codes[real])
     letters, others = ("".join(map(chr, kind)) for kind in (known, np.setdiff1d(every, known)))
-    return (UNKNOWN if others or are_words(letters) else "") + letters, others
+    return UNKNOWN + letters.replace(UNKNOWN, ""), others
 
 
 def are_words(alphabet: str) -> bool:
-    """Return whether texts of these letters are in words: with spaces, or in a script of more letters than symbols."""
-    return " " in alphabet or len(alphabet) > MOST_LETTERS
+    """Return whether texts of these letters are in words: with spaces, or in a script of more than 64 letters."""
+    return " " in alphabet or len(alphabet.removeprefix(UNKNOWN)) > MOST_LETTERS
 
 
 def to_symbols(where: str, codes: np.ndarray, lengths: np.ndarray, alphabet: str) -> np.ndarray:
-    """Return code points (rows, tokens) as places in the alphabet, 0 after each row's end; refuse unknown letters."""
+    """Return code points (rows, tokens) as places in the alphabet, 0 after each row's end and for unknown letters.
+
+    Alphabets of earlier versions may lack `UNKNOWN`; other letters are then refused.
+    """
     place = np.full(max(map(ord, alphabet)) + 2, -1, np.int32)
     place[[ord(letter) for letter in alphabet]] = np.arange(len(alphabet))
     symbols = place[np.minimum(codes.astype(np.int32), len(place) - 1)]

@@ -1,95 +1,68 @@
-"""Pictures and sounds as your own data: which files a folder, a table or a path names, and what it says of them."""
+"""Pictures, sounds and recordings: which files a folder or a table names, and what is known of each."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.own.columns import Columns
-from reservoir.tasks.own.decode import SUFFIXES
+from reservoir.options import OwnDataOptions
+from reservoir.tasks.own.bad_rows import BadRows
+from reservoir.tasks.own.cells import labels_of
 from reservoir.tasks.own.labels import SPLIT_NAMES
-from reservoir.tasks.own.letters import texts_of
-from reservoir.tasks.own.parquet import mentions
-from reservoir.tasks.own.tables import lines_of
-
-KINDS = {"pictures": SUFFIXES, "sounds": (".wav",)}
-TABLES = (".csv", ".tsv", ".jsonl")
-PEEKED = 5
-"""Rows of a table that must name pictures, or sounds, for all of them to be read so."""
+from reservoir.tasks.own.paths import KINDS, check_inside, kind_of, named_kind
+from reservoir.tasks.own.roles import choose_labels, text_columns
+from reservoir.tasks.own.tables import Table, read_table
 
 
-def kind_of(names: Sequence[str]) -> str:
-    """Return what all of some names are called as, ``pictures`` or ``sounds``; else ""."""
-    return next((kind for kind, ends in KINDS.items() if all(name.lower().endswith(ends) for name in names)), "")
+def media_files(path: Path, labels: Path | None = None) -> list[Path]:
+    """Return the files of a folder and of those in it that are one sequence each, by name; or the one that a path is.
 
-
-def media_files(path: Path) -> list[Path]:
-    """Return the pictures of a folder and of those in it, or else its sounds, by name; or the one that a path is."""
-    found = path.rglob("*") if path.is_dir() else [path]
-    files = sorted(file for file in found if kind_of([file.name]) and not _is_hidden(file, path) and file.is_file())
-    files = [file for file in files if kind_of([file.name]) == "pictures"] or files
-    for link in (file for file in files if file.is_symlink()):  # to folders none is followed
-        _check_inside(link, path)
+    A recording alone cannot be told from a table, and is none here; nor is the table of the ``labels``.
+    """
+    if not path.is_dir():
+        return [path] if path.is_file() and kind_of([path.name]) in {"pictures", "sounds"} else []
+    files = sorted(file for file in path.rglob("*") if kind_of([file.name]) and not _is_hidden(file, path))
+    files = [file for file in files if file.is_file() and not (labels and labels.exists() and file.samefile(labels))]
+    kind = next((kind for kind in KINDS if any(kind_of([file.name]) == kind for file in files)), "")
+    files = [file for file in files if kind_of([file.name]) == kind]
+    for link in (file for file in files if file.is_symlink()):  # links to folders are not followed
+        check_inside(link, path)
     return files
 
 
 def has_sounds(path: Path) -> bool:
-    """Return whether a path is a sound, or a folder or a table of such."""
-    if files := media_files(path):
-        return kind_of([files[0].name]) == "sounds"
-    return path.is_file() and names_media(path, ("sounds",))
-
-
-def names_media(table: Path, kinds: Iterable[str] = KINDS) -> bool:
-    """Return whether the first lines of a text, or the end of a Parquet file, say so: then it names files, probably."""
-    ends = [end for kind in kinds for end in KINDS[kind]]
-    if table.suffix.lower() == ".parquet":
-        return mentions(table, ends)
-    return table.suffix.lower() in TABLES and any(
-        end in line.lower() for line in islice(lines_of(table), 2) for end in ends
-    )
-
-
-def named_files(table: Path, columns: Columns) -> list[Path]:
-    """Return the files beside a table that its texts name, where the first of them are all pictures, or all sounds."""
-    if not columns.letters or not kind_of(_texts(columns, PEEKED)):
-        return []
-    names = _texts(columns, columns.shapes["x"][0])
-    paths = [table.parent / name for name in names]
-    for row, path in enumerate(paths):
-        if not path.is_file():
-            raise InputError(f"{table}, row {row}: no file {names[row]!r} beside the table")
-        _check_inside(path, table.parent)
-    if not names_media(table):  # by which it is told, unread, that a change of a file is a change of the data
-        kind = kind_of(names[:1])
-        raise InputError(
-            f"{table}: it names {kind}; write it as .csv, .tsv or .jsonl, the first of them in line 1 or 2"
-        )
-    return paths
+    """Return whether a path is a sound, or a folder or a table of sounds."""
+    files = media_files(path)
+    return (kind_of([files[0].name]) if files else named_kind(path)) == "sounds"
 
 
 def folder_arrays(
-    root: Path, files: Sequence[Path], labels: Collection[str | int] | None
+    root: Path, files: Sequence[Path], known: Collection[str | int] | None, asked: OwnDataOptions
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the names of files, what their folders say of them, and what a person should know.
+    """Return names, labels and splits of the files of a folder, and notes.
 
-    The label is the folder below ``root``, or below those of splits, where these are there. New files may be in any
-    folders, and have a label where one is called as one of ``labels``.
+    Labels come from the table that ``asked.labels`` names, or else a file's label is the folder it is in, below
+    ``root`` or below folders of splits. New files (``known`` has the task's labels) may be in any folders.
     """
     parts = [file.relative_to(root).parts or (file.name,) for file in files]
-    arrays = {"ids": np.array(["/".join(part) for part in parts])}
-    if labels is not None:
-        named = [next((name for name in part[:-1] if name in labels), None) for part in parts]
+    names = ["/".join(part) for part in parts]
+    arrays = {"ids": np.array(names)}
+    if known is not None:
+        named = [next((name for name in part[:-1] if name in known), None) for part in parts]
         return arrays | ({"y": np.array(named, object)} if any(named) else {}), []
+    if asked.labels:
+        found, notes = labels_from_table(asked, names)
+        return arrays | found, notes
     splits = _splits(root, dict.fromkeys(part[0] for part in parts if len(part) > 1))
     divided = bool(splits)
     if short := next((part for part in parts if len(part) < 2 + divided), ()):
         where = f"{'train/' * divided}CLASS/{short[-1]}"
-        raise InputError(f"{root}: {'/'.join(short)} is in no folder of a class; write {where}")
+        raise InputError(
+            f"{root}: {'/'.join(short)} is in no folder of a class; write {where}, or pass a table with --labels"
+        )
     arrays["y"] = np.array([part[divided] for part in parts])
     if divided:
         arrays["split"] = np.array([splits[part[0]] for part in parts])
@@ -98,11 +71,76 @@ def folder_arrays(
     return arrays, [f"{others:,} files that are no {kind} are left out"] if others else []
 
 
-def _splits(root: Path, tops: Iterable[str]) -> dict[str, str]:
-    """Return the splits that the topmost folders are, by name, where all are one; refuse others beside train and test.
+def labels_from_table(asked: OwnDataOptions, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return the labels, groups and splits of files or records from the table that ``--labels`` names, and notes.
 
-    Their names would be no classes.
+    Rows are joined by the column ``asked.id``, or the one that names most of the files or records: by path, by file
+    name, or by either without its suffix.
+
+    Parameters
+    ----------
+    asked : OwnDataOptions
+        ``labels`` is the table; ``label``, ``id`` and ``group`` may name its columns.
+    names : sequence of str
+        Names of the files below their folder, or of the records.
     """
+    assert asked.labels
+    table = read_table(Path(asked.labels), text_columns(asked))
+    bad = BadRows(str(table.path), table.places, skip=False)
+    for row, reason in table.faults.items():
+        bad.add(row, reason)
+    bad.kept()
+    key, row_of = _joined(table, asked.id, names)
+    rows = np.array([row_of[name] for name in names])
+    label, *others = choose_labels(table, asked, {key})
+    columns = {"y": [label, *others], "groups": [asked.group or "groups"], "split": ["split"]}
+    arrays: dict[str, np.ndarray] = {}
+    for array, wanted in columns.items():
+        given = [labels_of(table, name, bad)[rows] for name in wanted if name in table.frame]
+        if array == "groups" and asked.group and not given:
+            raise InputError(f"{table.path}: no column {asked.group!r} (--group) among {list(table.frame)}")
+        if given:
+            arrays[array] = given[0] if len(given) == 1 else np.stack(given, axis=1)
+    bad.kept()
+    return arrays, [f"labels from {table.path.name}, column {label!r}, joined by {key!r}"]
+
+
+def _joined(table: Table, named: str | None, names: Sequence[str]) -> tuple[str, dict[str, int]]:
+    """Return the column of a table that names files or records, and the row of each name."""
+    frame = table.frame
+    if named and named not in frame:
+        raise InputError(f"{table.path}: no column {named!r} (--id) among {list(frame)}")
+    found = {column: _rows_by_name(frame[column].astype(str).str.strip().tolist(), names) for column in frame}
+    key = named or max(found, key=lambda column: len(found[column]))
+    row_of = found[key]
+    missing = [name for name in names if name not in row_of]
+    if missing:
+        most = f"; {len(missing):,} of {len(names):,} have none" if len(missing) > 1 else ""
+        raise InputError(
+            f"{table.path}: no row for {missing[0]!r} in column {key!r}{most}; add it, or name another --id"
+        )
+    if len({*row_of.values()}) < len(row_of) and frame[key].is_unique:
+        raise InputError(f"{table.path}: several files have one name in column {key!r}; write their paths")
+    if not frame[key].iloc[sorted({*row_of.values()})].is_unique:
+        raise InputError(f"{table.path}: several rows have one name in column {key!r}; keep one of each")
+    return key, row_of
+
+
+def _rows_by_name(cells: Sequence[str], names: Sequence[str]) -> dict[str, int]:
+    """Return the row of each name that a column has, whole, without folder or without suffix."""
+    rows = {cell: row for row, cell in reversed(list(enumerate(cells)))}
+    found = {}
+    for name in names:
+        path = Path(name)
+        forms = (name, str(path.with_suffix("")) if path.suffix else name, path.name, path.stem)
+        row = next((rows[form] for form in forms if form in rows), None)
+        if row is not None:
+            found[name] = row
+    return found
+
+
+def _splits(root: Path, tops: Iterable[str]) -> dict[str, str]:
+    """Return the split that each topmost folder is, if all are splits; refuse others beside train and test."""
     found = {top: SPLIT_NAMES.get(top.lower(), "") for top in tops}
     others = [top for top, split in found.items() if not split]
     if others and len(set(found.values())) > 2:
@@ -114,13 +152,3 @@ def _splits(root: Path, tops: Iterable[str]) -> dict[str, str]:
 def _is_hidden(path: Path, root: Path) -> bool:
     """Return whether a file, or a folder on the way to it, begins with a dot: such are copies that programs made."""
     return any(part.startswith(".") for part in path.relative_to(root).parts)
-
-
-def _check_inside(path: Path, root: Path) -> None:
-    """Refuse a file outside of a folder: data of others may name any file of this machine."""
-    if not path.resolve().is_relative_to(root.resolve()):
-        raise InputError(f"{path}: it leads out of {root}; copy the file there")
-
-
-def _texts(columns: Columns, rows: int) -> list[str]:
-    return texts_of(columns.read("x", 0, rows), columns.read("lengths", 0, rows))

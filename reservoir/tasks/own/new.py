@@ -10,7 +10,7 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.images.idx import read_idx
-from reservoir.tasks.own.files import SUFFIXES, open_columns
+from reservoir.tasks.own.files import SUFFIXES, open_arrays
 from reservoir.tasks.own.letters import texts_of
 from reservoir.tasks.own.media import media_files
 from reservoir.tasks.own.pictures import Pictures, objects
@@ -27,8 +27,12 @@ def read_new(path: Path, task: Task) -> NewRows:
     """
     if path.suffix.lower() not in SUFFIXES and path.is_file() and not (media_files(path) or task.pictures):
         return read_idx(path, (28, 28)), None, None, None
-    asked = {f.name: task.parameters[f.name] for f in fields(OwnDataOptions) if f.name in task.parameters}
-    columns = open_columns(str(path), OwnDataOptions(**asked), task)
+    asked = {
+        f.name: task.parameters[f.name]
+        for f in fields(OwnDataOptions)
+        if f.name in task.parameters and f.name != "labels"
+    }
+    columns = open_arrays(str(path), OwnDataOptions(**asked), task)
     if "x" not in columns.shapes:
         raise InputError(f"{path}: it has no array 'x'; put the sequences there")
     if not columns.shapes["x"]:

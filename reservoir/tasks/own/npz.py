@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError, first_line
-from reservoir.tasks.own.columns import NAMES, Columns, check_expansion
+from reservoir.tasks.own.arrays import NAMES, Arrays, check_expansion
 
 MOST_HEADER = 10_000
 """Bytes of an array's header; a plain array needs about a hundred, and NumPy's parser is slow on long ones."""
@@ -17,7 +17,7 @@ MOST_HEADER = 10_000
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
-class Npz(Columns):
+class Npz(Arrays):
     """The arrays of an archive. It unpacks an array as a whole, so all rows are one piece."""
 
     def __init__(self, path: Path):

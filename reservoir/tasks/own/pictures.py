@@ -8,30 +8,51 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.tasks.own.columns import Columns
+from reservoir.errors import InputError
+from reservoir.tasks.own.arrays import Arrays
+from reservoir.tasks.own.bad_rows import BadRows, reason_of
 from reservoir.tasks.own.decode import PATCH, SIDE, check_pillow, stored_bytes
 
 TOKENS = (SIDE // PATCH) ** 2
 
 
-class Pictures(Columns):
+class Pictures(Arrays):
     """Pictures as ``x``, the bytes of each file, beside arrays that are known already.
 
-    A vision model reads them by its own processor; to others they are patches, of which they have the shape.
+    A vision model reads them by its own processor; other models read patches, and ``x`` has the shape of those.
     """
 
     piece_rows = 64
-    unheard = ("values", "symbols", "missing", "standardise", "rate", "waveform")
+    unused_options = ("values", "symbols", "missing", "standardise", "rate", "waveform")
 
-    def __init__(self, files: Sequence[Path], arrays: Mapping[str, np.ndarray]):
+    def __init__(self, files: Sequence[Path], arrays: Mapping[str, np.ndarray], bad: BadRows):
         check_pillow()
-        self.files = list(files)
-        super().__init__(arrays, x=((len(files), TOKENS, 3 * PATCH**2), np.dtype(np.uint8)))
+        self._all_files, self._bad = list(files), bad
+        if bad.skip:
+            self._check()
+        kept = bad.kept()
+        super().__init__(
+            {name: array[kept] for name, array in arrays.items()},
+            x=((int(kept.sum()), TOKENS, 3 * PATCH**2), np.dtype(np.uint8)),
+        )
+        self.files = [file for file, good in zip(files, kept, strict=True) if good]
         self.notes = [f"to backbones that read no pictures, they are {SIDE}x{SIDE} pixels in {TOKENS} patches"]
 
     def sequences(self, lo: int, hi: int) -> np.ndarray:
         """Return the files of the rows ``lo`` to ``hi``, (rows,) of arrays."""
-        return objects([stored_bytes(file) for file in self.files[lo:hi]])
+        try:
+            return objects([stored_bytes(file) for file in self.files[lo:hi]])
+        except InputError:
+            self._check()  # so that all files that cannot be read are counted, not the first alone
+            self._bad.kept()
+            raise
+
+    def _check(self) -> None:
+        for row, file in enumerate(self._all_files):
+            try:
+                stored_bytes(file)
+            except InputError as error:
+                self._bad.add(row, reason_of(error, file))
 
 
 def objects(values: Sequence[Any]) -> np.ndarray:

@@ -1,316 +1,294 @@
-"""What the columns of a table are for: labels, ids, times, groups, a text, or values."""
+"""Which column of a table is the label, the id, the time, the group, the sequence, and which are values.
+
+Flags name columns. For the others the rule is, in this order:
+
+=========  ============================================================================================
+role       column
+=========  ============================================================================================
+left out   a first column, or one called ``index``, that counts the rows; a column without a name
+label      ``label`` or ``y`` (``y0``, ``y1`` ... are several outputs), or the only one of `USUAL_LABELS`
+id         ``id``, ``series_id`` or ``case``, or a column such as ``patient_id`` without repetitions
+group      ``groups``
+sequence   ``x`` or ``sequence``; a single column of lists; or, if all others are texts, the longer one,
+           and a second one is then the label
+time       ``time``, ``t``, ``step``, ``timestamp``, ``date`` or ``datetime`` with dates or rising numbers
+values     all others, in their order
+=========  ============================================================================================
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import numpy as np
 
 from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.own.cells import check_gaps, column, is_text, labels_of, numbers, ordered, pad, values
-from reservoir.tasks.own.columns import Columns
-from reservoir.tasks.own.each import take_each
-from reservoir.tasks.own.guesses import (
-    IDS,
-    INDEX,
-    SEQUENCES,
-    TIMES,
-    are_times,
-    checksums,
-    counts_rows,
-    holds_digits,
-    holds_sequences,
-    ids_among,
-    labels_among,
-    listed,
-    refuse,
-    refuse_unlabelled,
-    single,
-    spaced,
-    times_among,
-)
+from reservoir.tasks.own.cells import is_number, is_sequences, is_text
+from reservoir.tasks.own.paths import names_files
 from reservoir.tasks.own.tables import Table
-from reservoir.tasks.own.texts import Texts
 
-MOST_NAMES = 256
-"""So many columns of values are known again by their names; more are places of a series, known by their number."""
+USUAL_LABELS = (
+    "label", "labels", "y", "class", "target", "category", "fault", "outcome", "diagnosis", "sentiment", "stars",
+)  # fmt: skip
+"""Names of columns of labels, in small letters or capitals."""
+
+SEQUENCES = ("x", "sequence")
+IDS = ("id", "series_id", "case")
+TIMES = ("time", "t", "step", "timestamp", "date", "datetime")
+
+NAMED_ID = re.compile(r"\w*([_ -](id|ID|Id)|[a-z](Id|ID))|(?i:uuid|guid)")
+NO_NAME = re.compile(r"Unnamed: \d+|__index_level_\d+__")
+DECIMAL = re.compile(r"-?\d+\.\d+")
+
+FEWEST_COUNTED = 4
+"""Rows from which on a column of their numbers, or of rising times, is taken for no value."""
 
 
-class Sorting:
-    """A table whose columns are taken out one role after the other; the values are what is left.
+@dataclass
+class Roles:
+    """The columns of a table by role; "" or an empty list where no column has it.
 
-    A table of new sequences is read as the one of a task was, by the ``parameters`` that were found there; columns may
-    be missing that only training needs.
+    ``chosen`` has what was found by rule and is needed to read new sequences alike; ``notes`` say it.
     """
 
-    def __init__(self, path: Path, table: Table, roles: OwnDataOptions, parameters: Mapping[str, Any] | None = None):
-        self.path, self.table, self.roles, self.labelled = path, dict(table), roles, parameters is None
-        self.parameters, self.fill = parameters or {}, roles.missing != "refuse"
-        self.rows = len(next(iter(table.values()), ()))
-        self.notes: list[str] = []
-        self.found: dict[str, Any] = {}
-        self.arrays: dict[str, np.ndarray] = {}
-        self.texts: list[str] | None = None
+    labels: list[str]
+    id: str = ""
+    time: str = ""
+    group: str = ""
+    sequence: str = ""
+    notes: list[str] = field(default_factory=list)
+    chosen: dict[str, Any] = field(default_factory=dict)
 
-    def arrays_of_table(self) -> Columns:
-        """Return the arrays, whichever columns hold them."""
+
+def text_columns(asked: OwnDataOptions) -> list[str]:
+    """Return the names of columns whose cells are read as they are written, whatever they look like."""
+    named = (asked.label, asked.id, asked.group, asked.text)
+    return [*filter(None, named), *USUAL_LABELS, *SEQUENCES, *IDS, "groups", "split", *(f"y{n}" for n in range(10))]
+
+
+def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] | None = None) -> Roles:
+    """Return the columns by role, and drop those that are left out from the table.
+
+    Parameters
+    ----------
+    table : Table
+        The table; columns that are left out are removed from its frame.
+    asked : OwnDataOptions
+        The columns that flags name.
+    known : mapping, optional
+        The parameters of a task, for new sequences: columns that only training needs may then be missing.
+    """
+    return _Chooser(table, asked, known).roles()
+
+
+class _Chooser:
+    def __init__(self, table: Table, asked: OwnDataOptions, known: Mapping[str, Any] | None):
+        self.table, self.asked, self.known, self.labelled = table, asked, known or {}, known is None
+        self.notes: list[str] = []
+        self.chosen: dict[str, Any] = {}
+
+    @property
+    def frame(self) -> Any:
+        return self.table.frame
+
+    def roles(self) -> Roles:
         self._drop()
         labels = self._labels()
-        ids = self._ids()
-        groups = self._named("group") or ("groups" if "groups" in self.table else "")
-        whole = self._whole()
-        labels = labels or self._labels()
+        group = self._named("group") or ("groups" if "groups" in self.frame else "")
+        row_id = self._id(labels)
+        sequence = self._sequence(labels, row_id, group)
+        labels = labels or ([self.chosen["label"]] if "label" in self.chosen else [])
         if not labels and self.labelled:
-            refuse_unlabelled(self.path, self.table, whole)
+            refuse_unlabelled(self.table, sequence)
         time = self._named("time")
-        repeats = bool(ids) and len(set(ids)) < self.rows
-        if not whole and (repeats if self.labelled else self.parameters.get("long", False)):
-            self._long(ids or ["0"] * self.rows, labels, groups, time)
-        else:
-            self._wide(ids, labels, groups, time, whole)
-        where, texts = str(self.path), self.texts
-        columns = Columns(self.arrays) if texts is None else Texts(where, texts, self.arrays)
-        columns.notes, columns.found = self.notes, self.found
-        return columns
-
-    # ---- which column is what
-
-    def _drop(self) -> None:
-        for name in filter(None, map(str.strip, str(self.roles.drop or "").split(","))):
-            if name not in self.table and self.labelled:
-                refuse(self.path, self.table, name, "drop")
-            self.table.pop(name, None)
-        named = {
-            self.roles.label,
-            self.roles.id,
-            self.roles.time,
-            self.roles.group,
-            *self.parameters.get("columns", ()),
-        }
-        kept = {*named, *IDS, *self._labels()}
-        for name in {next(iter(self.table), "") if self.labelled else "index", "index"} & self.table.keys() - kept:
-            if counts_rows(self.table[name]):
-                del self.table[name]
-                self.notes.append(f"the column {name!r} is left out, as it counts the rows")
-        for name in [name for name in self.table if INDEX.fullmatch(name) and name not in named]:
-            del self.table[name]
-            self.notes.append(f"the column {name!r} is left out, as it has no name")
+        return Roles(labels, row_id, time, group, sequence, self.notes, self.chosen)
 
     def _named(self, role: str) -> str:
-        name = getattr(self.roles, role)
-        if name and name not in self.table:
+        """Return the column that a flag names; new sequences need only that of texts."""
+        name = getattr(self.asked, role) or ""
+        if name and name not in self.frame:
             if self.labelled or role == "text":
-                refuse(self.path, self.table, name, role)
+                refuse_column(self.table, name, role)
             return ""
         return name
+
+    def _drop(self) -> None:
+        for name in filter(None, map(str.strip, str(self.asked.drop or "").split(","))):
+            if name in self.frame:
+                self.table.frame = self.frame.drop(columns=name)
+            elif self.labelled:
+                refuse_column(self.table, name, "drop")
+        named = {self.asked.label, self.asked.id, self.asked.time, self.asked.group, *self.known.get("columns", ())}
+        first = {self.frame.columns[0]} if self.labelled and len(self.frame.columns) else set()
+        counting = (first | {"index"}) & set(self.frame) - named - {*IDS, *self._labels()}
+        for name in [name for name in self.frame if name not in named]:
+            if name in counting and counts_rows(self.frame[name]):
+                self.notes.append(f"the column {name!r} is left out, as it counts the rows")
+            elif NO_NAME.fullmatch(name):
+                self.notes.append(f"the column {name!r} is left out, as it has no name")
+            else:
+                continue
+            self.table.frame = self.frame.drop(columns=name)
 
     def _labels(self) -> list[str]:
         if named := self._named("label"):
             return [named]
-        found = labels_among(self.table, self.parameters.get("columns", ()))
-        if "label" in found and len(found) > 1 and self.labelled:
-            raise InputError(
-                f"{self.path}: labels in the columns {found[:8]}; say --label NAME, and --drop those that are no values"
-            )
-        return found
+        usual = usual_labels(self.table, self.known.get("columns", ()), alone=self.labelled)
+        if self.labelled and len(usual) == 1 and usual[0] not in {"label", "y"}:
+            self.chosen["label"] = usual[0]
+        return usual
 
-    def _ids(self) -> Sequence[Any]:
-        taken = {self.roles.group, self.roles.label, self.roles.text, self.roles.time, *self._labels()}
-        free = [name for name in self.table if name not in taken]
-        name = self._named("id") or next((name for name in free if name.lower() in IDS), "")
-        if not name and self.labelled:
-            name = ids_among(self.path, {name: self.table[name] for name in free})
+    def _id(self, labels: list[str]) -> str:
+        taken = {self.asked.group, self.asked.text, self.asked.time, *labels}
+        free = [name for name in self.frame if name not in taken]
+        name = self._named("id")
         if not name:
-            return ()
-        ids = [str(cell) for cell in self.table.pop(name)]
-        if not self.roles.id:
-            self.found["id"] = name
-            if len(set(ids)) == self.rows:
-                self.notes.append(f"the column {name!r} names the rows, and is no value")
-        return ids
+            name = next((name for name in free if name.lower() in IDS), "")
+            name = name or (self._unique_id(free) if self.labelled else "")
+            self.chosen |= {"id": name} if name else {}
+        return name
 
-    def _whole(self) -> str:
-        """Return the column that holds whole sequences: the one named, x or sequence, or the only texts."""
+    def _unique_id(self, names: list[str]) -> str:
+        """Return a column called as ids are, of which no two cells are alike; refuse one with repetitions."""
+        for name in [name for name in names if NAMED_ID.fullmatch(name)]:
+            texts = self.frame[name].astype(str)
+            if len(texts) < FEWEST_COUNTED or texts.str.contains(".", regex=False).any():
+                continue  # measured, as a mid_id of 0.25 is
+            if texts.is_unique:
+                return name
+            raise InputError(
+                f"{self.table.path}: the column {name!r} has the same ids again and again; say --id {name} if their "
+                f"rows make one sequence, --group {name} if each row is a sequence of its own, or --drop {name}"
+            )
+        return ""
+
+    def _sequence(self, labels: list[str], row_id: str, group: str) -> str:
+        """Return the column that holds whole sequences, and choose a second column of texts as the label."""
         if whole := self._named("text"):
             return whole
-        labels, others = self._labels(), {"split", "lengths", "groups", self.roles.group, self.roles.time}
-        others |= {name for name in self.table if name.lower() in TIMES and are_times(self.table[name])}
-        rest = [name for name in self.table if name not in {*labels, *others}]
-        known = self.parameters.get("columns", ())
-        for name in [name for name in SEQUENCES if name in self.table and name not in known]:
-            if len(rest) == 1 or not single(self.table[name]):  # else x is one value of several, as in x, y, z
+        others = {*labels, row_id, group, "split", "lengths", self.asked.time}
+        others |= {name for name in self.frame if name.lower() in TIMES and are_times(self.frame[name])}
+        rest = [name for name in self.frame if name not in others]
+        values = self.known.get("columns", ())
+        for name in [name for name in SEQUENCES if name in rest and name not in values]:
+            if len(rest) == 1 or not is_number(self.frame[name]):  # else x is one value of several, as in x, y, z
                 return name
-        if self.labelled and len(rest) == 1 and holds_sequences(self.table[rest[0]]):
+        paths = [name for name in rest if names_files(self.table, name)]
+        if len(paths) == 1:
+            self.chosen["text"] = paths[0]
+            return paths[0]
+        if self.labelled and len(rest) == 1 and is_sequences(self.frame[rest[0]]):
             return rest[0]
-        if not rest or not all(is_text(self.table[name]) for name in rest):
+        if not rest or not all(is_text(self.frame[name]) for name in rest):
             return ""
-        text = max(rest, key=lambda name: sum(len(str(cell)) for cell in self.table[name]))
+        text = max(rest, key=lambda name: int(self.frame[name].astype(str).str.len().sum()))
         more = [name for name in rest if name != text]
         if self.labelled and len(more) != (not labels):
-            raise InputError(f"{self.path}: texts in the columns {rest[:8]}; say which are --text and --label")
-        self.found["text"] = text
-        for name in more:
-            if self.labelled:
-                self.found["label"] = name
-                self.table["label"] = self.table.pop(name)
-                self.notes.append(f"the column {name!r} is the label")
-            else:
-                del self.table[name]
+            raise InputError(
+                f"{self.table.path}: texts in the columns {rest}; say which is --text and which is --label"
+            )
+        self.chosen["text"] = text
+        if self.labelled and more:
+            self.chosen["label"] = more[0]
+            self.notes.append(f"the column {more[0]!r} is the label")
         return text
 
-    # ---- one line per sequence
 
-    def _wide(self, ids: Sequence[Any], labels: list[str], groups: str, time: str, whole: str) -> None:
-        if not time and self.labelled and (time := times_among(self.path, self.table, known=bool(ids))):
-            self.found["time"] = time
-        if ids:
-            repeats = len(set(ids)) < self.rows
-            if repeats and (self.roles.id or not self.labelled):
-                ids = [f"{name}#{row}" for row, name in enumerate(ids)]
-            elif repeats and not groups:
-                self.arrays["groups"] = np.array(ids)
-                self.notes.append(f"rows with the same {self.found['id']!r} are kept in one split")
-            self.arrays["ids"] = np.array(ids)
-        if whole:
-            self.table[whole] = spaced(self.table[whole])
-        each = whole and len(labels) == 1 and self._take_each(labels[0], whole)
-        self._take([] if each else labels, groups)
-        if time:
-            del self.table[time]
-            self.notes.append(f"the column {time!r} is left out, as each row is a sequence of its own")
-        lengths = self.table.pop("lengths", None)
-        if whole:
-            self._sequences(whole)
-        else:
-            self._values()
-        if lengths is not None:
-            self.arrays["lengths"] = column(self.path, "lengths", lengths)
+def usual_labels(table: Table, others: Collection[str], *, alone: bool) -> list[str]:
+    """Return the columns called as labels are, several for several outputs; where ``alone``, refuse to choose.
 
-    def _take_each(self, label: str, whole: str) -> bool:
-        """Take labels of every letter, word or value of the sequences, where they are such."""
-        known = None if self.labelled else self.parameters.get("each", "")
-        taken = take_each(self.path, self.table, label, whole, text=bool(self.roles.text), known=known)
-        if taken is None:
-            return False
-        kind, arrays = taken
-        del self.table[label]
-        if self.labelled:
-            self.found["each"] = kind
-            self.notes.append(f"the column {label!r} labels every {kind} of {whole!r}")
-        self.arrays |= arrays
-        return True
-
-    def _take(self, labels: list[str], groups: str) -> None:
-        y = [labels_of(self.path, name, self.table.pop(name), every=self.labelled) for name in labels]
-        if y:
-            self.arrays["y"] = y[0] if len(y) == 1 else np.stack(y, axis=1)
-        if "split" in self.table:
-            self.arrays["split"] = np.array([str(cell).strip() for cell in self.table.pop("split")])
-        if groups:
-            self.arrays["groups"] = np.array([str(cell).strip() for cell in self.table.pop(groups)])
-
-    def _sequences(self, whole: str) -> None:
-        sequences = self.table.pop(whole)
-        if self.table:
-            self.notes.append(f"columns that are not read, beside {whole!r}: {', '.join(list(self.table)[:8])}")
-        several = self.parameters.get("numbers", False) or (self.labelled and holds_sequences(sequences))
-        if several and whole not in SEQUENCES:
-            self.found |= {"text": whole, "numbers": True}
-        if not several and (self.roles.text or is_text(sequences) or holds_digits(sequences)):
-            texts = ["" if cell is None else str(cell) for cell in sequences]
-            self.found["text"], self.texts = whole, texts
-        else:
-            found = [numbers(self.path, row, cell) for row, cell in enumerate(sequences)]
-            self.arrays["x"], self.arrays["lengths"] = pad(str(self.path), found, fill=self.fill)
-
-    def _values(self) -> None:
-        """Take columns of one value each as floats (rows, values); rows may end early."""
-        self._choose()
-        names, columns = list(self.table), list(self.table.values())
-        empty = np.array([[cell is None or cell == "" for cell in cells] for cells in columns]).T
-        lengths = len(names) - np.argmin(empty[:, ::-1], axis=1)
-        if short := int((lengths < len(names)).sum()):
-            self.notes.append(f"{short:,} rows end before the last column, at their last value")
-            self.found["early"] = True
-        if self.labelled and (shown := listed(names)):
-            self.notes.append(f"{len(names)} values per row: {shown}")
-        x = np.stack([values(self.path, name, cells) for name, cells in zip(names, columns, strict=True)], axis=1)
-        x[np.arange(len(names)) >= lengths[:, None]] = 0
-        check_gaps(self.path, x, names, fill=self.fill)
-        self.arrays["x"], self.arrays["lengths"] = x, lengths
-
-    def _choose(self) -> None:
-        """Keep the columns of values that the task knows, in its order; rows may end before the last of them."""
-        known = self.parameters.get("columns", [])
-        if not self.labelled and known:
-            early = self.parameters.get("early", False)
-            end = sum(1 for name in known if name in self.table) if early else len(known)
-            for name in known[: max(end, 1)]:
-                if name not in self.table:
-                    others = [other for other in self.table if other not in known]
-                    raise InputError(
-                        f"{self.path}: no column {name!r}, as there was where the readout was fitted, among "
-                        f"{list(self.table)[:8]}{nearest(name, others)}"
-                    )
-            self.table = {name: self.table[name] for name in known if name in self.table}
-        names = list(self.table)
-        if not names:
-            raise InputError(f"{self.path}: no columns of values; give one column per value of a sequence")
-        order, before = checksums(names), self.parameters.get("order", [])
-        if before[1:] == order[1:] and before != order:
-            raise InputError(f"{self.path}: its columns stand in another order than where the readout was fitted")
-        self.found |= {"columns": names} if len(names) <= MOST_NAMES else {"order": order}
-
-    # ---- several lines per sequence
-
-    def _long(self, ids: Sequence[Any], labels: list[str], groups: str, time: str) -> None:
-        name = self.roles.id or self.found.get("id", "id")
-        series = {key: place for place, key in enumerate(dict.fromkeys(ids))}
-        self._take(labels, groups)
-        time = time or next((name for name in self.table if name.lower() in TIMES), "")
-        if time:
-            self.found |= {} if self.roles.time else {"time": time}
-            times = ordered(self.path, time, self.table.pop(time))
-        else:
-            times = np.arange(self.rows)
-        member = np.array([series[key] for key in ids])
-        order = np.lexsort((times, member))
-        same = (np.diff(member[order]) == 0) & (times[order][1:] == times[order][:-1])
-        if same.any():
-            row = int(order[1:][same][0])
-            raise InputError(f"{self.path}, row {row}: {ids[row]!r} has two rows at {time} {times[row]}; keep one")
-        lengths = np.bincount(member)
-        self.found["long"] = True
-        self._choose()
-        tokens = np.stack([values(self.path, column, cells) for column, cells in self.table.items()], axis=1)
-        check_gaps(self.path, tokens, list(self.table), fill=self.fill)
-        for array in list(self.arrays):
-            self.arrays[array] = self._of_series(array, name, member, order, lengths)
-        ends = np.cumsum(lengths)
-        x = [tokens[order[end - n : end]] for end, n in zip(ends, lengths, strict=True)]
-        self.arrays["x"], self.arrays["lengths"] = pad(str(self.path), x)
-        self.arrays["ids"] = np.array(list(series))
-        by = f"by {time!r}" if time else "as the file has them"
-        self.notes.append(
-            f"long form: {self.rows:,} rows make {len(series):,} sequences, one per {name!r}, in order {by}, "
-            f"with the values {', '.join(list(self.table)[:8])}"
+    ``others`` are columns that have other roles.
+    """
+    places = {"x", "y", "z"} <= set(table.frame) and is_number(table.frame["x"])
+    free = [name for name in table.frame if name not in others and not (places and name == "y")]
+    outputs = [name for name in free if re.fullmatch(r"y\d+", name)]
+    usual = [name for name in free if name.lower() in USUAL_LABELS]
+    if not usual:
+        return outputs
+    if len(usual + outputs) > 1 and alone:
+        raise InputError(
+            f"{table.path}: labels may be in the columns {usual + outputs}; say --label NAME, and "
+            "--drop those that are no values"
         )
+    return usual[:1]
 
-    def _of_series(
-        self, array: str, name: str, member: np.ndarray, order: np.ndarray, lengths: np.ndarray
-    ) -> np.ndarray:
-        """Return what is the same in all rows of a sequence, once for each."""
-        values = self.arrays[array]
-        first = values[order[np.cumsum(lengths) - lengths]]
-        unlike = values != first[member]
-        if unlike.any():
-            row = int(np.argmax(unlike.reshape(self.rows, -1).any(axis=1)))
-            what = "label" if array == "y" else array
+
+def choose_labels(table: Table, asked: OwnDataOptions, others: Collection[str]) -> list[str]:
+    """Return the columns of labels of a table that holds nothing else of interest than ``others``."""
+    if asked.label:
+        if asked.label not in table.frame:
+            refuse_column(table, asked.label, "label")
+        return [asked.label]
+    found = usual_labels(table, others, alone=True)
+    rest = [name for name in table.frame if name not in {*others, asked.group, "groups", "split"}]
+    found = found or (rest if len(rest) == 1 else [])
+    if not found:
+        refuse_unlabelled(table, next(iter(others), ""))
+    return found
+
+
+def time_of_rows(table: Table, *, has_ids: bool) -> str:
+    """Return a column that dates rows which are whole sequences; refuse one with the same times for several rows."""
+    for name in [name for name in table.frame if name.lower() in TIMES]:
+        column = table.frame[name]
+        texts = column.astype(str)
+        again = 2 * texts.nunique() <= len(texts) and not texts.str.contains(".", regex=False).any()
+        if again and not has_ids:
             raise InputError(
-                f"{self.path}, row {row}: another {what} than before under the same {name!r}; if each row is a "
-                f"sequence of its own, say --group {name} or --drop {name}; labels of steps are read from .npz"
+                f"{table.path}: the column {name!r} has the same times again and again, as in long form, and no column "
+                f"is called id; say --id NAME, or --drop {name}"
             )
-        return first
+        if are_times(column):
+            return name
+    return ""
+
+
+def counts_rows(column: Any) -> bool:
+    """Return whether cells are the numbers of the rows, from 0 or 1."""
+    texts = column.astype(str).tolist()
+    return len(texts) >= FEWEST_COUNTED and any(
+        texts == [str(row + first) for row in range(len(texts))] for first in (0, 1)
+    )
+
+
+def are_times(column: Any) -> bool:
+    """Return whether cells are dates, or numbers each of which is larger than the one before."""
+    if column.dtype.kind in "iuf":
+        return len(column) >= FEWEST_COUNTED and bool((np.diff(column.to_numpy()) > 0).all())
+    return dates_of(column) is not None
+
+
+def dates_of(column: Any) -> np.ndarray | None:
+    """Return texts that are all dates as ISO 8601 writes them as times of one clock, (rows,); else None."""
+    import pandas as pd
+
+    if not all(isinstance(cell, str) and "-" in cell for cell in column):
+        return None
+    found = pd.to_datetime(column, format="ISO8601", utc=True, errors="coerce")
+    return None if found.isna().any() else found.dt.tz_localize(None).to_numpy()
+
+
+def refuse_column(table: Table, name: str, role: str) -> NoReturn:
+    """Say that a column that a flag names is not there."""
+    names = list(table.frame)
+    if role == "text" and "," in name:
+        raise InputError(
+            f"{table.path}: --text {name}: one column is read; write both texts into one, with the separator of the "
+            "model between, such as ' [SEP] '"
+        )
+    raise InputError(f"{table.path}: no column {name!r} (--{role}) among {names}{nearest(name, names)}")
+
+
+def refuse_unlabelled(table: Table, sequence: str) -> NoReturn:
+    """Say that no column is one of labels, and which may be meant."""
+    frame = table.frame
+    bare = " (is the line of names missing?)" if any(DECIMAL.fullmatch(name) for name in frame) else ""
+    words = [name for name in frame if name != sequence and is_text(frame[name])]
+    name = words[0] if len(words) == 1 else "NAME"
+    raise InputError(
+        f"{table.path}: no column of labels among {list(frame)}{bare}; call it label, or say --label {name}"
+    )

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.own.cells import pad
-from reservoir.tasks.own.columns import Columns
+from reservoir.tasks.own.arrays import Arrays, padded
 from reservoir.tasks.own.tables import lines_of
 
 PARTS = {"train": "_TRAIN", "test": "_TEST"}
@@ -54,7 +53,7 @@ def is_bare(path: Path) -> bool:
     return len(cells) > 1 and all(map(_is_number, cells))
 
 
-def read_series(files: dict[str, Path], *, regression: bool = False) -> Columns:
+def read_series(files: dict[str, Path], *, regression: bool = False) -> Arrays:
     """Return the arrays of files by their splits, or of one file whose split is ""."""
     read = [(_read_ts if file.suffix.lower() == ".ts" else _read_bare)(file) for file in files.values()]
     first = next(iter(files.values()))
@@ -62,16 +61,16 @@ def read_series(files: dict[str, Path], *, regression: bool = False) -> Columns:
     for file, series in zip(files.values(), read, strict=True):
         if (channels := series.x[0].shape[1]) != read[0].x[0].shape[1]:
             raise InputError(f"{file}: {channels} channels, and {first} has {read[0].x[0].shape[1]}")
-    x, lengths = pad(where, [row for series in read for row in series.x])
+    x, lengths = padded(where, [row for series in read for row in series.x])
     arrays = {"x": x, "lengths": lengths}
     if all(series.y is not None for series in read):
         y = np.array([label for series in read for label in series.y or ()])
         arrays["y"] = y.astype(np.float64) if regression and y.dtype.kind == "U" and all(map(_is_number, y)) else y
     if len(files) > 1:
         arrays["split"] = np.repeat(list(files), [len(series.x) for series in read])
-    columns = Columns(arrays)
-    columns.notes += [f"split as published: {' and '.join(f.name for f in files.values())}"] if len(files) > 1 else []
-    return columns
+    found = Arrays(arrays)
+    found.notes += [f"split as published: {' and '.join(f.name for f in files.values())}"] if len(files) > 1 else []
+    return found
 
 
 # ---- .ts

@@ -1,45 +1,144 @@
-"""Your own sounds, ``.wav`` files, as frames of a mel spectrum or as their samples."""
+"""Your own sounds as frames of a mel spectrum or as samples; soundfile decodes WAV, FLAC, OGG and MP3."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from reservoir.tasks.own.columns import Columns, check_padding
-from reservoir.tasks.own.wav import BANDS, RATE, frame_count, mel_frames, read_header, read_samples
+from reservoir.errors import InputError, first_line
+from reservoir.tasks.own.arrays import Arrays, check_expansion, check_padding
+from reservoir.tasks.own.bad_rows import BadRows, reason_of
 from reservoir.tasks.task import Task, Vectors
+
+SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
+
+RATE = 16_000
+"""Default samples per second: what models of speech take."""
+
+RATES = (1_000, 768_000)
+BANDS = 40
+WINDOW, STEP = 0.025, 0.010
+"""Seconds that a frame spans, and from one frame to the next."""
+
+LOWEST = 20.0
+FLOOR = 1e-8
+"""Power that is taken for silence: a step of 16 bits is 1e-9 of the loudest."""
 
 PIECE_VALUES = 2**25
 
 
-class Sounds(Columns):
-    """Sounds as ``x``, decoded stretch by stretch, beside arrays that are known already."""
+class Sound(NamedTuple):
+    """A sound file that can be opened."""
 
-    unheard = ()
+    path: Path
+    rate: int  # samples per second
+    frames: int  # samples of each channel
 
-    def __init__(self, files: Sequence[Path], arrays: Mapping[str, np.ndarray], rate: int | None, *, waveform: bool):
-        self.files, self._rate, self._waveform = list(files), rate or RATE, waveform
-        self._wavs = [read_header(file) for file in files]
-        samples = np.array([wav.count(self._rate) for wav in self._wavs], np.int64)
+    def count(self, rate: int) -> int:
+        """Return the number of samples at another rate."""
+        ratio = _ratio(rate, self.rate)
+        return -(-self.frames * ratio.numerator // ratio.denominator)
+
+
+def open_sound(path: Path) -> Sound:
+    """Return what the header of a file says, checked against the size of the file."""
+    with _opened(path) as file:
+        if not RATES[0] <= file.samplerate <= RATES[1]:
+            raise InputError(f"{path}: {file.samplerate} samples per second; give {RATES[0]:,} to {RATES[1]:,}")
+        check_expansion(path, "samples", 8 * file.frames * file.channels, path.stat().st_size)
+        if file.frames < 1:
+            raise InputError(f"{path}: no samples; leave the file out")
+        return Sound(path, file.samplerate, file.frames)
+
+
+def read_samples(sound: Sound, rate: int) -> np.ndarray:
+    """Return the samples of a file at a rate, the mean of its channels, float32 from -1 to 1."""
+    with _opened(sound.path) as file:
+        try:
+            mono = file.read(sound.frames, dtype="float64", always_2d=True).mean(axis=1)
+        except Exception as error:
+            raise InputError(f"{sound.path}: cannot be decoded ({first_line(error)}); write the file again") from None
+    if len(mono) != sound.frames:
+        raise InputError(f"{sound.path}: the header claims {sound.frames} samples, {len(mono)} follow; write it again")
+    if not np.isfinite(mono).all():
+        raise InputError(f"{sound.path}: sample {int(np.argmin(np.isfinite(mono)))} is not finite; write it again")
+    ratio = _ratio(rate, sound.rate)
+    if ratio != 1:
+        from scipy.signal import resample_poly
+
+        mono = resample_poly(mono, ratio.numerator, ratio.denominator)
+    return mono.astype(np.float32)
+
+
+def _opened(path: Path) -> Any:
+    try:
+        import soundfile
+    except (ImportError, OSError):  # OSError: the package without its library
+        raise InputError(f"{path}: sounds need soundfile: pip install 'reservoir-features[audio]'") from None
+    try:
+        return soundfile.SoundFile(path)
+    except Exception as error:  # what the library raises of a damaged file
+        problem = first_line(error).removeprefix(f"Error opening {str(path)!r}: ")
+        raise InputError(f"{path}: not a readable sound ({problem}); write it as WAV, FLAC, OGG or MP3") from None
+
+
+class Sounds(Arrays):
+    """Sounds as ``x``, decoded stretch by stretch, beside arrays that are known already.
+
+    Parameters
+    ----------
+    files : sequence of Path
+        The sounds, one per row.
+    arrays : mapping
+        The other arrays.
+    bad : BadRows
+        Where files that cannot be opened are noted.
+    rate : int or None
+        Samples per second that sounds are brought to.
+    waveform : bool
+        Whether the samples themselves are the sequences.
+    """
+
+    unused_options = ()
+
+    def __init__(
+        self, files: Sequence[Path], arrays: Mapping[str, np.ndarray], bad: BadRows, rate: int | None, *, waveform: bool
+    ):
+        self._rate, self._waveform = rate or RATE, waveform
+        opened: dict[int, Sound] = {}
+        for row, file in enumerate(files):
+            try:
+                opened[row] = open_sound(file)
+                if bad.skip:  # damage behind the header must be known before the rows are counted
+                    read_samples(opened[row], self._rate)
+            except InputError as error:
+                bad.add(row, reason_of(error, file))
+        kept = bad.kept()
+        self._sounds = [opened[row] for row in np.flatnonzero(kept).tolist()]
+        samples = np.array([sound.count(self._rate) for sound in self._sounds], np.int64)
         lengths = samples if waveform else np.array([frame_count(int(n), self._rate) for n in samples], np.int64)
         dim = 1 if waveform else BANDS
-        check_padding(str(files[int(np.argmax(lengths))]), lengths, 4 * dim)
-        shape = (len(files), int(lengths.max()), dim)
+        check_padding(str(self._sounds[int(np.argmax(lengths))].path), lengths, 4 * dim)
+        shape = (len(self._sounds), int(lengths.max()), dim)
+        arrays = {name: array[kept] for name, array in arrays.items()}
         super().__init__({**arrays, "lengths": lengths}, x=(shape, np.dtype(np.float32)))
+        self.files = list(files)
         self.piece_rows = max(1, PIECE_VALUES // (shape[1] * dim))
         form = "as their samples" if waveform else f"as {BANDS} bands of the mel scale every 10 ms"
-        rates = sorted({wav.rate for wav in self._wavs} - {self._rate})
-        also = f", brought there from {', '.join(f'{rate:,}' for rate in rates[:5])} Hz" if rates else ""
+        rates = sorted({sound.rate for sound in self._sounds} - {self._rate})
+        also = f", resampled from {', '.join(f'{rate:,}' for rate in rates[:5])} Hz" if rates else ""
         longest = samples.max() / self._rate
-        self.notes = [f"{len(files):,} sounds of up to {longest:.3g} s, {form}, at {self._rate:,} Hz{also}"]
+        self.notes = [f"{len(samples):,} sounds of up to {longest:.3g} s, {form}, at {self._rate:,} Hz{also}"]
 
     def sequences(self, lo: int, hi: int) -> np.ndarray:
         """Return the sounds of the rows ``lo`` to ``hi``."""
         x = np.zeros((hi - lo, *self.shapes["x"][1:]), np.float32)
-        for row, wav in zip(x, self._wavs[lo:hi], strict=True):
-            samples = read_samples(wav, self._rate)
+        for row, sound in zip(x, self._sounds[lo:hi], strict=True):
+            samples = read_samples(sound, self._rate)
             found = samples[:, None] if self._waveform else mel_frames(samples, self._rate)
             row[: len(found)] = found
         return x
@@ -48,3 +147,39 @@ class Sounds(Columns):
 def holds_samples(task: Task) -> bool:
     """Return whether the sequences of a task are sounds as their samples."""
     return bool(task.parameters.get("waveform")) and task.form == Vectors(1)
+
+
+def frame_count(samples: int, rate: int) -> int:
+    """Return the frames of so many samples; a sound shorter than a frame has one."""
+    return 1 + max(0, samples - round(WINDOW * rate)) // round(STEP * rate)
+
+
+def mel_frames(samples: np.ndarray, rate: int) -> np.ndarray:
+    """Return the logarithm of the power in `BANDS` bands, equally wide on the mel scale, (frames, bands) of float32."""
+    window, step = round(WINDOW * rate), round(STEP * rate)
+    whole = np.pad(samples, (0, max(0, window - len(samples))))
+    cut = np.lib.stride_tricks.sliding_window_view(whole, window)[::step]
+    size = 1 << (window - 1).bit_length()
+    power = np.abs(np.fft.rfft(cut * np.hanning(window + 1)[:-1], size)) ** 2 / window**2
+    return np.log(power @ _bands(size, rate) + FLOOR).astype(np.float32)
+
+
+def _bands(size: int, rate: int) -> np.ndarray:
+    """Return triangles of sum one over the bins of a transform, (bins, bands)."""
+    mel = np.linspace(_mel(LOWEST), _mel(rate / 2), BANDS + 2)
+    low, middle, high = ((700 * (np.exp(edge / 1127) - 1)) for edge in (mel[:-2], mel[1:-1], mel[2:]))
+    hertz = np.arange(size // 2 + 1)[:, None] * rate / size
+    rising, falling = (hertz - low) / (middle - low), (high - hertz) / (high - middle)
+    triangles = np.maximum(0, np.minimum(rising, falling))
+    nearest = np.abs(hertz - middle).argmin(axis=0)  # a band between two bins has the nearest
+    triangles[nearest, np.arange(BANDS)] = np.maximum(triangles[nearest, np.arange(BANDS)], 1e-3)
+    return triangles / triangles.sum(axis=0)
+
+
+def _mel(hertz: float) -> float:
+    return 1127 * float(np.log1p(hertz / 700))
+
+
+def _ratio(new: int, old: int) -> Fraction:
+    """Return how many samples there are for one; of odd rates nearly, so that no filter becomes enormous."""
+    return Fraction(new, old).limit_denominator(2_000)
