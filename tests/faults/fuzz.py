@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import io
 import json
 import os
@@ -27,7 +26,7 @@ from reservoir_pipelines.training.run_folder import RunFolder
 
 from reservoir.errors import InputError
 from reservoir.tasks import task_named
-from reservoir.tasks.isolated import Isolated
+from reservoir.tasks.own import hdf5
 from tests.faults.rounds import Count
 
 BATCH = 250
@@ -117,7 +116,7 @@ def _child(one: Reader, copies: list[bytes], into: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (pages * resource.getpagesize() + MEMORY, resource.RLIM_INFINITY))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     if one.isolated:
-        Isolated.ask = _directly
+        hdf5._check_apart = hdf5.read_once
     for copy in copies:
         one.file.write_bytes(copy)
         reader._checked.clear()
@@ -131,16 +130,6 @@ def _child(one: Reader, copies: list[bytes], into: int) -> None:
             line = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         os.write(into, line.encode() + b"\n")
     os._exit(0)
-
-
-def _directly(self: Isolated, **request: Any) -> Any:
-    """Answer in this process, as the isolated one would."""
-    try:
-        return importlib.import_module(self._module).answer(self._path, request)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(" ".join(str(error).split())) from error
 
 
 def readers(folder: Path, root: Path) -> list[Reader]:
@@ -178,7 +167,7 @@ def _tables(folder: Path) -> list[Reader]:
     except ImportError:
         del files["parquet"]
     return [
-        Reader(f".{name}", path, lambda path=path: _all_rows(str(path)), isolated=name in ("h5", "parquet"))
+        Reader(f".{name}", path, lambda path=path: _all_rows(str(path)), isolated=name == "h5")
         for name, path in files.items()
     ] + _folders(folder, x, y)
 
@@ -233,8 +222,6 @@ def _published(folder: Path) -> list[Reader]:
         text = "".join(f"( ( ( [MAX {n} ) 3 ) ] )\t{max(n, 3)}\n" for n in range(8))
         (folder / f"basic_{part}.tsv").write_text("Source\tTarget\n" + text)
     found.append(Reader("listops tsv", folder / "basic_train.tsv", lambda: _all_rows("listops", data=folder)))
-    if lmdb := _lmdb(folder / "lmdb"):
-        found.append(lmdb)
     return found
 
 
@@ -258,22 +245,6 @@ def _cifar(folder: Path, form: str) -> Reader:
                 archive.addfile(info, io.BytesIO(packed))
         shutil.rmtree(below)
     return Reader(f"cifar {form}", file, lambda: _all_rows("cifar10", data=folder))
-
-
-def _lmdb(folder: Path) -> Reader | None:
-    try:
-        import lmdb
-    except ImportError:
-        return None
-    folder.mkdir()
-    for part in ("train", "test_fold_holdout", "test_superfamily_holdout", "test_family_holdout"):
-        (folder / f"remote_homology_{part}.json").write_text(json.dumps([{"primary": "ACD", "fold_label": 1}]))
-    path = folder / "remote_homology_valid.lmdb"
-    with lmdb.open(str(path), map_size=2**20) as environment, environment.begin(write=True) as view:
-        view.put(b"num_examples", pickle.dumps(9))
-        for row in range(9):
-            view.put(str(row).encode(), pickle.dumps({"primary": "ACDE" * 20, "fold_label": row}))
-    return Reader("lmdb", path / "data.mdb", lambda: _all_rows("homology", data=folder), isolated=True)
 
 
 def _kept(folder: Path, root: Path) -> list[Reader]:

@@ -80,7 +80,7 @@ def read_pickle(data: bytes) -> dict[str, Any]:
         If the pickle is damaged, or is anything else.
     """
     stack: Stack = []
-    memo: dict[int, Any] = {}
+    memo: dict[Any, Any] = {}
     try:
         for instruction, argument, _ in pickletools.genops(data):
             if instruction.name in {"BINPUT", "LONG_BINPUT"}:

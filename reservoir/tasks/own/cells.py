@@ -43,7 +43,8 @@ def is_number(column: Any) -> bool:
         isinstance(cell, list) or (isinstance(cell, str) and LEADING_ZERO.fullmatch(cell.strip())) for cell in cells
     ):
         return False
-    return bool(pd.to_numeric(cells, errors="coerce").notna().all())
+    numbers: Any = pd.to_numeric(cells, errors="coerce")
+    return bool(numbers.notna().all())
 
 
 def is_sequences(column: Any) -> bool:
@@ -102,7 +103,7 @@ def values_of(table: Table, name: str, bad: BadRows) -> np.ndarray:
     texts = column.astype(object).where(column.notna(), "").map(lambda cell: str(cell).strip())
     lower = texts.str.lower()
     empty = lower.isin(EMPTY)
-    numbers = pd.to_numeric(
+    numbers: Any = pd.to_numeric(
         texts.mask(empty, "nan").mask(lower == "true", "1").mask(lower == "false", "0"), errors="coerce"
     )
     wrong = (numbers.isna() & ~empty).to_numpy()

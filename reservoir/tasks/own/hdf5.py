@@ -120,20 +120,27 @@ def check(name: str) -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[5])
         _limit(resource.RLIMIT_DATA, pages * resource.getpagesize() + MEMORY)
     try:
-        import h5py
+        read_once(path)
+    except InputError as error:
+        sys.stdout.write(str(error))
+        sys.exit(1)
 
+
+def read_once(path: Path) -> None:
+    """Read all datasets of a file; an `InputError` says what is wrong with it."""
+    import h5py
+
+    try:
         found = _datasets(path)
         with h5py.File(path, "r", locking=False) as file:
             for array, (shape, dtype) in found.items():
                 step = _piece_rows(shape, np.dtype(dtype))
                 for lo in range(0, shape[0] if shape else 0, step):
                     _rows(file[array], lo, lo + step)
-    except InputError as error:
-        sys.stdout.write(str(error))
-        sys.exit(1)
+    except InputError:
+        raise
     except Exception as error:  # a damaged file makes the library raise nearly anything
-        sys.stdout.write(f"{path}: not a readable HDF5 file ({first_line(error)}); write it again")
-        sys.exit(1)
+        raise InputError(f"{path}: not a readable HDF5 file ({first_line(error)}); write it again") from None
 
 
 def _limit(kind: int, value: int) -> None:

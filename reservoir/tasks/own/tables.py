@@ -132,12 +132,13 @@ def _read_csv(path: Path, text: Sequence[str], rows: int | None) -> Table:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file, warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            frame = pd.read_csv(
+            read: Any = pd.read_csv  # whose stubs do not know columns by place
+            frame = read(
                 file,
                 sep=between,
                 skiprows=blank,
                 decimal="," if between == ";" and re.search(r"\d,\d", following) else ".",
-                dtype=as_text,  # pyright: ignore[reportArgumentType]
+                dtype=as_text,
                 keep_default_na=False,  # "NA" may be a class, or two amino acids
                 na_values=[""],
                 index_col=False,
