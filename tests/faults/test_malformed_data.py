@@ -290,7 +290,7 @@ CASES = {
     "batch missing": (cifar(lambda f: next(f.rglob("data_batch_5.bin")).unlink()), "data_batch_5.bin is missing"),
     "batch label 200": (cifar(in_batch("data_batch_1.bin", lambda d: b"\xc8" + d[1:])), "row 0: label 200"),
     "pickle that runs code": (cifar(in_batch("data_batch_4", pickled(labels=Touch("ran"))), binary=False), "'labels'"),
-    "pickle cut short": (cifar(in_batch("data_batch_4", lambda d: d[:-9]), binary=False), "no complete pickle"),
+    "pickle cut short": (cifar(in_batch("data_batch_4", lambda d: d[:-9]), binary=False), "no pickle of a batch"),
     "pickle without data": (cifar(in_batch("test_batch", pickled(data=3)), binary=False), "no array 'data'"),
     "pickle of fewer labels": (cifar(in_batch("test_batch", pickled(labels=[1])), binary=False), "as many 'labels'"),
     "pickle of odd labels": (cifar(in_batch("test_batch", pickled(labels=[-1] * 40)), binary=False), "'labels'"),
