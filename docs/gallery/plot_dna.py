@@ -1,9 +1,9 @@
 """
-Where a motif stands
-====================
+Find a motif in DNA
+===================
 
-Reads of DNA, half of which carry a TATA box somewhere. The readout is told which reads, never where; ``explain`` finds
-the place.
+Half of these DNA reads contain a TATA box. The labels say which reads contain one, but not where; ``explain`` finds
+the position.
 """
 
 import csv
@@ -14,7 +14,7 @@ import numpy as np
 from reservoir_pipelines import explain, extract, fit
 
 # %%
-# A table with a column of letters and one of labels. Letters become symbols with drawn embeddings.
+# The data are a table with a column of letters and a column of labels. Each letter gets a random embedding.
 draw = random.Random(0)
 
 
@@ -31,10 +31,10 @@ with open("reads.csv", "w", newline="") as file:
     table.writerows([read(motif), label] for motif, label in 300 * [("TATAAA", "promoter"), ("", "other")])
 
 found = fit(extract("reads.csv"), out="reads-readout")
-print(f"{found.best.test_score:.1%} of the test reads are right; of the raw letters alone {found.raw.test_score:.1%}")
+print(f"test accuracy {found.best.test_score:.1%}; with the raw letters alone {found.raw.test_score:.1%}")
 
 # %%
-# New reads, each letter coloured by how far the score falls where it is hidden.
+# New reads. The colour of a letter shows how far the score falls when that letter is hidden.
 reads = [read("TATAAA") for _ in range(6)]
 with open("new.fasta", "w") as file:
     file.writelines(f">{number}\n{letters}\n" for number, letters in enumerate(reads))
@@ -42,7 +42,7 @@ why = explain("reads-readout", "new.fasta", first=6)
 
 figure, panel = plt.subplots(figsize=(11, 3.2), layout="constrained")
 panel.axis("off")
-panel.set(xlim=(-1, 60), ylim=(-6, 1.5), title="What the readout needs, letter by letter; the motif is underlined")
+panel.set(xlim=(-1, 60), ylim=(-6, 1.5), title="How much the readout relies on each letter (the motif is underlined)")
 for line, (letters, each) in enumerate(zip(reads, why.rows, strict=True)):
     falls = np.clip(each.occluded, 0, None) / max(*each.occluded, 1e-9)
     start = letters.find("TATAAA")

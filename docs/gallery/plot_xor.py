@@ -2,24 +2,24 @@
 Attention learns to add bits
 ============================
 
-The paper's bit-xor: two strings of five bits one after the other, and the answer is where they differ. Lu et al. 2021
-saw a frozen transformer, of which only the ways in and out, the positions and the layer norms are trained, turn its
-attention to the two bits that each answer needs, though no weight of the attention itself moves. Here are the first
-blocks of ``mini``.
+In the paper's task bit-xor a model reads two strings of five bits and answers where they differ. Lu et al. (2021)
+trained only the input layer, the output layer, the positions and the layer norms of a transformer. Its attention
+nevertheless moved to the two bits that each answer needs, although no weight of the attention layers changed. This
+example shows the same with the first blocks of ``mini``.
 """
 
 import matplotlib.pyplot as plt
 from reservoir_pipelines import attention, train
 
 # %%
-# Three blocks, and fresh rows at every step.
+# Three blocks, trained on newly generated rows at every step.
 STEPS = 300
 done = train("bit-xor", depth=3, steps=STEPS, eval_every=STEPS, batch=16)
-print(f"{done.test_score:.1%} of the bits are right after {STEPS} steps; {done.trained:,} parameters were trained")
+print(f"{done.test_score:.1%} of the bits are correct after {STEPS} steps with {done.trained:,} trained parameters")
 
 # %%
-# Attention in the first block, the mean of 64 rows, before and after. A row of a map is a token that looks, a column
-# one that is looked at; rings mark the two bits whose sum is asked for at that token.
+# Attention in the first block before and after training, averaged over 64 rows. A row of a map is a query token, a
+# column is a key token. Rings mark the two bits whose sum is asked for at that token.
 maps = {"before": attention("bit-xor", depth=3), "after": attention("bit-xor", run=done.run)}
 
 figure, panels = plt.subplots(2, 4, figsize=(10, 5.6), layout="constrained", sharex=True, sharey=True)
