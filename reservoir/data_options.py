@@ -1,4 +1,4 @@
-"""The options of which data: a task's, and how a file of your own is read; `reservoir.options` has them all."""
+"""The options of data: those of tasks, and how your own files are read. `reservoir.options` has all others."""
 
 from __future__ import annotations
 
@@ -12,39 +12,41 @@ from reservoir.option_fields import Options, at_least, flag_of, one_of, option
 
 
 def own_parameters(given: Mapping[str, Any]) -> str | None:
-    """Check that no parameter of a task has a flag of its own."""
+    """Check that no task parameter is one of the options, which have flags."""
     flags = {item.name: flag_of(item) for item in fields(TaskOptions) if item.name not in ("views", "protocol")}
     return next((f"write {flags[name]} {value}" for name, value in given.items() if name in flags), None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnDataOptions(Options):
-    """How a file of your own is read."""
+class OwnDataOptions(Options, panel="Data"):
+    """How your own files are read."""
 
-    label: str | None = option(None, "Column of the labels; of FASTA the pattern of the label in the header.")
+    label: str | None = option(None, "Column of the labels. For FASTA: pattern of the label in the header.")
     labels: str | None = option(
-        None, "Table with the labels of the files of a folder, or of the records of FASTA, joined by name."
+        None, "Table with the labels of the files of a folder, or of the records of a FASTA file, joined by name."
     )
-    id: str | None = option(None, "Column that names the rows, or in long form the sequences.")
-    time: str | None = option(None, "Column that orders the rows of a sequence in long form.")
+    id: str | None = option(None, "Column of row names; in long form, of sequence names.")
+    time: str | None = option(None, "Column that orders the rows of a sequence, in long form.")
     group: str | None = option(
-        None, "Column of what rows have in common that are never on both sides of a split; of FASTA a pattern."
+        None, "Column of groups, such as patients; a group is in one split only. For FASTA: pattern in the header."
     )
-    drop: str | Sequence[str] | None = option(None, "Columns that are left out, comma-separated.")
-    text: str | None = option(None, "Column of texts, whose letters are the symbols, or of whole sequences.")
-    values: bool = option(False, "Whole numbers are values.")
-    symbols: bool = option(False, "Whole numbers are symbols.")
-    regression: bool = option(False, "Whole-number labels are targets.")
-    classes: bool = option(False, "Whole-number labels are classes.")
+    drop: str | Sequence[str] | None = option(None, "Columns to ignore, comma-separated.")
+    text: str | None = option(None, "Column of texts or of sequences of letters.")
+    values: bool = option(False, "Read whole numbers as values.")
+    symbols: bool = option(False, "Read whole numbers as symbols.")
+    regression: bool = option(False, "Read whole-number labels as targets of a regression.")
+    classes: bool = option(False, "Read whole-number labels as classes.")
     missing: str = option(
         "refuse",
-        "NaN and empty cells: refuse; interpolate along the series; mask: 0, and a channel that says where.",
+        "NaN and empty cells: refuse, interpolate along the series, or mask (0, and a channel that marks them).",
         one_of("refuse", "interpolate", "mask"),
     )
-    standardise: bool = option(True, "Floats: mean 0, deviation 1 per channel.")
-    skip_bad_rows: bool = option(False, "Leave out rows that cannot be read, and say how many.")
-    rate: int | None = option(None, "Samples per second that sounds are brought to.", at_least(1000), shown="16000")
-    waveform: bool = option(False, "Sounds are their samples, not frames of a spectrum; so of models that read them.")
+    standardise: bool = option(True, "Scale floats to mean 0 and standard deviation 1 per channel.")
+    skip_bad_rows: bool = option(False, "Leave out rows that cannot be read, and print how many.")
+    rate: int | None = option(None, "Samples per second to which sounds are resampled.", at_least(1000), shown="16000")
+    waveform: bool = option(
+        False, "Read the samples of sounds instead of spectrum frames; the default for models that read samples."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,55 +57,55 @@ class OwnDataOptions(Options):
             object.__setattr__(self, "drop", ",".join(self.drop))
 
     @property
-    def said(self) -> dict[str, Any]:
-        """The options that are not as they are by default."""
+    def explicit(self) -> dict[str, Any]:
+        """The options that differ from their defaults."""
         own = ((item, getattr(self, item.name)) for item in fields(OwnDataOptions))
         return {item.name: value for item, value in own if value != item.default}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskOptions(OwnDataOptions):
-    """Which data: the files of a task and its parameters, or how a file of your own is read."""
+class TaskOptions(OwnDataOptions, panel="Data"):
+    """The files of a task and its parameters, or how your own files are read."""
 
-    data: Path | None = option(None, "Folder of the publisher's files.", shown="RESERVOIR_DATA", where=True)
+    data: Path | None = option(None, "Folder of the data set's files.", shown="RESERVOIR_DATA", where=True)
     parameters: Mapping[str, Any] | None = option(
-        None, "A parameter of the task, NAME=VALUE; repeat for more.", own_parameters, flag="param"
+        None, "Parameter of the task, NAME=VALUE; repeat for more.", own_parameters, flag="param"
     )
-    views: int | None = option(None, "Augmented copies of each training row (cifar10).")
+    views: int | None = option(None, "Number of augmented copies of each training row (cifar10).")
     protocol: str | None = option(
-        None, "paper: data, untrained weights and training as in the authors' code.", one_of("ours", "paper")
+        None, "paper: data, random weights and training as in the authors' code.", one_of("ours", "paper")
     )
 
     @property
     def given(self) -> dict[str, Any]:
-        """The parameters of the task, those with a flag of their own among them."""
+        """The parameters of the task, including those that are options."""
         flags = {"views": self.views, "protocol": self.protocol}
         named = {name: value for name, value in flags.items() if value is not None}
-        return dict(self.parameters or {}) | named | self.said
+        return dict(self.parameters or {}) | named | self.explicit
 
     @property
     def published(self) -> bool:
-        """Whether the paper is to be followed to the letter."""
+        """Whether the authors' protocol is followed."""
         return self.given.get("protocol") == "paper"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowOptions(TaskOptions):
+class RowOptions(TaskOptions, panel="Data"):
     """Which data, and how many rows of it."""
 
-    limit: int | None = option(None, "At most so many rows of each split, a fixed draw.", at_least(1))
+    limit: int | None = option(None, "Most rows per split; a fixed random draw.", at_least(1))
 
 
 @dataclass(frozen=True, kw_only=True)
-class DownloadOptions(Options):
-    """Whether the publisher's files are fetched."""
+class DownloadOptions(Options, panel="Data"):
+    """Whether the data set's files are downloaded."""
 
-    fetch: bool = option(False, "Fetch the publisher's files where missing.", flag="download", where=True)
-    mirrors: Sequence[str] = option((), "Other places of the files; tried first.", flag="mirror", where=True)
+    fetch: bool = option(False, "Download the files that are missing.", flag="download", where=True)
+    mirrors: Sequence[str] = option((), "Addresses to try first.", flag="mirror", where=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusOptions(Options):
-    """What the language model of a recipe is pretrained on."""
+class CorpusOptions(Options, panel="Data"):
+    """The corpus of a recipe's language model."""
 
-    corpus: str | None = option(None, "A text file or a folder of them, nesting, zipf, uniform, or bit-memory.")
+    corpus: str | None = option(None, "A text file or a folder of them, nesting, zipf, uniform or bit-memory.")

@@ -1,4 +1,4 @@
-"""What an option is: a field with a line of help and a check, and groups of them."""
+"""Options as dataclass fields with a help line and a check, and what is done with groups of them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,9 @@ G = TypeVar("G", bound="Options")
 _where: set[str] = set()
 """Names of the options declared with ``where=True``."""
 
+panels: dict[str, str] = {}
+"""The heading in ``--help`` of each option."""
+
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "None": (NoneType, ""),
     "bool": (bool, "True or False"),
@@ -41,10 +44,10 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "Sequence[str]": ((list, tuple), "a list of texts"),
     "Mapping[str, Any]": (Mapping, "names with values"),
 }
-"""What a field of each type takes, and how that is called."""
+"""What a field of each type accepts, and its name in messages."""
 
 Check = Callable[[Any], str | None]
-"""Returns what to do about a value that cannot be used, or None."""
+"""Returns what to do about an invalid value, or None."""
 
 
 def option(
@@ -108,7 +111,7 @@ def dilation_list(value: str) -> str | None:
 
 
 def span(value: str) -> str | None:
-    """Check that a text is a time."""
+    """Check that a text is a duration."""
     return None if DURATION.fullmatch(value) else "give a time such as 90s, 10m, 1h or 30d"
 
 
@@ -134,10 +137,12 @@ def number_lists(*names: str) -> Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """A group of options, checked when it is made."""
+    """A group of options, checked when it is created."""
 
-    def __init_subclass__(cls) -> None:
-        _where.update(n for n, item in vars(cls).items() if isinstance(item, Field) and item.metadata.get("where"))
+    def __init_subclass__(cls, panel: str = "Options") -> None:
+        own = {name: item for name, item in vars(cls).items() if isinstance(item, Field)}
+        _where.update(name for name, item in own.items() if item.metadata.get("where"))
+        panels.update(dict.fromkeys(own, panel))
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -239,18 +244,18 @@ def flag_of(item: Any) -> str:
 
 def flags(options: Options) -> list[str]:
     """Return the flags that give a group's values where they are not the defaults."""
-    said: list[str] = []
+    parts: list[str] = []
     for item in fields(options):
         value, flag = getattr(options, item.name), flag_of(item)
         if value == item.default or value is None:
             continue
         if isinstance(value, Mapping):
-            said += [part for name, each in value.items() for part in (flag, f"{name}={listed(each)}")]
+            parts += [part for name, each in value.items() for part in (flag, f"{name}={listed(each)}")]
         elif isinstance(value, bool):
-            said.append(flag if value else f"--no-{flag[2:]}")
+            parts.append(flag if value else f"--no-{flag[2:]}")
         else:
-            said += [flag, listed(value)]
-    return said
+            parts += [flag, listed(value)]
+    return parts
 
 
 def listed(value: Any) -> str:
@@ -259,5 +264,5 @@ def listed(value: Any) -> str:
 
 
 def typed(name: str, arguments: Sequence[str], *groups: Options) -> str:
-    """Return the line that a person types for a command with these options."""
+    """Return the command line with these options."""
     return shlex.join(["reservoir", name, *arguments, *(part for group in groups for part in flags(group))])

@@ -82,6 +82,7 @@ def attention(
     pad: str | None = None,
     normalise: str | None = None,
     label: str | None = None,
+    labels: str | None = None,
     id: str | None = None,
     time: str | None = None,
     group: str | None = None,
@@ -93,6 +94,7 @@ def attention(
     classes: bool = False,
     missing: str = 'refuse',
     standardise: bool = True,
+    skip_bad_rows: bool = False,
     rate: int | None = None,
     waveform: bool = False,
     data: StrPath | None = None,
@@ -117,88 +119,93 @@ def attention(
     task : str or path-like
         Name of a task, or the path of your own data.
     backbone : str, optional
-        gpt2, bert-base-uncased, lstm, a model folder, a hub name ... Default: mini.
+        Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed of drawn weights, of the input layer, and of the order of rows.
+        Seed of random weights, of the input layer and of the order of rows.
     init : str, optional
-        pretrained, random (GPT-2's: random-scaled; with --protocol paper random-flat), statistics, or a folder.
-        Default: pretrained, where anybody publishes such weights.
+        Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
+        pretrained means and deviations), or a folder that pretrain wrote. Default: pretrained, or random for
+        families without published weights.
     depth : int, optional
-        Keep only the first so many blocks, and the final norm.
+        Number of blocks to keep, from the first; the final norm is kept too.
     input : str, optional
-        native: the model's own tokenizer or processor and embeddings; or drawn: gaussian for symbols, of
-        vectors orthogonal or kernels, each of one dilation. Default: native where the model reads such data;
-        your own series and symbols: kernels, else drawn.
+        Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
+        symbols, orthogonal or kernels for vectors. Default: native if the model reads such data, else kernels
+        for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
-        Texts of more tokens than a model reads by itself: cut, or windows, whose features are averaged.
+        Texts longer than the model reads: cut them, or read windows and average their features.
     gain : float, optional
-        Scale of the input layer. Default: 1.41; of kernels 6.
+        Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
-        Values per token. Default: your own series: 9, symbols: 5, else 1.
+        Values per token (window length). Default: 9 for your own series, 5 for symbols, else 1.
     stride : int, optional
-        Values from one window to the next. Default: your own series and symbols: up to 1024 windows, else the
-        patch.
+        Values from one window to the next. Default: as for up to 1024 windows for your own series and symbols,
+        else the patch.
     dilations : str, optional
-        Steps between a window's values, such as 1,2,4, side by side; auto: 1, 2, 4 ... up to the length.
-        Default: your own series: auto, else 1.
+        Steps between the values of a window, such as 1,2,4, read side by side; auto: 1, 2, 4 ... up to the
+        length. Default: auto for your own series, else 1.
     pad : str, optional
-        valid: windows inside the sequence; same: one around every stride-th value, zeros outside. Default: your
-        own series and symbols: same, else valid.
+        valid: windows inside the sequence; same: a window centred on each stride, zeros outside. Default: same
+        for your own series and symbols, else valid.
     normalise : str, optional
-        Scale of floats: of the channel in all rows, of each series, both side by side, or these and
-        differences. Default: your own series: differences, else channel.
+        Scaling of floats: per channel over all rows, per series, both side by side, or both and differences.
+        Default: differences for your own series, else channel.
     label : str, optional
-        Column of the labels; of FASTA the pattern of the label in the header.
+        Column of the labels. For FASTA: pattern of the label in the header.
+    labels : str, optional
+        Table with the labels of the files of a folder, or of the records of a FASTA file, joined by name.
     id : str, optional
-        Column that names the rows, or in long form the sequences.
+        Column of row names; in long form, of sequence names.
     time : str, optional
-        Column that orders the rows of a sequence in long form.
+        Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of what rows have in common that are never on both sides of a split.
+        Column of groups, such as patients; a group is in one split only. For FASTA: pattern in the header.
     drop : str or sequence of str, optional
-        Columns that are left out, comma-separated.
+        Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts, whose letters are the symbols, or of whole sequences.
+        Column of texts or of sequences of letters.
     values : bool, default=False
-        Whole numbers are values.
+        Read whole numbers as values.
     symbols : bool, default=False
-        Whole numbers are symbols.
+        Read whole numbers as symbols.
     regression : bool, default=False
-        Whole-number labels are targets.
+        Read whole-number labels as targets of a regression.
     classes : bool, default=False
-        Whole-number labels are classes.
+        Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse; interpolate along the series; mask: 0, and a channel that says where.
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a channel that marks them).
     standardise : bool, default=True
-        Floats: mean 0, deviation 1 per channel.
+        Scale floats to mean 0 and standard deviation 1 per channel.
+    skip_bad_rows : bool, default=False
+        Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Samples per second that sounds are brought to. Default: 16000.
+        Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Sounds are their samples, not frames of a spectrum; so of models that read them.
+        Read the samples of sounds instead of spectrum frames; the default for models that read samples.
     data : path-like, optional
-        Folder of the publisher's files. Default: RESERVOIR_DATA.
+        Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
-        A parameter of the task, NAME=VALUE; repeat for more.
+        Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Augmented copies of each training row (cifar10).
+        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
-        paper: data, untrained weights and training as in the authors' code.
+        paper: data, random weights and training as in the authors' code.
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
     run : path-like, optional
         Folder of a run of train. Default: in the cache.
     layer : int, default=1
-        The block whose attention is drawn, from 1.
+        Number of the block, from 1.
     average : int, default=64
-        Rows of the mean; the first is drawn alone too.
+        Rows to average over; the first is also drawn alone.
     split : str, default='test'
-        Split of the rows.
+        Split from which the rows are taken.
     top : float, optional
-        Attention at the top of the colours, for pictures to compare.
+        Attention at the top of the colour scale, to compare pictures.
     device : str, default='auto'
-        cpu, cuda, or auto: a GPU where there is one.
+        cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
-        Root of the cache. Default: RESERVOIR_CACHE, else the user's cache.
+        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's cache folder.
 
     Returns
     -------
@@ -230,7 +237,7 @@ def explain(
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
     first : int, default=4
-        So many sequences of the file, from its first.
+        Number of sequences to explain, from the first of the file.
 
     Returns
     -------
@@ -309,6 +316,7 @@ def extract(
     pad: str | None = None,
     normalise: str | None = None,
     label: str | None = None,
+    labels: str | None = None,
     id: str | None = None,
     time: str | None = None,
     group: str | None = None,
@@ -320,6 +328,7 @@ def extract(
     classes: bool = False,
     missing: str = 'refuse',
     standardise: bool = True,
+    skip_bad_rows: bool = False,
     rate: int | None = None,
     waveform: bool = False,
     data: StrPath | None = None,
@@ -350,95 +359,102 @@ def extract(
     splits : sequence of str, optional
         Compute only these splits; a later call adds the others. All by default.
     backbone : str, optional
-        gpt2, bert-base-uncased, lstm, a model folder, a hub name ... Default: mini.
+        Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed of drawn weights, of the input layer, and of the order of rows.
+        Seed of random weights, of the input layer and of the order of rows.
     init : str, optional
-        pretrained, random (GPT-2's: random-scaled; with --protocol paper random-flat), statistics, or a folder.
-        Default: pretrained, where anybody publishes such weights.
+        Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
+        pretrained means and deviations), or a folder that pretrain wrote. Default: pretrained, or random for
+        families without published weights.
     depth : int, optional
-        Keep only the first so many blocks, and the final norm.
+        Number of blocks to keep, from the first; the final norm is kept too.
     input : str, optional
-        native: the model's own tokenizer or processor and embeddings; or drawn: gaussian for symbols, of
-        vectors orthogonal or kernels, each of one dilation. Default: native where the model reads such data;
-        your own series and symbols: kernels, else drawn.
+        Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
+        symbols, orthogonal or kernels for vectors. Default: native if the model reads such data, else kernels
+        for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
-        Texts of more tokens than a model reads by itself: cut, or windows, whose features are averaged.
+        Texts longer than the model reads: cut them, or read windows and average their features.
     gain : float, optional
-        Scale of the input layer. Default: 1.41; of kernels 6.
+        Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
-        Values per token. Default: your own series: 9, symbols: 5, else 1.
+        Values per token (window length). Default: 9 for your own series, 5 for symbols, else 1.
     stride : int, optional
-        Values from one window to the next. Default: your own series and symbols: up to 1024 windows, else the
-        patch.
+        Values from one window to the next. Default: as for up to 1024 windows for your own series and symbols,
+        else the patch.
     dilations : str, optional
-        Steps between a window's values, such as 1,2,4, side by side; auto: 1, 2, 4 ... up to the length.
-        Default: your own series: auto, else 1.
+        Steps between the values of a window, such as 1,2,4, read side by side; auto: 1, 2, 4 ... up to the
+        length. Default: auto for your own series, else 1.
     pad : str, optional
-        valid: windows inside the sequence; same: one around every stride-th value, zeros outside. Default: your
-        own series and symbols: same, else valid.
+        valid: windows inside the sequence; same: a window centred on each stride, zeros outside. Default: same
+        for your own series and symbols, else valid.
     normalise : str, optional
-        Scale of floats: of the channel in all rows, of each series, both side by side, or these and
-        differences. Default: your own series: differences, else channel.
+        Scaling of floats: per channel over all rows, per series, both side by side, or both and differences.
+        Default: differences for your own series, else channel.
     label : str, optional
-        Column of the labels; of FASTA the pattern of the label in the header.
+        Column of the labels. For FASTA: pattern of the label in the header.
+    labels : str, optional
+        Table with the labels of the files of a folder, or of the records of a FASTA file, joined by name.
     id : str, optional
-        Column that names the rows, or in long form the sequences.
+        Column of row names; in long form, of sequence names.
     time : str, optional
-        Column that orders the rows of a sequence in long form.
+        Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of what rows have in common that are never on both sides of a split.
+        Column of groups, such as patients; a group is in one split only. For FASTA: pattern in the header.
     drop : str or sequence of str, optional
-        Columns that are left out, comma-separated.
+        Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts, whose letters are the symbols, or of whole sequences.
+        Column of texts or of sequences of letters.
     values : bool, default=False
-        Whole numbers are values.
+        Read whole numbers as values.
     symbols : bool, default=False
-        Whole numbers are symbols.
+        Read whole numbers as symbols.
     regression : bool, default=False
-        Whole-number labels are targets.
+        Read whole-number labels as targets of a regression.
     classes : bool, default=False
-        Whole-number labels are classes.
+        Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse; interpolate along the series; mask: 0, and a channel that says where.
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a channel that marks them).
     standardise : bool, default=True
-        Floats: mean 0, deviation 1 per channel.
+        Scale floats to mean 0 and standard deviation 1 per channel.
+    skip_bad_rows : bool, default=False
+        Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Samples per second that sounds are brought to. Default: 16000.
+        Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Sounds are their samples, not frames of a spectrum; so of models that read them.
+        Read the samples of sounds instead of spectrum frames; the default for models that read samples.
     data : path-like, optional
-        Folder of the publisher's files. Default: RESERVOIR_DATA.
+        Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
-        A parameter of the task, NAME=VALUE; repeat for more.
+        Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Augmented copies of each training row (cifar10).
+        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
-        paper: data, untrained weights and training as in the authors' code.
+        paper: data, random weights and training as in the authors' code.
     limit : int, optional
-        At most so many rows of each split, a fixed draw.
+        Most rows per split; a fixed random draw.
     compute : str, default='auto'
-        float32, bfloat16; auto: as is native.
+        Precision: float32, bfloat16, or auto: bfloat16 if the device multiplies it natively.
     store : str, optional
-        float16, bfloat16 or float32 on disk. Default: your own series and symbols: float32, else float16.
+        Precision on disk: float16, bfloat16 or float32. Default: float32 for your own series and symbols, else
+        float16.
     layers : str or sequence of str, optional
-        embed, block01 ..., final, comma-separated, or all. Default: your own series and symbols: embed,block01,
-        else all.
+        Layers, comma-separated: embed, block01 ..., final, or all. Default: embed,block01 for your own series
+        and symbols, else all.
     pool : str or sequence of str, optional
-        last, mean, std, min, max, first, cls, segmentsK, quantilesK, sharesK, tokens, all; comma-separated.
-        Default: named tasks: last,mean; your own series: quantiles9,shares13,max,min,segments8; symbols:
-        shares13,max,min,segments8,tokens; texts in a model's own tokens: cls or last, and mean.
+        Poolings over the tokens, comma-separated: last, mean, std, min, max, first, cls, segmentsK, quantilesK,
+        sharesK, tokens, all. Default: last,mean for named tasks; quantiles9,shares13,max,min,segments8 for your
+        own series; shares13,max,min,segments8,tokens for symbols; mean and cls or last for texts with native
+        input.
     batch_rows : int, optional
-        Rows of the greatest length per batch of a new entry.
+        Rows of full length per batch, for a new entry.
     device : str, default='auto'
-        cpu, cuda, or auto: a GPU where there is one.
+        cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
-        Root of the cache. Default: RESERVOIR_CACHE, else the user's cache.
+        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's cache folder.
     workers : int, default=0
-        Local processes; 0 for none.
+        Number of local worker processes; 0 for none.
     scheduler : str, optional
-        A dask.distributed scheduler, tcp://host:port.
+        Address of a dask.distributed scheduler: tcp://host:port.
 
     Returns
     -------
@@ -481,27 +497,29 @@ def fit(
         What `extract` returned, or the folder of an entry. Several entries of the same rows are fitted together; their
         columns are named ``1:block06/mean``, ``2:block06/mean`` and so on.
     workers : int, default=0
-        Local processes; 0 for none.
+        Number of local worker processes; 0 for none.
     scheduler : str, optional
-        A dask.distributed scheduler, tcp://host:port.
+        Address of a dask.distributed scheduler: tcp://host:port.
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
     columns : str or sequence of str, default='all'
-        Columns to try, comma-separated; a+b for two side by side; all, alone and by layer; best:4 greedily.
+        Columns to try, comma-separated; a+b joins two; best:4 adds up to four greedily; all: each, and each
+        layer.
     readout : str, default='ridge'
-        ridge, logistic, or an import path such as sklearn.svm.LinearSVC:C=0.1,1.
+        ridge, logistic, or the import path of an estimator, such as sklearn.svm.LinearSVC:C=0.1,1.
     alphas : str, optional
-        Penalties LO:HI:N on standardised features.
+        Penalties to try, LO:HI:N, on standardised features.
     select : str, default='auto'
-        valid, fitted to train; cvK: K folds of train and valid; auto: by rows, to both.
+        Choose by valid (the validation split), by cvK (K folds of train and valid), or auto (by the number of
+        rows).
     one_standard_error : bool, default=False
-        Take the largest penalty within one standard error of the best.
+        Choose the largest penalty within one standard error of the best.
     class_weight : str, optional
-        balanced: all classes count the same.
+        balanced: every class has the same weight.
     curve : str, optional
-        Training rows of a learning curve, such as 100,1000.
+        Draw a learning curve at these numbers of training rows, such as 100,1000.
     device : str, default='auto'
-        cpu, cuda, or auto: a GPU where there is one.
+        cpu, cuda, or auto: a GPU if there is one.
 
     Returns
     -------
@@ -581,6 +599,7 @@ def plan(
     pad: str | None = None,
     normalise: str | None = None,
     label: str | None = None,
+    labels: str | None = None,
     id: str | None = None,
     time: str | None = None,
     group: str | None = None,
@@ -592,6 +611,7 @@ def plan(
     classes: bool = False,
     missing: str = 'refuse',
     standardise: bool = True,
+    skip_bad_rows: bool = False,
     rate: int | None = None,
     waveform: bool = False,
     data: StrPath | None = None,
@@ -620,91 +640,98 @@ def plan(
     workers : int, default=1
         Processes or GPUs like this one that will share the work.
     backbone : str, optional
-        gpt2, bert-base-uncased, lstm, a model folder, a hub name ... Default: mini.
+        Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed of drawn weights, of the input layer, and of the order of rows.
+        Seed of random weights, of the input layer and of the order of rows.
     init : str, optional
-        pretrained, random (GPT-2's: random-scaled; with --protocol paper random-flat), statistics, or a folder.
-        Default: pretrained, where anybody publishes such weights.
+        Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
+        pretrained means and deviations), or a folder that pretrain wrote. Default: pretrained, or random for
+        families without published weights.
     depth : int, optional
-        Keep only the first so many blocks, and the final norm.
+        Number of blocks to keep, from the first; the final norm is kept too.
     input : str, optional
-        native: the model's own tokenizer or processor and embeddings; or drawn: gaussian for symbols, of
-        vectors orthogonal or kernels, each of one dilation. Default: native where the model reads such data;
-        your own series and symbols: kernels, else drawn.
+        Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
+        symbols, orthogonal or kernels for vectors. Default: native if the model reads such data, else kernels
+        for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
-        Texts of more tokens than a model reads by itself: cut, or windows, whose features are averaged.
+        Texts longer than the model reads: cut them, or read windows and average their features.
     gain : float, optional
-        Scale of the input layer. Default: 1.41; of kernels 6.
+        Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
-        Values per token. Default: your own series: 9, symbols: 5, else 1.
+        Values per token (window length). Default: 9 for your own series, 5 for symbols, else 1.
     stride : int, optional
-        Values from one window to the next. Default: your own series and symbols: up to 1024 windows, else the
-        patch.
+        Values from one window to the next. Default: as for up to 1024 windows for your own series and symbols,
+        else the patch.
     dilations : str, optional
-        Steps between a window's values, such as 1,2,4, side by side; auto: 1, 2, 4 ... up to the length.
-        Default: your own series: auto, else 1.
+        Steps between the values of a window, such as 1,2,4, read side by side; auto: 1, 2, 4 ... up to the
+        length. Default: auto for your own series, else 1.
     pad : str, optional
-        valid: windows inside the sequence; same: one around every stride-th value, zeros outside. Default: your
-        own series and symbols: same, else valid.
+        valid: windows inside the sequence; same: a window centred on each stride, zeros outside. Default: same
+        for your own series and symbols, else valid.
     normalise : str, optional
-        Scale of floats: of the channel in all rows, of each series, both side by side, or these and
-        differences. Default: your own series: differences, else channel.
+        Scaling of floats: per channel over all rows, per series, both side by side, or both and differences.
+        Default: differences for your own series, else channel.
     label : str, optional
-        Column of the labels; of FASTA the pattern of the label in the header.
+        Column of the labels. For FASTA: pattern of the label in the header.
+    labels : str, optional
+        Table with the labels of the files of a folder, or of the records of a FASTA file, joined by name.
     id : str, optional
-        Column that names the rows, or in long form the sequences.
+        Column of row names; in long form, of sequence names.
     time : str, optional
-        Column that orders the rows of a sequence in long form.
+        Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of what rows have in common that are never on both sides of a split.
+        Column of groups, such as patients; a group is in one split only. For FASTA: pattern in the header.
     drop : str or sequence of str, optional
-        Columns that are left out, comma-separated.
+        Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts, whose letters are the symbols, or of whole sequences.
+        Column of texts or of sequences of letters.
     values : bool, default=False
-        Whole numbers are values.
+        Read whole numbers as values.
     symbols : bool, default=False
-        Whole numbers are symbols.
+        Read whole numbers as symbols.
     regression : bool, default=False
-        Whole-number labels are targets.
+        Read whole-number labels as targets of a regression.
     classes : bool, default=False
-        Whole-number labels are classes.
+        Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse; interpolate along the series; mask: 0, and a channel that says where.
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a channel that marks them).
     standardise : bool, default=True
-        Floats: mean 0, deviation 1 per channel.
+        Scale floats to mean 0 and standard deviation 1 per channel.
+    skip_bad_rows : bool, default=False
+        Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Samples per second that sounds are brought to. Default: 16000.
+        Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Sounds are their samples, not frames of a spectrum; so of models that read them.
+        Read the samples of sounds instead of spectrum frames; the default for models that read samples.
     data : path-like, optional
-        Folder of the publisher's files. Default: RESERVOIR_DATA.
+        Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
-        A parameter of the task, NAME=VALUE; repeat for more.
+        Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Augmented copies of each training row (cifar10).
+        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
-        paper: data, untrained weights and training as in the authors' code.
+        paper: data, random weights and training as in the authors' code.
     limit : int, optional
-        At most so many rows of each split, a fixed draw.
+        Most rows per split; a fixed random draw.
     compute : str, default='auto'
-        float32, bfloat16; auto: as is native.
+        Precision: float32, bfloat16, or auto: bfloat16 if the device multiplies it natively.
     store : str, optional
-        float16, bfloat16 or float32 on disk. Default: your own series and symbols: float32, else float16.
+        Precision on disk: float16, bfloat16 or float32. Default: float32 for your own series and symbols, else
+        float16.
     layers : str or sequence of str, optional
-        embed, block01 ..., final, comma-separated, or all. Default: your own series and symbols: embed,block01,
-        else all.
+        Layers, comma-separated: embed, block01 ..., final, or all. Default: embed,block01 for your own series
+        and symbols, else all.
     pool : str or sequence of str, optional
-        last, mean, std, min, max, first, cls, segmentsK, quantilesK, sharesK, tokens, all; comma-separated.
-        Default: named tasks: last,mean; your own series: quantiles9,shares13,max,min,segments8; symbols:
-        shares13,max,min,segments8,tokens; texts in a model's own tokens: cls or last, and mean.
+        Poolings over the tokens, comma-separated: last, mean, std, min, max, first, cls, segmentsK, quantilesK,
+        sharesK, tokens, all. Default: last,mean for named tasks; quantiles9,shares13,max,min,segments8 for your
+        own series; shares13,max,min,segments8,tokens for symbols; mean and cls or last for texts with native
+        input.
     batch_rows : int, optional
-        Rows of the greatest length per batch of a new entry.
+        Rows of full length per batch, for a new entry.
     device : str, default='auto'
-        cpu, cuda, or auto: a GPU where there is one.
+        cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
-        Root of the cache. Default: RESERVOIR_CACHE, else the user's cache.
+        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's cache folder.
 
     Returns
     -------
@@ -733,9 +760,9 @@ def predict(
     file : str or path-like
         Any file that a task can be made from, with or without labels, or an idx file of images.
     device : str, default='auto'
-        cpu, cuda, or auto: a GPU where there is one.
+        cpu, cuda, or auto: a GPU if there is one.
     trust : bool, default=False
-        Load a readout that can run code: one whose estimator is not linear.
+        Load a readout that can run code: any estimator that is not linear.
 
     Returns
     -------
@@ -757,6 +784,7 @@ def prepare(
     task: StrPath,
     *,
     label: str | None = None,
+    labels: str | None = None,
     id: str | None = None,
     time: str | None = None,
     group: str | None = None,
@@ -768,6 +796,7 @@ def prepare(
     classes: bool = False,
     missing: str = 'refuse',
     standardise: bool = True,
+    skip_bad_rows: bool = False,
     rate: int | None = None,
     waveform: bool = False,
     data: StrPath | None = None,
@@ -790,51 +819,55 @@ def prepare(
     task : str or path-like
         Name of a task, or the path of your own data.
     label : str, optional
-        Column of the labels; of FASTA the pattern of the label in the header.
+        Column of the labels. For FASTA: pattern of the label in the header.
+    labels : str, optional
+        Table with the labels of the files of a folder, or of the records of a FASTA file, joined by name.
     id : str, optional
-        Column that names the rows, or in long form the sequences.
+        Column of row names; in long form, of sequence names.
     time : str, optional
-        Column that orders the rows of a sequence in long form.
+        Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of what rows have in common that are never on both sides of a split.
+        Column of groups, such as patients; a group is in one split only. For FASTA: pattern in the header.
     drop : str or sequence of str, optional
-        Columns that are left out, comma-separated.
+        Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts, whose letters are the symbols, or of whole sequences.
+        Column of texts or of sequences of letters.
     values : bool, default=False
-        Whole numbers are values.
+        Read whole numbers as values.
     symbols : bool, default=False
-        Whole numbers are symbols.
+        Read whole numbers as symbols.
     regression : bool, default=False
-        Whole-number labels are targets.
+        Read whole-number labels as targets of a regression.
     classes : bool, default=False
-        Whole-number labels are classes.
+        Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse; interpolate along the series; mask: 0, and a channel that says where.
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a channel that marks them).
     standardise : bool, default=True
-        Floats: mean 0, deviation 1 per channel.
+        Scale floats to mean 0 and standard deviation 1 per channel.
+    skip_bad_rows : bool, default=False
+        Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Samples per second that sounds are brought to. Default: 16000.
+        Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Sounds are their samples, not frames of a spectrum; so of models that read them.
+        Read the samples of sounds instead of spectrum frames; the default for models that read samples.
     data : path-like, optional
-        Folder of the publisher's files. Default: RESERVOIR_DATA.
+        Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
-        A parameter of the task, NAME=VALUE; repeat for more.
+        Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Augmented copies of each training row (cifar10).
+        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
-        paper: data, untrained weights and training as in the authors' code.
+        paper: data, random weights and training as in the authors' code.
     workers : int, default=0
-        Local processes; 0 for none.
+        Number of local worker processes; 0 for none.
     scheduler : str, optional
-        A dask.distributed scheduler, tcp://host:port.
+        Address of a dask.distributed scheduler: tcp://host:port.
     fetch : bool, default=False
-        Fetch the publisher's files where missing.
+        Download the files that are missing.
     mirrors : sequence of str, default=()
-        Other places of the files; tried first.
+        Addresses to try first.
     cache : path-like, optional
-        Root of the cache. Default: RESERVOIR_CACHE, else the user's cache.
+        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's cache folder.
 
     Returns
     -------
@@ -882,39 +915,40 @@ def pretrain(
     out : str or path-like
         Folder of the model. transformers loads it, and so does ``backbone=``.
     backbone : str, optional
-        gpt2, bert-base-uncased, lstm, a model folder, a hub name ... Default: mini.
+        Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed of drawn weights, of the input layer, and of the order of rows.
+        Seed of random weights, of the input layer and of the order of rows.
     compute : str, default='auto'
-        float32, bfloat16; auto: as is native.
+        Precision: float32, bfloat16, or auto: bfloat16 if the device multiplies it natively.
     steps : int, optional
-        Steps in all. Default: 5000; of pretrain 2000.
+        Total optimizer steps. Default: 5000, or 2000 for pretrain.
     learning_rate : float, optional
-        Of Adam. Default: train: 1e-3, LSTMs 3e-4, homology 1e-4; pretrain: 2e-3, bit-memory 5e-4.
+        Learning rate of Adam. Default: train: 1e-3, 3e-4 for LSTMs, 1e-4 for homology; pretrain: 2e-3, 5e-4 for
+        bit-memory.
     eval_every : int, default=500
-        Steps between validations, each with a checkpoint.
+        Steps between validations; each writes a checkpoint.
     compiled : bool, default=False
-        Compile the model, on a GPU; pretrain's on a CPU too.
+        Compile the model: on a GPU, and for pretrain also on a CPU.
     resume : bool, default=False
-        Go on from the last checkpoint.
+        Resume from the last checkpoint.
     vocabulary : int, default=256
-        Of text 256 for bytes, more for a tokenizer; of a stream: any.
+        Number of tokens: 256 for the bytes of a text, more to train a tokenizer; any number for a stream.
     batch_tokens : int, default=4096
-        Tokens of a step.
+        Tokens per optimizer step.
     context : int, optional
-        Tokens read at a time. Default: 1024, or the model's.
+        Context length in tokens. Default: 1024, or the model's maximum.
     short : int, optional
-        ... in the first steps. Default: a quarter of it.
+        Context length in the first steps. Default: a quarter of context.
     short_share : float, default=0.6
-        Share of the steps that read short windows; then they double.
+        Share of the steps with the short context, which is doubled afterwards.
     warm_up : int, default=200
-        Steps up to the highest learning rate; then it falls along a cosine.
+        Steps of linear warm-up; a cosine schedule follows.
     weight_decay : float, default=0.1
-        Of AdamW, for matrices.
+        Weight decay of AdamW on matrices.
     device : str, default='auto'
-        cpu, cuda, or auto: a GPU where there is one.
+        cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
-        Root of the cache. Default: RESERVOIR_CACHE, else the user's cache.
+        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's cache folder.
 
     Returns
     -------
@@ -951,7 +985,7 @@ def report(
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
     cache : path-like, optional
-        Root of the cache. Default: RESERVOIR_CACHE, else the user's cache.
+        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's cache folder.
 
     Returns
     -------
@@ -982,6 +1016,7 @@ def reproduce(
     workers: int = 0,
     scheduler: str | None = None,
     label: str | None = None,
+    labels: str | None = None,
     id: str | None = None,
     time: str | None = None,
     group: str | None = None,
@@ -993,6 +1028,7 @@ def reproduce(
     classes: bool = False,
     missing: str = 'refuse',
     standardise: bool = True,
+    skip_bad_rows: bool = False,
     rate: int | None = None,
     waveform: bool = False,
     data: StrPath | None = None,
@@ -1016,55 +1052,59 @@ def reproduce(
     scale : str, default='smoke'
         smoke: minutes; hour: an hour or two; day: 20 core-hours; full: all rows; paper: for a GPU.
     only : str or sequence of str, optional
-        Tasks, rows or columns, comma-separated; all of them if left out.
+        Only these tasks, rows or columns, comma-separated.
     seeds : int, optional
-        So many seeds from 0. Default: 3 for day, full and paper, else 1.
+        Number of seeds, from 0. Default: 3 for day, full and paper, else 1.
     override : mapping, optional
-        In place of the scale's value, such as backbone=bert-base-uncased.
+        Replace a value of the scale, such as backbone=bert-base-uncased.
     workers : int, default=0
-        Local processes; 0 for none.
+        Number of local worker processes; 0 for none.
     scheduler : str, optional
-        A dask.distributed scheduler, tcp://host:port.
+        Address of a dask.distributed scheduler: tcp://host:port.
     label : str, optional
-        Column of the labels; of FASTA the pattern of the label in the header.
+        Column of the labels. For FASTA: pattern of the label in the header.
+    labels : str, optional
+        Table with the labels of the files of a folder, or of the records of a FASTA file, joined by name.
     id : str, optional
-        Column that names the rows, or in long form the sequences.
+        Column of row names; in long form, of sequence names.
     time : str, optional
-        Column that orders the rows of a sequence in long form.
+        Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of what rows have in common that are never on both sides of a split.
+        Column of groups, such as patients; a group is in one split only. For FASTA: pattern in the header.
     drop : str or sequence of str, optional
-        Columns that are left out, comma-separated.
+        Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts, whose letters are the symbols, or of whole sequences.
+        Column of texts or of sequences of letters.
     values : bool, default=False
-        Whole numbers are values.
+        Read whole numbers as values.
     symbols : bool, default=False
-        Whole numbers are symbols.
+        Read whole numbers as symbols.
     regression : bool, default=False
-        Whole-number labels are targets.
+        Read whole-number labels as targets of a regression.
     classes : bool, default=False
-        Whole-number labels are classes.
+        Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse; interpolate along the series; mask: 0, and a channel that says where.
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a channel that marks them).
     standardise : bool, default=True
-        Floats: mean 0, deviation 1 per channel.
+        Scale floats to mean 0 and standard deviation 1 per channel.
+    skip_bad_rows : bool, default=False
+        Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Samples per second that sounds are brought to. Default: 16000.
+        Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Sounds are their samples, not frames of a spectrum; so of models that read them.
+        Read the samples of sounds instead of spectrum frames; the default for models that read samples.
     data : path-like, optional
-        Folder of the publisher's files. Default: RESERVOIR_DATA.
+        Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
-        A parameter of the task, NAME=VALUE; repeat for more.
+        Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Augmented copies of each training row (cifar10).
+        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
-        paper: data, untrained weights and training as in the authors' code.
+        paper: data, random weights and training as in the authors' code.
     device : str, default='auto'
-        cpu, cuda, or auto: a GPU where there is one.
+        cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
-        Root of the cache. Default: RESERVOIR_CACHE, else the user's cache.
+        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's cache folder.
 
     Returns
     -------
@@ -1098,6 +1138,7 @@ def train(
     pad: str | None = None,
     normalise: str | None = None,
     label: str | None = None,
+    labels: str | None = None,
     id: str | None = None,
     time: str | None = None,
     group: str | None = None,
@@ -1109,6 +1150,7 @@ def train(
     classes: bool = False,
     missing: str = 'refuse',
     standardise: bool = True,
+    skip_bad_rows: bool = False,
     rate: int | None = None,
     waveform: bool = False,
     data: StrPath | None = None,
@@ -1149,120 +1191,127 @@ def train(
     task : str or path-like
         Name of a task, or the path of your own data.
     backbone : str, optional
-        gpt2, bert-base-uncased, lstm, a model folder, a hub name ... Default: mini.
+        Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed of drawn weights, of the input layer, and of the order of rows.
+        Seed of random weights, of the input layer and of the order of rows.
     init : str, optional
-        pretrained, random (GPT-2's: random-scaled; with --protocol paper random-flat), statistics, or a folder.
-        Default: pretrained, where anybody publishes such weights.
+        Source of the weights: pretrained, random, random-scaled, random-flat, statistics (random with the
+        pretrained means and deviations), or a folder that pretrain wrote. Default: pretrained, or random for
+        families without published weights.
     depth : int, optional
-        Keep only the first so many blocks, and the final norm.
+        Number of blocks to keep, from the first; the final norm is kept too.
     input : str, optional
-        native: the model's own tokenizer or processor and embeddings; or drawn: gaussian for symbols, of
-        vectors orthogonal or kernels, each of one dilation. Default: native where the model reads such data;
-        your own series and symbols: kernels, else drawn.
+        Input layer: native (the model's own tokenizer or processor and embeddings), or random: gaussian for
+        symbols, orthogonal or kernels for vectors. Default: native if the model reads such data, else kernels
+        for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
-        Texts of more tokens than a model reads by itself: cut, or windows, whose features are averaged.
+        Texts longer than the model reads: cut them, or read windows and average their features.
     gain : float, optional
-        Scale of the input layer. Default: 1.41; of kernels 6.
+        Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
-        Values per token. Default: your own series: 9, symbols: 5, else 1.
+        Values per token (window length). Default: 9 for your own series, 5 for symbols, else 1.
     stride : int, optional
-        Values from one window to the next. Default: your own series and symbols: up to 1024 windows, else the
-        patch.
+        Values from one window to the next. Default: as for up to 1024 windows for your own series and symbols,
+        else the patch.
     dilations : str, optional
-        Steps between a window's values, such as 1,2,4, side by side; auto: 1, 2, 4 ... up to the length.
-        Default: your own series: auto, else 1.
+        Steps between the values of a window, such as 1,2,4, read side by side; auto: 1, 2, 4 ... up to the
+        length. Default: auto for your own series, else 1.
     pad : str, optional
-        valid: windows inside the sequence; same: one around every stride-th value, zeros outside. Default: your
-        own series and symbols: same, else valid.
+        valid: windows inside the sequence; same: a window centred on each stride, zeros outside. Default: same
+        for your own series and symbols, else valid.
     normalise : str, optional
-        Scale of floats: of the channel in all rows, of each series, both side by side, or these and
-        differences. Default: your own series: differences, else channel.
+        Scaling of floats: per channel over all rows, per series, both side by side, or both and differences.
+        Default: differences for your own series, else channel.
     label : str, optional
-        Column of the labels; of FASTA the pattern of the label in the header.
+        Column of the labels. For FASTA: pattern of the label in the header.
+    labels : str, optional
+        Table with the labels of the files of a folder, or of the records of a FASTA file, joined by name.
     id : str, optional
-        Column that names the rows, or in long form the sequences.
+        Column of row names; in long form, of sequence names.
     time : str, optional
-        Column that orders the rows of a sequence in long form.
+        Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of what rows have in common that are never on both sides of a split.
+        Column of groups, such as patients; a group is in one split only. For FASTA: pattern in the header.
     drop : str or sequence of str, optional
-        Columns that are left out, comma-separated.
+        Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts, whose letters are the symbols, or of whole sequences.
+        Column of texts or of sequences of letters.
     values : bool, default=False
-        Whole numbers are values.
+        Read whole numbers as values.
     symbols : bool, default=False
-        Whole numbers are symbols.
+        Read whole numbers as symbols.
     regression : bool, default=False
-        Whole-number labels are targets.
+        Read whole-number labels as targets of a regression.
     classes : bool, default=False
-        Whole-number labels are classes.
+        Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse; interpolate along the series; mask: 0, and a channel that says where.
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a channel that marks them).
     standardise : bool, default=True
-        Floats: mean 0, deviation 1 per channel.
+        Scale floats to mean 0 and standard deviation 1 per channel.
+    skip_bad_rows : bool, default=False
+        Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Samples per second that sounds are brought to. Default: 16000.
+        Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Sounds are their samples, not frames of a spectrum; so of models that read them.
+        Read the samples of sounds instead of spectrum frames; the default for models that read samples.
     data : path-like, optional
-        Folder of the publisher's files. Default: RESERVOIR_DATA.
+        Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
-        A parameter of the task, NAME=VALUE; repeat for more.
+        Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Augmented copies of each training row (cifar10).
+        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
-        paper: data, untrained weights and training as in the authors' code.
+        paper: data, random weights and training as in the authors' code.
     limit : int, optional
-        At most so many rows of each split, a fixed draw.
+        Most rows per split; a fixed random draw.
     run : path-like, optional
         Folder of a run of train. Default: in the cache.
     compute : str, default='auto'
-        float32, bfloat16; auto: as is native.
+        Precision: float32, bfloat16, or auto: bfloat16 if the device multiplies it natively.
     store : str, optional
-        float16, bfloat16 or float32 on disk. Default: your own series and symbols: float32, else float16.
+        Precision on disk: float16, bfloat16 or float32. Default: float32 for your own series and symbols, else
+        float16.
     steps : int, optional
-        Steps in all. Default: 5000; of pretrain 2000.
+        Total optimizer steps. Default: 5000, or 2000 for pretrain.
     learning_rate : float, optional
-        Of Adam. Default: train: 1e-3, LSTMs 3e-4, homology 1e-4; pretrain: 2e-3, bit-memory 5e-4.
+        Learning rate of Adam. Default: train: 1e-3, 3e-4 for LSTMs, 1e-4 for homology; pretrain: 2e-3, 5e-4 for
+        bit-memory.
     eval_every : int, default=500
-        Steps between validations, each with a checkpoint.
+        Steps between validations; each writes a checkpoint.
     compiled : bool, default=False
-        Compile the model, on a GPU; pretrain's on a CPU too.
+        Compile the model: on a GPU, and for pretrain also on a CPU.
     resume : bool, default=False
-        Go on from the last checkpoint.
+        Resume from the last checkpoint.
     train : str or sequence of str, optional
-        Groups that are trained, comma-separated: input, output, positions, layernorm, attention, feedforward,
+        Parameter groups to train, comma-separated: input, output, positions, layernorm, attention, feedforward,
         recurrent, last-attention, or all. Default: input,layernorm,positions,output.
     batch : int, default=8
-        Rows of one forward pass in one process.
+        Rows per forward pass and process.
     accumulate : int, default=1
-        Forward passes per step.
+        Forward passes per optimizer step.
     dropout : float, default=0.1
-        Share of values dropped above the lowest trained one; 0: none.
+        Dropout above the lowest trained layer; 0 for none.
     clip : float, default=1.0
-        Most that the norm of the gradients may be.
+        Largest norm of the gradients; larger ones are scaled down.
     rows : str, default='auto'
-        fresh, augmented or stored rows; auto: as the task allows.
+        Training rows: fresh (generated), augmented, stored, or auto: the first of these that the task has.
     from_cache : bool, default=False
-        Take what lies below the lowest trained layer from the cache.
+        Read the layers below the lowest trained one from the cache.
     recompute : bool, default=False
-        Compute each block again in the backward pass: less memory.
+        Recompute each block in the backward pass, which saves memory.
     on_divergence : str, default='stop'
-        stop, or report the best checkpoint before.
+        If the loss diverges: stop with an error, or report the best checkpoint.
     bound : float, default=10000.0
-        A loss above it counts as diverged.
+        A loss above this value counts as diverged.
     sweep : mapping, optional
-        Values of learning_rate, dropout, clip, batch or accumulate to train with, such as
-        learning_rate=1e-4,1e-3; repeat for a grid. Validation chooses; test is scored once.
+        Train with several values of learning_rate, dropout, clip, batch or accumulate, such as
+        learning_rate=1e-4,1e-3; repeat for a grid. Validation data choose; test is scored once.
     track : str, optional
-        tensorboard, wandb or mlflow, besides metrics.jsonl.
+        Also log to tensorboard, wandb or mlflow.
     device : str, default='auto'
-        cpu, cuda, or auto: a GPU where there is one.
+        cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
-        Root of the cache. Default: RESERVOIR_CACHE, else the user's cache.
+        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's cache folder.
 
     Returns
     -------
@@ -1291,6 +1340,7 @@ def tune(
     backbone: str | None = None,
     seed: int = 0,
     label: str | None = None,
+    labels: str | None = None,
     id: str | None = None,
     time: str | None = None,
     group: str | None = None,
@@ -1302,6 +1352,7 @@ def tune(
     classes: bool = False,
     missing: str = 'refuse',
     standardise: bool = True,
+    skip_bad_rows: bool = False,
     rate: int | None = None,
     waveform: bool = False,
     data: StrPath | None = None,
@@ -1327,61 +1378,65 @@ def tune(
     show : callable, optional
         Called with each trial as it ends, or is found in the file of an earlier call.
     budget : str, default='5m'
-        Time in all, such as 90s, 10m or 1h.
+        Total time, such as 90s, 10m or 1h.
     trials : int, optional
-        At most so many reservoirs. Default: as the time allows.
+        Most reservoirs to try. Default: as many as the budget allows.
     join : int, default=4
-        At most so many reservoirs side by side.
+        Most reservoirs to read side by side.
     backbone : str, optional
-        gpt2, bert-base-uncased, lstm, a model folder, a hub name ... Default: mini.
+        Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
-        Seed of drawn weights, of the input layer, and of the order of rows.
+        Seed of random weights, of the input layer and of the order of rows.
     label : str, optional
-        Column of the labels; of FASTA the pattern of the label in the header.
+        Column of the labels. For FASTA: pattern of the label in the header.
+    labels : str, optional
+        Table with the labels of the files of a folder, or of the records of a FASTA file, joined by name.
     id : str, optional
-        Column that names the rows, or in long form the sequences.
+        Column of row names; in long form, of sequence names.
     time : str, optional
-        Column that orders the rows of a sequence in long form.
+        Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of what rows have in common that are never on both sides of a split.
+        Column of groups, such as patients; a group is in one split only. For FASTA: pattern in the header.
     drop : str or sequence of str, optional
-        Columns that are left out, comma-separated.
+        Columns to ignore, comma-separated.
     text : str, optional
-        Column of texts, whose letters are the symbols, or of whole sequences.
+        Column of texts or of sequences of letters.
     values : bool, default=False
-        Whole numbers are values.
+        Read whole numbers as values.
     symbols : bool, default=False
-        Whole numbers are symbols.
+        Read whole numbers as symbols.
     regression : bool, default=False
-        Whole-number labels are targets.
+        Read whole-number labels as targets of a regression.
     classes : bool, default=False
-        Whole-number labels are classes.
+        Read whole-number labels as classes.
     missing : str, default='refuse'
-        NaN and empty cells: refuse; interpolate along the series; mask: 0, and a channel that says where.
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a channel that marks them).
     standardise : bool, default=True
-        Floats: mean 0, deviation 1 per channel.
+        Scale floats to mean 0 and standard deviation 1 per channel.
+    skip_bad_rows : bool, default=False
+        Leave out rows that cannot be read, and print how many.
     rate : int, optional
-        Samples per second that sounds are brought to. Default: 16000.
+        Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Sounds are their samples, not frames of a spectrum; so of models that read them.
+        Read the samples of sounds instead of spectrum frames; the default for models that read samples.
     data : path-like, optional
-        Folder of the publisher's files. Default: RESERVOIR_DATA.
+        Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
-        A parameter of the task, NAME=VALUE; repeat for more.
+        Parameter of the task, NAME=VALUE; repeat for more.
     views : int, optional
-        Augmented copies of each training row (cifar10).
+        Number of augmented copies of each training row (cifar10).
     protocol : str, optional
-        paper: data, untrained weights and training as in the authors' code.
+        paper: data, random weights and training as in the authors' code.
     limit : int, optional
-        At most so many rows of each split, a fixed draw.
+        Most rows per split; a fixed random draw.
     device : str, default='auto'
-        cpu, cuda, or auto: a GPU where there is one.
+        cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
-        Root of the cache. Default: RESERVOIR_CACHE, else the user's cache.
+        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's cache folder.
     workers : int, default=0
-        Local processes; 0 for none.
+        Number of local worker processes; 0 for none.
     scheduler : str, optional
-        A dask.distributed scheduler, tcp://host:port.
+        Address of a dask.distributed scheduler: tcp://host:port.
 
     Returns
     -------

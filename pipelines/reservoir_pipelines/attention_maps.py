@@ -203,7 +203,7 @@ def _as_trained(task: str, trained: Task, source: TaskOptions) -> TaskOptions:
     if task not in TASKS:
         flags = OwnDataOptions.__dataclass_fields__
         asked = {name: value for name, value in trained.parameters.items() if name in flags}
-        return replace(source, **{**asked, **source.said})
+        return replace(source, **{**asked, **source.explicit})
     default = task_named(task, data=data_folder(source.data)).task.parameters
     given = {n: value for n, value in trained.parameters.items() if n not in default or default[n] != value}
     return replace(source, parameters={**given, **source.given})

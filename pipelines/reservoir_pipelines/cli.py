@@ -1,4 +1,4 @@
-"""The command line. Each command is a thin function over the stage of the same name; heavy imports wait inside."""
+"""The command line. Each command is a thin function that calls a stage; heavy imports stay inside functions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ for commands in (data_commands, fit_commands, model_commands, train_commands, re
     commands.register(app)
 
 
-def _tell_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
@@ -47,21 +47,21 @@ def _tell_version(wanted: bool) -> None:
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", help="Tell the version.", callback=_tell_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     pass
 
 
 def main() -> None:
-    """Run the command line: 0 done, 1 failed, 2 the input was at fault, 130 interrupted."""
+    """Run the command line. Exit codes: 0 done, 1 failed, 2 invalid input, 130 interrupted."""
     # Some libraries start Python too (joblib, torch.compile): none may import modules from the current folder.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command and return its exit code; the user's own mistakes are told in one line on stderr."""
+    """Run one command and return its exit code; invalid input is reported in one line on stderr."""
     from reservoir_cache import CacheError
 
     from reservoir.errors import InputError
@@ -75,7 +75,7 @@ def run(arguments: list[str]) -> int:
         return _fault(error.format_message().replace("\n", " ").rstrip(".") + hint)
     except (InputError, CacheError) as error:
         return _fault(str(error))
-    except BrokenPipeError:  # the reader of our output, such as head, has seen enough
+    except BrokenPipeError:  # the reader of our output, such as head, has ended
         sys.stderr.close()
         return 0
     except OSError as error:
@@ -87,7 +87,7 @@ def run(arguments: list[str]) -> int:
 
 @cache
 def _tree() -> Any:
-    """Return the commands with their flags, made once: it takes longer than many a command."""
+    """Return the commands with their flags, built once: building takes longer than many a command."""
     return typer.main.get_command(app)
 
 

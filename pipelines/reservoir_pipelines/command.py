@@ -1,4 +1,4 @@
-"""Commands: functions whose flags are made from groups of options, and the file that gives their values."""
+"""Commands: functions whose flags are made from groups of options, and the configuration file with their values."""
 
 from __future__ import annotations
 
@@ -11,29 +11,64 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from reservoir.errors import InputError
-from reservoir.option_fields import Options, flag_of, keyword, refuse_modules
+from reservoir.option_fields import Options, flag_of, keyword, panels, refuse_modules
 from reservoir_pipelines.early import check_names
 from reservoir_pipelines.output import print_json, print_table
 
 HELP = {"help_option_names": ["-h", "--help"]}
-"""What every group of commands answers with its help."""
+"""The flags that print the help."""
 
 Group = type[Options] | tuple[Any, ...]
-"""A class of options, or one followed by the names of those that a command has."""
+"""A class of options, or a class followed by the names of the options that a command has."""
 
 _TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "Path": Path}
 
 OwnTask = Annotated[str, typer.Argument(help="A task's name, or the path of your own data.")]
 
+SECTIONS = (
+    "Arguments",
+    "Data",
+    "Model",
+    "Features",
+    "Readout",
+    "Search",
+    "Training",
+    "Attention",
+    "Tables",
+    "Output",
+    "Run",
+    "Options",
+)
+"""The sections of a command's help, in their order."""
+
 Table = tuple[Any, ...]
 """Headings, rows and perhaps a title, as `print_table` takes them."""
 
 
+class SectionedCommand(TyperCommand):
+    """A command whose help lists its flags in sections."""
+
+    # Not typer's own panels: they import rich, which takes a third of a second.
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, then the flags by section."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                argument = parameter.param_type_name == "argument"
+                panel = "Arguments" if argument else getattr(parameter, "rich_help_panel", None) or "Options"
+                sections.setdefault(panel, []).append(record)
+        for panel in sorted(sections, key=SECTIONS.index):
+            with formatter.section(panel):
+                formatter.write_dl(sections[panel])
+
+
 @dataclass(frozen=True)
 class Answer:
-    """What a command has found: a value for programs, tables for people, and whether something is wrong."""
+    """Result of a command: a value for programs, tables for people, and whether the exit code is 1."""
 
     value: Any
     tables: Sequence[Table] = ()
@@ -43,13 +78,14 @@ class Answer:
 def command(app: typer.Typer, *groups: Group, name: str | None = None) -> Callable[[Callable[..., Answer | None]], Any]:
     """Register a function as a command with its own arguments, the options of some groups, --json and --config.
 
-    The function is called with its own arguments, and ``given``, the options that were named, by field; with ``json``
-    too where it has such a parameter. What it answers is printed, as JSON or as tables; None says nothing.
+    The function is called with its own arguments and ``given``, a dict of the options that were set; also with ``json``
+    if it has such a parameter. Its answer is printed as JSON or as tables; for None nothing is printed.
     """
 
     def register(function: Callable[..., Answer | None]) -> Callable[..., Answer | None]:
-        own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name not in _LAST]
-        asks = {"json"} & inspect.signature(function).parameters.keys()
+        parameters = inspect.signature(function, eval_str=True).parameters
+        own = [p for p in parameters.values() if p.name not in ("given", "json")]
+        wants_json = {"json"} & parameters.keys()
         items = [item for group in groups for item in _fields(group)]
         pairs = {item.name: flag_of(item) for item in items if str(item.type).startswith("Mapping")}
 
@@ -58,7 +94,7 @@ def command(app: typer.Typer, *groups: Group, name: str | None = None) -> Callab
             for pair in pairs.keys() & given.keys():
                 given[pair] = parse_parameters(given[pair], pairs[pair])
             check_names({**values, **given})
-            answer = function(**values, given=given, **dict.fromkeys(asks, json))
+            answer = function(**values, given=given, **dict.fromkeys(wants_json, json))
             if answer and json:
                 print_json(answer.value)
             for table in answer.tables if answer and not json else ():
@@ -69,7 +105,7 @@ def command(app: typer.Typer, *groups: Group, name: str | None = None) -> Callab
         own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
         run.__signature__ = inspect.Signature([*own, *map(_parameter, items), *_COMMON])  # pyright: ignore
         run.__doc__, run.__name__ = function.__doc__, function.__name__
-        app.command(name)(run)
+        app.command(name, cls=SectionedCommand)(run)
         return function
 
     return register
@@ -95,7 +131,7 @@ def _fields(group: Group) -> list[Field[Any]]:
 
 
 def _parameter(item: Field[Any]) -> inspect.Parameter:
-    """Return the flag of a field; what is not given is None, so that it can be told from a default."""
+    """Return the flag of a field. Its default is None, so that a given value differs from a missing one."""
     kind = str(item.type).partition(" |")[0]
     several = kind.startswith(("Mapping", "Sequence"))
     plain = item.default is not None and not isinstance(item.default, bool | tuple)
@@ -105,11 +141,17 @@ def _parameter(item: Field[Any]) -> inspect.Parameter:
     flags = [f"{flag}/--no-{flag[2:]}"] if item.default is True else [flag]
     more: dict[str, Any] = {"metavar": "NAME=VALUE"} if kind.startswith("Mapping") else {}
     annotation = (list[str] if several else _TYPES.get(kind, str)) | None
-    return keyword(item.name, None, Annotated[annotation, typer.Option(*flags, help=text, show_default=False, **more)])
+    return keyword(
+        item.name,
+        None,
+        Annotated[
+            annotation, typer.Option(*flags, help=text, show_default=False, rich_help_panel=panels[item.name], **more)
+        ],
+    )
 
 
 def _read_config(context: typer.Context, file: Path | None) -> Path | None:
-    """Take a command's settings from its table of a TOML file; flags on the command line win."""
+    """Read a command's settings from its table of a TOML file; flags on the command line take precedence."""
     if file is None:
         return None
     try:
@@ -139,12 +181,12 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
 
 
 def _refuse_unread(file: Path, name: str, tables: Mapping[str, Any], commands: set[str]) -> None:
-    """Refuse settings outside of tables, and tables of no command's name: nothing would read them."""
+    """Refuse settings outside of tables, and tables that are not named after a command: nothing would read them."""
     for key, value in tables.items():
         table = isinstance(value, dict)
         if key not in commands:
-            what = f"a table [{key}], which is no command's name" if table else f"{key!r} outside of a table"
-            raise InputError(f"--config {file}: it has {what}; write the settings of {name} below a line [{name}]")
+            what = f"the table [{key}] is not named after a command" if table else f"{key!r} stands outside of a table"
+            raise InputError(f"--config {file}: {what}; write the settings of {name} below a line [{name}]")
 
 
 def _command_names(name: str, found: Any) -> set[str]:
@@ -156,10 +198,9 @@ def _command_names(name: str, found: Any) -> set[str]:
 
 _JSON = typer.Option("--json", help="Print one JSON object and nothing else on stdout.")
 _CONFIG = typer.Option(
-    help="TOML file with the settings in a table named like the command.", callback=_read_config, is_eager=True
+    help="TOML file with settings, in a table named after the command.", callback=_read_config, is_eager=True
 )
 _COMMON = (
     keyword("json", False, Annotated[bool, _JSON]),
     keyword("config", None, Annotated[Path | None, _CONFIG]),
 )
-_LAST = ("given", "json")

@@ -141,7 +141,7 @@ class OwnData(Source):
     def _columns(self) -> Arrays:
         columns = open_arrays(self.origin, self.asked)
         samples = self.asked.waveform and "waveform" not in columns.unused_options  # values, too, may be such
-        if not samples and (flags := [name for name in columns.unused_options if name in self.asked.said]):
+        if not samples and (flags := [name for name in columns.unused_options if name in self.asked.explicit]):
             raise InputError(f"{self.origin}: --{flags[0]} means nothing for such data; leave it out")
         missing = [name for name in ("x", "y") if name not in columns.shapes]
         if missing:
@@ -162,7 +162,7 @@ class OwnData(Source):
     def _parameters(self) -> dict[str, Any]:
         """Return what was asked for, and the columns that were found, as needed to read new data alike."""
         unheard = {"standardise"} if self._symbols else set()
-        given = {name: value for name, value in self.asked.said.items() if name not in unheard}
+        given = {name: value for name, value in self.asked.explicit.items() if name not in unheard}
         if self.asked.labels:  # its content is in the labels; where it lies is nobody's business
             given["labels"] = Path(self.asked.labels).name
         each = {} if self._units is None else {"each": TOKEN}
