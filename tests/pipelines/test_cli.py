@@ -105,14 +105,14 @@ def test_settings_come_from_a_file_and_flags_win(call, tiny_gpt2, tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[extarct]\nlimit = 40\n", "a table [extarct]"),
-        ("[fit]\ncolumns = 'all'\n[extarct]\nlimit = 40\n", "a table [extarct]"),
-        ("limit = 40\n", "'limit' outside of a table"),
-        ("layers = 'final'\n[extract]\nlimit = 40\n", "'layers' outside of a table"),
+        ("[extarct]\nlimit = 40\n", "the table [extarct]"),
+        ("[fit]\ncolumns = 'all'\n[extarct]\nlimit = 40\n", "the table [extarct]"),
+        ("limit = 40\n", "'limit' stands outside of a table"),
+        ("layers = 'final'\n[extract]\nlimit = 40\n", "'layers' stands outside of a table"),
         ("extract = 40\n", "below a line [extract]"),
     ],
 )
-def test_line_6_settings_that_no_command_reads_are_refused(call, tmp_path, text, words):
+def test_settings_that_no_command_reads_are_refused(call, tmp_path, text, words):
     config = tmp_path / "run.toml"
     config.write_text(text)
     code, out, err = call("extract", "digits", "--config", config)
