@@ -96,7 +96,12 @@ def percent(accuracy: float | None) -> str:
 
 def score_text(score: float | None, metric: str) -> str:
     """Return a score as text: an accuracy as ``94.5%``, any other metric as a number."""
-    return percent(score) if metric == "accuracy" or score is None else f"{score:.3f}"
+    return percent(score) if score is None or is_share(metric) else f"{score:.3f}"
+
+
+def is_share(metric: str) -> bool:
+    """Return whether a metric is a share of labels, which is shown in percent."""
+    return metric in ("accuracy", "balanced_accuracy")
 
 
 def size_text(size: int) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reservoir_pipelines.drawing import COLOURS, INK, figure_of, picture, save, style
+from reservoir_pipelines.output import is_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +24,8 @@ MOST_COUNTS = 20  # classes of a confusion matrix whose counts can be read
 
 def in_unit(metric: str) -> tuple[float, str]:
     """Return the factor and the name with which scores are drawn: shares of right labels in percent."""
-    return (100.0, f"{metric} (%)") if metric == "accuracy" else (1.0, metric)
+    name = metric.replace("_", " ")
+    return (100.0, f"{name} (%)") if is_share(metric) else (1.0, name)
 
 
 def draw_course(axes: Axes, train: np.ndarray, valid: np.ndarray) -> None:

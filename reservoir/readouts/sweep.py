@@ -18,6 +18,9 @@ from reservoir.readouts.targets import Targets
 class Tally:
     """Running accuracy of A readouts over blocks: the share of correct labels over samples and outputs, or R^2.
 
+    If the targets have class weights, samples count by them: with balanced weights the accuracy is the mean recall of
+    the classes, up to the rounding of their shares.
+
     For real targets it is the mean over outputs of
 
         R^2 = 1 - sum (y - s)^2 / sum (y - mean y)^2
@@ -37,6 +40,7 @@ class Tally:
 
     def update(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Tally:
         """Count a block: scores (A, m, T) of each readout against labels (m, outputs), weighted (m,) or once each."""
+        weights = self.targets.weights(y, weights)
         counted = np.ones(len(y)) if weights is None else weights
         if not self.targets.classes:
             return self.update_squares(counted @ np.square(scores - y.astype(np.float64)), y, weights)

@@ -8,9 +8,11 @@ import pytest
 from reservoir_cache.shard import decode, encode
 from reservoir_pipelines import extract
 from reservoir_pipelines.fitting.fitters import LogisticFitter, RidgeFitter
+from reservoir_pipelines.fitting.sklearn_readout import EstimatorFitter
 from reservoir_pipelines.fitting.sources import ColumnSource
+from sklearn.metrics import balanced_accuracy_score
 
-from reservoir.readouts import LOGISTIC_ALPHAS, RereadableBlocks, sweep
+from reservoir.readouts import LOGISTIC_ALPHAS, RereadableBlocks, balanced_weights, sweep
 from reservoir.readouts.evaluation import compare, evaluate
 
 ALPHAS = np.logspace(-2, 6, 25)
@@ -132,3 +134,43 @@ def test_refit_adds_the_moments_of_valid_and_does_not_read_train_again(tiny_gpt2
     np.testing.assert_allclose(refitted.coef, expected.coef, rtol=1e-9, atol=1e-12 * np.abs(expected.coef).max())
     np.testing.assert_allclose(refitted.intercept, expected.intercept, rtol=1e-9)
     assert refitted.temperature == chosen.readout.temperature
+
+
+def rare(count, seed):
+    """Return two features of samples of which 8% are positive."""
+    rng = np.random.default_rng(seed)
+    y = (rng.random((count, 1)) < 0.08).astype(int)
+    return np.c_[0.7 * y, 0.3 * y] + rng.standard_normal((count, 2)) @ [[1, 0.9], [0, 0.4]], y
+
+
+@pytest.mark.parametrize("folds", [0, 5])
+def test_balanced_readouts_are_chosen_by_balanced_accuracy(folds):
+    source = held(*rare(1500, seed=2))
+    found = RidgeFitter(classes=2, alphas=np.logspace(-2, 6, 9), folds=folds, balanced=True, widens=False).fit(source)
+    assert found.result.metric == "balanced_accuracy"
+    assert found.result.valid_score == max(result.valid_score for result in found.results)
+    x, y = source.splits["valid"]
+    expected = balanced_accuracy_score(y, found.readout.predict(x))
+    assert found.result.valid_score == pytest.approx(expected, abs=0.03 if not folds else 0.1)
+    assert found.result.valid_score < 0.9  # the share of negatives, which is the accuracy of saying no, is 0.92
+
+
+def test_balanced_weights_count_the_rows_that_a_readout_is_fitted_to():
+    source = held(*rare(500, seed=0))
+    labels = {split: source.labels(split).ravel() for split in ("train", "valid")}
+    both = balanced_weights(np.bincount(np.concatenate([*labels.values()])))
+    settings = {"classes": 2, "alphas": ALPHAS, "balanced": True}
+    assert RidgeFitter(**settings, refits=True).targets(source).class_weights == both
+    assert RidgeFitter(**settings, folds=5).targets(source).class_weights == both
+    train = balanced_weights(np.bincount(labels["train"]))
+    assert RidgeFitter(**settings).targets(source).class_weights == train != both
+
+
+def test_a_balanced_estimator_is_chosen_by_balanced_accuracy():
+    source = held(*rare(1500, seed=2))
+    fitter = EstimatorFitter.parse("sklearn.linear_model.LogisticRegression:C=0.01,1", 2, balanced=True)
+    found = fitter.fit(source)
+    x, y = source.splits["valid"]
+    assert found.result.metric == "balanced_accuracy"
+    expected = balanced_accuracy_score(y, found.readout.predict(x))
+    assert found.result.valid_score == pytest.approx(expected, abs=0.03)

@@ -6,7 +6,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from reservoir_pipelines.command import Table
-from reservoir_pipelines.output import percent, score_text
+from reservoir_pipelines.output import is_share, percent, score_text
 
 if TYPE_CHECKING:
     from reservoir.readouts.evaluation import Evaluation
@@ -25,11 +25,11 @@ def fit_tables(done: Fit) -> list[Table]:
     if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
         sure = "more than chance" if done.p_value < SIGNIFICANT else "no more than chance can explain"
         tables.append((("", ""), [("best against raw", f"{sure} (p = {done.p_value:.2g}, the same test rows)")]))
-    tables.append((("on test", ""), evaluation_lines(done.evaluation)))
+    tables.append((("on test", ""), evaluation_lines(done.evaluation, done.best.metric)))
     if done.curve:
         metric = done.best.metric
         points = [(f"{n:,}", score_text(valid, metric), score_text(test, metric)) for n, valid, test in done.curve]
-        tables.append((("#training rows", "#valid", "#test"), points, f"{done.best.title}: {metric}"))
+        tables.append((("#training rows", "#valid", "#test"), points, f"{done.best.title}: {metric.replace('_', ' ')}"))
     last = [
         ("tried", f"{len(done.table):,} readouts in {done.seconds:.1f} s, all in {done.results}"),
         ("plot", done.plot),
@@ -43,17 +43,18 @@ def seeds_tables(done: SeedsFit) -> list[Table]:
     """Return what a person sees of the fits of several seeds."""
     rows = [_line(f"seed {seed}", fit.best) for seed, fit in enumerate(done.fits)]
     metric = done.fits[0].best.metric
-    spread = f"{100 * done.deviation:.1f} points" if metric == "accuracy" else f"{done.deviation:.3f}"
+    spread = f"{100 * done.deviation:.1f} points" if is_share(metric) else f"{done.deviation:.3f}"
     mean = score_text(done.mean, metric)
-    return [(HEADINGS, rows), (("", ""), [(f"test {metric}", f"{mean} +- {spread} over {len(done.fits)} seeds")])]
+    name = f"test {metric.replace('_', ' ')}"
+    return [(HEADINGS, rows), (("", ""), [(name, f"{mean} +- {spread} over {len(done.fits)} seeds")])]
 
 
-def evaluation_lines(found: Evaluation) -> list[tuple[str, str]]:
-    """Return an evaluation as names and values for a person."""
+def evaluation_lines(found: Evaluation, first: str = "accuracy") -> list[tuple[str, str]]:
+    """Return the names and values of an evaluation, beginning with the metric by which a readout was chosen."""
     shares = bool(found.classes)
     lines = [
         (name.replace("_", " "), percent(value) if shares and name != "auc" else f"{value:.4g}")
-        for name, value in found.scores.items()
+        for name, value in sorted(found.scores.items(), key=lambda item: item[0] != first)
     ]
     if shares:
         worst = sorted(found.recall.items(), key=lambda item: item[1])[:MOST_RECALLS]
@@ -67,4 +68,4 @@ def _line(name: str, result: Result) -> tuple[Any, ...]:
     interval = result.test_interval
     spread = f"{percent(interval[0])} to {percent(interval[1])}" if interval else ""
     scores = (score_text(score, result.metric) for score in (result.valid_score, result.test_score))
-    return name, result.title, result.readout, penalty, result.metric, *scores, spread
+    return name, result.title, result.readout, penalty, result.metric.replace("_", " "), *scores, spread

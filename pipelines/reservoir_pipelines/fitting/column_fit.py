@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,7 @@ def column_fit(readout: str, columns: tuple[str, ...], swept: Sweep) -> ColumnFi
         Result(
             columns=columns,
             readout=readout,
-            metric=metric_name(swept.targets.classes),
+            metric=metric_of(swept.targets),
             alpha=float(alpha),
             valid_score=float(score),
             valid_loss=float(loss),
@@ -65,13 +65,18 @@ def with_wider_grid(fitted: Callable[[np.ndarray], ColumnFit], alphas: np.ndarra
     return found if wider is None else fitted(wider)
 
 
-def make_targets(source: Source, classes: int, balanced: bool = False) -> Targets:
-    """Return the coding of a source's labels, weighted by class if ``balanced``."""
-    labels = source.labels("train")
+def make_targets(source: Source, classes: int, balanced: bool = False, splits: Sequence[str] = ("train",)) -> Targets:
+    """Return the coding of a source's labels; if ``balanced``, with class weights counted over some splits."""
+    labels = np.concatenate([source.labels(split) for split in splits])
     if not balanced:
         return Targets(labels.shape[1], classes)
     counts = np.bincount(labels.ravel().astype(int), minlength=classes)
     return Targets(labels.shape[1], classes, balanced_weights(counts))
+
+
+def metric_of(targets: Targets) -> str:
+    """Return the metric by which readouts are chosen: accuracy, balanced accuracy with class weights, or R²."""
+    return "balanced_accuracy" if targets.class_weights else metric_name(targets.classes)
 
 
 def score_split(readout: Readout, source: Source, split: str) -> float:

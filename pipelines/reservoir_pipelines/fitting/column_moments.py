@@ -8,6 +8,7 @@ thread each; with more threads, the rounding of float32 products differs.)
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -68,7 +69,9 @@ class ColumnMoments:
         return 8 * self.source.width() ** 2 * max(1, self.folds)
 
     def _names(self) -> list[str]:
-        weighted = "-balanced" if self.targets.class_weights else ""
+        weights = self.targets.class_weights
+        # The weights depend on the splits that were counted, so moments of other weights have other names.
+        weighted = f"-weighted{hashlib.sha256(repr(weights).encode()).hexdigest()[:8]}" if weights else ""
         column = self.source.column.replace("/", "-")
         if not self.folds:
             return [f"train{weighted}-{column}"]

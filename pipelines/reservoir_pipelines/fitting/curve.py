@@ -10,7 +10,7 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.readouts import Sweep, fold_moments, ridge_path, score
-from reservoir_pipelines.fitting.column_fit import make_targets, score_split
+from reservoir_pipelines.fitting.column_fit import score_split
 from reservoir_pipelines.fitting.fitters import RidgeFitter
 from reservoir_pipelines.fitting.raw import emphasis_of
 from reservoir_pipelines.fitting.sources import Source, stage_blocks
@@ -33,7 +33,7 @@ def learning_curve(source: Source, fitter: RidgeFitter, sizes: Sequence[int]) ->
     Each size draws its rows from the next larger one, and has its own penalty, chosen on valid. One pass over the rows
     gives the moments of each stage, whose running sums are the moments of every size.
     """
-    targets = make_targets(source, fitter.classes, fitter.balanced)
+    targets = fitter.targets(source)
     stages = fold_moments(stage_blocks(source, np.asarray(sizes)), targets, len(sizes))
     points, emphasis = [], emphasis_of(source)
     for size, moments in zip(sizes, itertools.accumulate(stages, operator.add), strict=True):

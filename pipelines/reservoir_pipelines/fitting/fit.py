@@ -32,7 +32,7 @@ from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task
 from reservoir_pipelines.files import write_checked, writing
 from reservoir_pipelines.fitting.bundle import Bundle, locked
-from reservoir_pipelines.fitting.column_fit import ColumnFit, column_fit, make_targets
+from reservoir_pipelines.fitting.column_fit import ColumnFit, column_fit
 from reservoir_pipelines.fitting.column_moments import compute_moments
 from reservoir_pipelines.fitting.curve import learning_curve, parse_sizes
 from reservoir_pipelines.fitting.fitters import Fitter, RidgeFitter, make_fitter
@@ -188,7 +188,7 @@ def _greedy(pool: Pool, fits: Sequence[ColumnFit], fitter: RidgeFitter, most: in
             parts.append(source)
             places[source.columns[0]], stop = slice(start, stop_here), stop_here
     joined = JoinedSource(tuple(parts))
-    targets = make_targets(joined, fitter.classes, fitter.balanced)
+    targets = fitter.targets(joined)
     train, valid = (RereadableBlocks(joined.blocks, (split,)) for split in ("train", "valid"))
     steps = forward_selection(train, valid, places, targets, fitter.alphas, limit=most)
     return [column_fit("ridge", step.columns, step.sweep) for step in steps[1:]]

@@ -18,6 +18,7 @@ from reservoir.readouts import (
     LinearReadout,
     Moments,
     RereadableBlocks,
+    Targets,
     cross_sweep,
     gather,
     logistic_sweep,
@@ -67,11 +68,16 @@ class RidgeFitter:
         """Return the moments of the training samples, or of each fold; those of repeated folds are not kept."""
         if self.repeats > 1:
             return None
-        return column_moments(source, make_targets(source, self.classes, self.balanced), self.folds)
+        return column_moments(source, self.targets(source), self.folds)
+
+    def targets(self, source: Source) -> Targets:
+        """Return the coding of a source's labels; class weights count all rows that the final readout is fitted to."""
+        splits = ("train", "valid") if self.folds or self.refits else ("train",)
+        return make_targets(source, self.classes, self.balanced, splits)
 
     def fit(self, source: Source) -> ColumnFit:
         """Fit every penalty to a source and choose one."""
-        targets = make_targets(source, self.classes, self.balanced)
+        targets = self.targets(source)
         moments = load_or_compute(self.cached_moments(source))
         emphasis = emphasis_of(source)
         train, valid = (RereadableBlocks(source.blocks, (split,)) for split in ("train", "valid"))

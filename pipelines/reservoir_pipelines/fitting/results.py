@@ -38,8 +38,9 @@ class Result(Record):
         Score on the validation split, or on the held-out folds of cross-validation.
     valid_loss : float, default 0
         Mean squared distance of the scores from the coding of the labels, which decides between equal scores.
-    metric : {"accuracy", "R²"}, default "accuracy"
-        What the scores measure: the share of right labels, or R² for regression.
+    metric : {"accuracy", "balanced_accuracy", "R²"}, default "accuracy"
+        What the scores measure: the share of right labels; the same with every class counting the same, which class
+        weights ask for; or R² for regression.
     converged : bool
         Whether its solver reached its tolerance.
     test_score : float, optional
@@ -91,7 +92,8 @@ class Result(Record):
 
     def tested(self, found: Evaluation) -> Result:
         """Return the result with its test score."""
-        return replace(self, test_score=found.scores[self.metric], test_interval=found.interval)
+        interval = found.interval if self.metric == "accuracy" else None  # it is that of the accuracy
+        return replace(self, test_score=found.scores[self.metric], test_interval=interval)
 
 
 @dataclass(frozen=True, kw_only=True)

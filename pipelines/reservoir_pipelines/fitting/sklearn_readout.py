@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from reservoir import InputError
-from reservoir.readouts import LinearReadout, Targets, metric_name
+from reservoir.readouts import LinearReadout, Targets
 from reservoir.readouts.evaluation import Readout
 from reservoir.readouts.linear import LINKS
-from reservoir_pipelines.fitting.column_fit import ColumnFit, make_targets, score_split
+from reservoir_pipelines.fitting.column_fit import ColumnFit, make_targets, metric_of, score_split
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sources import Source
 from reservoir_pipelines.output import notify
@@ -149,6 +149,7 @@ class EstimatorFitter:
     path: str
     grid: tuple[dict[str, Any], ...]
     classes: int
+    balanced: bool = False
 
     @classmethod
     def parse(cls, text: str, classes: int, *, balanced: bool = False) -> EstimatorFitter:
@@ -167,14 +168,14 @@ class EstimatorFitter:
             if name not in known:
                 raise InputError(f"--readout {path}: it has no parameter {name!r}; it has {', '.join(sorted(known))}")
         grid = tuple(dict(zip(values, choice, strict=True)) for choice in product(*values.values()))
-        return cls(path=path, grid=grid, classes=classes)
+        return cls(path=path, grid=grid, classes=classes, balanced=balanced)
 
     def cached_moments(self, source: Source) -> None:
         """Return None: an estimator reads the features themselves."""
 
     def fit(self, source: Source) -> ColumnFit:
         """Fit every combination to a source and choose one by its score on valid."""
-        targets = make_targets(source, self.classes)
+        targets = make_targets(source, self.classes, self.balanced)
         x, y = _training_data(source, self.path)
         found: list[tuple[Result, Readout]] = []
         for settings in self.grid:
@@ -187,7 +188,7 @@ class EstimatorFitter:
                 readout=f"{self.path}({values})" if values else self.path,
                 alpha=None,
                 valid_score=score_split(readout, source, "valid"),
-                metric=metric_name(self.classes),
+                metric=metric_of(targets),
                 converged=converged,
             )
             found.append((result, readout))

@@ -45,7 +45,8 @@ def facts_of(stage: str, values: Values) -> Facts:
     if stage not in ("fit", "train"):
         return []
     metric = values.get("metric", "accuracy")
-    scores = [(f"{split} {metric}", score_text(values.get(f"{split}_score"), metric)) for split in ("test", "valid")]
+    name = metric.replace("_", " ")
+    scores = [(f"{split} {name}", score_text(values.get(f"{split}_score"), metric)) for split in ("test", "valid")]
     return scores + (_fit_facts(values, metric) if stage == "fit" else _training_facts(values, metric))
 
 
