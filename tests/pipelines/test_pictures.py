@@ -189,7 +189,7 @@ def test_mistakes_are_one_line(cache: Path, tmp_path: Path, call):
     cases = {
         ("extract", root, "--label", "kind"): "the label of a file is its folder",
         ("extract", root / "table.csv"): "it leads out of",
-        ("extract", root / "none.csv"): "row 1: no file 'red/77.png'",
+        ("extract", root / "none.csv"): "line 3: no file 'red/77.png'",
         ("extract", root, "--input", "native"): "gpt2 reads text",
     }
     for command, said in cases.items():

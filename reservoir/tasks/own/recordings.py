@@ -13,7 +13,7 @@ from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.arrays import Arrays, padded
 from reservoir.tasks.own.bad_rows import BadRows, reason_of
 from reservoir.tasks.own.cells import check_values, values_of
-from reservoir.tasks.own.roles import NO_NAME, TIMES, are_times, counts_rows
+from reservoir.tasks.own.roles import NO_NAME, TIMES, counts_rows
 from reservoir.tasks.own.tables import read_table
 
 
@@ -67,7 +67,7 @@ def _read(path: Path, asked: OwnDataOptions, names: list[str]) -> tuple[list[str
     frame = table.frame
     if not names:
         dropped = {*filter(None, map(str.strip, str(asked.drop or "").split(","))), asked.time}
-        dropped |= {name for name in frame if name.lower() in TIMES and are_times(frame[name])}
+        dropped |= {name for name in frame if name.lower() in TIMES}  # rows stand in the order of time
         dropped |= {name for name in frame if NO_NAME.fullmatch(name) and counts_rows(frame[name])}
         names = [name for name in frame if name not in dropped]
     if missing := [name for name in names if name not in frame]:

@@ -1,0 +1,278 @@
+"""Data as people have it: bad rows, tables of labels, folders of recordings, columns of paths, unknown letters."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.io import wavfile
+
+from reservoir.errors import InputError
+from reservoir.tasks import Vectors, read_new, task_named
+from reservoir.tasks.own.letters import UNKNOWN
+
+RNG = np.random.default_rng(0)
+ROWS = 40
+KIND = ["a", "b"]
+
+
+def table(path, rows, header="v0,v1,label"):
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return str(path)
+
+
+def good_rows():
+    return [[round(float(value), 3) for value in RNG.normal(size=2)] + [KIND[n % 2]] for n in range(ROWS)]
+
+
+def stored(source):
+    """Return the rows of all splits, and their labels."""
+    parts = [split for piece in source.pieces() for split in source.read(piece).values()]
+    rows = [row[:length] for part in parts for row, length in zip(part.x, part.lengths, strict=True)]
+    return rows, [source.task.label(int(y)) for part in parts for y in part.y[:, 0, 0]]
+
+
+# ---- bad rows
+
+
+def bad_table(path):
+    rows = good_rows()
+    rows[3][0], rows[7][0], rows[9][2], rows[11][0], rows[20][1] = "ERR", "", "", "inf", "ERR"
+    rows[5].append("one too many")
+    rows[30][0] = '"1\n2"'  # a line break in a cell: all lines behind it are counted on
+    rows[35][0] = "ERR"
+    return table(path, rows)
+
+
+def test_all_bad_rows_are_counted_and_five_named_with_their_lines(tmp_path):
+    with pytest.raises(InputError) as refused:
+        task_named(bad_table(tmp_path / "t.csv")).task  # noqa: B018
+    message = str(refused.value)
+    assert "8 rows cannot be read: line 5: 'ERR' is not a number in column 'v0'; line 7: 4 cells under 3" in message
+    assert "line 9: an empty cell in column 'v0'; line 11: no label in column 'label'; line 13: column 'v0'" in message
+    assert "; and 3 more; fix these rows, or pass --skip-bad-rows" in message and "\n" not in message
+
+
+def test_skip_bad_rows_goes_on_without_them_and_says_how_many(tmp_path):
+    source = task_named(bad_table(tmp_path / "t.csv"), skip_bad_rows=True)
+    rows, labels = stored(source)
+    assert len(rows) == len(labels) == ROWS - 8
+    assert any("skipped 8 of 40 rows: line 5: 'ERR' is not a number" in note for note in source.notes())
+
+
+def test_lines_behind_a_line_break_in_a_cell_are_counted_right(tmp_path):
+    rows = good_rows()
+    rows[4][0], rows[9][0] = '"1\n"', "ERR"
+    with pytest.raises(InputError, match="line 12: 'ERR'"):
+        task_named(table(tmp_path / "t.csv", rows)).task  # noqa: B018
+
+
+def test_a_column_of_words_is_not_a_column_of_bad_cells(tmp_path):
+    rows = [[row[0], "fine", row[2]] for row in good_rows()]
+    with pytest.raises(InputError, match="'fine' is not a number in column 'v1'; leave the column out with --drop v1"):
+        task_named(table(tmp_path / "t.csv", rows), skip_bad_rows=True).task  # noqa: B018
+
+
+def test_bad_texts_and_bad_lines_of_json_are_skipped(tmp_path):
+    lines = [f'{{"text": "{"ACGT"[n % 4] * 5}", "label": "{KIND[n % 2]}"}}' for n in range(ROWS)]
+    lines[2], lines[6] = '{"text": ', '{"text": " ", "label": "a"}'
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    with pytest.raises(
+        InputError, match="2 rows cannot be read: line 3: not a complete JSON object .*line 7: an empty"
+    ):
+        task_named(str(tmp_path / "t.jsonl")).task  # noqa: B018
+    assert len(stored(task_named(str(tmp_path / "t.jsonl"), skip_bad_rows=True))[0]) == ROWS - 2
+
+
+@pytest.mark.parametrize("kind", ["png", "wav"])
+def test_damaged_pictures_and_sounds_are_counted_and_skipped(tmp_path, kind):
+    for n in range(ROWS):
+        path = tmp_path / "media" / KIND[n % 2] / f"{n:02d}.{kind}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if kind == "png":
+            Image.fromarray(RNG.integers(0, 255, (8, 8, 3), np.uint8)).save(path)
+        else:
+            wavfile.write(path, 16_000, RNG.integers(-99, 99, 900).astype(np.int16))
+        if n in {4, 9}:
+            path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(InputError, match="2 rows cannot be read: file a/04.*; file b/09"):
+        stored(task_named(str(tmp_path / "media")))
+    rows, labels = stored(task_named(str(tmp_path / "media"), skip_bad_rows=True))
+    assert len(rows) == len(labels) == ROWS - 2
+
+
+def test_a_sequence_with_a_bad_line_is_left_out_as_a_whole(tmp_path):
+    rows = [[f"s{n // 4}", n % 4, "ERR" if n == 5 else n, KIND[n // 4 % 2]] for n in range(4 * ROWS)]
+    path = table(tmp_path / "t.csv", rows, "id,t,v,label")
+    with pytest.raises(InputError, match="line 7: 'ERR' is not a number"):
+        task_named(path).task  # noqa: B018
+    found, _ = stored(task_named(path, skip_bad_rows=True))
+    assert len(found) == ROWS - 1 and all(len(row) == 4 for row in found)
+
+
+# ---- labels in a table
+
+
+def recordings(folder, suffix=".csv", rows=20):
+    """Write recordings of two channels, whose label is in their offset, and the table of labels; return the values."""
+    folder.mkdir()
+    values = {}
+    for n in range(rows):
+        x = RNG.normal(size=(n % 5 + 3, 2)).round(3) + 5 * (n % 2)
+        lines = ["time,u,v", *(f"{t},{a},{b}" for t, (a, b) in enumerate(x))]
+        (folder / f"run{n:02d}{suffix}").write_text(
+            "\n".join(line.replace(",", "\t" * (suffix == ".tsv") or ",") for line in lines)
+        )
+        values[f"run{n:02d}"] = x
+    (folder / "labels.csv").write_text(
+        "\n".join(["machine,run,class", *(f"m{n // 4},run{n:02d},{KIND[n % 2]}" for n in range(rows))])
+    )
+    return values
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_a_folder_of_recordings_with_a_table_of_labels(tmp_path, suffix):
+    values = recordings(tmp_path / "runs", suffix)
+    source = task_named(str(tmp_path / "runs"), labels="labels.csv", group="machine")
+    assert source.task.form == Vectors(2) and source.task.labels == ("a", "b") and len(source.files()) == 21
+    assert source.task.parameters["columns"] == ["u", "v"] and source.task.parameters["labels"] == "labels.csv"
+    rows, labels = stored(source)
+    wanted = {str(x.astype(np.float32).tolist()): KIND[n % 2] for n, x in enumerate(values.values())}
+    assert {str(row.tolist()): label for row, label in zip(rows, labels, strict=True)} == wanted
+    parts = source.read(source.pieces()[0])
+    groups = [set(part.groups.tolist()) for part in parts.values()]
+    assert sum(map(len, groups)) == len(set.union(*groups)) == 5
+
+
+def test_new_recordings_are_named_by_their_files(tmp_path):
+    values = recordings(tmp_path / "runs")
+    task = task_named(str(tmp_path / "runs"), labels=str(tmp_path / "runs" / "labels.csv")).task
+    (tmp_path / "new").mkdir()
+    (tmp_path / "runs" / "run03.csv").rename(tmp_path / "new" / "late.csv")
+    for path, name in ((tmp_path / "new", "late.csv"), (tmp_path / "new" / "late.csv", "late.csv")):
+        x, lengths, ids, y = read_new(path, task)
+        assert ids == [name] and y is None and lengths is not None and lengths.tolist() == [6]
+        assert np.array_equal(x[0], values["run03"])
+
+
+def test_recordings_in_folders_of_classes_need_no_table(tmp_path):
+    for n in range(20):
+        (tmp_path / "runs" / KIND[n % 2]).mkdir(parents=True, exist_ok=True)
+        table(tmp_path / "runs" / KIND[n % 2] / f"{n}.csv", RNG.normal(size=(6, 2)), "u,v")
+    assert task_named(str(tmp_path / "runs")).task.labels == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace("run07", "run99"), r"labels.csv: no row for 'run07.csv' in column 'run'"),
+        (lambda text: text.replace("run07", "run08"), "no row for 'run07.csv'|several rows have one name"),
+        (lambda text: text.replace("class", "severity").replace("machine", "place"), "no column of labels among"),
+        (lambda text: text.replace("m1,run07,b", "m1,run07,"), "line 9: no label in column 'class'"),
+    ],
+)
+def test_a_table_of_labels_that_does_not_fit_is_one_line(tmp_path, change, message):
+    recordings(tmp_path / "runs")
+    path = tmp_path / "runs" / "labels.csv"
+    path.write_text(change(path.read_text()))
+    with pytest.raises(InputError, match=message):
+        task_named(str(tmp_path / "runs"), labels="labels.csv").task  # noqa: B018
+
+
+def test_a_recording_that_cannot_be_read_is_named_and_skipped(tmp_path):
+    recordings(tmp_path / "runs")
+    table(tmp_path / "runs" / "run04.csv", [[0, "ERR", 1], [1, 2, 3], [2, 3, 4]], "time,u,v")
+    with pytest.raises(InputError, match="file run04.csv: line 2: 'ERR' is not a number in column 'u'"):
+        task_named(str(tmp_path / "runs"), labels="labels.csv").task  # noqa: B018
+    source = task_named(str(tmp_path / "runs"), labels="labels.csv", skip_bad_rows=True)
+    assert len(stored(source)[0]) == 19
+
+
+def test_sounds_and_pictures_take_labels_from_a_table(tmp_path):
+    (tmp_path / "calls").mkdir()
+    for n in range(20):
+        wavfile.write(tmp_path / "calls" / f"{n}.wav", 16_000, RNG.integers(-99, 99, 900).astype(np.int16))
+    table(tmp_path / "labels.csv", [[f"{n}.wav", KIND[n % 2]] for n in range(20)], "file,species")
+    source = task_named(str(tmp_path / "calls"), labels=str(tmp_path / "labels.csv"))
+    assert source.task.labels == ("a", "b") and "joined by 'file'" in " ".join(source.notes())
+
+
+# ---- FASTA
+
+
+def fasta(path, header):
+    letters = ["".join(RNG.choice(list("ACGT"), 9)) for _ in range(ROWS)]
+    path.write_text("".join(f">{header(n)}\n{text}\n" for n, text in enumerate(letters)))
+    return str(path)
+
+
+def test_groups_of_fasta_come_from_the_header(tmp_path):
+    path = fasta(tmp_path / "t.fasta", lambda n: f"r{n} org=o{n // 4} {KIND[n % 2]}")
+    source = task_named(path, group=r"org=(\w+)")
+    groups = [set(part.groups.tolist()) for part in source.read(source.pieces()[0]).values()]
+    assert sum(map(len, groups)) == len(set.union(*groups)) == 10
+    with pytest.raises(InputError, match="line 1: the header .* does not match --group"):
+        task_named(path, group=r"chr=(\w+)").task  # noqa: B018
+
+
+def test_labels_and_groups_of_fasta_come_from_a_table(tmp_path):
+    path = fasta(tmp_path / "t.fasta", lambda n: f"r{n} whatever")
+    table(tmp_path / "labels.csv", [[f"r{n}", KIND[n % 2], n // 4] for n in range(ROWS)], "name,class,family")
+    source = task_named(path, labels=str(tmp_path / "labels.csv"), group="family")
+    assert source.task.labels == ("a", "b")
+    groups = [set(part.groups.tolist()) for part in source.read(source.pieces()[0]).values()]
+    assert sum(map(len, groups)) == len(set.union(*groups)) == 10
+
+
+# ---- columns by rule
+
+
+def test_a_column_of_existing_paths_is_read_as_files(tmp_path):
+    (tmp_path / "runs").mkdir()
+    for n in range(20):
+        table(tmp_path / "runs" / f"{n}.csv", RNG.normal(size=(6, 2)), "u,v")
+    rows = [[f"runs/{n}.csv", f"note {n}", KIND[n % 2]] for n in range(20)]
+    path = table(tmp_path / "t.csv", rows, "recording,comment,label")
+    source = task_named(path)
+    assert source.task.form == Vectors(2) and source.task.max_tokens == 6 and len(source.files()) == 21
+    assert task_named(path, text="recording").task.form == Vectors(2)
+
+
+@pytest.mark.parametrize("name", ["../secret.csv", "/etc/passwd.csv"])
+def test_a_column_of_paths_reads_nothing_outside_the_folder(tmp_path, name):
+    table(tmp_path / "secret.csv", RNG.normal(size=(6, 2)), "u,v")
+    (tmp_path / "data").mkdir()
+    table(tmp_path / "data" / "a.csv", RNG.normal(size=(6, 2)), "u,v")
+    path = table(tmp_path / "data" / "t.csv", [["a.csv", "a"], [name, "b"]] * 10, "recording,label")
+    with pytest.raises(InputError, match="leads out of|no file '/etc/passwd.csv'"):
+        task_named(path).task  # noqa: B018
+
+
+def test_addresses_are_text_and_never_fetched(tmp_path, monkeypatch):
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("a connection"))
+    rows = [[f"http://127.0.0.1:9/{n}.csv", KIND[n % 2]] for n in range(20)]
+    assert task_named(table(tmp_path / "t.csv", rows, "sequence,label")).task.alphabet
+
+
+@pytest.mark.parametrize("name", ["class", "Target", "fault", "STARS"])
+def test_a_usual_name_of_labels_is_found_if_it_is_the_only_one(tmp_path, name):
+    source = task_named(table(tmp_path / "t.csv", good_rows(), f"v0,v1,{name}"))
+    assert source.task.labels == ("a", "b") and source.task.parameters["label"] == name
+    rows = [[*row, row[-1]] for row in good_rows()]
+    with pytest.raises(InputError, match="labels may be in the columns"):
+        task_named(table(tmp_path / "t.csv", rows, f"v0,v1,{name},category")).task  # noqa: B018
+
+
+def test_all_columns_are_listed_where_no_label_is_found(tmp_path):
+    names = [f"sensor{n}" for n in range(12)] + ["condition"]
+    rows = [[*RNG.normal(size=12), KIND[n % 2]] for n in range(20)]
+    with pytest.raises(InputError, match=r"among \['sensor0'.*'sensor11', 'condition'\]; .* --label condition"):
+        task_named(table(tmp_path / "t.csv", rows, ",".join(names))).task  # noqa: B018
+
+
+def test_the_alphabet_does_not_depend_on_rows_outside_training(tmp_path):
+    split = np.array(["train", "valid", "test"] * 10)
+    words = np.array(["".join(RNG.choice(list("CGT"), 6)) for _ in range(30)])
+    alphabets = []
+    for test_word in ("CGTCGT", "AAAAAA"):
+        np.savez(tmp_path / "t.npz", x=np.where(split == "test", test_word, words), y=np.arange(30) % 2, split=split)
+        alphabets.append(task_named(str(tmp_path / "t.npz")).task.alphabet)
+    assert alphabets == [UNKNOWN + "CGT"] * 2
