@@ -76,7 +76,7 @@ def test_bad_texts_and_bad_lines_of_json_are_skipped(tmp_path):
     lines[2], lines[6] = '{"text": ', '{"text": " ", "label": "a"}'
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
     with pytest.raises(
-        InputError, match="2 rows cannot be read: line 3: not a complete JSON object .*line 7: an empty"
+        InputError, match=r"2 rows cannot be read: line 3: not a complete JSON object .*line 7: an empty"
     ):
         task_named(str(tmp_path / "t.jsonl")).task  # noqa: B018
     assert len(stored(task_named(str(tmp_path / "t.jsonl"), skip_bad_rows=True))[0]) == ROWS - 2
@@ -93,7 +93,7 @@ def test_damaged_pictures_and_sounds_are_counted_and_skipped(tmp_path, kind):
             wavfile.write(path, 16_000, RNG.integers(-99, 99, 900).astype(np.int16))
         if n in {4, 9}:
             path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(InputError, match="2 rows cannot be read: file a/04.*; file b/09"):
+    with pytest.raises(InputError, match=r"2 rows cannot be read: file a/04.*; file b/09"):
         stored(task_named(str(tmp_path / "media")))
     rows, labels = stored(task_named(str(tmp_path / "media"), skip_bad_rows=True))
     assert len(rows) == len(labels) == ROWS - 2
@@ -180,7 +180,7 @@ def test_a_table_of_labels_that_does_not_fit_is_one_line(tmp_path, change, messa
 def test_a_recording_that_cannot_be_read_is_named_and_skipped(tmp_path):
     recordings(tmp_path / "runs")
     table(tmp_path / "runs" / "run04.csv", [[0, "ERR", 1], [1, 2, 3], [2, 3, 4]], "time,u,v")
-    with pytest.raises(InputError, match="file run04.csv: line 2: 'ERR' is not a number in column 'u'"):
+    with pytest.raises(InputError, match=r"file run04\.csv: line 2: 'ERR' is not a number in column 'u'"):
         task_named(str(tmp_path / "runs"), labels="labels.csv").task  # noqa: B018
     source = task_named(str(tmp_path / "runs"), labels="labels.csv", skip_bad_rows=True)
     assert len(stored(source)[0]) == 19
@@ -209,7 +209,7 @@ def test_groups_of_fasta_come_from_the_header(tmp_path):
     source = task_named(path, group=r"org=(\w+)")
     groups = [set(part.groups.tolist()) for part in source.read(source.pieces()[0]).values()]
     assert sum(map(len, groups)) == len(set.union(*groups)) == 10
-    with pytest.raises(InputError, match="line 1: the header .* does not match --group"):
+    with pytest.raises(InputError, match=r"line 1: the header .* does not match --group"):
         task_named(path, group=r"chr=(\w+)").task  # noqa: B018
 
 
@@ -242,7 +242,7 @@ def test_a_column_of_paths_reads_nothing_outside_the_folder(tmp_path, name):
     (tmp_path / "data").mkdir()
     table(tmp_path / "data" / "a.csv", RNG.normal(size=(6, 2)), "u,v")
     path = table(tmp_path / "data" / "t.csv", [["a.csv", "a"], [name, "b"]] * 10, "recording,label")
-    with pytest.raises(InputError, match="leads out of|no file '/etc/passwd.csv'"):
+    with pytest.raises(InputError, match=r"leads out of|no file '/etc/passwd.csv'"):
         task_named(path).task  # noqa: B018
 
 
