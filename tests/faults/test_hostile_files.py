@@ -85,7 +85,7 @@ def good(path):
 @pytest.mark.parametrize(
     ("suffix", "number"), [(".npz", 300), (".h5", 12), (".csv", 200), (".jsonl", 200), (".fasta", 200)]
 )
-def test_line_14_mutated_files_are_read_or_refused(tmp_path, suffix, number):
+def test_mutated_files_are_read_or_refused(tmp_path, suffix, number):
     data = good(tmp_path / f"good{suffix}").read_bytes()
     assert outcome(tmp_path / f"good{suffix}") == ""
     path, refused = tmp_path / f"mine{suffix}", 0
@@ -120,7 +120,7 @@ def zeros(size):
         yield bytes(min(2**24, size - start))
 
 
-def test_line_14_an_idx_file_that_unpacks_to_gigabytes(tmp_path):
+def test_an_idx_file_that_unpacks_to_gigabytes(tmp_path):
     samples.mnist_files(tmp_path)
     (tmp_path / "train-images-idx3-ubyte").unlink()
     rows = 300_000
@@ -131,7 +131,7 @@ def test_line_14_an_idx_file_that_unpacks_to_gigabytes(tmp_path):
     small_in_memory("mnist", "claims the shape (300000, 28, 28)", data=tmp_path)
 
 
-def test_line_14_an_archive_of_small_members_that_unpack_to_gigabytes(tmp_path):
+def test_an_archive_of_small_members_that_unpack_to_gigabytes(tmp_path):
     for name, sizes in (("one.npz", {"x": 2**28}), ("two.npz", {"x": 2**10, "y": 2**28})):
         with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
             for array, size in sizes.items():
@@ -145,7 +145,7 @@ def test_line_14_an_archive_of_small_members_that_unpack_to_gigabytes(tmp_path):
         small_in_memory(tmp_path / name, "claims 2684")
 
 
-def test_line_14_an_array_of_nothing_has_no_rows(tmp_path):
+def test_an_array_of_nothing_has_no_rows(tmp_path):
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<U0", "fortran_order": False, "shape": (10**13,)})
     with zipfile.ZipFile(tmp_path / "mine.npz", "w") as archive:
@@ -155,7 +155,7 @@ def test_line_14_an_array_of_nothing_has_no_rows(tmp_path):
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_line_14_an_archive_packed_otherwise(tmp_path, method):
+def test_an_archive_packed_otherwise(tmp_path, method):
     array = io.BytesIO()
     np.save(array, np.ones((12, 4)))
     with zipfile.ZipFile(tmp_path / "mine.npz", "w", method) as archive:
@@ -163,7 +163,7 @@ def test_line_14_an_archive_packed_otherwise(tmp_path, method):
     assert "packed otherwise" in outcome(tmp_path / "mine.npz")
 
 
-def test_line_14_two_arrays_of_one_name(tmp_path):
+def test_two_arrays_of_one_name(tmp_path):
     array = io.BytesIO()
     np.save(array, np.ones((12, 4)))
     for names in (("x", "x.npy"), ("x.npy", "x.npy")):
@@ -178,7 +178,7 @@ def test_line_14_two_arrays_of_one_name(tmp_path):
         assert "2 arrays are called 'x'" in outcome(tmp_path / "mine.npz")
 
 
-def test_line_14_a_tar_of_members_that_nobody_asked_for(tmp_path):
+def test_a_tar_of_members_that_nobody_asked_for(tmp_path):
     path = tmp_path / "cifar-10-binary.tar.gz"
     with tarfile.open(path, "w:gz", compresslevel=1) as archive:
         for number in range(5):
@@ -211,7 +211,7 @@ PICKLES = {
 
 
 @pytest.mark.parametrize("name", PICKLES)
-def test_line_14_a_pickle_takes_no_more_than_it_is_long(name):
+def test_a_pickle_takes_no_more_than_it_is_long(name):
     def read():
         with suppress(ValueError):
             read_pickle(PICKLES[name])
@@ -219,7 +219,7 @@ def test_line_14_a_pickle_takes_no_more_than_it_is_long(name):
     assert traced(read)[1] < MEGABYTE
 
 
-def test_line_14_a_line_of_listops_without_end(tmp_path):
+def test_a_line_of_listops_without_end(tmp_path):
     good_lines = "Source\tTarget\n" + "( ( ( [MAX 2 ) 3 ) ] )\t3\n" * 3
     for name in ("train", "val", "test"):
         (tmp_path / f"basic_{name}.tsv").write_text(good_lines)
@@ -232,7 +232,7 @@ def test_line_14_a_line_of_listops_without_end(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".fasta"])
-def test_line_14_a_table_with_nul(tmp_path, suffix):
+def test_a_table_with_nul(tmp_path, suffix):
     (tmp_path / f"mine{suffix}").write_bytes("y,a\n1,2\n".encode("utf-16-le"))
     assert "line 1: a NUL" in outcome(tmp_path / f"mine{suffix}")
 
@@ -254,7 +254,7 @@ def hdf5(path, **datasets):
     return path
 
 
-def test_line_14_values_that_lie_in_other_files_are_refused(tmp_path):
+def test_values_that_lie_in_other_files_are_refused(tmp_path):
     hdf5(tmp_path / "other.h5", x=lambda file, name: file.create_dataset(name, data=np.ones((12, 4))))
     (tmp_path / "raw").write_bytes(np.ones((12, 4)).tobytes())
     os.mkfifo(tmp_path / "pipe")
@@ -274,7 +274,7 @@ def test_line_14_values_that_lie_in_other_files_are_refused(tmp_path):
         assert "is no dataset of this file alone" in outcome(hdf5(tmp_path / "mine.h5", x=make))
 
 
-def test_line_14_datasets_of_nothing_are_refused(tmp_path):
+def test_datasets_of_nothing_are_refused(tmp_path):
     def empty(file, name):
         file.create_dataset(name, (10**6, 50), "f8", chunks=(10**4, 50))
 
@@ -284,7 +284,7 @@ def test_line_14_datasets_of_nothing_are_refused(tmp_path):
     )
 
 
-def test_line_14_a_file_that_is_no_file(tmp_path):
+def test_pipes_and_empty_folders_are_refused(tmp_path):
     os.mkfifo(tmp_path / "mine.npz")
     assert "no regular file" in outcome(tmp_path / "mine.npz")
     with pytest.raises(InputError, match="a folder without pictures"):

@@ -38,7 +38,7 @@ def sounds(folder):
 
 
 @pytest.mark.parametrize(("name", "text"), [("mine.ts", SERIES), ("mine.tsv", BARE)])
-def test_line_14_mutated_series_are_read_or_refused(tmp_path, name, text):
+def test_mutated_series_are_read_or_refused(tmp_path, name, text):
     path, refused = tmp_path / name, 0
     path.write_text(text)
     assert outcome(path) == ""
@@ -48,7 +48,7 @@ def test_line_14_mutated_series_are_read_or_refused(tmp_path, name, text):
     assert refused > 15
 
 
-def test_line_14_mutated_sounds_are_read_or_refused(tmp_path):
+def test_mutated_sounds_are_read_or_refused(tmp_path):
     path = sounds(tmp_path / "calls")
     data, refused = path.read_bytes(), 0
     assert outcome(tmp_path / "calls") == ""
@@ -89,7 +89,7 @@ def test_two_encodings_in_one_file(tmp_path, refused, suffix):
     assert "not UTF-8" in refused(path)
 
 
-def test_a_sound_that_lies(tmp_path, refused):
+def test_sounds_with_false_headers_are_refused(tmp_path, refused):
     path = sounds(tmp_path / "calls")
     path.write_bytes(b"\0" * 4096)
     assert "file a/0.wav: not a readable sound" in refused(tmp_path / "calls")

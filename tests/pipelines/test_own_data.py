@@ -20,7 +20,7 @@ def write(path, seed):
     return path
 
 
-def test_line_1_files_of_one_name_are_told_apart(cache, tmp_path):
+def test_files_of_one_name_are_told_apart(cache, tmp_path):
     first, second = write(tmp_path / "a" / "data.npz", 1), write(tmp_path / "b" / "data.npz", 2)
     of_first = extract(str(first), **SHAPE).entry
     with pytest.raises(InputError, match=r"what is cached under this name is of .*a.data\.npz"):
@@ -30,7 +30,7 @@ def test_line_1_files_of_one_name_are_told_apart(cache, tmp_path):
     assert find_entry(cache, str(second)).path == of_second
 
 
-def test_line_1_a_changed_file_is_not_fitted_with_what_it_was(cache, tmp_path):
+def test_a_changed_file_is_not_fitted_with_old_features(cache, tmp_path):
     path = write(tmp_path / "a" / "data.npz", 1)
     before = extract(str(path), **SHAPE).entry
     write(path, 2)
@@ -42,7 +42,7 @@ def test_line_1_a_changed_file_is_not_fitted_with_what_it_was(cache, tmp_path):
     assert find_entry(cache, str(path)).path == before
 
 
-def test_line_7_a_flipped_bit_of_prepared_data_is_found_and_mended(cache, tmp_path):
+def test_a_flipped_bit_of_prepared_data_is_found_and_mended(cache, tmp_path):
     path = str(write(tmp_path / "a" / "data.npz", 1))
     prepared = prepare(path)
     whole = {file: file.read_bytes() for file in prepared.path.rglob("*") if file.is_file()}
@@ -84,7 +84,7 @@ def test_new_letters_are_labelled_in_the_form_of_the_old(cache, tmp_path, capsys
     assert suffix == ".csv" or [row["id"] for row in found] == [f"s{row}" for row in range(6)]
 
 
-def test_letters_that_no_window_holds_are_said(cache, call, tmp_path, monkeypatch):
+def test_a_note_says_which_share_of_letters_windows_cover(cache, call, tmp_path, monkeypatch):
     draw = np.random.default_rng(0)
     rows = ["".join(draw.choice(list("ACGT"), 60)) + f",{n % 2}" for n in range(40)]
     (tmp_path / "dna.csv").write_text("\n".join(["sequence,label", *rows]) + "\n")

@@ -1,4 +1,4 @@
-"""How own data is read where flags say it: what is named, what is missing, who belongs together (lines 4 and 5)."""
+"""Flags for own data: columns by name, missing values, and groups."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def table(path, rows=90, seed=0, **more):
     return str(path)
 
 
-def test_line_5_every_stage_takes_the_flags(cache, tmp_path, call):
+def test_every_stage_takes_the_flags(cache, tmp_path, call):
     path = table(tmp_path / "t.csv", number=range(90))
     flags = ["--label", "ward", "--drop", "number"]
     model = [word for name in SMALL for word in (f"--{name}", SMALL[name])]
@@ -64,7 +64,7 @@ def test_line_5_every_stage_takes_the_flags(cache, tmp_path, call):
         (["prepare", "t.csv", "--param", "lable=3"], "has no parameter 'lable'; it has label"),
     ],
 )
-def test_line_5_a_flag_that_does_not_fit_is_one_line(cache, tmp_path, capsys, monkeypatch, command, message):
+def test_a_flag_that_does_not_fit_is_refused_in_one_line(cache, tmp_path, capsys, monkeypatch, command, message):
     monkeypatch.chdir(tmp_path)
     table(tmp_path / "t.csv")
     np.savez("a.npz", x=np.ones((30, 3, 1)), y=np.arange(30) % 2)
@@ -87,9 +87,9 @@ def holes(path, rows=80, dtype=float):
     return str(path), whole, gaps
 
 
-def test_line_5_missing_values_are_on_the_line_between_their_neighbours(cache, tmp_path):
+def test_missing_values_are_on_the_line_between_their_neighbours(cache, tmp_path):
     path, whole, gaps = holes(tmp_path / "h.npz")
-    with pytest.raises(InputError, match=r"x is nan in row .* say --missing interpolate or mask"):
+    with pytest.raises(InputError, match=r"x is nan in row .* pass --missing interpolate or mask"):
         prepare(path)
     prepared = prepare(path, missing="interpolate")
     rows = np.concatenate([prepared.split(name).read(0, len(prepared.split(name))).x for name in prepared.splits])
@@ -102,7 +102,7 @@ def test_line_5_missing_values_are_on_the_line_between_their_neighbours(cache, t
             np.testing.assert_allclose(found[:, channel], line, rtol=1e-6)
 
 
-def test_line_5_masked_values_are_zero_to_the_model_and_a_channel_says_where(cache, tmp_path):
+def test_masked_values_are_zero_to_the_model_and_a_channel_says_where(cache, tmp_path):
     path, whole, gaps = holes(tmp_path / "h.npz")
     prepared = prepare(path, missing="mask")
     x, lengths = encode(prepared.task, np.where(gaps, np.nan, whole))
@@ -121,7 +121,7 @@ def test_line_5_masked_values_are_zero_to_the_model_and_a_channel_says_where(cac
 
 
 @pytest.mark.parametrize("missing", ["interpolate", "mask"])
-def test_line_5_new_files_are_read_by_the_same_rule(cache, tmp_path, missing):
+def test_new_files_are_read_by_the_same_rule(cache, tmp_path, missing):
     path, whole, gaps = holes(tmp_path / "h.npz")
     found = fit(extract(path, missing=missing, pool="mean,segments4", **SMALL))
     new = tmp_path / "new.npz"
@@ -141,7 +141,7 @@ def test_line_5_new_files_are_read_by_the_same_rule(cache, tmp_path, missing):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_line_5_no_group_is_on_both_sides_of_a_split_or_a_fold(cache, tmp_path, seed):
+def test_no_group_is_on_both_sides_of_a_split_or_a_fold(cache, tmp_path, seed):
     draw = np.random.default_rng(seed)
     subjects = draw.integers(0, draw.integers(9, 30), 90)
     path = table(tmp_path / "t.csv", seed=seed, subject=[f"s{n}" for n in subjects])
@@ -160,7 +160,7 @@ def test_line_5_no_group_is_on_both_sides_of_a_split_or_a_fold(cache, tmp_path, 
             np.testing.assert_array_equal(fold, by_hand)
 
 
-def test_line_5_fit_deals_folds_by_group_and_says_so(cache, tmp_path, capsys):
+def test_fit_deals_folds_by_group_and_says_so(cache, tmp_path, capsys):
     path = table(tmp_path / "t.csv", subject=[f"s{n}" for n in np.arange(90) // 30 * 2 + np.arange(90) % 2])
     features = extract(path, label="ward", group="subject", pool="mean", **SMALL)
     count = len({*features["train"].groups.tolist(), *features["valid"].groups.tolist()})
@@ -174,7 +174,7 @@ def test_line_5_fit_deals_folds_by_group_and_says_so(cache, tmp_path, capsys):
         fit(features, select=f"cv{count + 1}")
 
 
-def test_line_5_other_groups_are_other_data(cache, tmp_path):
+def test_other_groups_are_other_data(cache, tmp_path):
     x, y = np.random.default_rng(0).normal(size=(60, 5, 1)), np.arange(60) % 2
     split = np.repeat(["train", "valid", "test"], 20)
     digests = []

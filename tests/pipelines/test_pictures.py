@@ -159,11 +159,11 @@ def link(path: Path) -> None:
 
 HOSTILE = {
     "bomb.ppm": (bomb, "pixels"),
-    "cut.jpg": (truncated, "no readable picture"),
-    "text.png": (lambda path: path.write_text("hello"), "no readable picture"),
+    "cut.jpg": (truncated, "not a readable picture"),
+    "text.png": (lambda path: path.write_text("hello"), "not a readable picture"),
     "ps.png": (
         lambda path: path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"),
-        "no readable picture",
+        "not a readable picture",
     ),
     "deep.png": (lambda path: Image.new("I;16", (9, 9)).save(path), "more than 8 bits"),
     "link.png": (link, "it leads out of"),

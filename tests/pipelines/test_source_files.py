@@ -31,7 +31,7 @@ def rewrite(path, change):
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
 
 
-def test_line_1_other_values_of_the_same_size_and_time_are_other_data(cache, table):
+def test_other_values_of_the_same_size_and_time_are_other_data(cache, table):
     first, original = prepare(str(table)), table.read_bytes()
     assert prepare(str(table)).reused
     rewrite(table, 1)
@@ -62,7 +62,7 @@ def test_the_same_files_written_again_are_the_same_data(cache, mnist_files, tmp_
     assert (again.reused, again.path) == (True, first.path)
 
 
-def test_a_file_that_rests_is_read_once(table, tmp_path, monkeypatch):
+def test_an_unchanged_file_is_read_once(table, tmp_path, monkeypatch):
     read = []
     real = files.file_digest
     monkeypatch.setattr(files, "file_digest", lambda path: read.append(path) or real(path))
@@ -85,7 +85,7 @@ files.source_contents([Path(sys.argv[1])], Path(sys.argv[1]), Path(sys.argv[2]))
 
 
 @pytest.mark.parametrize("fault", ["written", "synced"])
-def test_line_13_what_was_noted_of_a_file_leaves_nothing_behind_a_kill(table, tmp_path, monkeypatch, fault):
+def test_a_killed_process_leaves_no_notes_of_files_behind(table, tmp_path, monkeypatch, fault):
     kept = tmp_path / "kept"
     assert Child(KEEP, table, kept, RESERVOIR_FAULT=fault).ended()[0] == -signal.SIGKILL
     (left,) = kept.iterdir()
@@ -97,7 +97,7 @@ def test_line_13_what_was_noted_of_a_file_leaves_nothing_behind_a_kill(table, tm
 
 
 @pytest.mark.parametrize("kind", ["pipe", "locked"])
-def test_what_cannot_be_read_is_one_line(call, cache, mnist_files, kind, monkeypatch):
+def test_unreadable_files_are_refused_in_one_line(call, cache, mnist_files, kind, monkeypatch):
     labels = mnist_files / "train-labels-idx1-ubyte"
     if kind == "pipe":
         labels.unlink()

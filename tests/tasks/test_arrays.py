@@ -55,7 +55,7 @@ def test_both_formats_give_the_same(tmp_path):
         assert all(np.array_equal(getattr(piece, a), getattr(other, a)) for a in ("x", "y", "lengths"))
 
 
-def test_what_follows_the_length_is_ignored(tmp_path):
+def test_values_behind_the_length_are_ignored(tmp_path):
     x = RNG.normal(size=(30, 5, 2)).astype(np.float32)
     lengths = np.tile([2, 5, 3], 10)
     padded = x.copy()
@@ -122,7 +122,7 @@ def test_encode_refuses_rows_that_end_before_the_tokens_that_are_read(tmp_path):
         encode(task, arrays["x"][:, :3])
 
 
-def test_a_source_travels_without_its_arrays(tmp_path):
+def test_a_pickled_source_holds_no_arrays(tmp_path):
     source = task_named(str(save(tmp_path / "a.npz", x=RNG.normal(size=(300, 50, 2)), y=np.arange(300) % 2)))
     read(source)
     assert len(pickle.dumps(source)) < 1000

@@ -155,7 +155,7 @@ def test_a_payload_does_not_run(tmp_path, protocol):
         b"Psomething\n.",
     ],
 )
-def test_what_is_no_batch_is_refused(data):
+def test_other_pickles_are_refused(data):
     with pytest.raises(ValueError, match="no pickle of a batch"):
         read_pickle(data)
 

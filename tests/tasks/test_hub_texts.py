@@ -118,7 +118,7 @@ def test_new_texts_need_no_labels(library, tmp_path):
         (RuntimeError("Dataset scripts are no longer supported, but found x.py\nmore"), {}, "scripts are no longer"),
     ],
 )
-def test_what_cannot_be_read_is_one_line(library, found, asked, said):
+def test_unreadable_datasets_are_refused_in_one_line(library, found, asked, said):
     library.found = found
     with pytest.raises(InputError, match=said) as refused:
         task_named("hf:reviews", **asked).task  # noqa: B018

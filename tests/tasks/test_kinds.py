@@ -68,7 +68,7 @@ def own(path, **arrays):
     return str(path)
 
 
-def test_line_4_sensor_counts_are_values_unasked_and_said(tmp_path):
+def test_sensor_counts_are_read_as_values_with_a_note(tmp_path):
     path = own(tmp_path / "a.npz", x=VALUES["counts"], y=np.arange(300) % 2)
     source = task_named(path)
     assert source.task.form == Vectors(1)
@@ -78,7 +78,7 @@ def test_line_4_sensor_counts_are_values_unasked_and_said(tmp_path):
     assert task_named(path, values=True).notes() == []
 
 
-def test_line_4_words_are_symbols_unasked_and_said(tmp_path):
+def test_words_are_read_as_symbols_with_a_note(tmp_path):
     path = own(tmp_path / "a.npz", x=NAMES["few words"], y=np.arange(40) % 2)
     source = task_named(path)
     assert source.task.form == Tokens(int(NAMES["few words"].max()) + 1)
@@ -86,7 +86,7 @@ def test_line_4_words_are_symbols_unasked_and_said(tmp_path):
     assert task_named(path, values=True).task.form == Vectors(1)
 
 
-def test_line_4_integer_targets_are_a_regression_unasked_and_said(tmp_path):
+def test_integer_targets_are_read_as_a_regression_with_a_note(tmp_path):
     y = RNG.integers(18, 91, 300)
     path = own(tmp_path / "a.npz", x=RNG.normal(size=(300, 4)), y=y)
     source = task_named(path)
@@ -99,7 +99,7 @@ def test_line_4_integer_targets_are_a_regression_unasked_and_said(tmp_path):
         == 0
     )
     whole = task_named(own(tmp_path / "c.npz", x=RNG.normal(size=(30, 4)), y=np.arange(30) % 3 / 1.0))
-    assert whole.task.classes == 0 and any("floats, all whole" in note for note in whole.notes())
+    assert whole.task.classes == 0 and any("y holds whole floats" in note for note in whole.notes())
     assert task_named(str(tmp_path / "c.npz"), classes=True).task.classes == 3
 
 
@@ -113,7 +113,7 @@ def test_line_4_integer_targets_are_a_regression_unasked_and_said(tmp_path):
         ({"symbols": True}, "is no symbol"),
     ],
 )
-def test_what_cannot_be_asked(tmp_path, parameters, message):
+def test_contradicting_flags_are_refused(tmp_path, parameters, message):
     path = own(tmp_path / "a.npz", x=RNG.normal(size=(30, 4)), y=RNG.normal(size=30))
     with pytest.raises(InputError, match=message):
         (source := task_named(path, **parameters)).read(source.pieces()[0])

@@ -88,7 +88,7 @@ def test_the_nested_form_is_that_of_the_files():
         ("[AVG 2 3 ]", "'\\[AVG' is no word"),
     ],
 )
-def test_what_is_no_expression_is_refused_with_its_row(text, message):
+def test_malformed_expressions_are_refused_with_their_row(text, message):
     with pytest.raises(InputError, match=f"row 1: .*{message}"):
         encode_texts(["[SM 1 2 ]", text, "3"])
 
@@ -232,7 +232,7 @@ def test_new_texts_become_sequences():
 
 
 @pytest.mark.parametrize(("protocol", "symbols"), [("ours", 16), ("paper", 15)])
-def test_line_8_symbols_outside_the_vocabulary_are_refused(protocol, symbols):
+def test_symbols_outside_the_vocabulary_are_refused(protocol, symbols):
     task = task_named("listops", protocol=protocol).task
     assert encode(task, np.array([[11, 2, symbols - 1]]))[1].tolist() == [3]
     for wrong in (symbols, -1):

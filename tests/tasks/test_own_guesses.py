@@ -1,4 +1,4 @@
-"""What columns of a table are for where nobody says it (siblings of line 5): told or refused, never quietly wrong."""
+"""The rules by which columns get their roles: each choice is noted, and ambiguous tables are refused."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -47,7 +47,7 @@ def stored(path, **asked):
     ],
 )
 @pytest.mark.parametrize("first", [True, False])
-def test_line_5_names_and_times_of_rows_are_no_values(tmp_path, column, said, first):
+def test_names_and_times_of_rows_are_no_values(tmp_path, column, said, first):
     columns = {**column, **WIDE} if first else {**WIDE, **column}
     task, rows, notes = stored(write(tmp_path / "t.csv", {**columns, "label": LABEL}))
     assert task.max_tokens == 3 and said in notes
@@ -56,13 +56,13 @@ def test_line_5_names_and_times_of_rows_are_no_values(tmp_path, column, said, fi
     assert np.array_equal(read_new(new, task)[0], VALUES[[7, 2]])
 
 
-def test_line_5_values_that_are_not_of_one_series_are_listed(tmp_path):
+def test_values_that_are_not_of_one_series_are_listed(tmp_path):
     _, _, notes = stored(write(tmp_path / "t.csv", {**WIDE, "answer": VALUES[:, 0], "label": LABEL}))
     assert "4 values per row: v0 ... v2, answer" in notes
     assert "values per row" not in stored(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))[2]
 
 
-def test_line_5_an_id_that_repeats_is_asked_for(tmp_path):
+def test_an_id_that_repeats_is_asked_for(tmp_path):
     path = write(tmp_path / "t.csv", {"patient_id": np.arange(ROWS) // 4, **WIDE, "label": LABEL})
     with pytest.raises(InputError, match="say --id patient_id if their rows make one sequence, --group patient_id"):
         task_named(str(path)).task  # noqa: B018
@@ -80,7 +80,7 @@ def test_line_5_an_id_that_repeats_is_asked_for(tmp_path):
     ],
 )
 @pytest.mark.parametrize("name", ["x", "events"])
-def test_line_4_a_column_of_numbers_in_each_cell_is_the_sequences(tmp_path, form, name):
+def test_a_column_of_numbers_in_each_cell_is_the_sequences(tmp_path, form, name):
     columns = {"date": DAYS, name: [form(row) for row in EVENTS], "label": LABEL}
     task, rows, _ = stored(write(tmp_path / "t.csv", columns))
     assert isinstance(task.form, Tokens) and task.form.vocabulary == 9 and not task.alphabet
@@ -90,7 +90,7 @@ def test_line_4_a_column_of_numbers_in_each_cell_is_the_sequences(tmp_path, form
     assert x.tolist() == [[3, 0, 0], [1, 4, 8]] and lengths.tolist() == [1, 3]
 
 
-def test_line_4_sequences_beside_values_are_named(tmp_path):
+def test_sequences_beside_values_are_named(tmp_path):
     path = write(tmp_path / "t.csv", {"age": VALUES[:, 0], "events": [f'"{row}"' for row in EVENTS], "label": LABEL})
     with pytest.raises(InputError, match="pass --text events if it holds the sequences"):
         task_named(str(path)).task  # noqa: B018
@@ -98,14 +98,14 @@ def test_line_4_sequences_beside_values_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("width", [1, 8, 40])
-def test_line_4_digits_with_nothing_between_are_letters(tmp_path, width):
+def test_digits_with_nothing_between_are_letters(tmp_path, width):
     bits = ["".join(map(str, row)) for row in RNG.integers(0, 2, (ROWS, width + 1))]
     task, _, notes = stored(write(tmp_path / "t.csv", {"sequence": bits, "label": LABEL}))
     assert task.alphabet == "\ufffd01" and task.max_tokens == width + 1 and "the letters 01" in notes
 
 
 @pytest.mark.parametrize("long", [True, False])
-def test_line_5_x_y_and_z_are_places(tmp_path, long):
+def test_x_y_and_z_are_places(tmp_path, long):
     ids = {"id": np.arange(ROWS) // 4, "Time": np.tile(range(4), ROWS // 4)} if long else {}
     label = LABEL[np.arange(ROWS) // 4] if long else LABEL
     columns = {**ids, **dict(zip("xyz", VALUES.T, strict=True))}
@@ -117,7 +117,7 @@ def test_line_5_x_y_and_z_are_places(tmp_path, long):
     assert np.array_equal(x.reshape(ROWS, 3), VALUES) and y is None
 
 
-def test_line_5_zones_of_times_are_counted_in(tmp_path, recwarn):
+def test_zones_of_times_are_counted_in(tmp_path, recwarn):
     times = np.tile(["2024-01-01T03:00:00+02:00", "2024-01-01T02:00:00Z"], ROWS)
     series = np.repeat(np.arange(ROWS), 2)
     columns = {"id": series, "time": times, "u": np.tile([1.5, 2.5], ROWS), "label": LABEL[series]}
@@ -125,7 +125,7 @@ def test_line_5_zones_of_times_are_counted_in(tmp_path, recwarn):
     assert not recwarn.list
 
 
-def test_line_5_many_columns_are_known_by_their_order(tmp_path):
+def test_many_columns_are_known_by_their_order(tmp_path):
     wide = {f"w{n}": RNG.normal(size=ROWS).round(3) for n in range(300)}
     task = task_named(str(write(tmp_path / "t.csv", {**wide, "label": LABEL}))).task
     assert read_new(write(tmp_path / "new.csv", wide), task)[0].shape == (ROWS, 300)
@@ -133,7 +133,7 @@ def test_line_5_many_columns_are_known_by_their_order(tmp_path):
         read_new(write(tmp_path / "new.csv", dict(reversed(wide.items()))), task)
 
 
-def test_line_5_a_last_column_that_is_not_there_is_missing(tmp_path):
+def test_a_last_column_that_is_not_there_is_missing(tmp_path):
     task = task_named(str(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))).task
     new = write(tmp_path / "new.csv", {name: cells for name, cells in WIDE.items() if name != "v2"})
     with pytest.raises(InputError, match=r"no column 'v2', as there was where the readout was fitted") as error:
@@ -156,7 +156,7 @@ def fill(folder: Path, kind: str, rows: int = 4):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WAV"])
-def test_line_5_folders_of_splits_and_hidden_copies_are_no_classes(tmp_path, kind):
+def test_folders_of_splits_and_hidden_copies_are_no_classes(tmp_path, kind):
     fill(tmp_path / "plain", kind, 8)
     plain = task_named(str(tmp_path / "plain"))
     assert plain.task.labels == ("Vögel", "große Hunde") and plain.pieces()[-1].hi == 16
@@ -183,7 +183,7 @@ def test_values_that_float32_cannot_tell_apart_are_refused(tmp_path, offset, fit
         model.fit(x, LABEL)
 
 
-def test_line_11_classes_of_one_row_and_classes_that_differ_in_capitals_are_said(tmp_path):
+def test_notes_name_classes_of_one_row_and_classes_that_differ_in_capitals(tmp_path):
     label = np.where(np.arange(ROWS) == 5, "odd", np.where(np.arange(ROWS) % 7 == 0, "A", LABEL))
     notes = stored(write(tmp_path / "t.csv", {**WIDE, "label": label}))[2]
     assert "which cannot be both learnt and tested (1): odd" in notes and "the classes 'A' and 'a'" in notes

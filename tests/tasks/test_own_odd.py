@@ -1,4 +1,4 @@
-"""Tables as people have them: each is read rightly, or one line says what to do (siblings of lines 4, 5 and 8)."""
+"""Unusual tables: each is read correctly, or refused in one line that says what to do."""
 
 import json
 
@@ -48,14 +48,14 @@ def same_rows(found, expected):
         (WIDE, ""),
     ],
 )
-def test_line_5_what_counts_or_names_rows_is_no_value(tmp_path, columns, said):
+def test_columns_that_count_or_name_rows_are_no_values(tmp_path, columns, said):
     task, x, notes = read(write(tmp_path / "t.csv", {**columns, "label": LABEL}))
     assert task.form == Vectors(1) and task.classes == 2 and said in " ".join(notes)
     same_rows(x, VALUES)
 
 
 @pytest.mark.parametrize(("name", "between"), [("t.csv", ";"), ("t.csv", "\t"), ("t.tsv", "\t"), ("t.csv", ",")])
-def test_line_5_other_separators_and_decimal_commas(tmp_path, name, between):
+def test_other_separators_and_decimal_commas(tmp_path, name, between):
     columns = {**WIDE, "y": RNG.normal(size=ROWS).round(3)}
     if between == ";":
         columns = {name: [str(value).replace(".", ",") for value in cells] for name, cells in columns.items()}
@@ -64,14 +64,14 @@ def test_line_5_other_separators_and_decimal_commas(tmp_path, name, between):
     same_rows(x, VALUES)
 
 
-def test_line_5_switches_are_numbers_and_labels(tmp_path):
+def test_switches_are_numbers_and_labels(tmp_path):
     on = RNG.integers(0, 2, ROWS).astype(bool)
     task, x, _ = read(write(tmp_path / "t.csv", {"on": on, **WIDE, "label": np.arange(ROWS) % 2 == 0}))
     assert task.labels == ("False", "True")
     same_rows(x, np.c_[on, VALUES])
 
 
-def test_line_5_dates_put_rows_in_order(tmp_path):
+def test_dates_put_rows_in_order(tmp_path):
     dates = np.tile(["2024-11-02", "2023-12-30", "2024-02-01T10:00:00Z", "2024-02-01"], ROWS)
     columns = {"id": SERIES, "date": dates, **LONG}
     task, x, notes = read(write(tmp_path / "t.csv", columns))
@@ -104,13 +104,13 @@ def test_line_5_dates_put_rows_in_order(tmp_path):
         ),
     ],
 )
-def test_line_5_what_can_be_meant_two_ways_is_one_line(tmp_path, columns, message):
+def test_ambiguous_tables_are_refused_in_one_line(tmp_path, columns, message):
     with pytest.raises(InputError) as error:
         read(write(tmp_path / "t.csv", columns))
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_line_5_rows_that_end_early_and_odd_classes_are_said(tmp_path):
+def test_notes_name_rows_that_end_early_and_odd_classes(tmp_path):
     short = np.where((np.arange(ROWS) % 4 == 0), "", VALUES[:, 2])
     columns = {**WIDE, "v2": short, "label": np.where(np.arange(ROWS) < 3, "NA", LABEL)}
     _, _, notes = read(write(tmp_path / "t.csv", columns))
@@ -126,18 +126,18 @@ def test_line_5_rows_that_end_early_and_odd_classes_are_said(tmp_path):
         (np.repeat([10, 20, 50], 20), True),
     ],
 )
-def test_line_4_a_few_rows_of_many_whole_numbers_are_targets(y, classes):
+def test_a_few_rows_of_many_whole_numbers_are_targets(y, classes):
     assert read_labels(y).names == classes
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2])
-def test_line_8_hardly_any_rows_are_one_line(tmp_path, rows):
+def test_hardly_any_rows_are_one_line(tmp_path, rows):
     path = write(tmp_path / "t.csv", {name: cells[:rows] for name, cells in {**WIDE, "label": LABEL}.items()})
     with pytest.raises(InputError, match=r"give a header|all labels are the same|give more rows"):
         read(path)
 
 
-def test_line_5_lists_with_gaps_are_filled_where_asked(tmp_path):
+def test_lists_with_gaps_are_filled_where_asked(tmp_path):
     lines = [{"x": VALUES[n].tolist(), "label": str(LABEL[n])} for n in range(ROWS)]
     lines[3]["x"][1] = None
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -143,7 +143,7 @@ def test_gaps_are_filled_along_the_tokens_where_asked(tmp_path):
     holes = x.copy()
     holes[3, 2:4, 0], holes[5, 0, 1] = np.nan, np.nan
     np.savez(tmp_path / "a.npz", x=holes, y=np.arange(12) % 2, split=SPLITS)
-    with pytest.raises(InputError, match=r"x is nan in row 3, token 2, column 0.*say --missing interpolate or mask"):
+    with pytest.raises(InputError, match=r"x is nan in row 3, token 2, column 0.*pass --missing interpolate or mask"):
         all_rows(task_named(str(tmp_path / "a.npz")))
     source = task_named(str(tmp_path / "a.npz"), missing="interpolate")
     filled = np.stack([all_rows(source)[name].x for name in SPLITS[:3]], 1).reshape(12, 8, 2)

@@ -55,7 +55,7 @@ def test_the_files_of_tape_give_the_proteins(tmp_path):
         assert rows.y.ravel().tolist() == [record["fold_label"] for record in parts[split]]
 
 
-def test_what_is_too_long_is_dropped_and_counted(tmp_path):
+def test_proteins_that_are_too_long_are_dropped_and_counted(tmp_path):
     parts = write(tmp_path)
     lengths = [len(record["primary"]) for record in parts["train"]]
     edge = sorted(lengths)[6]
@@ -101,7 +101,7 @@ def test_batches_of_like_length_are_dealt_among_a_hundred():
     assert np.array_equal(batch_lengths(lengths, 2), expected)
 
 
-def test_line_8_symbols_outside_the_vocabulary_are_refused():
+def test_symbols_outside_the_vocabulary_are_refused():
     for task, wrong in ((task_named("homology").task, 26), (task_named("homology", protocol="paper").task, 30)):
         for value in (wrong, -1):
             with pytest.raises(InputError, match=f"row 1, token 2: {value} is no symbol from 0 to {wrong - 1}"):

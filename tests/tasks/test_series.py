@@ -94,7 +94,7 @@ def test_a_table_with_names_is_still_one(tmp_path):
         (CLASSES + UP + ":::\n", "no sequence of numbers|channels"),
     ],
 )
-def test_what_is_no_series_is_refused_in_a_line(tmp_path, text, said):
+def test_malformed_series_are_refused_in_one_line(tmp_path, text, said):
     path = tmp_path / "odd.ts"
     path.write_text(text)
     with pytest.raises(InputError, match=said) as refused:

@@ -198,7 +198,7 @@ def header(claimed, kind=1, channels=1, rate=RATE, bits=16, align=None):
         (header(8, kind=3, bits=32) + struct.pack("<ff", 0.5, float("nan")), "sample 1 is not finite"),
     ],
 )
-def test_a_wav_that_lies_is_one_line(tmp_path, content, said):
+def test_a_wav_with_a_false_header_is_refused_in_one_line(tmp_path, content, said):
     path = tmp_path / "calls" / "bad" / "a.wav"
     write(tmp_path / "calls" / "good" / "b.wav", TONE[:1000])
     path.parent.mkdir()

@@ -168,7 +168,7 @@ def test_a_function_yields_sequences(module):
     [("mysequences:none", "no attribute"), ("absent:rows", "No module"), ("mysequences:number", "is no function"),
      ("mysequences:empty", "must yield pairs")],
 )  # fmt: skip
-def test_a_function_that_is_none_is_refused(module, name, message):
+def test_other_objects_than_functions_are_refused(module, name, message):
     with pytest.raises(InputError, match=message):
         task_named(name).task  # noqa: B018
 

@@ -1,4 +1,4 @@
-"""Pictures as Pillow decodes them: of plain formats alone, and none that unpacks to more than a picture should."""
+"""Pictures decoded by Pillow, in common formats and of bounded size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, first_line
 from reservoir.tasks.images.patches import patches
 
 if TYPE_CHECKING:
@@ -22,33 +22,33 @@ MOST_BYTES = 2**27
 MOST_PIXELS = 2**26
 
 SIDE, PATCH = 32, 4
-"""Pixels of a picture, and of its patches, where no vision model reads it: those of CIFAR-10."""
+"""Side of a picture and of its patches in pixels, for backbones without patches of their own: those of CIFAR-10."""
 
 DEEP = ("I", "F")
-"""What the modes of pictures with more than a byte per value begin with."""
+"""First letters of the modes with more than a byte per value."""
 
 
 def check_pillow() -> None:
-    """Refuse pictures where the package that reads them is not there."""
+    """Refuse pictures if Pillow is not installed."""
     try:
         import PIL  # noqa: F401
     except ImportError:
-        raise InputError("pictures need a package: pip install pillow") from None
+        raise InputError("pictures need Pillow: pip install 'reservoir-features[images]'") from None
 
 
 def stored_bytes(path: Path) -> np.ndarray:
-    """Return the bytes of a picture, which can be decoded."""
+    """Return the bytes of a picture file, after checking that they can be decoded."""
     if path.stat().st_size > MOST_BYTES:
-        raise InputError(f"{path}: {path.stat().st_size:,} bytes, more than {MOST_BYTES:,}; is it a picture?")
+        raise InputError(f"{path}: {path.stat().st_size:,} bytes, more than {MOST_BYTES:,}; check that it is a picture")
     found = np.frombuffer(path.read_bytes(), np.uint8)
     decoded(found, str(path), rough=True)
     return found
 
 
 def decoded(stored: np.ndarray | Path, where: str = "", *, rough: bool = False) -> Image:
-    """Return the picture of a file, or of its bytes, upright, on white, in RGB; a ``rough`` one may have fewer pixels.
+    """Return the picture of a file, or of its bytes, upright, on a white background, in RGB.
 
-    These are at least `SIDE` x 2.
+    A ``rough`` one may have fewer pixels, at least twice `SIDE` on each side.
     """
     check_pillow()
     from PIL import Image
@@ -56,7 +56,7 @@ def decoded(stored: np.ndarray | Path, where: str = "", *, rough: bool = False) 
     where = where or (str(stored) if isinstance(stored, Path) else "a picture")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd metadata; what is too large is told here
+            warnings.simplefilter("ignore")  # about odd metadata; sizes are checked below
             file = stored if isinstance(stored, Path) else BytesIO(stored.tobytes())
             with Image.open(file, formats=FORMATS) as image:
                 if image.width * image.height > MOST_PIXELS:
@@ -67,23 +67,22 @@ def decoded(stored: np.ndarray | Path, where: str = "", *, rough: bool = False) 
                     image.draft("RGB", (2 * SIDE, 2 * SIDE))
                 return _on_white(_upright(image))
     except Exception as error:  # Pillow and its codecs raise all kinds
-        said = " ".join(str(error).split())[:100] or type(error).__name__
-        raise InputError(f"{where}: no readable picture ({said}); repair it, or take it out") from None
+        raise InputError(f"{where}: not a readable picture ({first_line(error)}); repair it, or remove it") from None
 
 
 def _upright(image: Image) -> Image:
-    """Turn a photo as its camera says that it was held; what it says may be no more than odd metadata."""
+    """Return a photo turned as its metadata says; damaged metadata is ignored."""
     from PIL import ImageOps
 
     image.load()
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # of the metadata alone: the pixels are there
+    except Exception:  # in the metadata alone: the pixels are read already
         return image
 
 
 def _on_white(image: Image) -> Image:
-    """Return a picture in RGB, what is transparent white, as a page shows it."""
+    """Return a picture in RGB, with white where it is transparent."""
     from PIL import Image
 
     if "A" not in image.getbands() and "transparency" not in image.info:

@@ -12,7 +12,7 @@ from reservoir.tasks.task import Task, Tokens
 
 
 def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int, fewest: int = 1) -> np.ndarray:
-    """Return real tokens (rows,) as int32; refuse what is not a whole number per row, ``fewest`` to ``tokens``."""
+    """Return lengths (rows,) as int32; refuse all but whole numbers from ``fewest`` to ``tokens``."""
     if lengths.dtype.kind not in "ui" or lengths.shape != (rows,):
         raise InputError(f"{where}: lengths hold {lengths.dtype} {lengths.shape}; give integers of shape ({rows},)")
     wrong = (lengths < fewest) | (lengths > tokens)
@@ -23,7 +23,7 @@ def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int, fewes
 
 
 def encode_own(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return new inputs, as in the file that the task was made from, as stored sequences, and their lengths."""
+    """Return new inputs, in the form of the file that the task was made from, as stored sequences and their lengths."""
     where = f"task {task.name!r}"
     if task.pictures:
         return x, np.full(len(x), task.max_tokens, np.int32)
@@ -50,5 +50,5 @@ def encode_own(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> 
 
 
 def letter_symbols(where: str, task: Task, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return new texts, as code points, as symbols; refuse letters that the task does not have."""
+    """Return the symbols of new texts in code points, (rows, tokens)."""
     return to_symbols(where, x, lengths, task.alphabet)

@@ -1,4 +1,4 @@
-"""Whole numbers that name things, and whole numbers that measure: one rule for files and for estimators."""
+"""Whether whole numbers are symbols or values, classes or targets: one rule for files and estimators."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import NamedTuple
 import numpy as np
 
 SAMPLE = 2**20
-"""Tokens that the rule looks at, from the beginning."""
+"""Tokens at the beginning that the rule looks at."""
 
 MOST_SYMBOLS = 1_000_000
 """Larger whole numbers are values, not symbols: no embedding has a row for each."""
 
 FEWEST_STEPS = 100
-"""With fewer changes between neighbours nothing is said of their size."""
+"""With fewer changes between neighbours their size is not considered."""
 
 SMOOTH = 0.65
-"""Steps between unlike neighbours below this share of those between any two unlike tokens: an ordered quantity."""
+"""An ordered quantity has steps between unlike neighbours below this share of those between any two tokens."""
 
 SMOOTH_MANY = 0.8
-"""The same where there are more different numbers than a byte has."""
+"""The same for more different numbers than a byte has."""
 
 BYTE = 256
 

@@ -1,4 +1,4 @@
-"""Labels of your own data: what is a class, what is a number, and what the classes are called."""
+"""Labels of your own data: classes or numbers, names of the classes, and the splits of the rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reservoir.tasks.rows import HELD_OUT, SHARES, grouped, stratified
 from reservoir.tasks.task import MISSING
 
 MOST_ROUNDING = 1e-3
-"""Share of an output's standard deviation that float32 may change a target by."""
+"""Largest error of float32 in a target, as a share of its standard deviation."""
 
 
 SPLIT_NAMES = {
@@ -28,7 +28,7 @@ SPLIT_NAMES = {
     "test": "test",
     "testing": "test",
 }
-"""What publishers call the splits, in folders and in datasets, in small letters or capitals, and what they are here."""
+"""Names of splits in folders and datasets, in small letters, and our names for them."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,21 @@ class Labels:
 def encode_labels(
     where: str, y: np.ndarray, units: np.ndarray | None = None, *, regression: bool = False, classes: bool = False
 ) -> Labels:
-    """Return the labels (rows,), (rows, outputs) or (rows, readout_tokens, outputs) with their classes numbered.
+    """Return labels with their classes numbered.
 
-    Floats are targets, strings and booleans classes, integers as `reservoir.tasks.own.kinds.read_labels` finds, unless
-    one is asked for. Classes are numbered in sorted order; integers that are just 0, 1, ..., n - 1 need no names. Of
-    rows with so many ``units``, each with labels of its own, those behind are missing: class -1, or NaN.
+    Floats are targets, strings and booleans are classes, and `reservoir.tasks.own.kinds.read_labels` decides about
+    integers, unless a flag does. Classes are numbered in sorted order; integers 0, 1, ..., n - 1 need no names.
+
+    Parameters
+    ----------
+    where : str
+        Name of the data for messages.
+    y : ndarray, (rows,), (rows, outputs) or (rows, readout_tokens, outputs)
+        The labels.
+    units : ndarray of int, (rows,), optional
+        How many tokens or words of each row have a label; those behind are missing: class -1, or NaN.
+    regression, classes : bool, default False
+        Whether a flag says what the labels are.
     """
     if y.dtype.kind not in "biufUS":
         raise InputError(f"{where}: y holds {y.dtype} values; give integers or strings for classes, floats for targets")
@@ -56,7 +66,7 @@ def encode_labels(
         raise InputError(f"{where}: y has the shape {y.shape}; give (rows,) or (rows, outputs)")
     if units is not None:
         return _of_units(where, y, units, regression=regression, classes=classes)
-    y, notes = _as_meant(where, y, regression, classes)
+    y, notes = _read_as(where, y, regression, classes)
     shaped = y[:, None, None] if y.ndim == 1 else y[:, None] if y.ndim == 2 else y
     if y.dtype.kind == "f":
         if not np.isfinite(y).all():
@@ -67,12 +77,14 @@ def encode_labels(
     numbers = numbers.reshape(shaped.shape).astype(np.int64)
     names = [name.decode() if isinstance(name, bytes) else name for name in found.tolist()]
     odd = [name for name in names if str(name).strip().lower() in EMPTY]
-    notes += tuple(f"y has a class {name!r}; if it means that a label is missing, remove these rows" for name in odd)
+    notes += tuple(f"y has a class {name!r}; remove these rows if it stands for a missing label" for name in odd)
     notes += _odd_classes(names, counts)
     if len(names) == 1:
         raise InputError(f"{where}: all labels are the same ({names[0]!r}); give rows of at least two classes")
     if y.dtype.kind in "US" and len(names) == y.size > 2:
-        raise InputError(f"{where}: each row has a label of its own ({names[0]!r}, ...); are these names of the rows?")
+        raise InputError(
+            f"{where}: each row has a label of its own ({names[0]!r}, ...); these look like names of the rows: pass --id for them, and --label for the labels"
+        )
     return Labels(
         numbers, len(names), () if y.dtype.kind != "b" and names == list(range(len(names))) else tuple(names), notes
     )
@@ -87,19 +99,19 @@ def _of_units(where: str, y: np.ndarray, units: np.ndarray, *, regression: bool,
 
 
 def _odd_classes(names: Sequence[Any], counts: np.ndarray) -> tuple[str, ...]:
-    """Return what a person should know of classes: those of one row, and those that differ in capitals alone."""
+    """Return notes on classes of a single row, and on classes that differ in capitals alone."""
     lone = [str(name) for name, count in zip(names, counts, strict=True) if count == 1]
-    said = "classes of a single row, which cannot be both learnt and tested"
-    notes = (f"{said} ({len(lone)}): {', '.join(lone[:5])}",) if lone else ()
+    problem = "classes of a single row, which cannot be both learnt and tested"
+    notes = (f"{problem} ({len(lone)}): {', '.join(lone[:5])}",) if lone else ()
     first = {str(name).lower(): name for name in reversed(names)}
     pairs = [(first[str(name).lower()], name) for name in names if first[str(name).lower()] != name]
     return notes + tuple(
-        f"y has the classes {one!r} and {name!r}; if they are one, write them alike" for one, name in pairs
+        f"y has the classes {one!r} and {name!r}; write them alike if they are one" for one, name in pairs
     )
 
 
-def _as_meant(where: str, y: np.ndarray, regression: bool, classes: bool) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return floats for targets, integers or strings for classes, and what was decided unasked."""
+def _read_as(where: str, y: np.ndarray, regression: bool, classes: bool) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return floats for targets, or integers or strings for classes, and notes on what was decided by rule."""
     if regression and (classes or y.dtype.kind in "US"):
         raise InputError(f"{where}: y holds {y.dtype} values; leave out --regression")
     whole = y.dtype.kind != "f" or bool((np.isfinite(y) & (y == np.rint(y))).all())
@@ -108,17 +120,17 @@ def _as_meant(where: str, y: np.ndarray, regression: bool, classes: bool) -> tup
     if regression or classes or y.dtype.kind not in "iuf" or not whole:
         return y.astype(np.float64) if regression else y.astype(np.int64) if y.dtype.kind == "f" and classes else y, ()
     if y.dtype.kind == "f":
-        return y, ("y holds floats, all whole, read as targets of a regression (else --classes)",)
+        return y, ("y holds whole floats, read as targets of a regression; pass --classes for classes",)
     reading = read_labels(y)
     if not reading.names:
-        return y.astype(np.float64), (f"y read as targets of a regression ({reading.why}; else --classes)",)
+        return y.astype(np.float64), (f"y read as targets of a regression ({reading.why}); pass --classes for classes",)
     numbers = np.unique(y)
     plain = len(numbers) <= FEW_CLASSES and (len(numbers) == 2 or counted_through(numbers))
-    return y, () if plain else (f"y read as classes ({reading.why}; else --regression)",)
+    return y, () if plain else (f"y read as classes ({reading.why}); pass --regression for targets",)
 
 
 def _single(where: str, y: np.ndarray) -> np.ndarray:
-    """Return finite targets, (rows, readout_tokens, outputs), as float32; refuse those that it is too coarse for."""
+    """Return finite targets, (rows, readout_tokens, outputs), as float32; refuse those that lose their digits."""
     with np.errstate(over="ignore"):
         stored = y.astype(np.float32)
     if not np.isfinite(stored).all():
@@ -140,11 +152,11 @@ def _single(where: str, y: np.ndarray) -> np.ndarray:
 
 
 def split_rows(where: str, labels: Labels, split: np.ndarray | None, groups: np.ndarray | None = None) -> np.ndarray:
-    """Return the split of each row (rows,) of str, dividing what the file does not divide.
+    """Return the split of each row, (rows,) of str.
 
-    Without ``split`` the rows are divided 60/20/20; where only "valid" is missing, a tenth of "train" becomes it. Both
-    are fixed by the row numbers and stratified by the first output's class; with groups, fixed by the groups' names,
-    and no group is in two splits.
+    Without ``split`` the rows are divided 60/20/20; if only "valid" is missing, a tenth of "train" becomes it. A hash
+    of the row numbers decides, stratified by the class of the first output; with ``groups`` a hash of their names, and
+    no group is in two splits.
     """
     classes = labels.y[:, 0, 0] if labels.classes else np.zeros(len(labels.y), np.int64)
 

@@ -1,4 +1,4 @@
-"""New sequences from a file, for a task that has been prepared: what `predict` reads."""
+"""New sequences from a file, for a task that has been prepared."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ NewRows = tuple[np.ndarray, np.ndarray | None, list[str] | None, np.ndarray | No
 
 
 def read_new(path: Path, task: Task) -> NewRows:
-    """Return the sequences of a file, their lengths and the names of the rows, and their labels where it has them.
+    """Return the sequences of a file, their lengths, the names of the rows, and their labels, if the file has them.
 
-    Pictures are the paths of their files.
+    Pictures are returned as the paths of their files.
     """
     if path.suffix.lower() not in SUFFIXES and path.is_file() and not (media_files(path) or task.pictures):
         return read_idx(path, (28, 28)), None, None, None
@@ -43,7 +43,8 @@ def read_new(path: Path, task: Task) -> NewRows:
             raise InputError(f"{path}: x has {rows} rows and {name} the shape {columns.shapes[name]}; give one per row")
     pictures = isinstance(columns, Pictures)
     if bool(task.pictures) != pictures:
-        raise InputError(f"{path}: {'pictures' if pictures else 'no pictures'}, unlike what the readout was fitted to")
+        found, wanted = ("pictures", "other data") if pictures else ("no pictures", "pictures")
+        raise InputError(f"{path}: holds {found}, and the readout was fitted to {wanted}")
     x = objects(columns.files) if pictures else columns.read("x", 0, rows)
     lengths = columns.read("lengths", 0, rows) if "lengths" in columns.shapes else None
     ids = [str(name) for name in columns.read("ids", 0, rows)] if "ids" in columns.shapes else None

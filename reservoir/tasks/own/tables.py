@@ -245,10 +245,8 @@ def _read_parquet(path: Path, rows: int | None) -> Table:
     import pandas as pd
 
     try:
+        # Nothing is asked of file.metadata: its columns end the process on some damaged files (1 of 600 mutated ones).
         file = parquet.ParquetFile(path)
-        groups = [file.metadata.row_group(place) for place in range(file.metadata.num_row_groups)]
-        values = sum(group.column(place).num_values for group in groups for place in range(group.num_columns))
-        check_expansion(path, "all columns", 8 * values, path.stat().st_size)
         check_names(path, file.schema_arrow.names)
         size, batches = 0, []
         for batch in file.iter_batches(BATCH if rows is None else rows):

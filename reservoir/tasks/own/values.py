@@ -11,7 +11,7 @@ from reservoir.errors import InputError
 from reservoir.tasks.task import Scaling
 
 MOST_ROUNDING = 1e-3
-"""Share of what a channel spans that float32 may move a value by."""
+"""Largest error of float32 in a value, as a share of the range of its channel."""
 
 
 def clean_symbols(where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: int, first_row: int = 0) -> np.ndarray:
@@ -27,9 +27,10 @@ def clean_symbols(where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: in
 
 
 def as_values(where: str, x: np.ndarray, lengths: np.ndarray, missing: str, first_row: int = 0) -> np.ndarray:
-    """Return values (rows, tokens, dim) as they are stored, those that are missing as `OwnDataOptions` has it.
+    """Return values (rows, tokens, dim) as they are stored; ``missing`` says what happens to NaN.
 
-    With ``mask`` they stay NaN, which scaling makes 0, and as many channels behind are 1 where one is, else 0.
+    With ``mask`` missing values stay NaN, which scaling turns into 0, and as many further channels are 1 where a value
+    is missing, else 0.
     """
     if missing == "interpolate" and x.dtype.kind == "f":
         x = _without_gaps(where, x, lengths, first_row)
@@ -50,7 +51,7 @@ def _clean(where: str, x: np.ndarray, lengths: np.ndarray, first_row: int = 0) -
     if wrong.any():
         row, token, channel = (int(i) for i in np.argwhere(wrong)[0])
         value = x[row, token, channel]
-        fill = ", or say --missing interpolate or mask" if np.isnan(value) else ""
+        fill = ", or pass --missing interpolate or mask" if np.isnan(value) else ""
         raise InputError(
             f"{where}: x is {value} in row {first_row + row}, token {token}, column {channel}; repair or remove the "
             f"row, end it there with lengths{fill}"
@@ -71,19 +72,19 @@ def _without_gaps(where: str, x: np.ndarray, lengths: np.ndarray, first_row: int
 
 
 class Rounding:
-    """What float32 leaves of the channels of values that come in stretches."""
+    """Measures how much float32 changes the channels of values that come in stretches."""
 
     def __init__(self) -> None:
         self._found: list[np.ndarray] = []
 
     def add(self, x: np.ndarray, stored: np.ndarray) -> None:
-        """Take in tokens (tokens, dim) as they were given, and as they are stored."""
+        """Add tokens (tokens, dim) as they were given, and as they are stored."""
         if len(x) and x.dtype.itemsize > 2 and x.dtype != np.float32:
             x, stored = x.astype(np.float64), stored[:, : x.shape[1]].astype(np.float64)
             self._found.append(np.stack([np.fmax.reduce(np.abs(x - stored)), np.fmin.reduce(x), np.fmax.reduce(x)]))
 
     def check(self, where: str) -> None:
-        """Refuse values of which little is left: it would look as if they said nothing."""
+        """Refuse channels that lose most of their variation."""
         if not self._found:
             return
         moved, least, most = np.stack(self._found, axis=1)
