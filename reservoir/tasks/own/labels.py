@@ -83,7 +83,8 @@ def encode_labels(
         raise InputError(f"{where}: all labels are the same ({names[0]!r}); give rows of at least two classes")
     if y.dtype.kind in "US" and len(names) == y.size > 2:
         raise InputError(
-            f"{where}: each row has a label of its own ({names[0]!r}, ...); these look like names of the rows: pass --id for them, and --label for the labels"
+            f"{where}: each row has a label of its own ({names[0]!r}, ...), as names of rows have; name "
+            "the column of the labels with --label"
         )
     return Labels(
         numbers, len(names), () if y.dtype.kind != "b" and names == list(range(len(names))) else tuple(names), notes
