@@ -179,7 +179,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     _check_columns(task, reader, layers, poolings, family, shape.depth)
     layers = tuple(layer for layer in layer_names(shape.depth) if layer in layers)
     device = choose_device(options.device)
-    compute = choose_compute(options.compute, device) if family.rounds else "float32"
+    compute = choose_compute(options.compute, device) if family.allows_bfloat16 else "float32"
     sizes = _column_sizes(seen, shape.width, [f"{layer}/{pooling}" for layer in layers for pooling in poolings])
     place = "cuda" if device.type == "cuda" else "cpu"
     block_rows, batch_rows = _rows_at_a_time(seen, reader, sizes, place)
@@ -488,7 +488,7 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
 
 
 def _compute_reason(compute: str, family: Family) -> str:
-    if not family.rounds:
+    if not family.allows_bfloat16:
         return "a recurrent state feeds its rounding back"
     return "this device multiplies it faster" if compute == "bfloat16" else "bfloat16 is no faster here"
 

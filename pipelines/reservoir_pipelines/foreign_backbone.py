@@ -181,7 +181,7 @@ def _check(folder: Path, source: Path) -> tuple[str, int]:
 
     try:
         family, _ = find(str(folder))
-        load_native(str(folder)) if family.door else load_backbone(str(folder), "pretrained")
+        load_native(str(folder)) if family.native_input else load_backbone(str(folder), "pretrained")
     except InputError as error:
         raise InputError(str(error).replace(repr(str(folder)), repr(str(source)))) from None
     count = 0

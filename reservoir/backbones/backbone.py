@@ -27,16 +27,16 @@ class Backbone(nn.Module):
     model : Module
         The model; its parameters are frozen here.
     family, config
-        What there is to know of its kind, and its configuration, as `find` returns them.
+        Its family and its configuration, as `find` returns them.
     depth : int, optional
-        Keep only so many blocks, from the first on; the final norm stays. All of them by default.
+        Number of blocks to keep, from the first; the final norm stays. All blocks by default.
 
     Attributes
     ----------
     depth, width, max_tokens, causal
-        Blocks, hidden width, longest sequence (None where nothing limits it), whether a token sees only those before.
+        Number of blocks, hidden width, longest sequence (None if unlimited), whether a token sees only earlier tokens.
     compute : torch.dtype
-        What the matrix products run in; norms, positions and the residual stream stay in float32.
+        Precision of the matrix products; norms, positions and the residual stream stay in float32.
     """
 
     def __init__(self, model: nn.Module, family: Family, config: Any, depth: int | None = None) -> None:
@@ -66,22 +66,22 @@ class Backbone(nn.Module):
         Parameters
         ----------
         embeds : Tensor, (batch, tokens, width)
-            Right-padded sequences; what stands behind a sequence's length has no influence on its real tokens.
+            Right-padded sequences; padding has no influence on the real tokens.
         lengths : Tensor of int, (batch,), optional
-            Real tokens of each sequence; None means all of them.
+            Real tokens of each sequence; all of them by default.
         last : int, optional
-            Only so many of the last real tokens are read, so the others may be left unfinished: the last block's
-            feedforward, which looks at each token alone, passes them by.
+            How many of the last real tokens are read. The last block's feedforward skips the other tokens, because it
+            processes each token separately.
 
         Returns
         -------
         Tensor of float32, (batch, tokens, width)
-            For every ``compute``: the residual stream keeps its precision.
+            Also for bfloat16 products, because the residual stream stays in float32.
         """
         tokens = embeds.shape[1]
         self.check_length(tokens)
         surplus = -tokens % self.shape.multiple
-        # A causal model never looks to the right, where all padding is, so it needs no mask and keeps its fast kernel.
+        # In a causal model no token sees the padding on its right, so it needs no mask and keeps its fast kernel.
         mask = None
         real = torch.full_like(embeds[:, 0, 0], tokens, dtype=torch.int64) if lengths is None else lengths
         self._last_tokens.keep(real, last, tokens + surplus)
@@ -96,11 +96,11 @@ class Backbone(nn.Module):
     def set_compute(self, dtype: torch.dtype) -> None:
         """Run the matrix products in ``dtype`` (float32 or bfloat16); recurrent models stay in float32.
 
-        Only the weights of the frozen projections are rounded; trained ones keep their digits and are cast at use. With
-        the residual stream kept in float32, the hidden states of an untrained GPT-2 small come seven times closer to
-        float32's than with everything in bfloat16, at the same speed.
+        Only the weights of frozen projections are rounded; trained weights stay in float32 and are cast when used. With
+        the residual stream in float32, the error of an untrained GPT-2 small's hidden states is a seventh of that with
+        everything in bfloat16, at the same speed.
         """
-        if not self.family.rounds:
+        if not self.family.allows_bfloat16:
             return
         self.compute = dtype
         for module in self.blocks.modules():
@@ -108,7 +108,7 @@ class Backbone(nn.Module):
                 module.to(dtype)
 
     def set_positions(self, path: str, positions: Tensor) -> None:
-        """Set the parameter of the vectors (tokens, width) that are added to the tokens; no more tokens fit."""
+        """Set the learned positions (tokens, width), which also set the longest sequence."""
         _replace(self.model, path, nn.Parameter(positions.clone(), requires_grad=False))
         self.max_tokens = len(positions)
         self.shape = replace(self.shape, max_tokens=len(positions))
@@ -120,9 +120,9 @@ class Backbone(nn.Module):
 
     @contextmanager
     def recording(self, layers: dict[str, Callable[[Tensor], None]]) -> Iterator[None]:
-        """Hand the hidden states of some layers to callbacks during every forward pass inside the context.
+        """Call callbacks with the hidden states of some layers during every forward pass inside the context.
 
-        Blocks above the deepest of these layers are taken out for the time of the context, so they cost nothing.
+        Blocks above the deepest of these layers are removed inside the context, so they cost nothing.
         """
         self.check_layers(layers)
         blocks = self.blocks
@@ -142,7 +142,7 @@ class Backbone(nn.Module):
         check_layers(layers, self.family, self.depth)
 
     def check_length(self, tokens: int, where: str = "") -> None:
-        """Raise `InputError`, beginning with ``where``, if so many tokens are more than this backbone's positions."""
+        """Raise `InputError`, beginning with ``where``, if this backbone has fewer positions than tokens."""
         if self.max_tokens is not None and tokens > self.max_tokens:
             raise InputError(
                 f"{where}sequences of {tokens} tokens, but this {self.family.name} has {self.max_tokens} positions; "
@@ -162,14 +162,14 @@ class Backbone(nn.Module):
 
     @property
     def groups(self) -> dict[str, tuple[str, ...]]:
-        """Names of the parameters of each group that this family has, as in ``named_parameters``."""
+        """Names of the parameters of each group that this family has."""
         names: dict[str, list[str]] = {}
         for name, _ in self.named_parameters():
             names.setdefault(self.group_of(name), []).append(name)
         return {group: tuple(names[group]) for group in GROUPS if group in names}
 
     def group_of(self, parameter: str) -> str:
-        """Return the group of one of this backbone's parameters (as named by ``named_parameters``)."""
+        """Return the group of a parameter, by its name in ``named_parameters``."""
         for group, pieces in self.family.groups.items():
             if any(piece in parameter for piece in pieces):
                 return group

@@ -1,35 +1,28 @@
-"""BERT (Devlin et al. 2019) and its form: RoBERTa, XLM-RoBERTa, DistilBERT, MiniLM, Longformer. Post-norm, both ways.
+"""BERT (Devlin et al. 2019) and models of its form: RoBERTa, XLM-RoBERTa, DistilBERT, MiniLM, Longformer.
 
-Longformer (Beltagy et al. 2020) attends inside a sliding window, for thousands of tokens, and its sequences are padded
-to whole windows. No token attends globally: which one should is the choice of a trained task.
+They are post-norm, and each token attends to the tokens on both sides. Longformer (Beltagy et al. 2020) attends inside
+a sliding window, for thousands of tokens, and its sequences are padded to whole windows. No token attends globally:
+which one should depends on a task that the model is trained for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from reservoir.backbones.family import Family, Shape
-from reservoir.backbones.hub import HubLoader, draw_normal, run
+from reservoir.backbones.hub import HubLoader, draw_normal, lazy_config, run
 
 OFFSET = ("roberta", "xlm-roberta", "longformer")
-"""Families that number their positions from the padding token's number plus one."""
-
-
-def _config(model_type: str, **settings: Any) -> Any:
-    from transformers import AutoConfig
-
-    return AutoConfig.for_model(model_type, **settings)
+"""Families whose first position is the number of the padding token plus one."""
 
 
 _ROBERTA = {"vocab_size": 50265, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
 KNOWN: dict[str, Callable[[], Any]] = {
-    "bert-base-uncased": partial(_config, "bert"),
-    "roberta-base": partial(_config, "roberta", max_position_embeddings=514, **_ROBERTA),
-    "distilbert-base-uncased": partial(_config, "distilbert"),
-    "allenai/longformer-base-4096": partial(
-        _config,
+    "bert-base-uncased": lazy_config("bert"),
+    "roberta-base": lazy_config("roberta", max_position_embeddings=514, **_ROBERTA),
+    "distilbert-base-uncased": lazy_config("distilbert"),
+    "allenai/longformer-base-4096": lazy_config(
         "longformer",
         max_position_embeddings=4098,
         pad_token_id=1,
@@ -67,7 +60,7 @@ def _family(name: str, **facts: Any) -> Family:
         },
         draw=draw_normal,
         unused=("embeddings.word_embeddings",),
-        door="embeddings.word_embeddings",
+        native_input="embeddings.word_embeddings",
         reads="text",
         heads=("cls.", "lm_head.", "vocab_", "pooler.", "pre_classifier.", "classifier.", "qa_outputs."),
         **(defaults | facts),

@@ -1,4 +1,4 @@
-"""The models that are built here and not by transformers: how they are made, and loaded from safetensors."""
+"""Models that this package builds itself, without transformers: construction, and loading from safetensors."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 
-class Undrawn(TorchFunctionMode):
-    """Leaves out the draws of a model under construction: ours replace them, and they take as long."""
+class SkipInitialisation(TorchFunctionMode):
+    """Skips the random initialisation of a model under construction, because its weights are replaced afterwards."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if getattr(func, "__name__", "") not in ("normal_", "uniform_", "kaiming_uniform_"):
             return func(*args, **kwargs)
         tensor = args[0] if args else kwargs["tensor"]
-        # The functions of `torch.nn.init` are Python's, and nobody looks at what they leave. A tensor's own methods are
-        # called by one that does: it draws a truncated normal again until all of it is in bounds, as zeros are.
+        # The functions of `torch.nn.init` (Python functions) are skipped. A tensor's own methods set zeros: torch calls
+        # them to draw a truncated normal, and repeats that until all values are in bounds, which zeros are.
         return tensor if isinstance(func, FunctionType) else tensor.zero_()
 
 
 @dataclass(frozen=True)
 class FolderLoader:
-    """Builds the models of a family of ours, ``module(config)``, and loads them from a folder of safetensors."""
+    """Builds models as ``module(config)``, and loads them from a folder with ``model.safetensors``."""
 
     module: Callable[[Any], nn.Module]
 
@@ -37,14 +37,14 @@ class FolderLoader:
         return self.module(config)
 
     def load(self, source: str, config: Any, **_more: str) -> tuple[nn.Module, dict[str, Any]]:
-        """Return the model of a folder, and which of its tensors are missing, too many or of another shape."""
+        """Return the model in a folder, and its missing, unexpected and mismatched tensors."""
         from safetensors.torch import load_file
 
         return self.filled(config, load_file(Path(source) / "model.safetensors"))
 
     def filled(self, config: Any, found: dict[str, Tensor]) -> tuple[nn.Module, dict[str, Any]]:
-        """Return the model that holds these tensors in float32, and how they differ from what it needs."""
-        with torch.device("meta"), Undrawn():  # nothing is drawn that the file replaces
+        """Return a model with these tensors in float32, and the missing, unexpected and mismatched ones."""
+        with torch.device("meta"), SkipInitialisation():
             model = self.module(config)
         wanted = model.state_dict()
         shapes = [(name, found[name].shape, wanted[name].shape) for name in wanted.keys() & found.keys()]
@@ -61,10 +61,10 @@ class FolderLoader:
 
     def count(self, config: Any) -> int:
         """Return the number of parameters."""
-        with torch.device("meta"), Undrawn():
+        with torch.device("meta"), SkipInitialisation():
             return sum(parameter.numel() for parameter in self.module(config).parameters())
 
 
 def run(model: nn.Module, embeds: Tensor, _mask: Tensor | None) -> Tensor:
-    """Return the hidden states of every token; padding stands behind a sequence and is never looked at."""
+    """Return the hidden states of every token; causal models never see the padding, which follows the sequence."""
     return model(embeds)

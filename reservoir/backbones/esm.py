@@ -1,27 +1,27 @@
-"""ESM (Rives et al. 2021, Lin et al. 2023) of protein letters: pre-norm, both ways; ESM-2 has rotary positions.
+"""ESM (Rives et al. 2021, Lin et al. 2023), models of protein sequences: pre-norm, bidirectional.
 
-It was trained with a share of its letters masked and the others scaled to make up for it, which goes on where none is.
+ESM-2 has rotary positions. In training a share of the letters was masked and the embeddings were scaled to compensate;
+the scale stays when no letter is masked.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from reservoir.backbones.family import Family, Shape
-from reservoir.backbones.hub import HubLoader, draw_normal, run
+from reservoir.backbones.hub import HubLoader, draw_normal, lazy_config, run
 
 MASKED = 0.15 * 0.8
-"""Share of the letters that were masked in training."""
+"""Share of the letters that training masked."""
 
 
-def _config(depth: int, width: int) -> Any:
-    from transformers import EsmConfig
-
-    return EsmConfig(
+def _config(depth: int, width: int) -> Callable[[], Any]:
+    return lazy_config(
+        "esm",
         vocab_size=33,
         pad_token_id=1,
         mask_token_id=32,
@@ -36,8 +36,8 @@ def _config(depth: int, width: int) -> Any:
 
 
 KNOWN = {
-    "facebook/esm2_t6_8M_UR50D": partial(_config, 6, 320),
-    "facebook/esm2_t12_35M_UR50D": partial(_config, 12, 480),
+    "facebook/esm2_t6_8M_UR50D": _config(6, 320),
+    "facebook/esm2_t12_35M_UR50D": _config(12, 480),
 }
 
 
@@ -47,7 +47,7 @@ def _shape(config: Any) -> Shape:
 
 
 def _adapt(model: nn.Module, config: Any) -> nn.Module:
-    """Scale the embeddings of letters as the model does where no letter is masked."""
+    """Scale the embeddings of letters as the model does when no letter is masked."""
     if config.token_dropout:
         with torch.no_grad():
             model.get_submodule("embeddings.word_embeddings").get_parameter("weight").mul_(1 - MASKED)
@@ -55,7 +55,7 @@ def _adapt(model: nn.Module, config: Any) -> nn.Module:
 
 
 def _run(model: Any, embeds: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the last hidden states; given embeddings, the model would leave out its positions and first norm."""
+    """Return the last hidden states, after adding positions and the first norm, which the model skips for vectors."""
     return run(model, model.embeddings(inputs_embeds=embeds, attention_mask=mask), mask)
 
 
@@ -74,7 +74,7 @@ ESM = Family(
     draw=draw_normal,
     final_norm="encoder.emb_layer_norm_after",
     unused=("embeddings.word_embeddings", "contact_head"),
-    door="embeddings.word_embeddings",
+    native_input="embeddings.word_embeddings",
     reads="letters",
     heads=("lm_head.", "classifier.", "pooler."),
     attention="attention.self",

@@ -1,11 +1,11 @@
-r"""Echo state networks (Jaeger 2001): a sparse random recurrent layer of leaky units, in reservoirpy's words.
+r"""Echo state networks (Jaeger 2001): a sparse random recurrent layer of leaky units, named as in reservoirpy.
 
 .. math::
 
     x_t = (1 - \mathrm{lr}) \, x_{t-1} + \mathrm{lr} \, \tanh(\mathrm{input\_scaling} \cdot e_t + W x_{t-1})
 
-with :math:`e_t` what the input layer makes of token t. So reservoirpy's input matrix is here ``input_scaling`` times
-the input layer's, whose entries have a root mean square of ``gain / sqrt(units)``.
+with :math:`e_t` the output of the input layer for token t. The input matrix of reservoirpy is thus ``input_scaling``
+times that of the input layer, whose entries have a root mean square of ``gain / sqrt(units)``.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _draw(_name: str, shape: tuple[int, ...], config: ESNConfig, generator: np.r
             f"backbone 'esn': {config.units} units with rc_connectivity={config.rc_connectivity} have no recurrent "
             "weights to scale; raise one of the two"
         )
-    # Eigenvalue routines differ in the last digits from machine to machine; the tensor must not.
+    # The last digits of eigenvalues differ between machines; the tensor must not.
     return (matrix * (config.sr / float(f"{radius:.8g}"))).astype(np.float32)
 
 
@@ -102,5 +102,5 @@ ESN = Family(
     groups={"recurrent": ("recurrent",)},
     draw=_draw,
     scheme="a share rc_connectivity of the weights normal, the others zero, scaled to the spectral radius sr",
-    rounds=False,
+    allows_bfloat16=False,
 )

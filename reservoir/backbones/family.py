@@ -1,4 +1,4 @@
-"""What tells one family of sequence models from another, and the groups of their parameters."""
+"""Description of a family of sequence models, and the groups of their parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reservoir.backbones.hub import HubLoader
 GROUPS: tuple[str, ...] = ("positions", "layernorm", "attention", "feedforward", "recurrent")
 
 Draw = Callable[[str, tuple[int, ...], Any, np.random.Generator], np.ndarray | None]
-"""``draw(parameter_name, shape, config, generator)``: a tensor; None keeps the constant that it is built with."""
+"""``draw(parameter_name, shape, config, generator)`` returns a tensor, or None to keep the initial constant."""
 
 
 @dataclass(frozen=True)
@@ -24,35 +24,35 @@ class Shape:
 
     depth: int  # number of blocks
     width: int
-    max_tokens: int | None  # longest sequence; None where nothing limits it
+    max_tokens: int | None  # longest sequence; None if unlimited
     causal: bool  # whether a token sees only itself and those before it
     multiple: int = 1  # sequences are padded to a multiple of so many tokens
 
 
 @dataclass(frozen=True)
 class Family:
-    """The facts that tell one family of models from another; each family is one value of this type."""
+    """A family of models: how to build, load, run and draw them, and where their parts are."""
 
     name: str  # the `model_type` of its configurations
     loader: HubLoader | FolderLoader
     shape: Callable[[Any], Shape]  # of a configuration
     # run(model, embeds, mask) -> hidden states (batch, tokens, width); the mask (batch, tokens) is 1 at real tokens and
-    # None where it changes nothing
+    # None if no token is padding
     run: Callable[[nn.Module, Tensor, Tensor | None], Tensor]
     blocks: str  # path of the list of blocks inside the model
-    groups: dict[str, tuple[str, ...]]  # of some of GROUPS the pieces of parameter names; the first that matches counts
+    groups: dict[str, tuple[str, ...]]  # group -> parts of its parameters' names; the first group that matches counts
     draw: Draw  # its default initialisation
-    scheme: str = "normal, deviation initializer_range"  # the same in words
-    note: str = ""  # what else one should know of its models
-    final_norm: str = ""  # path of the norm after the last block, if there is one
-    # Paths of modules that no sequence of vectors passes through: the token embeddings, which an input layer replaces.
-    # They are dropped from memory and do not count in the weights' digest.
+    scheme: str = "normal, deviation initializer_range"  # the initialisation in words
+    note: str = ""  # limitations of its models
+    final_norm: str = ""  # path of the norm after the last block, if any
+    # Paths of modules that a sequence of vectors does not use: the token embeddings, which an input layer replaces.
+    # They are dropped from memory and left out of the weights' digest.
     unused: tuple[str, ...] = ()
-    door: str = ""  # path of the module that is the model's own way in, if it has one
-    reads: str = ""  # what passes it: text, letters one by one, pixels, or sounds
-    heads: tuple[str, ...] = ()  # prefixes of checkpoint entries of a task head, which may be left unread
-    own: tuple[str, ...] = ()  # prefixes of parameters that no checkpoint has, drawn for every init
-    attention: str = ""  # path inside a block of the module whose last output is its attention map, if there is one
-    feedforward: tuple[str, ...] = ()  # paths inside a block of the modules that are its feedforward, in their order
-    # Whether products may run in bfloat16: a recurrent state feeds its rounding back at every token.
-    rounds: bool = True
+    native_input: str = ""  # path of the model's own input module, if it has one
+    reads: str = ""  # data of the native input: text, letters (one token each), pixels, or sounds
+    heads: tuple[str, ...] = ()  # prefixes of the tensors of task heads, which are not loaded
+    unsaved: tuple[str, ...] = ()  # prefixes of parameters that no checkpoint has; they are drawn for every init
+    attention: str = ""  # path inside a block of the module whose last output is the attention map, if any
+    feedforward: tuple[str, ...] = ()  # paths inside a block of its feedforward modules, in order
+    # Whether products may run in bfloat16. Recurrent models may not: the state feeds its rounding back at every token.
+    allows_bfloat16: bool = True

@@ -17,7 +17,7 @@ from reservoir.backbones.gpt2_model import GPT2Config, GPT2Model
 from reservoir.backbones.hub import HubLoader, draw_normal, local_files_only
 
 # `mini`, whose weights come with this package, and the published models (Radford et al. 2019, Table 2); all have 1,024
-# positions. The first weights of `mini` are wider than GPT-2's 0.02, as its widths are smaller: 1 / sqrt(256).
+# positions. `mini` is narrower, so its initial weights have a larger deviation than GPT-2's 0.02: 1 / sqrt(256).
 KNOWN = {
     "mini": partial(GPT2Config, 6, 256, 4, vocab_size=256, initializer_range=0.0625),
     "gpt2": partial(GPT2Config, 12, 768, 12),
@@ -28,14 +28,14 @@ KNOWN = {
 
 
 class GPT2Loader(FolderLoader):
-    """Reads one file of safetensors here; GGUF, and files in parts, through transformers."""
+    """Reads a single file of safetensors itself, and GGUF or sharded files through transformers."""
 
     def build(self, config: GPT2Config) -> nn.Module:
-        """Return a model of this configuration with arbitrary weights and as good as no token embeddings."""
+        """Return a model of this configuration with arbitrary weights and almost no token embeddings."""
         return super().build(replace(config, vocab_size=1))
 
     def load(self, source: str, config: GPT2Config, **more: str) -> tuple[nn.Module, dict[str, Any]]:
-        """Return the model of a folder or hub name in float32, and how its tensors differ from those needed."""
+        """Return the model of a folder or hub name in float32, and a report on its tensors."""
         file = None if more else _only_file(source)
         if file is None:
             from transformers import AutoModel
@@ -44,7 +44,7 @@ class GPT2Loader(FolderLoader):
             return self.filled(config, theirs.state_dict())[0], report
         from safetensors.torch import load_file
 
-        # A model that was saved with a head has the rest under one name; old files hold the causal masks too.
+        # In a model saved with a head, the other names have a prefix; old files also hold the causal masks.
         tensors = {
             name.removeprefix(f"{GPT2Model.base_model_prefix}."): tensor for name, tensor in load_file(file).items()
         }
@@ -53,7 +53,7 @@ class GPT2Loader(FolderLoader):
 
 
 def _only_file(source: str) -> Path | None:
-    """Return the path of the one file of a model's weights; None if there is none, or several."""
+    """Return the path of a model's weights if they are in a single file, else None."""
     if Path(source).is_dir():
         file = Path(source) / "model.safetensors"
         return file if file.is_file() else None
@@ -67,7 +67,7 @@ def _only_file(source: str) -> Path | None:
 
 
 def _draw(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
-    """Draw as `draw_normal`, projections back into the residual stream over the root of their number."""
+    """Draw as `draw_normal`; divide projections into the residual stream by the root of their number."""
     return draw_normal(name, shape, config, generator, math.sqrt(2 * config.n_layer) if "c_proj" in name else 1.0)
 
 
@@ -82,7 +82,7 @@ GPT2 = Family(
     scheme="normal, deviation initializer_range, that of c_proj over sqrt(2 x blocks) (Radford et al. 2019, 2.3)",
     final_norm="ln_f",
     unused=("wte",),
-    door="wte",
+    native_input="wte",
     reads="text",
     heads=("lm_head.", "score.", "multiple_choice_head."),
     attention="attn",

@@ -4,29 +4,30 @@ r"""The modules of GPT-2 (Radford et al. 2019, section 2.3), under the names of 
 
     h \leftarrow h + \mathrm{Attention}(\mathrm{LN}(h)), \quad h \leftarrow h + W_2 \, \mathrm{GELU}(W_1 \mathrm{LN}(h))
 
-The default backbones are of this family, so it is built here: transformers takes three times as long to import as all
-else that a prediction needs.
+The default backbones are of this family, so this package builds it: importing transformers takes three times as long as
+everything else that a prediction needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-KINDS: dict[str, tuple[type, ...]] = {
+from reservoir.backbones.joined_gelu import gelu_of_product, has_joined_kernel
+
+FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "int | None": (int, type(None)),
     "float": (float, int),
     "str": (str,),
     "bool": (bool,),
 }
-"""Which types a value of an annotation may have."""
+"""Types that a value may have, by the annotation of its field."""
 
 
 @dataclass
@@ -49,17 +50,17 @@ class GPT2Config:
     vocab_size: int = 50257
     model_type: str = "gpt2"
 
-    _attn_implementation = "sdpa"  # the kernel of a model that has this configuration; not one of its settings
+    _attn_implementation = "sdpa"  # the attention function, under the name that transformers gives it; not a setting
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if type(value) not in KINDS[str(field.type)]:
+            if type(value) not in FIELD_TYPES[str(field.type)]:
                 raise ValueError(f"{field.name} takes {field.type}, not {value!r}")
 
     @property
     def num_attention_heads(self) -> int:
-        """Attention heads of a block, as other families call them."""
+        """Attention heads of a block, under the name of other families."""
         return self.n_head
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,13 +74,13 @@ OTHER_NAMES = {
     "num_attention_heads": "n_head",
     "max_position_embeddings": "n_positions",
 }
-"""What a ``config.json`` may call settings too."""
+"""Other names of settings in a ``config.json``."""
 
 
 def read_config(**values: Any) -> GPT2Config:
-    """Return the configuration that a ``config.json`` describes, whose other settings are of task heads."""
-    own = {OTHER_NAMES.get(name, name): value for name, value in values.items()}
-    return GPT2Config(**{field.name: own[field.name] for field in fields(GPT2Config) if field.name in own})
+    """Return the configuration in a ``config.json``; its other settings belong to task heads."""
+    named = {OTHER_NAMES.get(name, name): value for name, value in values.items()}
+    return GPT2Config(**{field.name: named[field.name] for field in fields(GPT2Config) if field.name in named})
 
 
 class Projection(nn.Module):
@@ -96,12 +97,13 @@ class Projection(nn.Module):
 
 
 Attend = Callable[..., tuple[Tensor, Tensor | None]]
-"""``attend(module, query, key, value, mask, dropout, scaling)`` of (batch, heads, tokens, width of a head): the mixed
-values (batch, tokens, heads, width), and the map (batch, heads, queries, keys) where it is formed."""
+"""``attend(module, query, key, value, mask, dropout, scaling)``, with inputs (batch, heads, tokens, width of a head).
+
+Returns the mixed values (batch, tokens, heads, width), and the map (batch, heads, queries, keys) or None."""
 
 
-def fused(_module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: None, **more: Any) -> tuple[Tensor, None]:
-    """Return causal attention by torch's own kernel."""
+def sdpa(_module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: None, **more: Any) -> tuple[Tensor, None]:
+    """Return causal attention by torch's fused kernel."""
     rate, scale = more["dropout"], more["scaling"]
     return scaled_dot_product_attention(query, key, value, None, rate, is_causal=True, scale=scale).transpose(
         1, 2
@@ -111,7 +113,7 @@ def fused(_module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: None, 
 def eager(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: None, **more: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return causal attention and its map, which is formed."""
+    """Return causal attention and its map."""
     scores = query @ key.transpose(-1, -2) * more["scaling"]
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
     found = scores.masked_fill(later, float("-inf")).softmax(-1).to(value.dtype)
@@ -119,17 +121,17 @@ def eager(
     return (found @ value).transpose(1, 2), found
 
 
-ATTENTION: dict[str, Attend] = {"sdpa": fused, "eager": eager}
-"""The kernels of attention by their names, which are transformers' own."""
+ATTENTION: dict[str, Attend] = {"sdpa": sdpa, "eager": eager}
+"""Attention functions, under the names that transformers gives them."""
 
 
 class Attention(nn.Module):
-    """Causal attention of several heads; returns its output and, where the kernel forms it, its map."""
+    """Causal multi-head attention; returns its output, and its map if the attention function computes it."""
 
     def __init__(self, config: GPT2Config, number: int) -> None:
         super().__init__()
         if config.n_embd % config.n_head:
-            raise ValueError(f"width {config.n_embd} is no multiple of {config.n_head} heads")
+            raise ValueError(f"width {config.n_embd} is not a multiple of {config.n_head} heads")
         self.heads = config.n_head
         self.scaling = (config.n_embd // config.n_head) ** -0.5 if config.scale_attn_weights else 1.0
         if config.scale_attn_by_inverse_layer_idx:
@@ -152,7 +154,7 @@ class Attention(nn.Module):
 
 
 class Feedforward(nn.Module):
-    """Two projections with an activation between them, each token by itself."""
+    """Two projections with an activation between them, applied to each token."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
@@ -165,46 +167,25 @@ class Feedforward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, tokens, width) to the same shape."""
         if self.c_fc.weight.dtype == torch.bfloat16 and self._is_joined(x.device.type):
-            inner = gelu_of_product(x.to(torch.bfloat16), self.c_fc)
+            inner = gelu_of_product(x.to(torch.bfloat16), self.c_fc.weight, self.c_fc.bias)
         else:
             inner = self.act(self.c_fc(x))
         return self.dropout(self.c_proj(inner))
 
     def _is_joined(self, device: str) -> bool:
-        tangent = isinstance(self.act, nn.GELU) and self.act.approximate == "tanh"
-        # A model that is exported runs where there may be no such kernel.
-        plain = device != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling()
-        return tangent and not plain and has_joined_kernel()
+        is_tanh = isinstance(self.act, nn.GELU) and self.act.approximate == "tanh"
+        # An exported model may run on a machine without this kernel.
+        needs_plain = device != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling()
+        return is_tanh and not needs_plain and has_joined_kernel()
 
 
-def gelu_of_product(x: Tensor, projection: Projection) -> Tensor:
-    """Return GELU of a bfloat16 product on a CPU, before it is rounded and leaves the cache.
-
-    Apart, GELU takes longer than the product. The kernel is what torch's compiler emits for the two.
-    """
-    return torch.ops.mkldnn._linear_pointwise(x, projection.weight.t(), projection.bias, "gelu", [], "tanh")
-
-
-@cache
-def has_joined_kernel() -> bool:
-    """Return whether this torch and this processor have the kernel of `gelu_of_product`."""
-    probe = Projection(32, 32).to(torch.bfloat16).requires_grad_(False)
-    try:
-        return torch.backends.mkldnn.is_available() and gelu_of_product(torch.zeros(1, 32).bfloat16(), probe).shape == (
-            1,
-            32,
-        )
-    except (AttributeError, RuntimeError):
-        return False
-
-
-TANGENT_GELU = ("gelu_new", "gelu_pytorch_tanh")
-"""What transformers calls GELU in its approximation by a tangent."""
+TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
+"""Names of the tanh approximation of GELU in transformers."""
 
 
 def activation(name: str) -> nn.Module:
     """Return an activation by the name that transformers gives it."""
-    if name in TANGENT_GELU:
+    if name in TANH_GELU:
         return nn.GELU(approximate="tanh")
     from transformers.activations import ACT2FN
 
@@ -242,7 +223,7 @@ class GPT2Model(nn.Module):
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
 
     def set_attn_implementation(self, name: str) -> None:
-        """Take another of the kernels of `ATTENTION`."""
+        """Use another function of `ATTENTION`."""
         self.config._attn_implementation = name
 
     def forward(self, embeds: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The last block's feedforward at the few tokens that are read: what it makes of the others, nothing looks at."""
+"""The last block's feedforward at the few tokens that are read; its output at the other tokens is never used."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 
 class LastTokens:
-    """Narrows modules, in the order of a sequence's way, that map every token by itself to some of the tokens.
+    """Restricts modules that process each token separately to some of the tokens.
 
-    The inputs are (batch, tokens, ...), and the last one's output takes that form again: zero at the other tokens.
+    The modules are in the order of the forward pass. Their inputs are (batch, tokens, ...), and the output of the last
+    one has that shape again, with zeros at the other tokens.
     """
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
-        # (batch, kept tokens), or None for all; kept until set again, for a block may run again in the backward pass.
+        # (batch, kept tokens), or None for all. It stays set, because a block may run again in the backward pass.
         self.positions: Tensor | None = None
         self._tokens = 0
         for part in parts:

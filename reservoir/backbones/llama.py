@@ -1,44 +1,37 @@
-"""The Llama form (Touvron et al. 2023): causal, pre-norm with RMSNorm, rotary positions, gated feedforward.
+"""Llama (Touvron et al. 2023) and models of its form: causal, pre-norm with RMSNorm, rotary positions, gated units.
 
-Llama, SmolLM, Mistral, Qwen and Gemma differ in details that transformers knows; here they are one.
+SmolLM, Mistral, Qwen and Gemma differ from it in details that transformers handles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from reservoir.backbones.family import Family, Shape
-from reservoir.backbones.hub import HubLoader, draw_normal, run_causal
+from reservoir.backbones.hub import HubLoader, draw_normal, lazy_config, run_causal
 
 MODEL_TYPES = ("llama", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
 
 
-def _config(model_type: str, depth: int, width: int, heads: int, key_heads: int, feedforward: int, **more: Any) -> Any:
-    from transformers import AutoConfig
-
-    return AutoConfig.for_model(
-        model_type,
-        num_hidden_layers=depth,
-        hidden_size=width,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        intermediate_size=feedforward,
-        **more,
-    )
-
-
 KNOWN: dict[str, Callable[[], Any]] = {
-    "HuggingFaceTB/SmolLM2-135M": partial(
-        _config, "llama", 30, 576, 9, 3, 1536, max_position_embeddings=8192, vocab_size=49152, tie_word_embeddings=True
+    "HuggingFaceTB/SmolLM2-135M": lazy_config(
+        "llama",
+        num_hidden_layers=30,
+        hidden_size=576,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        intermediate_size=1536,
+        max_position_embeddings=8192,
+        vocab_size=49152,
+        tie_word_embeddings=True,
     ),
 }
 
 
 def _shape(config: Any) -> Shape:
-    both_ways = getattr(config, "use_bidirectional_attention", None) or False
-    return Shape(config.num_hidden_layers, config.hidden_size, config.max_position_embeddings, causal=not both_ways)
+    bidirectional = getattr(config, "use_bidirectional_attention", None) or False
+    return Shape(config.num_hidden_layers, config.hidden_size, config.max_position_embeddings, causal=not bidirectional)
 
 
 FAMILIES = tuple(
@@ -52,7 +45,7 @@ FAMILIES = tuple(
         draw=draw_normal,
         final_norm="norm",
         unused=("embed_tokens",),
-        door="embed_tokens",
+        native_input="embed_tokens",
         reads="text",
         heads=("lm_head.", "score.", "classifier."),
         attention="self_attn",

@@ -8,18 +8,19 @@ r"""Stacked LSTMs (Hochreiter & Schmidhuber 1997) with one of three cells.
     c_t &= \mathrm{LN}(\sigma(f) \odot c_{t-1} + \sigma(i) \odot \tanh(g)) \\
     h_t &= \sigma(o) \odot \tanh(c_t)
 
-The normalised cell goes on to the next token, LN divides by the unbiased deviation, gains and biases of its n channels
+The next token receives the normalised cell, LN divides by the unbiased deviation, gains and biases of its n channels
 are drawn from :math:`U(-n^{-1/2}, n^{-1/2})`, dropout acts on the state that is fed back, and the first states are
-random. They draw those anew for every row and pass; features that are cached have to be the same each time, so here
-they are drawn once, from the seed.
+random. The authors draw the first states again for every row and pass. Cached features must be the same each time, so
+here they are drawn once, from the seed.
 
-``normalised`` is Ba et al.'s own: LN only inside the tanh of :math:`h_t`, so that the bare cell goes on; gains of one,
-biases in the norms alone, states that start at zero. ``plain`` has no norms and runs on torch's fused kernels.
+``normalised`` is the cell of Ba et al.: LN only inside the tanh of :math:`h_t`, so that the next token receives the
+cell before the norm; gains of one, biases in the norms alone, first states of zero. ``plain`` has no norms and runs on
+torch's fused kernels.
 
-The paper's LSTM has 3 layers, its LSTM* 12 with a residual connection around each and learned positions, which theirs
-starts at zero and which are drawn here like GPT-2's. A norm inside the recurrence leaves no fused kernel to use, so the
-tokens are scanned: with the input's product taken once for all, a layer of Ba et al. takes 1.3 to 1.5 times as long as
-torch's fused one on a CPU core (``benchmarks/recurrent.py``).
+The paper's LSTM has 3 layers. Its LSTM* has 12, with a residual connection around each, and learned positions, which
+start at zero there and are drawn like GPT-2's here. No fused kernel has a norm inside the recurrence, so these cells
+loop over the tokens. The products with the input are computed before the loop; a layer of Ba et al. then takes 1.3 to
+1.5 times as long as torch's fused one on a CPU core (``benchmarks/recurrent.py``).
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class LSTMConfig:
     depth: int = 3
     width: int = 768
     cell: str = "released"  # one of CELLS
-    residual: bool = False  # whether each layer is added to its input
-    positions: int = 0  # length of the table of learned positions; 0 for none, and then no longest sequence
+    residual: bool = False  # whether the output of each layer is added to its input
+    positions: int = 0  # number of learned positions; with 0 there are none, and sequences may have any length
     model_type: str = "lstm"
 
     def __post_init__(self) -> None:
@@ -185,8 +186,8 @@ def _draw(name: str, shape: tuple[int, ...], config: LSTMConfig, generator: np.r
         bound = shape[0] ** -0.5
     elif name.endswith("norm.weight"):
         return None
-    # Without biases a zero input would keep the state of Ba et al.'s cell at zero, where each norm multiplies a
-    # gradient by 300: after eight such tokens it is infinite.
+    # Without biases, a zero input would keep the state of Ba et al.'s cell at zero, where each norm multiplies a
+    # gradient by 300: after eight such tokens it would be infinite.
     return generator.random(shape, dtype=np.float32) * (2 * bound) - bound
 
 
@@ -198,7 +199,7 @@ LSTM = Family(
     blocks="blocks",
     groups={"positions": ("positions",), "layernorm": ("_norm.",), "recurrent": (".cell.",)},
     draw=_draw,
-    scheme="uniform up to width^-1/2, of the released cell also its norms, by their own width; first states normal",
-    note="first states are drawn once from the seed; the authors draw them anew for every row and pass",
-    rounds=False,
+    scheme="uniform up to width^-1/2, also the norms of the released cell, by their own width; first states normal",
+    note="first states are drawn once from the seed; the authors draw them again for every row and pass",
+    allows_bfloat16=False,
 )

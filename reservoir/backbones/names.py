@@ -1,4 +1,4 @@
-"""From the name of a backbone to its family and configuration: a known name, a folder, a file, or a hub name."""
+"""Family and configuration of a backbone by its name: a known name, a folder, a GGUF file, or a hub name."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.backbone_names import check_backbone_name, did_you_mean
-from reservoir.backbones import bert, dinov2, esm, esn, gpt2, llama, lstm, t5, vit, wav2vec2
+from reservoir.backbones import bert, esm, esn, gpt2, llama, lstm, t5, vit, wav2vec2
 from reservoir.backbones.family import Family, Shape
-from reservoir.backbones.gpt2_model import TANGENT_GELU, read_config
-from reservoir.backbones.hub import local_files_only, quiet
+from reservoir.backbones.gpt2_model import TANH_GELU, read_config
+from reservoir.backbones.hub import attention_name, local_files_only, silence_transformers
 from reservoir.errors import InputError, first_line
 
 FAMILIES: dict[str, Family] = {
@@ -23,7 +23,7 @@ FAMILIES: dict[str, Family] = {
         t5.T5,
         vit.VIT,
         *wav2vec2.FAMILIES,
-        dinov2.DINOV2,
+        vit.DINOV2,
         esm.ESM,
         *llama.FAMILIES,
         lstm.LSTM,
@@ -34,18 +34,18 @@ FAMILIES: dict[str, Family] = {
 
 KNOWN: dict[str, Callable[[], Any]] = {
     name: config
-    for module in (gpt2, bert, t5, vit, dinov2, esm, llama, wav2vec2, lstm, esn)
+    for module in (gpt2, bert, t5, vit, esm, llama, wav2vec2, lstm, esn)
     for name, config in module.KNOWN.items()
 }
-"""Configurations that need nothing looked up. The names of transformers are the hub's."""
+"""Configurations that are known without a look-up. Names of transformers' models are those of the hub."""
 
-# The families that are built here: their configurations are not transformers'.
-OWN: dict[str, Callable[..., Any]] = {"gpt2": read_config, "lstm": lstm.LSTMConfig, "esn": esn.ESNConfig}
+# Families that this package builds itself: their configurations are not those of transformers.
+CONFIGS_BUILT_HERE: dict[str, Callable[..., Any]] = {"gpt2": read_config, "lstm": lstm.LSTMConfig, "esn": esn.ESNConfig}
 
 MOST_BLOCKS = 1000
 """More than any model has: each block takes milliseconds to build before its size is known."""
 
-# Of which nobody publishes weights.
+# Families without published weights.
 UNPUBLISHED = ("lstm", "esn")
 
 SHIPPED: dict[str, Path] = {"mini": Path(__file__).parent / "mini"}
@@ -70,7 +70,7 @@ def find(name: str) -> tuple[Family, Any]:
     if family is None:
         raise _unknown(name, config.model_type)
     _check_sizes(name, family, config)
-    if config.model_type not in OWN:
+    if config.model_type not in CONFIGS_BUILT_HERE:
         _check_kernels(name, config)
     _check_activation(name, config)
     return family, config
@@ -91,37 +91,41 @@ def check_depth(name: str, blocks: int, depth: int | None) -> None:
 
 
 def default_init(name: str) -> str:
-    """Return the init meant where none is said: random for what nobody publishes weights of, else pretrained."""
+    """Return the default init: random for families without published weights, else pretrained."""
     known = name.partition(":")
     return "random" if known[1] or (known[0] in KNOWN and KNOWN[known[0]]().model_type in UNPUBLISHED) else "pretrained"
 
 
 def random_init(name: str, init: str, *, published: bool = False) -> str:
-    """Return the draw that an init means, where it is ``random`` or ``random-scaled``; any other is what it says.
+    """Return the init with ``random`` and ``random-scaled`` resolved.
 
-    ``random`` is the family's own scheme, of GPT-2 the ``random-scaled`` one of its authors. Where the paper is
-    followed (``published``) it is that of its library, transformers 4.1.1: of GPT-2 ``random-flat``. Of other families
-    that library's scheme was what it is today, and the LSTM's is the released one. Raises `InputError` for
-    ``random-scaled`` of any other family.
+    ``random`` is the initialisation of the family; for GPT-2 it is that of its authors, also called ``random-scaled``.
+    With ``published``, GPT-2 gets the initialisation of the paper's library, transformers 4.1.1: ``random-flat``. For
+    other families that library did what it does today, and the LSTM's initialisation is that of the released code.
+
+    Raises
+    ------
+    InputError
+        For ``random-scaled`` with another family than GPT-2.
     """
     if init == "random-scaled" or (init == "random" and published):
         gpt = find(name)[0] is gpt2.GPT2
         if init == "random" and gpt:
             return "random-flat"
         if not gpt and init == "random-scaled":
-            raise InputError(f"init 'random-scaled': a way to draw GPT-2, which {name!r} is not; use --init random")
+            raise InputError(f"init 'random-scaled': only for GPT-2, which {name!r} is not; use --init random")
         return "random"
     return init
 
 
 def is_altered(name: str) -> bool:
-    """Return whether a name is a known one with settings of its own, which no published weights fit."""
+    """Return whether a name is a known one with changed settings, for which no published weights exist."""
     known, colon, _ = name.partition(":")
     return bool(colon) and known in KNOWN
 
 
-def gguf(name: str) -> dict[str, str]:
-    """Return the further argument with which transformers reads a GGUF file; nothing for other names."""
+def gguf_argument(name: str) -> dict[str, str]:
+    """Return the argument with which transformers reads a GGUF file; empty for other names."""
     return {"gguf_file": Path(name).name} if name.endswith(".gguf") else {}
 
 
@@ -140,7 +144,7 @@ def _altered(name: str, config: Any, settings: str) -> Any:
         return type(config)(**values)
     except InputError:
         raise
-    except Exception as error:  # transformers raises all kinds, around the one that says what is wrong
+    except Exception as error:  # transformers raises many types, and the cause explains what is wrong
         why = first_line(error.__cause__ if isinstance(error.__cause__, Exception) else error)
         raise InputError(f"backbone {name!r}: {why}; give the setting another value") from error
 
@@ -148,7 +152,7 @@ def _altered(name: str, config: Any, settings: str) -> Any:
 def _check_sizes(name: str, family: Family, config: Any) -> None:
     try:
         shape = family.shape(config)
-    except Exception as error:  # the shape is computed from settings that may be of any type
+    except Exception as error:  # the settings may be of any type
         raise InputError(
             f"backbone {name!r}: its configuration does not work ({first_line(error)}); change a setting"
         ) from error
@@ -166,25 +170,25 @@ def _check_sizes(name: str, family: Family, config: Any) -> None:
 
 
 def _check_kernels(name: str, config: Any) -> None:
-    """Refuse a configuration by which transformers would fetch compiled code from a hub repository and run it."""
-    attention = str(config._attn_implementation)
+    """Refuse a configuration for which transformers would download compiled code from the hub and run it."""
+    attention = attention_name(config)
     if "/" in attention:
         raise InputError(
             f"backbone {name!r}: its config.json asks for the code of {attention!r} as attn_implementation, which is "
-            "not run; take that line out"
+            "not run; remove that line"
         )
 
 
 def _check_activation(name: str, config: Any) -> None:
     keys = ("activation_function", "activation", "hidden_act", "hidden_activation")
-    named = {key: getattr(config, key) for key in keys if getattr(config, key, None) not in (None, *TANGENT_GELU)}
+    named = {key: getattr(config, key) for key in keys if getattr(config, key, None) not in (None, *TANH_GELU)}
     if not named or config.model_type in UNPUBLISHED:
         return
     from transformers.activations import ACT2FN
 
     for key, value in named.items():
         if value not in ACT2FN:
-            raise InputError(f"backbone {name!r}: {key}={value} is no activation; take one of {', '.join(ACT2FN)}")
+            raise InputError(f"backbone {name!r}: {key}={value} is not an activation; use one of {', '.join(ACT2FN)}")
 
 
 def _from_folder(name: str) -> Any:
@@ -198,10 +202,10 @@ def _from_folder(name: str) -> Any:
         raise InputError(f"backbone {name!r}: its config.json is not readable ({first_line(error)})") from error
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise _unknown(name, model_type)
-    if model_type not in OWN:
+    if model_type not in CONFIGS_BUILT_HERE:
         return _from_transformers(name)
     try:
-        return OWN[model_type](**values)
+        return CONFIGS_BUILT_HERE[model_type](**values)
     except (TypeError, ValueError) as error:
         raise InputError(f"backbone {name!r}: its config.json does not fit ({first_line(error)})") from error
 
@@ -209,17 +213,21 @@ def _from_folder(name: str) -> Any:
 def _from_transformers(name: str) -> Any:
     from transformers import AutoConfig
 
-    quiet()
+    silence_transformers()
     check_backbone_name(name)
-    source = str(Path(name).parent) if gguf(name) else name
+    source = str(Path(name).parent) if gguf_argument(name) else name
     try:
         config = AutoConfig.from_pretrained(
-            source, local_files_only=local_files_only(source), trust_remote_code=False, **gguf(name)
+            source, local_files_only=local_files_only(source), trust_remote_code=False, **gguf_argument(name)
         )
-        return OWN[config.model_type](**config.to_dict()) if config.model_type in OWN else config
-    except Exception as error:  # transformers, the hub's client and a broken configuration raise all kinds
-        there = Path(source).is_dir()
-        reason = "its configuration is not readable" if there else "no such folder, and not found on the hub"
+        return (
+            CONFIGS_BUILT_HERE[config.model_type](**config.to_dict())
+            if config.model_type in CONFIGS_BUILT_HERE
+            else config
+        )
+    except Exception as error:  # transformers, the hub's client and damaged configurations raise many types
+        is_folder = Path(source).is_dir()
+        reason = "its configuration is not readable" if is_folder else "no such folder, and not found on the hub"
         raise InputError(
             f"backbone {name!r}: {reason} ({first_line(error)}); {did_you_mean(name)}Known: {', '.join(KNOWN)}"
         ) from error

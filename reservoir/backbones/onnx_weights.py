@@ -1,7 +1,7 @@
-"""The weights of a ViT or DINOv2 in an ONNX file that torch exported: by their names, or by their place in the graph.
+"""The weights of a ViT or DINOv2 in an ONNX file that torch exported.
 
-Exporters fold constants: the matrix of a product is stored transposed and without its name, and positions that are
-interpolated in two pieces. Nothing of the graph is run.
+Exporters fold constants: the matrix of a product is stored transposed and without its name, and interpolated positions
+in two pieces. Such tensors are found by their place in the graph. Nothing of the graph is run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ POSITIONS = "embeddings.position_embeddings"
 QUERIES = ("query.bias", "q_proj.bias")
 
 Weights = tuple[dict[str, Any], dict[str, np.ndarray], list[str]]
-"""A configuration, tensors by name, and the names of those that are no part of the model."""
+"""A configuration, tensors by name, and the names of tensors that do not belong to the model."""
 
 
 def read_onnx(path: Path) -> Weights:
@@ -78,7 +78,7 @@ class _Graph:
         self._makes = {output: node for node in self._nodes for output in node.output}
 
     def folded(self) -> dict[str, np.ndarray]:
-        """Return matrices that have lost their names by those of the biases that are added to their products."""
+        """Return the matrices without names, named after the biases that are added to their products."""
         found = {}
         for node in self._nodes:
             bias = next((name for name in node.input if name.endswith(".bias")), "")
@@ -89,7 +89,7 @@ class _Graph:
         return found
 
     def heads(self, width: int) -> int | None:
-        """Return the attention heads, by the last two sizes to which the queries are reshaped."""
+        """Return the number of attention heads, from the last two sizes in the reshape of the queries."""
         for node in self._nodes:
             made = self._makes.get(node.input[0]) if node.op_type == "Reshape" else None
             if made is not None and any(name.endswith(QUERIES) for name in made.input):
@@ -98,7 +98,7 @@ class _Graph:
         return None
 
     def epsilon(self) -> float:
-        """Return what the norms add to the variance."""
+        """Return the epsilon of the layer norms."""
         for node in self._nodes:
             if node.op_type == "LayerNormalization":
                 return next((a.f for a in node.attribute if a.name == "epsilon"), 1e-5)
@@ -109,7 +109,7 @@ class _Graph:
         return 1e-6
 
     def _sizes(self, name: str) -> list[int | None]:
-        """Return a shape, None where it depends on the input."""
+        """Return a shape, with None for sizes that depend on the input."""
         if name in self._number:
             return self._number[name].ravel().tolist()
         node = self._makes.get(name)
@@ -120,7 +120,7 @@ class _Graph:
 
 
 def _positions(path: Path, graph: _Graph, width: int) -> np.ndarray:
-    """Return the positions of class token and patches, which an exporter may have cut in two."""
+    """Return the positions of class token and patches, which an exporter may have split in two tensors."""
     free = [values for name, values in graph.tensors.items() if "." not in name and values.ndim == 3]
     first = [values for values in free if values.shape == (1, 1, width)]
     rest = [values for values in free if values.shape[1] > 1 and values.shape[::2] == (1, width)]
@@ -130,7 +130,7 @@ def _positions(path: Path, graph: _Graph, width: int) -> np.ndarray:
 
 
 def _config(path: Path, graph: _Graph, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Return the configuration that the shapes and the graph tell."""
+    """Return the configuration, read from the shapes and the graph."""
     width, channels, patch = tensors[PATCHES].shape[:3]
     heads = graph.heads(width)
     if not heads:

@@ -1,4 +1,4 @@
-"""A backbone's parameters: how many by group, how many are trained, and how far they spread over the layers."""
+"""Parameters of a backbone: their number by group, the number trained, and their deviations by layer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import GROUPS
 from reservoir.tasks.task import Task, Vectors
 
-# The paper gives cifar10 tokens of 16 values and counts its input layer so; a patch of 4 x 4 pixels has 48.
+# The paper counts the input layer of cifar10 for tokens of 16 values, although a patch of 4 x 4 pixels has 48.
 PAPER_DIM = {"cifar10": 16}
 
 
 def group_counts(backbone: Backbone) -> dict[str, int]:
-    """Return the number of parameters of each of `GROUPS`, zero where the family has none."""
+    """Return the number of parameters of each of `GROUPS`; zero if the family has none."""
     counts = dict.fromkeys(GROUPS, 0)
     for name, parameter in backbone.named_parameters():
         counts[backbone.group_of(name)] += parameter.numel()
@@ -23,14 +23,14 @@ def group_counts(backbone: Backbone) -> dict[str, int]:
 
 
 def whole_count(backbone: Backbone) -> int:
-    """Return the number of parameters of the whole model, token embeddings too, less the blocks that were cut off."""
+    """Return the number of parameters of the model with its token embeddings, without the blocks that were cut off."""
     cut = backbone.shape.depth - backbone.depth
     per_block = sum(parameter.numel() for parameter in backbone.blocks[-1].parameters())
     return backbone.family.loader.count(backbone.config) - cut * per_block
 
 
 def trained_counts(backbone: Backbone, task: Task) -> dict[str, int]:
-    """Return how many parameters an FPT trains on a task, by group; of positions only those that sequences reach."""
+    """Return how many parameters an FPT trains on a task, by group, without positions that no sequence reaches."""
     outputs = task.outputs * max(task.classes, 1)
     inputs = (task.form.dim + 1) if isinstance(task.form, Vectors) else task.form.vocabulary
     positions = 0
@@ -46,7 +46,7 @@ def trained_counts(backbone: Backbone, task: Task) -> dict[str, int]:
 
 
 def paper_counts(backbone: Backbone, task: Task) -> dict[str, int] | None:
-    """Return the same as Lu et al. 2021 count it, for GPT-2: without output bias and last norm; None for others."""
+    """Return `trained_counts` of a GPT-2 as Lu et al. 2021 count, without output bias and last norm; else None."""
     if backbone.family.name != "gpt2":
         return None
     width = backbone.width
@@ -59,7 +59,7 @@ def paper_counts(backbone: Backbone, task: Task) -> dict[str, int] | None:
 
 
 def deviations(backbone: Backbone) -> dict[str, np.ndarray]:
-    """Return the deviation of each kind of tensor by block, (depth,), NaN where it has none (ibid., Figure 6)."""
+    """Return the deviation of each tensor by block, (depth,), NaN where a block has none (Lu et al. 2021, Figure 6)."""
     spread: dict[str, np.ndarray] = {}
     for number, block in enumerate(backbone.blocks):
         for name, parameter in block.named_parameters():

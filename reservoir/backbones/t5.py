@@ -1,17 +1,16 @@
-"""The encoder of T5 (Raffel et al. 2020): pre-norm with RMSNorm, sees both ways, relative positions, no longest length.
+"""The encoder of T5 (Raffel et al. 2020): pre-norm with RMSNorm, bidirectional, sequences of any length.
 
-What enters the first block is the input itself; positions are biases of the attention, shared by all blocks.
+The input enters the first block as it is: positions are relative, biases of the attention that all blocks share.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from reservoir.backbones.family import Family, Shape
-from reservoir.backbones.hub import HubLoader, run
+from reservoir.backbones.hub import HubLoader, lazy_config, run
 
 
 def _model(_config: Any) -> Any:
@@ -20,20 +19,14 @@ def _model(_config: Any) -> Any:
     return T5EncoderModel
 
 
-def _config(depth: int, width: int, heads: int, feedforward: int) -> Any:
-    from transformers import T5Config
-
-    return T5Config(num_layers=depth, d_model=width, num_heads=heads, d_ff=feedforward)
-
-
 KNOWN = {
-    "t5-small": partial(_config, 6, 512, 8, 2048),
-    "t5-base": partial(_config, 12, 768, 12, 3072),
+    "t5-small": lazy_config("t5", num_layers=6, d_model=512, num_heads=8, d_ff=2048),
+    "t5-base": lazy_config("t5", num_layers=12, d_model=768, num_heads=12, d_ff=3072),
 }
 
 
 def _draw(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
-    """Draw a weight with the standard deviation that keeps activations of order one without a scaled attention."""
+    """Draw a weight whose standard deviation keeps activations near one although attention is not scaled."""
     if "layer_norm" in name:
         return None
     inner = {".q.": config.d_model * config.d_kv, ".o.": config.num_heads * config.d_kv, ".wo.": config.d_ff}
@@ -55,10 +48,10 @@ T5 = Family(
     },
     draw=_draw,
     scheme="normal, deviation initializer_factor over the root of a sum's terms, of queries also of a head's width",
-    note="the encoder alone: the parameters of the decoder are not counted",
+    note="the encoder alone; the parameters of the decoder are not counted",
     final_norm="encoder.final_layer_norm",
     unused=("shared", "encoder.embed_tokens"),
-    door="shared",
+    native_input="shared",
     reads="text",
     heads=("decoder.", "lm_head."),
     attention="layer.0.SelfAttention",

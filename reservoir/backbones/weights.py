@@ -1,4 +1,4 @@
-"""Where frozen weights come from: drawn at random from a seed, or loaded; and the digest that names them."""
+"""Frozen weights: drawn at random from a seed, or loaded; and their digest."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ import torch
 from torch import nn
 
 from reservoir.backbones.backbone import Backbone
-from reservoir.backbones.built_here import Undrawn
+from reservoir.backbones.built_here import SkipInitialisation
 from reservoir.backbones.family import Draw, Family
 from reservoir.backbones.hub import draw_normal
-from reservoir.backbones.names import SHIPPED, check_depth, find, gguf, is_altered
+from reservoir.backbones.names import SHIPPED, check_depth, find, gguf_argument, is_altered
 from reservoir.errors import InputError, first_line
 from reservoir.random import generator
 
 INITS = ("pretrained", "random", "random-flat", "statistics")
 
-# Transformers replaces functions of the whole process while it builds a model (initialisers, the tying of weights), and
-# two threads that do so at once can leave them replaced for good.
+# While transformers builds a model, it replaces functions of the whole process (initialisers, the tying of weights).
+# Two threads that build at the same time can leave them replaced.
 _LOADING = threading.Lock()
 
 
@@ -64,14 +64,14 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
 
 
 def load_native(name: str, depth: int | None = None) -> tuple[Backbone, nn.Module]:
-    """Make a frozen backbone with its pretrained weights, and the module that is its own way in."""
+    """Return a frozen backbone with its pretrained weights, and its native input module."""
     with _LOADING:
         family, config = _find(name, depth)
-        if not family.door:
-            raise InputError(f"--input native: {family.name} has no way in of its own; leave --input out")
+        if not family.native_input:
+            raise InputError(f"--input native: {family.name} has no embeddings of its own; leave --input out")
         model = _load(name, family, config, native=True)
-        door = model.get_submodule(family.door)
-        return Backbone(model, family, getattr(model, "config", config), depth), door
+        embeddings = model.get_submodule(family.native_input)
+        return Backbone(model, family, getattr(model, "config", config), depth), embeddings
 
 
 def load_all_tensors(name: str) -> tuple[Family, Any, nn.Module]:
@@ -97,14 +97,14 @@ def _make(name: str, family: Family, config: Any, init: str, seed: int, depth: i
         return backbone
     model = _load(name, family, config)
     backbone = Backbone(model, family, getattr(model, "config", config), depth)
-    draw_parameters(model, family.draw, backbone.config, seed, family.own)
+    draw_parameters(model, family.draw, backbone.config, seed, family.unsaved)
     if init == "statistics":
         draw_statistics(backbone, seed)
     return backbone
 
 
 def describe_weights(backbone: Backbone, init: str) -> str:
-    """Return in a few words where the weights of a backbone come from, and what its numbers leave out."""
+    """Return a short description of a backbone's weights and of its limitations."""
     flat = f"every matrix normal, deviation {getattr(backbone.config, 'initializer_range', None)}"
     words = {
         "pretrained": "as published",
@@ -116,11 +116,11 @@ def describe_weights(backbone: Backbone, init: str) -> str:
 
 
 def draw_parameters(model: nn.Module, draw: Draw, config: Any, seed: int, prefixes: tuple[str, ...] = ("",)) -> None:
-    """Redraw in place the parameters of a model whose names begin so, less constants such as norms.
+    """Redraw the parameters whose names have one of the prefixes, in place; constants such as norms stay.
 
-    Each tensor has a generator of its own, keyed by the seed and its name, and is drawn by NumPy: the same seed gives
-    the same tensors on every machine (torch's own normal draws depend on the CPU's vector instructions), and a model
-    cut to fewer blocks keeps the weights of the blocks it has.
+    Each tensor has its own generator, keyed by the seed and its name, and is drawn by NumPy: the same seed gives the
+    same tensors on every machine (torch's own draws depend on the CPU's vector instructions), and a model cut to fewer
+    blocks keeps the weights of the remaining blocks.
     """
     _redraw(model, lambda name, values: draw(name, values.shape, config, generator(seed, name)), prefixes)
 
@@ -129,7 +129,7 @@ def draw_statistics(backbone: Backbone, seed: int) -> None:
     """Redraw every parameter, normal with its own mean and standard deviation (keyed as in `draw_parameters`)."""
 
     def draw(name: str, values: np.ndarray) -> np.ndarray:
-        # In double precision, so that the order of the sum does not reach the digits of a float32.
+        # In double precision, so that the order of the sum does not change a digit of the float32.
         mean, std = np.float32(values.mean(dtype=np.float64)), np.float32(values.std(dtype=np.float64))
         return generator(seed, name).standard_normal(values.shape, dtype=np.float32) * std + mean
 
@@ -139,11 +139,11 @@ def draw_statistics(backbone: Backbone, seed: int) -> None:
 def weights_digest(backbone: Backbone) -> str:
     """Return the SHA-256 of a float32 backbone: its family, configuration, and every tensor's name, shape and bytes.
 
-    It changes when a weight or the depth changes, and not when a folder moves or is renamed.
+    It changes with every weight and with the depth, and stays the same when a folder moves or is renamed.
     """
     digest = hashlib.sha256(backbone.family.name.encode())
     ignored = {"_name_or_path", "transformers_version", "architectures", "dtype", "vocab_size", "use_cache"}
-    ignored |= {"quantization_config"}  # of GGUF files, whose tensors are expanded here; it holds the file's name
+    ignored |= {"quantization_config"}  # GGUF: the tensors are expanded, and this setting holds the file's name
     kept = {k: v for k, v in backbone.config.to_dict().items() if k not in ignored and not k.endswith("_token_id")}
     shape = asdict(backbone.shape) | {"depth": backbone.depth}
     digest.update(json.dumps([shape, kept], sort_keys=True, default=str).encode())
@@ -156,7 +156,7 @@ def weights_digest(backbone: Backbone) -> str:
 def _redraw(
     model: nn.Module, draw: Callable[[str, np.ndarray], np.ndarray | None], prefixes: tuple[str, ...] = ("",)
 ) -> None:
-    """Set every parameter whose name begins so to what ``draw(name, values)`` returns, unless that is None."""
+    """Set every parameter whose name has one of the prefixes to ``draw(name, values)``, unless that is None."""
 
     def redraw(named: tuple[str, nn.Parameter]) -> None:
         name, parameter = named
@@ -165,7 +165,7 @@ def _redraw(
             parameter.data.copy_(torch.from_numpy(drawn))
 
     wanted = [named for named in model.named_parameters() if named[0].startswith(prefixes)]
-    # NumPy draws without holding Python's lock, and each tensor has a generator of its own.
+    # NumPy releases Python's lock while it draws, and each tensor has its own generator.
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
         list(threads.map(redraw, wanted))
 
@@ -193,20 +193,22 @@ def _usable_configuration(name: str) -> Iterator[None]:
 
 
 def _build(name: str, family: Family, config: Any) -> nn.Module:
-    with _usable_configuration(name), Undrawn():
+    with _usable_configuration(name), SkipInitialisation():
         return family.loader.build(config)
 
 
 def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn.Module:
     folder = Path(SHIPPED.get(name, name))
     if is_altered(name):
-        raise InputError(f"backbone {name!r}: no pretrained weights fit changed settings; use --init random")
+        raise InputError(
+            f"backbone {name!r}: its settings were changed, so no pretrained weights fit; use --init random"
+        )
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         raise InputError(f"backbone {name!r}: the folder has no weights (*.safetensors); add them or use --init random")
     try:
-        source = str(folder.parent) if gguf(name) else str(SHIPPED.get(name, name))
-        model, info = family.loader.load(source, config, **gguf(name))
-    except Exception as error:  # the loader raises OSError, SafetensorError, RuntimeError and more for a bad file
+        source = str(folder.parent) if gguf_argument(name) else str(SHIPPED.get(name, name))
+        model, info = family.loader.load(source, config, **gguf_argument(name))
+    except Exception as error:  # loaders raise OSError, SafetensorError, RuntimeError and more for a damaged file
         raise InputError(
             f"backbone {name!r}: its weights cannot be loaded ({first_line(error)}); "
             "give a folder with safetensors, or use --init random"
@@ -216,7 +218,11 @@ def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn
 
 
 def _check_loaded(name: str, family: Family, model: nn.Module, info: dict[str, Any], *, native: bool) -> None:
-    may_miss = tuple(path for path in family.unused if path != family.door) if native else family.unused + family.own
+    may_miss = (
+        tuple(path for path in family.unused if path != family.native_input)
+        if native
+        else family.unused + family.unsaved
+    )
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     wrong = {
         "misses": [key for key in info["missing_keys"] if not key.startswith(may_miss)],
@@ -227,7 +233,9 @@ def _check_loaded(name: str, family: Family, model: nn.Module, info: dict[str, A
     for what, keys in wrong.items():
         if keys:
             more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-            raise InputError(f"backbone {name!r}: the checkpoint {what} weight {min(keys)}{more}; it is not used")
+            raise InputError(
+                f"backbone {name!r}: the checkpoint {what} weight {min(keys)}{more}; use a complete checkpoint"
+            )
     for key, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise InputError(f"backbone {name!r}: weight {key} holds NaN or infinity; the checkpoint is damaged")
+            raise InputError(f"backbone {name!r}: weight {key} holds NaN or infinity; get the checkpoint again")

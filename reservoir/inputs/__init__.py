@@ -1,4 +1,4 @@
-"""The models' own ways in: how what a task holds becomes what enters the first block of a pretrained backbone."""
+"""Native inputs: texts, pictures and sounds as the tokens of a pretrained backbone, by its own preprocessing."""
 
 from reservoir.inputs.native import Native, NativeInput, Reader, open_native, open_reader
 

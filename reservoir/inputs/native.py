@@ -1,4 +1,4 @@
-"""A pretrained model with its own way in, for the texts, the pictures or the sounds of a task."""
+"""A pretrained model with its native input, for the texts, pictures or sounds of a task."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from reservoir.tasks.own.sounds import holds_samples
 from reservoir.tasks.task import Task
 
 Reader = TextReader | PixelReader | SoundReader
-"""What makes stored rows of a task into what a model reads."""
+"""Converts stored rows of a task to the tokens of a model."""
 
 
 class NativeInput(nn.Module):
-    """What embeds a pretrained model's own tokens, in the place of a drawn input layer."""
+    """The embeddings of a pretrained model, in place of a random input layer."""
 
-    def __init__(self, door: nn.Module) -> None:
+    def __init__(self, embeddings: nn.Module) -> None:
         super().__init__()
-        self.map = door.eval().requires_grad_(False)
+        self.map = embeddings.eval().requires_grad_(False)
         self.dropout = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,7 +38,11 @@ class NativeInput(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Native:
-    """A model with its way in, the task as the model sees it, and the digests that name reader and embeddings."""
+    """A model with its native input.
+
+    ``task`` is the task with the model's own tokens; ``input_digests`` holds the SHA-256 of the reader (tokenizer or
+    processor) and of the embeddings.
+    """
 
     backbone: Backbone
     inputs: NativeInput
@@ -48,13 +52,19 @@ class Native:
 
 
 def open_reader(task: Task, name: str, init: str) -> Reader:
-    """Open what turns the rows of a task into a pretrained model's own tokens, without loading the model."""
+    """Return the reader that converts rows of a task to a pretrained model's tokens, without loading the model."""
     if init != "pretrained":
-        raise InputError(f"--input native: the embeddings are the pretrained ones, and --init {init} draws the rest")
+        raise InputError(
+            f"--input native uses the pretrained embeddings, which do not fit weights drawn by --init {init}; "
+            "leave one of the two options out"
+        )
     family, config = find(name)
     reads = {"pixels": shows_pictures, "sounds": holds_samples}.get(family.reads, lambda task: bool(task.alphabet))
     if not reads(task):
-        raise InputError(f"--input native: {family.name} reads {family.reads or 'vectors'}, and task {task.name!r} not")
+        raise InputError(
+            f"--input native: {family.name} reads {family.reads or 'vectors'}, which task {task.name!r} does not have; "
+            "leave --input out"
+        )
     if family.reads == "sounds":
         return open_sounds(task, name, config)
     if family.reads == "pixels":
@@ -63,7 +73,7 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
 
 
 def open_native(task: Task, name: str, init: str, depth: int | None) -> Native:
-    """Load a pretrained model with its own input layer, for a task."""
+    """Load a pretrained model with its native input, for a task."""
     reader = open_reader(task, name, init)
     backbone, embedding = load_native(name, depth)
     if isinstance(reader, SoundReader):
@@ -92,7 +102,7 @@ def _check_vocabulary(name: str, reader: TextReader) -> None:
 
 
 def content_digest(module: nn.Module, but: Set[str] = frozenset()) -> str:
-    """Return the SHA-256 over names, types, shapes and bytes of all parameters and buffers, but for some names."""
+    """Return the SHA-256 of names, types, shapes and bytes of all parameters and buffers, except some names."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         if name not in but:

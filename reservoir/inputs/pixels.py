@@ -1,4 +1,4 @@
-"""Pictures as a vision model reads them: prepared by its own processor, cut into patches behind a class token."""
+"""Pictures as a vision model reads them: prepared by its own processor, as a class token and patches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from reservoir.backbones import Backbone
-from reservoir.backbones.hub import local_files_only, quiet
+from reservoir.backbones.hub import local_files_only, silence_transformers
 from reservoir.errors import InputError, first_line
 from reservoir.tasks.images.patches import patches
 from reservoir.tasks.own.decode import check_pillow
@@ -30,11 +30,11 @@ Pictures = Callable[[np.ndarray], Iterable["Image"]]
 PREPROCESSOR = "preprocessor_config.json"
 
 BLANKS = ((97, 61), (50, 120))
-"""Sizes of two pictures that tell whether a processor gives all pictures one size."""
+"""Sizes of two pictures that show whether a processor gives all pictures one size."""
 
 
 class PatchInput(nn.Module):
-    """The class token of a vision model, and its convolution over patches that lie flat, channels fastest."""
+    """The class token of a vision model, and its convolution over flattened patches, channels last."""
 
     def __init__(self, embeddings: Any) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class PatchInput(nn.Module):
 
 
 class PixelReader:
-    """From stored pictures to the patches that a model reads."""
+    """Converts stored pictures to the patches that a model reads."""
 
     kind, has_cls, note = "processor", True, ""
 
@@ -68,18 +68,18 @@ class PixelReader:
         self.digest = settings_digest(processor)
 
     @property
-    def said(self) -> str:
-        """What reads the data, in words."""
+    def description(self) -> str:
+        """A description for the user."""
         made = f"{self.width}x{self.height} pixels, a class token and {self.max_tokens - 1:,} patches"
         return f"the model's own processor, as {made}"
 
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return patches (rows, patches, values), and the tokens of each picture, the class token among them."""
+        """Return patches (rows, patches, values), and the number of tokens of each picture with its class token."""
         found = self._pixels(list(self._pictures(x)))[:, : self.height, : self.width]
         return patches(found, self._patch), np.full(len(found), self.max_tokens, np.int32)
 
     def _pixels(self, images: list[Image]) -> np.ndarray:
-        """Return what the processor makes of pictures, (rows, height, width, channels) of float32."""
+        """Return the prepared pixels of pictures, (rows, height, width, channels) of float32."""
         found = self._processor(images, return_tensors="np")["pixel_values"]
         return np.asarray(found, np.float32).transpose(0, 2, 3, 1)
 
@@ -97,7 +97,7 @@ def open_pixels(name: str, config: Any, pictures: Pictures) -> PixelReader:
 
 
 def embed_patches(reader: PixelReader, backbone: Backbone, embeddings: Any) -> PatchInput:
-    """Return what embeds the patches of a reader; set the backbone's positions for as many patches."""
+    """Return the embedding of a reader's patches, and set the backbone's positions for that many patches."""
     with torch.no_grad():
         tokens = torch.zeros(1, reader.max_tokens, backbone.width)
         positions = embeddings.interpolate_pos_encoding(tokens, reader.height, reader.width)[0]
@@ -107,18 +107,18 @@ def embed_patches(reader: PixelReader, backbone: Backbone, embeddings: Any) -> P
 
 @contextmanager
 def usable(name: str, *, instead: str) -> Iterator[None]:
-    """Refuse a model whose preprocessor is not there, or cannot be used."""
-    quiet()
+    """Raise `InputError` if a model has no preprocessor, or it cannot be used."""
+    silence_transformers()
     try:
         if Path(name).is_dir() and not (Path(name) / PREPROCESSOR).is_file():
-            raise InputError("there is none")
+            raise InputError("the folder has none")
         yield
-    except Exception as error:  # transformers and a broken configuration raise all kinds
+    except Exception as error:  # transformers and damaged configurations raise many types
         why = f"its {PREPROCESSOR} is not usable ({first_line(error)})"
-        raise InputError(f"backbone {name!r}: {why}; mend it, or take --input {instead}") from error
+        raise InputError(f"backbone {name!r}: {why}; repair it, or use --input {instead}") from error
 
 
 def settings_digest(processor: Any) -> str:
-    """Return the SHA-256 of all that decides which values a picture, or a sound, becomes."""
+    """Return the SHA-256 of the settings that decide the values of a prepared picture or sound."""
     settings = {name: value for name, value in processor.to_dict().items() if not name.startswith("_")}
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Sounds as an audio model reads them: scaled by its own preprocessor, then through its own convolutions."""
+"""Sounds as an audio model reads them: scaled by its own preprocessor, then passed through its own convolutions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from reservoir.tasks.task import Task, Vectors
 
 
 class SoundReader:
-    """From stored samples to what the convolutions of a model make of them, each sound by itself.
+    """Passes stored samples through the convolutions of a model, one sound at a time.
 
-    A base model's first convolution is scaled over the whole sound: padding would change every token, so there is none.
+    The first convolution of the base models is normalised over the whole sound, so padding would change every token.
     """
 
     kind, has_cls, note = "processor", False, ""
 
     convolutions: nn.Module
-    """The model's own, set once the model is loaded."""
+    """The convolutions of the model; set after the model is loaded."""
 
     def __init__(self, extractor: Any, config: Any, most_samples: int) -> None:
         self._extractor = extractor
@@ -38,26 +38,26 @@ class SoundReader:
         self.digest = settings_digest(extractor)
 
     @property
-    def said(self) -> str:
-        """What reads the data, in words."""
+    def description(self) -> str:
+        """A description for the user."""
         return f"the model's own convolutions, as up to {self.max_tokens:,} tokens"
 
     @torch.inference_mode()
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return vectors (rows, tokens, channels) of stored samples (rows, samples, 1), and the tokens of each row."""
+        """Return vectors (rows, tokens, channels) of samples (rows, samples, 1), and the tokens of each row."""
         device = next(self.convolutions.parameters()).device
         tokens = np.array([self._tokens(int(n)) for n in lengths], np.int32)
         found = np.zeros((len(x), tokens.max(), self.form.dim), np.float32)
         for row, (samples, length, count) in enumerate(zip(x[:, :, 0], lengths, tokens, strict=True)):
             scaled = self._extractor(samples[:length], sampling_rate=self.rate, return_tensors="np")["input_values"]
-            # A sound shorter than what one token spans ends in silence.
+            # A sound that is shorter than one token is padded with silence.
             padded = np.pad(scaled, ((0, 0), (0, max(0, self._least - length)))).astype(np.float32)
             vectors = self.convolutions(torch.from_numpy(padded).to(device))
             found[row, :count] = vectors[0].T.float().cpu().numpy()
         return found, tokens
 
     def _tokens(self, samples: int) -> int:
-        """Return the tokens of so many samples, at least one."""
+        """Return the number of tokens for a number of samples, at least one."""
         samples = max(samples, self._least)
         for kernel, stride in self._steps:
             samples = (samples - kernel) // stride + 1
@@ -65,7 +65,7 @@ class SoundReader:
 
 
 def open_sounds(task: Task, name: str, config: Any) -> SoundReader:
-    """Return the reader of an audio model for the sounds of a task; refuse those of another rate than the model's."""
+    """Return the reader of an audio model for the sounds of a task, which must have the model's sampling rate."""
     from transformers import Wav2Vec2FeatureExtractor
 
     with usable(name, instead="kernels"):
@@ -76,6 +76,6 @@ def open_sounds(task: Task, name: str, config: Any) -> SoundReader:
     rate = task.parameters.get("rate", RATE)
     if reader.rate != rate:
         raise InputError(
-            f"backbone {name!r}: it hears {reader.rate} samples per second, not {rate}; say --rate {reader.rate}"
+            f"backbone {name!r}: it reads {reader.rate} samples per second, not {rate}; pass --rate {reader.rate}"
         )
     return reader

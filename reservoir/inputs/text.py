@@ -1,4 +1,4 @@
-"""Texts as the token numbers of a model's own tokenizer, special tokens as the model was trained with them."""
+"""Texts as token numbers of a model's own tokenizer, with the special tokens that the model was trained with."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.backbones.hub import local_files_only, quiet
-from reservoir.backbones.names import SHIPPED, gguf
+from reservoir.backbones.hub import local_files_only, silence_transformers
+from reservoir.backbones.names import SHIPPED, gguf_argument
 from reservoir.errors import InputError, first_line
 from reservoir.tasks.own.letters import texts_of
 from reservoir.tasks.task import Tokens
 
 TEXT_TOKENS = 64
-"""Tokens of a text, about."""
+"""Typical tokens of a text, from which the batch size is computed."""
 
 MOST_TOKENS = 2048
-"""Where neither the model nor its tokenizer says how long a text may be."""
+"""Longest text, if neither the model nor its tokenizer states a limit."""
 
 HIGHEST_TOKEN = 2**24
 """More than the tokens of any vocabulary."""
@@ -30,7 +30,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiec
 
 
 class TextReader:
-    """From texts to token numbers; what is too long for the model is cut, or read in pieces, and counted."""
+    """Converts texts to token numbers; texts that are too long for the model are counted, and cut or read in pieces."""
 
     kind, row_tokens = "tokenizer", TEXT_TOKENS
 
@@ -49,12 +49,12 @@ class TextReader:
         self._whole, self._spaced = False, _letters_apart(tokenizer)
 
     @property
-    def said(self) -> str:
-        """What reads the data, in words."""
+    def description(self) -> str:
+        """A description for the user."""
         return f"the model's own tokenizer, of {self.form.vocabulary:,} tokens"
 
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return token numbers (rows, longest) of stored texts, padded on the right, and the tokens of each."""
+        """Return token numbers (rows, longest) of stored texts, right-padded, and the number of tokens of each."""
         texts = self._texts(x, lengths)
         found = self._tokenize(texts, return_attention_mask=False)["input_ids"]
         long = [row for row, numbers in enumerate(found) if len(numbers) > self.max_tokens]
@@ -64,9 +64,9 @@ class TextReader:
         return self._padded(texts, found)
 
     def pieces(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the same of pieces of texts, none longer than the model, and the text that each is of, ascending."""
+        """Return token numbers and lengths of pieces that fit the model, and the row of each piece, ascending."""
         if not self._tokenizer.is_fast:
-            raise InputError("--long windows: it needs a tokenizer.json, which the model has not; leave it out")
+            raise InputError("--long windows needs a tokenizer.json, which the model does not have; leave --long out")
         self._whole = True
         texts = self._texts(x, lengths)
         found = self._tokenize(texts, truncation=True, max_length=self.max_tokens, return_overflowing_tokens=True)
@@ -75,7 +75,7 @@ class TextReader:
         return *self._padded([texts[row] for row in owner], found["input_ids"]), owner
 
     def places(self, x: np.ndarray, lengths: np.ndarray, *, words: bool) -> np.ndarray:
-        """Return of each letter, or word, of stored texts its last token, which has seen all of it; (rows, most)."""
+        """Return the last token of each letter, or word, of stored texts, (rows, most); -1 after the end of a text."""
         found = [self._places(text, words=words) for text in self._texts(x, lengths)]
         places = np.full((len(found), max(map(len, found))), -1, np.int64)
         for row, tokens in enumerate(found):
@@ -88,8 +88,8 @@ class TextReader:
         ends = np.array([match.end() for match in re.finditer(r"\S+" if words or self._spaced else r".", text, re.S)])
         if tokens > self.max_tokens:
             raise InputError(
-                f"the text {text[:40]!r} has {tokens:,} tokens, of which the model reads {self.max_tokens:,}, and "
-                "labels for all of it: cut the row in two, or leave it out"
+                f"the text {text[:40]!r} has {tokens:,} tokens with labels, and the model reads "
+                f"{self.max_tokens:,}; split the row, or leave it out"
             )
         if self._tokenizer.is_fast:
             spans = [(low, token) for token, (low, high) in enumerate(read["offset_mapping"]) if high > low]
@@ -97,7 +97,9 @@ class TextReader:
             return numbers[np.searchsorted(begins, ends) - 1]  # the last that begins before the end
         special = self._tokenizer("")["input_ids"]
         if tokens - len(special) != len(ends):
-            raise InputError("labels of every token need a tokenizer.json, which the model has not; take another model")
+            raise InputError(
+                "labels of every token need a tokenizer.json, which the model does not have; use another model"
+            )
         return np.arange(len(ends)) + int(bool(special) and special[0] == read["input_ids"][0])
 
     def _tokenize(self, texts: str | list[str], **options: Any) -> Any:
@@ -117,7 +119,7 @@ class TextReader:
         lengths = np.array([len(numbers) for numbers in found], np.int32)
         if not lengths.all():
             text = texts[int(np.argmin(lengths))]
-            raise InputError(f"the text {text[:40]!r} has no token that the model knows; leave the row out")
+            raise InputError(f"the text {text[:40]!r} has no token of the model; leave the row out")
         x = np.full((len(found), lengths.max()), self._tokenizer.pad_token_id or 0, np.int64)
         x[np.arange(x.shape[1]) < lengths[:, None]] = np.concatenate(found)
         if self.embeddings is not None and (x.min() < 0 or x.max() >= self.embeddings):
@@ -129,17 +131,15 @@ class TextReader:
 
     @property
     def note(self) -> str:
-        """How many of the texts that were read are too long, if any are, and what became of them."""
+        """How many texts were too long and how they were read, or an empty string."""
         if not self.long:
             return ""
-        done = (
-            "read in pieces, the features averaged" if self._whole else "cut there (--long windows reads all of them)"
-        )
-        return f"{self.long:,} of {self.read:,} texts have more than {self.max_tokens:,} tokens, and are {done}"
+        how = "read in pieces and their features averaged" if self._whole else "cut (--long windows reads all of them)"
+        return f"{self.long:,} of {self.read:,} texts have more than {self.max_tokens:,} tokens and are {how}"
 
 
 def _letters_apart(tokenizer: Any) -> bool:
-    """Return whether a tokenizer's words are single letters, which it knows only with spaces between, as ProtBert's."""
+    """Return whether a tokenizer's words are single letters that must be separated by spaces, as ProtBert's."""
     words = [word for word in tokenizer.get_vocab() if word not in tokenizer.all_special_tokens]
     if not words or any(len(word) > 1 for word in words):
         return False
@@ -148,7 +148,7 @@ def _letters_apart(tokenizer: Any) -> bool:
 
 
 def has_tokenizer(name: str) -> bool:
-    """Return whether a backbone has a tokenizer, as far as its folder tells; a file or a hub name may have one."""
+    """Return whether a backbone's folder has a tokenizer; True for a file or a hub name, which may have one."""
     folder = Path(SHIPPED.get(name, name))
     return not folder.is_dir() or any((folder / file).is_file() for file in TOKENIZERS)
 
@@ -157,27 +157,31 @@ def read_tokenizer(name: str, positions: int | None, embeddings: int | None = No
     """Return the reader of a model with this many positions and embeddings, by its folder, GGUF file or hub name."""
     from transformers import AutoTokenizer
 
-    quiet()
-    source = str(SHIPPED.get(name, Path(name).parent if gguf(name) else name))
+    silence_transformers()
+    source = str(SHIPPED.get(name, Path(name).parent if gguf_argument(name) else name))
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            source, trust_remote_code=False, use_fast=True, local_files_only=local_files_only(source), **gguf(name)
+            source,
+            trust_remote_code=False,
+            use_fast=True,
+            local_files_only=local_files_only(source),
+            **gguf_argument(name),
         )
-        # Texts are padded and cut here: a file may have brought lengths of its own.
+        # This class pads and cuts texts itself; the file may set other lengths.
         tokenizer.padding_side = tokenizer.truncation_side = "right"
         if tokenizer.is_fast:
             tokenizer.backend_tokenizer.no_truncation()
             tokenizer.backend_tokenizer.no_padding()
         return TextReader(tokenizer, positions, embeddings)
-    except Exception as error:  # transformers, tokenizers and broken files raise all kinds
+    except Exception as error:  # transformers, tokenizers and damaged files raise many types
         raise InputError(
             f"backbone {name!r}: its tokenizer is not readable ({first_line(error)}); give a folder with a "
-            "tokenizer.json, or take --input gaussian"
+            "tokenizer.json, or use --input gaussian"
         ) from error
 
 
 def _digest(tokenizer: Any, max_tokens: int) -> str:
-    """Return the SHA-256 of all that decides which numbers a text becomes."""
+    """Return the SHA-256 of everything that decides the token numbers of a text."""
     rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else tokenizer.get_vocab()
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     content = [type(tokenizer).__name__, rules, special, max_tokens]

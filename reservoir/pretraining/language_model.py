@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.backbones import find
-from reservoir.backbones.hub import quiet
+from reservoir.backbones.hub import silence_transformers
 from reservoir.backbones.weights import draw_parameters
 from reservoir.errors import InputError, first_line
 from reservoir.random import generator
@@ -27,7 +27,7 @@ class LanguageModel(nn.Module):
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
         super().__init__()
-        quiet()
+        silence_transformers()
         family, config = find(backbone)
         if family.name not in (*CAUSAL, *BOTH_WAYS):
             raise InputError(

@@ -84,7 +84,7 @@ def load_folder(folder: Path) -> None:
     """Load a folder in each way that ``extract`` may."""
     family, _ = find(str(folder))
     load_backbone(str(folder), "random")
-    load_native(str(folder)) if family.door else load_backbone(str(folder), "pretrained")
+    load_native(str(folder)) if family.native_input else load_backbone(str(folder), "pretrained")
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "llama", "vit", "wav2vec2", "lstm"])

@@ -54,7 +54,7 @@ def test_backbone_prints_its_card_and_draws_it(run, cache, tmp_path, painted):
 def test_the_card_of_t5_says_that_it_is_the_encoder(run, cache, tmp_path):
     name = "t5-small:num_layers=1,d_model=16,d_ff=16,d_kv=4,num_heads=2"
     text = run("backbone", name, "--init", "random", "--out", str(tmp_path / "t5.png"))
-    assert "the encoder alone: the parameters of the decoder are not counted" in text
+    assert "the encoder alone; the parameters of the decoder are not counted" in text
 
 
 def test_backbone_refuses_a_task_that_is_too_long(run, cache):

@@ -6,7 +6,6 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from reservoir.backbones import gpt2_model, load_backbone
-from reservoir.backbones.gpt2_model import Feedforward, has_joined_kernel
 
 SMALL = {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 12, "vocab_size": 9, "initializer_range": 0.3}
 EMBEDS = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(0))
@@ -64,18 +63,3 @@ def test_weights_are_the_same_however_they_are_stored(tmp_path, form):
         masks = {f"h.{n}.attn.bias": torch.ones(1, 1, 12, 12) for n in range(2)}
         save_file(load_file(other / "model.safetensors") | masks, other / "model.safetensors", {"format": "pt"})
     assert torch.equal(load_backbone(str(other), "pretrained")(EMBEDS), expected)
-
-
-@pytest.mark.skipif(not has_joined_kernel(), reason="this processor has no such kernel")
-@torch.inference_mode()
-def test_gelu_joined_to_its_product_rounds_less():
-    torch.manual_seed(0)
-    part = Feedforward(gpt2_model.GPT2Config(n_embd=64)).eval().requires_grad_(False)
-    for parameter in part.parameters():
-        parameter.normal_(0, 0.2)
-    part.bfloat16()
-    x, first = torch.randn(5, 9, 64).bfloat16(), part.c_fc
-    exact = torch.nn.functional.gelu(x.double() @ first.weight.double() + first.bias.double(), approximate="tanh")
-    joined, apart = gpt2_model.gelu_of_product(x, first), part.act(first(x))
-    assert (joined - exact).abs().mean() < 0.8 * (apart - exact).abs().mean() < 0.01 * exact.abs().mean()
-    assert torch.equal(part(x), part.c_proj(joined))

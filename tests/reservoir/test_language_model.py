@@ -88,7 +88,7 @@ def test_a_share_of_the_tokens_is_hidden_and_only_those_are_masked():
         ("esn:units=10", "esn models cannot be pretrained here"),
         ("gpt2:n_embd=17,n_head=2", "--backbone gpt2:n_embd=17,n_head=2: its configuration does not work"),
         ("gpt2:n_embd=abc", "n_embd takes int"),
-        ("gpt2:activation_function=foo", "activation_function=foo is no activation"),
+        ("gpt2:activation_function=foo", "activation_function=foo is not an activation"),
         ('HuggingFaceTB/SmolLM2-135M:rope_parameters={"rope_type":"foo"}', r"does not work \('foo'\)"),
         ("gpt2:n_layer=0", "blocks: 0; give a whole number from 1"),
         ("nothing-like-it", "nothing-like-it"),

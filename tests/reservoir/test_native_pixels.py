@@ -115,7 +115,7 @@ def test_the_natively_unreadable_is_refused(tmp_path: Path):
     config.write_text('{"image_processor_type": "Evil", "auto_map": {"AutoImageProcessor": "evil.Evil"}}')
     assert "preprocessor_config.json is not usable" in refused()
     config.unlink()
-    assert "preprocessor_config.json is not usable (there is none)" in refused()
+    assert "preprocessor_config.json is not usable (the folder has none)" in refused()
 
 
 def test_vectors_pass_a_vision_model_as_before(tmp_path: Path):

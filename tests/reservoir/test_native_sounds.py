@@ -85,7 +85,7 @@ def test_what_names_the_way_in_is_its_content(folder, tmp_path):
     model = load(folder)
     assert model.fpt.task.form == Vectors(8) and model.fpt.backbone.width == WIDTH
     assert sorted(model.input_digests) == ["embeddings", "processor"] and model.reader
-    assert model.reader.said.endswith("up to 39 tokens")
+    assert model.reader.description.endswith("up to 39 tokens")
     before = dict(model.input_digests)
     with torch.no_grad():
         next(model.fpt.inputs.map.parameters()).add_(1)
@@ -95,8 +95,8 @@ def test_what_names_the_way_in_is_its_content(folder, tmp_path):
 @pytest.mark.parametrize(
     ("task", "settings", "said"),
     [
-        (Task(name="t", form=Vectors(1), max_tokens=9, classes=2), {}, "reads sounds, and task 't' not"),
-        (TASK, {"sampling_rate": 8000}, "hears 8000 samples per second, not 16000; say --rate 8000"),
+        (Task(name="t", form=Vectors(1), max_tokens=9, classes=2), {}, "reads sounds, which task 't' does not have"),
+        (TASK, {"sampling_rate": 8000}, "reads 8000 samples per second, not 16000; pass --rate 8000"),
         (TASK, {"feature_size": 80}, "gives 80 values per sample"),
     ],
 )

@@ -96,7 +96,7 @@ def test_what_is_too_long_is_cut_as_transformers_cuts_it_and_counted(kind: str, 
     most = {"bert": 24, "gpt2": 32}[kind]
     expected = by_hand(kind, folder, text, most)
     assert model.reader and (model.reader.max_tokens, model.reader.long, model.reader.read) == (most, 1, 2)
-    assert model.reader.note.startswith(f"1 of 2 texts have more than {most} tokens, and are cut there (--long")
+    assert model.reader.note.startswith(f"1 of 2 texts have more than {most} tokens and are cut (--long")
     for column, values in found.items():
         np.testing.assert_allclose(values[0, 0], expected[column], atol=1e-5)
 
@@ -121,7 +121,7 @@ def test_the_natively_unreadable_is_refused(tmp_path: Path):
             load_model(task, chosen, "cpu", "float32")
         return str(caught.value)
 
-    assert "--init random draws" in refused(init="random")
+    assert "drawn by --init random" in refused(init="random")
     assert "gpt2 reads text" in refused(replace(TASK, alphabet=""))
     (folder / "tokenizer.json").write_text("{")
     assert "tokenizer is not readable" in refused() and "\n" not in refused()
@@ -164,7 +164,7 @@ def test_windows_over_a_long_text_are_averaged_by_their_tokens(tmp_path: Path, b
         np.testing.assert_allclose(found["block02/max"][row, 0], largest, atol=1e-5)
         cls = np.average([s[-1][0, 0].numpy() for s in states], axis=0, weights=[s[-1].shape[1] for s in states])
         np.testing.assert_allclose(found["final/cls"][row, 0], cls, atol=1e-5)
-    assert model.reader and "2 of 3 texts have more than 24 tokens, and are read in pieces" in model.reader.note
+    assert model.reader and "2 of 3 texts have more than 24 tokens and are read in pieces" in model.reader.note
     assert features(load(folder), texts[:1], ["final/mean"])["final/mean"][0] == pytest.approx(found["final/mean"][0])
 
 

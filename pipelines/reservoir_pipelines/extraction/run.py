@@ -40,7 +40,7 @@ def start_run(
     """Decide what will be computed, and load the model."""
     plan = plan_of(prepared, options)
     model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)
-    if note := f"{prepared.task.name}: read by {model.reader.said}" if model.reader else plan.note:
+    if note := f"{prepared.task.name}: read by {model.reader.description}" if model.reader else plan.note:
         notify(note)
     rows = draw_rows(prepared, options.limit)
     check_windows(prepared, rows, model.windows)
