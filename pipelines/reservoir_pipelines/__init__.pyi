@@ -1333,7 +1333,6 @@ def train(
 def tune(
     task: StrPath,
     *,
-    show: Callable[[Any], None] | None = None,
     budget: str = '5m',
     trials: int | None = None,
     join: int = 4,
@@ -1364,19 +1363,19 @@ def tune(
     cache: StrPath | None = None,
     workers: int = 0,
     scheduler: str | None = None,
+    out: StrPath | None = None,
 ) -> Tuning:
     """Search for the reservoirs that suit some data, and fit a readout to the best of them side by side.
 
-    The default reservoir and random variations of it are extracted and judged by cross-validation on train and valid.
-    The best are joined as long as held-out rows gain by more than noise. Test rows are scored once, by the winner.
-    Features stay in the cache, and a search that was stopped goes on, also with a larger budget.
+    The default reservoir and random variations of it are extracted and judged by cross-validation on train and valid:
+    first on so few rows that the budget allows at least ten of them, then the best quarter on more rows. The best are
+    joined as long as held-out rows improve by more than noise. Test rows are scored once, by the winner. Features stay
+    in the cache, and a search that was stopped continues, also with a larger budget.
 
     Parameters
     ----------
     task : str or path-like
         Name of a task, or the path of your own data.
-    show : callable, optional
-        Called with each trial as it ends, or is found in the file of an earlier call.
     budget : str, default='5m'
         Total time, such as 90s, 10m or 1h.
     trials : int, optional
@@ -1437,6 +1436,8 @@ def tune(
         Number of local worker processes; 0 for none.
     scheduler : str, optional
         Address of a dask.distributed scheduler: tcp://host:port.
+    out : path-like, optional
+        Folder or file of the results. Default: in the cache.
 
     Returns
     -------
@@ -1445,7 +1446,7 @@ def tune(
     Notes
     -----
     ``budget`` includes the trials of earlier calls. If ``backbone`` is given, no other is tried. Workers share the
-    reservoirs and find what one process would find.
+    rows of each reservoir and find what one process would find. ``out`` is the folder of the fit.
 
     Examples
     --------

@@ -244,20 +244,19 @@ def fit(features: Features | Sequence[Features], **options: Any) -> Fit:
     return run(features, as_group(options, FitOptions), as_group(options, DeviceOptions))
 
 
-@takes(TuneOptions, ShapeOptions, RowOptions, PlaceOptions, ClusterOptions)
-def tune(task: StrPath, *, show: Callable[[Any], None] | None = None, **options: Any) -> Tuning:
+@takes(TuneOptions, ShapeOptions, RowOptions, PlaceOptions, ClusterOptions, OutOptions)
+def tune(task: StrPath, **options: Any) -> Tuning:
     """Search for the reservoirs that suit some data, and fit a readout to the best of them side by side.
 
-    The default reservoir and random variations of it are extracted and judged by cross-validation on train and valid.
-    The best are joined as long as held-out rows gain by more than noise. Test rows are scored once, by the winner.
-    Features stay in the cache, and a search that was stopped goes on, also with a larger budget.
+    The default reservoir and random variations of it are extracted and judged by cross-validation on train and valid:
+    first on so few rows that the budget allows at least ten of them, then the best quarter on more rows. The best are
+    joined as long as held-out rows improve by more than noise. Test rows are scored once, by the winner. Features stay
+    in the cache, and a search that was stopped continues, also with a larger budget.
 
     Parameters
     ----------
     task : str or path-like
         Name of a task, or the path of your own data.
-    show : callable, optional
-        Called with each trial as it ends, or is found in the file of an earlier call.
     **options
 
     Returns
@@ -267,7 +266,7 @@ def tune(task: StrPath, *, show: Callable[[Any], None] | None = None, **options:
     Notes
     -----
     ``budget`` includes the trials of earlier calls. If ``backbone`` is given, no other is tried. Workers share the
-    reservoirs and find what one process would find.
+    rows of each reservoir and find what one process would find. ``out`` is the folder of the fit.
 
     Examples
     --------
@@ -284,8 +283,7 @@ def tune(task: StrPath, *, show: Callable[[Any], None] | None = None, **options:
     _check(tune, options)
     groups = (as_group(options, TuneOptions), as_group(options, ShapeOptions), as_group(options, RowOptions))
     place, cluster = as_group(options, PlaceOptions), as_group(options, ClusterOptions)
-    shown: dict[str, Any] = {} if show is None else {"show": show}
-    return run(require_path(task, "tune: task"), *groups, place, cluster, **shown)
+    return run(require_path(task, "tune: task"), *groups, place, cluster, as_group(options, OutOptions))
 
 
 @takes(DeviceOptions, TrustOptions)

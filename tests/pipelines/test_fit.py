@@ -10,7 +10,7 @@ from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.pool import Pool
-from reservoir_pipelines.tuning.judge import Kernel
+from reservoir_pipelines.tuning.judge import ColumnKernel
 
 from reservoir import InputError
 from reservoir.options import FitOptions
@@ -128,7 +128,7 @@ def test_the_raw_input_counts_half_beside_columns(extracted, tmp_path, limit, ti
         order = np.r_[width - 64 : width, 0 : width - 64] if columns.startswith("raw") else np.arange(width)
         np.testing.assert_allclose(done.readout.scores(test[:, order]), expected, atol=1e-5)
     # tune judges the same: the kernel of both is that of the features that fit reads
-    sides = [Kernel.of(Pool.of(features).column(name)) for name in ("final/mean", "raw")]
+    sides = [ColumnKernel.of(Pool.of(features).column(name)) for name in ("final/mean", "raw")]
     z = scaler.transform(x) * share
     np.testing.assert_allclose((sides[0] + sides[1]).matrix(), z @ z.T, rtol=1e-4, atol=1e-3)
 

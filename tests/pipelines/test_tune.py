@@ -1,25 +1,23 @@
 """A search goes on from what it kept, keeps its budget, never sees test, and says how to make its winner again."""
 
 import json
-import pickle
 import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from reservoir_pipelines import predict, tune, workers
+from reservoir_pipelines import predict, tune
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.tuning import attempts
-from reservoir_pipelines.tuning import tune as tuning
-from reservoir_pipelines.tuning.attempts import Attempts
-from reservoir_pipelines.tuning.budget import Budget, Costs
-from reservoir_pipelines.tuning.trials import Trials
-from threadpoolctl import threadpool_limits
+from reservoir_pipelines.tuning.data import SearchData
+from reservoir_pipelines.tuning.search import CAUTION, Costs
+from reservoir_pipelines.tuning.trials import TrialFile
+from reservoir_pipelines.tuning.tune import tune as run_tune
 
 from reservoir.errors import InputError
-from reservoir.option_fields import seconds_of
+from reservoir.option_fields import as_group, seconds_of
+from reservoir.options import ClusterOptions, OutOptions, PlaceOptions, RowOptions, ShapeOptions, TuneOptions
 
 SMALL = {"backbone": "mini:n_layer=2,n_embd=16,n_head=2"}
 
@@ -41,27 +39,34 @@ def waves(tmp_path_factory):
     return write_waves(tmp_path_factory.mktemp("waves") / "waves.npz")
 
 
-def stop_after(number):
-    """Return what interrupts a search when so many trials have ended."""
-    shown = []
+def stop_after(number, patch):
+    """Interrupt a search when so many trials have ended."""
+    add = TrialFile.add
 
-    def show(trial):
-        shown.append(trial)
-        if len(shown) == number:
+    def add_or_stop(self, trial):
+        add(self, trial)
+        if len(list(self)) == number:
             raise KeyboardInterrupt
 
-    return show
+    patch.setattr(TrialFile, "add", add_or_stop)
 
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory, waves):
     """Return a search of three trials that was stopped after two, and the trials that its second call computed."""
-    root, computed, make = tmp_path_factory.mktemp("cache"), [], Attempts.make
-    with pytest.raises(KeyboardInterrupt):
-        tune(waves, trials=3, cache=root, show=stop_after(2), **SMALL)
+    root, computed, add = tmp_path_factory.mktemp("cache"), [], TrialFile.add
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        stop_after(2, patch)
+        tune(waves, trials=3, cache=root, **SMALL)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Attempts, "make", lambda self, one: computed.append(one.number) or make(self, one))
+        patch.setattr(TrialFile, "add", lambda self, one: computed.append(one.number) or add(self, one))
         return tune(waves, trials=3, cache=root, **SMALL), computed
+
+
+def tune_by(clock, task, **options):
+    """Search with another clock than that of the machine."""
+    kinds = (TuneOptions, ShapeOptions, RowOptions, PlaceOptions, ClusterOptions, OutOptions)
+    return run_tune(task, *(as_group(options, kind) for kind in kinds), clock=clock)
 
 
 class Clock:
@@ -79,53 +84,22 @@ def test_a_search_that_was_stopped_goes_on(searched, waves, tmp_path):
     done, computed = searched
     assert computed == [2]
     assert {trial.number for trial in done.trials} == {0, 1, 2}
-    whole = tune(waves, trials=3, cache=tmp_path, **SMALL)
+    assert done.tried == 3
+    whole = tune(waves, trials=3, cache=tmp_path / "cache", out=tmp_path / "out", **SMALL)
     np.testing.assert_array_equal(whole.fit.readout.coef, done.fit.readout.coef)
-    assert len(list(predict(done.fit.saved.parent, Path(waves)))) == 36
+    assert len(list(predict(tmp_path / "out", Path(waves)))) == 36
 
 
-def test_two_processes_find_what_one_does_and_go_on_where_they_were_stopped(waves, tmp_path, monkeypatch):
-    monkeypatch.setattr(workers, "PAYS_OFF", -1)
-    with threadpool_limits(1):
-        one = tune(waves, trials=5, cache=tmp_path / "one", **SMALL)
-        with pytest.raises(KeyboardInterrupt):
-            tune(waves, trials=5, workers=2, cache=tmp_path / "two", show=stop_after(3), **SMALL)
-        kept = list(Trials(tmp_path / "two" / "tuning" / one.folder.name))
-        assert 3 <= len(kept) < 5
-        two = tune(waves, trials=5, cache=tmp_path / "two", **SMALL)
-    same = [[replace(t, seconds=0, judging=0, spent=0) for t in found.trials] for found in (one, two)]
+def test_two_workers_find_what_one_process_does(searched, waves, tmp_path):
+    found = tune(waves, trials=3, workers=2, cache=tmp_path, **SMALL)
+    same = [[replace(t, seconds=0, judging=0) for t in one.trials] for one in (found, searched[0])]
     assert same[0] == same[1]
-    np.testing.assert_array_equal(one.fit.readout.coef, two.fit.readout.coef)
-    assert [t.seconds for t in kept] == [Trials(two.folder).get(t.number, None).seconds for t in kept]
-
-
-def test_a_cluster_is_given_full_paths_and_leaves_what_would_end_too_late(searched, waves, tmp_path, monkeypatch):
-    def elsewhere(work, tasks, *, scheduler, done, **_):
-        monkeypatch.chdir(tmp_path)
-        tasks = pickle.loads(pickle.dumps(tasks))
-        share, attempt, until = tasks[0]
-        with pytest.raises(InputError, match="another search"):
-            work(replace(share, digest="other"), attempt, until)
-        assert work(share, replace(attempt, seconds=1e9), until) is None
-        trials = [work(*task) for task in tasks]
-        monkeypatch.chdir(Path(waves).parent)
-        for trial in trials:
-            done(trial)
-
-    monkeypatch.setattr(attempts, "map_pieces", elsewhere)
-    monkeypatch.setattr(attempts, "_opened", {})
-    monkeypatch.setattr(tuning, "_finish", lambda *_: (None, ()))
-    monkeypatch.chdir(Path(waves).parent)
-    found = tune(Path(waves).name, trials=3, scheduler="tcp://nowhere:1", cache=Path("cache"), **SMALL)
-    assert {(t.entry, t.score, t.loss) for t in found.trials} == {
-        (t.entry, t.score, t.loss) for t in searched[0].trials
-    }
 
 
 def test_a_line_that_was_damaged_is_tried_again(searched, tmp_path):
     lines = (searched[0].folder / "trials.jsonl").read_text().splitlines()
     (tmp_path / "trials.jsonl").write_text(lines[0] + "\n" + lines[1].replace('"score": ', '"score": 1') + "\n{")
-    assert [trial.number for trial in Trials(tmp_path)] == [0]
+    assert [trial.number for trial in TrialFile(tmp_path)] == [0]
 
 
 def test_the_printed_commands_make_the_same_readout_in_another_cache(searched, tmp_path):
@@ -149,25 +123,46 @@ def test_labels_of_test_change_nothing_but_the_final_score(searched, tmp_path):
 
 def test_the_budget_is_kept_by_any_clock(waves, tmp_path):
     clock, later = Clock(), Clock()
-    done = tune(waves, budget="60s", clock=clock, cache=tmp_path, **SMALL)
+    done = tune_by(clock, waves, budget="60s", cache=tmp_path, **SMALL)
     assert 2 <= len(done.trials) <= 20
     assert clock.now <= 66
-    again = tune(waves, budget="60s", clock=later, cache=tmp_path, **SMALL)
+    again = tune_by(later, waves, budget="60s", cache=tmp_path, **SMALL)
     assert len(again.trials) >= len(done.trials)
     assert later.now + sum(trial.seconds for trial in done.trials) <= 66  # what earlier calls have spent counts
 
 
-def test_many_rows_are_judged_on_few_first(tmp_path, waves, monkeypatch):
-    from reservoir_pipelines.tuning import search
+class SlowRows:
+    """A clock that counts the seconds that extracting and judging would take on a slow machine."""
 
-    monkeypatch.setattr(search, "FEW", 6)
-    monkeypatch.setattr(search, "MANY", 10)
-    shown = []
-    done = tune(waves, trials=4, show=shown.append, cache=tmp_path, **SMALL)
-    assert [trial.limit for trial in shown] == [6] * 4 + [10] * len(done.trials)
+    def __init__(self, seconds_per_row, patch):
+        self.now, extract = 0.0, SearchData.extract
+
+        def extract_slowly(data, number, limit, splits, cluster):
+            self.now += 1 + seconds_per_row * data.rows(limit, splits or tuple(data.prepared.rows))
+            return extract(data, number, limit, splits, cluster)
+
+        patch.setattr(SearchData, "extract", extract_slowly)
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.mark.parametrize(("seconds_per_row", "limits"), [(0.001, {400, None}), (0.2, {25, 100}), (0.8, {25})])
+def test_at_least_ten_candidates_are_tried_in_a_budget_that_holds(seconds_per_row, limits, tmp_path, monkeypatch):
+    draw = np.random.default_rng(0)
+    y = np.arange(1300) % 2
+    x = draw.normal(size=(1300, 8, 1)).astype(np.float32) + 0.3 * y[:, None, None]
+    np.savez(tmp_path / "rows.npz", x=x, y=y)
+    monkeypatch.setattr("reservoir_pipelines.tuning.search.START_UP", 0.0)
+    clock = SlowRows(seconds_per_row, monkeypatch)
+    most = 12 if seconds_per_row < 0.01 else None
+    done = tune_by(clock, str(tmp_path / "rows.npz"), budget="900s", trials=most, cache=tmp_path, **SMALL)
+    assert done.tried >= 10
+    assert 0.7 * 900 < clock.now <= 990 or most
+    tried = {trial.limit for trial in TrialFile(done.folder) if trial.number}
+    assert tried == limits or tried < limits
+    assert {trial.limit for trial in done.trials} <= limits
     assert 0 in {trial.number for trial in done.trials}
-    assert max(trial.samples for trial in done.trials) <= 18
-    assert done.fit.evaluation.samples == 10
 
 
 def test_symbols_and_real_targets_are_searched_too(tmp_path):
@@ -180,15 +175,16 @@ def test_symbols_and_real_targets_are_searched_too(tmp_path):
     assert tune(str(tmp_path / "values.npz"), trials=2, cache=tmp_path, **SMALL).metric == "R²"
 
 
-def test_costs_and_times():
+def test_costs_are_a_constant_and_a_part_that_grows_with_the_work():
     assert [seconds_of(text) for text in ("90s", "10m", "1.5h")] == [90, 600, 5400]
-    budget = Budget(10, spent=3, clock=Clock())
-    assert budget.left == 6
-    assert not budget.allows(6)
     costs = Costs()
     assert costs.predict("mini", 100) == 0
     costs.observe("mini", 100, 2)
-    assert 2 < costs.predict("mini", 100) < costs.predict("esn", 100)
+    assert costs.predict("mini", 100) == pytest.approx(2 * CAUTION)
+    assert costs.predict("mini", 1000) == pytest.approx(20 * CAUTION)  # nothing is known of the constant part
+    costs.observe("mini", 400, 5)
+    assert costs.predict("mini", 1000) == pytest.approx(11 * CAUTION)
+    assert costs.predict("mini", 1000) < costs.predict("esn", 1000)
 
 
 @pytest.mark.parametrize("budget", ["10", "0s", "soon", "-1m"])
@@ -197,7 +193,7 @@ def test_a_budget_that_is_no_time_is_refused(waves, budget):
         tune(waves, budget=budget)
 
 
-def test_the_command_says_a_line_per_trial(searched, waves, capsys):
+def test_the_command_shows_what_was_tried_and_gained(searched, waves, capsys):
     root = str(searched[0].folder.parents[1])
     again = ["tune", waves, "--trials", "3", "--cache", root, "--backbone", SMALL["backbone"]]
     assert run([*again, "--json"]) == 0
@@ -207,4 +203,6 @@ def test_the_command_says_a_line_per_trial(searched, waves, capsys):
     assert found["commands"] == list(searched[0].commands)
     assert err.count("mini:n_layer") >= 3
     assert run(again) == 0
-    assert "reservoir fit" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "reservoir fit" in out
+    assert "3 candidates tried" in out and "gain over the default" in out

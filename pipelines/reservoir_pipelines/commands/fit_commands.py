@@ -38,12 +38,14 @@ Readout = Annotated[
 CHOOSING = {"limit", *OwnDataOptions.__dataclass_fields__, *ReservoirOptions.__dataclass_fields__}
 """Options that choose among a task's entries."""
 
+SHOWN_TRIALS = 12  # of a search, the best
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     choosing = (ReservoirOptions, OwnDataOptions, (RowOptions, "limit"))
     command(app, FitOptions, DeviceOptions, CacheOptions, *choosing)(fit)
-    command(app, TuneOptions, ShapeOptions, RowOptions, ClusterOptions, PlaceOptions)(tune)
+    command(app, TuneOptions, ShapeOptions, RowOptions, ClusterOptions, PlaceOptions, OutOptions)(tune)
     command(app, DeviceOptions, TrustOptions)(predict)
     command(app, ExplainOptions)(explain)
     command(app, OutOptions)(export)
@@ -83,16 +85,21 @@ def tune(task: OwnTask, given: dict[str, Any]) -> Answer:
     by side and scored on test once. What was tried is kept: the same command goes on from it.
     """
     from reservoir_pipelines.commands import report_fit
-    from reservoir_pipelines.tuning.table import trial_table
 
-    with trial_table() as show:
-        done = api.tune(task, **given, show=show)
-    lines = [("tried", f"{len(done.trials):,} reservoirs in {done.seconds:.0f} s, all in {done.folder}")]
-    lines.append((f"held-out {done.metric}", f"{score_text(done.valid_score, done.metric)}, by which it was chosen"))
-    if done.raw_valid_score is not None:
-        lines.append(("... of the raw input", score_text(done.raw_valid_score, done.metric)))
+    done = api.tune(task, **given)
+    scores = {"winner": done.valid_score, "default": done.default_valid_score, "raw input": done.raw_valid_score}
+    held_out = [(name, score_text(score, done.metric)) for name, score in scores.items()]
+    gain = score_text(done.valid_score - done.default_valid_score, done.metric)
+    held_out.append(("gain over the default", gain))
+    headings = ("#candidate", "#rows", f"#held-out {done.metric}", "#loss", "#seconds", "reservoir")
+    best = [
+        (t.number, t.limit or "all", score_text(t.score, t.metric), f"{t.loss:.3f}", f"{t.seconds:.1f}", t.title)
+        for t in done.trials[:SHOWN_TRIALS]
+    ]
+    title = f"{done.tried:,} candidates tried in {done.seconds:.0f} s, all in {done.folder}; the best:"
     again = [("again", line) for line in done.commands]
-    return Answer(done, [*report_fit.fit_tables(done.fit), (("", ""), lines), (("", ""), again)])
+    held_out_table = (("", ""), held_out, f"{done.metric} on held-out rows of train and valid")
+    return Answer(done, [(headings, best, title), *report_fit.fit_tables(done.fit), held_out_table, (("", ""), again)])
 
 
 def predict(

@@ -1,31 +1,27 @@
-"""How good columns are, by held-out rows of train and valid alone; test is not read here."""
+"""How good columns are on held-out rows of train and valid, and which reservoirs are read together; never from test."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from reservoir_cache import FeatureStore
 
-from reservoir.plan import RAW
+from reservoir.plan import AUTO_FOLDS, RAW, repeats_of
 from reservoir.readouts import HeldOutScore, Targets, kernel_matrix, score_by_kernel
 from reservoir_pipelines.fitting.column_fit import make_targets
 from reservoir_pipelines.fitting.sources import ColumnSource, Source, assign_folds
 
-FOLDS = 5
-DEALS = ((100, 5), (400, 3), (float("inf"), 1))
-"""How often less than so many samples are dealt to the folds."""
-
 VALUES = ("quantiles", "shares", "mean", "std", "max", "min")
-"""Poolings that tell which values a channel takes; they are judged side by side, others each by itself."""
+"""Poolings that tell which values a channel takes, which are judged side by side; others are judged one by one."""
 
 KNOWN = ("train", "valid")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Kernel:
-    """Kernel matrices (n, n) of the samples of train and valid, of columns and of the raw input, and their widths."""
+class ColumnKernel:
+    """Kernel matrices (n, n) of the samples of train and valid: of columns and of the raw input, with their widths."""
 
     columns: np.ndarray | float = 0.0
     raw: np.ndarray | float = 0.0
@@ -33,16 +29,16 @@ class Kernel:
     raw_width: int = 0
 
     @classmethod
-    def of(cls, source: Source) -> Kernel:
-        """Multiply the samples of a source."""
+    def of(cls, source: Source) -> ColumnKernel:
+        """Return the inner products of all samples of a source."""
         x = np.concatenate([x for split in KNOWN for x, _ in source.blocks(split)])
         if source.columns == (RAW,):
             return cls(raw=kernel_matrix(x), raw_width=x.shape[1])
         return cls(columns=kernel_matrix(x), width=x.shape[1])
 
-    def __add__(self, other: Kernel) -> Kernel:
-        """Return the kernel of both side by side."""
-        return Kernel(
+    def __add__(self, other: ColumnKernel) -> ColumnKernel:
+        """Return the kernel of the columns of both side by side, which is the sum."""
+        return ColumnKernel(
             columns=self.columns + other.columns,
             raw=self.raw + other.raw,
             width=self.width + other.width,
@@ -50,60 +46,62 @@ class Kernel:
         )
 
     def matrix(self) -> np.ndarray:
-        """Return the sum, in which columns and the raw input have half of all variance each, as in `fit`."""
+        """Return the sum in which columns and the raw input each have half of the variance, as in `fit`."""
         if not (self.width and self.raw_width):
             return np.asarray(self.columns + self.raw)
         half = (self.width + self.raw_width) / 2
         return np.asarray(self.columns * (half / self.width) + self.raw * (half / self.raw_width))
 
 
-Kernels = dict[tuple[str, ...], Kernel]
-"""Columns that are read together, and their kernel."""
+Kernels = dict[tuple[str, ...], ColumnKernel]
+"""Names of columns that are read together, and their kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """The labels of train and valid, and their folds, the same for all reservoirs."""
+    """The labels of train and valid and their folds, which are the same for all reservoirs.
+
+    ``folds`` (repeats, samples) is the number of each sample's fold, ``tokens`` the samples of each row.
+    """
 
     y: np.ndarray
     targets: Targets
-    deals: np.ndarray
+    folds: np.ndarray
     tokens: int
 
     @classmethod
     def of(cls, source: Source, classes: int) -> Judge:
-        """Deal the samples of a source to folds."""
+        """Assign the samples of a source to folds."""
         y = np.concatenate([source.labels(split) for split in KNOWN])
         groups = source.groups()
-        folds = min(FOLDS, len(y) // source.tokens() if groups is None else len(np.unique(groups)))
-        number = next(deals for most, deals in DEALS if len(y) < most)
-        deals = np.stack([assign_folds(source, folds, classes, repeat) for repeat in range(number)])
-        return cls(y=y, targets=make_targets(source, classes), deals=deals, tokens=source.tokens())
+        number = min(AUTO_FOLDS, len(y) // source.tokens() if groups is None else len(np.unique(groups)))
+        folds = np.stack([assign_folds(source, number, classes, repeat) for repeat in range(repeats_of(len(y)))])
+        return cls(y=y, targets=make_targets(source, classes), folds=folds, tokens=source.tokens())
 
-    def __call__(self, kernels: Iterable[Kernel]) -> HeldOutScore:
-        """Judge columns side by side: their kernels add up."""
-        return score_by_kernel(sum(kernels, start=Kernel()).matrix(), self.y, self.targets, self.deals)
+    def __call__(self, kernels: Iterable[ColumnKernel]) -> HeldOutScore:
+        """Return how columns side by side predict held-out samples."""
+        return score_by_kernel(sum(kernels, start=ColumnKernel()).matrix(), self.y, self.targets, self.folds)
 
     def fits(self, source: Source) -> bool:
-        """Whether a source has the samples that are judged: row by row, or token by token."""
+        """Return whether a source has the same samples: one for each row, or one for each token."""
         return source.tokens() == self.tokens
 
 
 def column_kernels(store: FeatureStore, columns: Sequence[str], judge: Judge) -> Kernels:
-    """Return the kernels of a reservoir's columns: the values of a layer together, other poolings alone."""
+    """Return the kernels of a reservoir's columns: those of `VALUES` of a layer together, others one by one."""
     groups: dict[str, list[str]] = {}
     for column in columns:
         layer, _, pooling = column.partition("/")
         if judge.fits(ColumnSource(store, column)):
             groups.setdefault(layer if pooling.startswith(VALUES) else column, []).append(column)
     return {
-        tuple(group): sum((Kernel.of(ColumnSource(store, column)) for column in group), start=Kernel())
+        tuple(group): sum((ColumnKernel.of(ColumnSource(store, column)) for column in group), start=ColumnKernel())
         for group in groups.values()
     }
 
 
-def best_of(kernels: Kernels, judge: Judge) -> tuple[tuple[str, ...], HeldOutScore]:
-    """Return the columns of one reservoir that do best, and how: all, those of a layer, or one group alone."""
+def best_columns(kernels: Kernels, judge: Judge) -> tuple[tuple[str, ...], HeldOutScore]:
+    """Return the best columns of one reservoir and their held-out results: all, those of a layer, or one group."""
     layers: dict[str, list[tuple[str, ...]]] = {}
     for group in kernels:
         layers.setdefault(group[0].partition("/")[0], []).append(group)
@@ -113,3 +111,49 @@ def best_of(kernels: Kernels, judge: Judge) -> tuple[tuple[str, ...], HeldOutSco
     judged = [(groups, judge(kernels[group] for group in groups)) for groups in tried]
     groups, found = max(judged, key=lambda pair: pair[1].merit)
     return tuple(column for group in groups for column in group), found
+
+
+def beats(new: HeldOutScore, old: HeldOutScore) -> bool:
+    """Return whether the loss falls by more than its paired standard error over rows, and the score does not fall."""
+    gain = old.losses - new.losses
+    noise = gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else 0.0
+    return new.score >= old.score and float(gain.mean()) > float(noise)
+
+
+def join(
+    kernels: Mapping[int, ColumnKernel], judge: Judge, most: int, go_on: Callable[[], bool]
+) -> tuple[tuple[int, ...], HeldOutScore]:
+    """Choose reservoirs to read side by side: greedily, as long as one improves the held-out results.
+
+    Parameters
+    ----------
+    kernels : mapping of int to ColumnKernel
+        By the number of the candidate; 0 is the default.
+    judge : Judge
+    most : int
+        Reservoirs at most.
+    go_on : callable
+        Whether there is time for another step.
+
+    Returns
+    -------
+    tuple of int, HeldOutScore
+        The numbers in the order of joining, and their held-out results.
+    """
+    alone = {number: judge([kernel]) for number, kernel in kernels.items()}
+    best = max(alone, key=lambda number: alone[number].merit)
+    # The best of many is best by chance too, so the default is replaced only by what beats it by more than noise.
+    # Joining needs no such margin, as it averages chance out.
+    first = best if beats(alone[best], alone[0]) else 0
+    chosen: tuple[int, ...] = (first,)
+    total, found = kernels[first], alone[first]
+    while len(chosen) < most:
+        step: tuple[int, HeldOutScore] | None = None
+        for number in [key for key in kernels if key not in chosen] if go_on() else ():
+            judged = judge([total, kernels[number]])
+            if judged.merit > (step[1] if step else found).merit:
+                step = number, judged
+        if step is None:
+            break
+        chosen, found, total = (*chosen, step[0]), step[1], total + kernels[step[0]]
+    return chosen, found

@@ -1,135 +1,265 @@
-"""The search: candidates on few rows, the best of them on more, each an ordinary entry of the cache."""
+"""The search: candidates are tried on few rows, the best of them on more, within a budget of time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import count, islice
 from types import MappingProxyType
 
+import numpy as np
+from reservoir_cache import FeatureStore, aside
+
+from reservoir.errors import InputError
 from reservoir.options import ClusterOptions
+from reservoir.readouts import metric_name
 from reservoir.reservoir import DEFAULT_BACKBONE
 from reservoir_pipelines.fitting.pool import Pool
-from reservoir_pipelines.tuning.attempts import Attempt, Attempts, share_attempts
-from reservoir_pipelines.tuning.budget import Budget, Costs
-from reservoir_pipelines.tuning.judge import KNOWN, Kernel, column_kernels
-from reservoir_pipelines.tuning.space import Candidate
-from reservoir_pipelines.tuning.trials import Trial, Trials
-from reservoir_pipelines.tuning.where import Where
+from reservoir_pipelines.fitting.sources import ColumnSource
+from reservoir_pipelines.output import notify, score_text, silenced
+from reservoir_pipelines.tuning.data import SearchData
+from reservoir_pipelines.tuning.judge import KNOWN, ColumnKernel, Judge, best_columns, column_kernels
+from reservoir_pipelines.tuning.trials import ReservoirTrial, TrialFile
 
-FEW, MANY = 400, 800
-"""Rows of a split on which reservoirs are judged first, and at last: kernel matrices have samples squared."""
+ROUNDS = (25, 100, 400, 800)
+"""Rows of a split in the rounds of the search. No round has more: kernel matrices have samples squared."""
 
-SURVIVORS = 0.25  # of the reservoirs that were judged on few rows
-FIRST_SHARE = 0.6  # of the time for trials, where those on few rows are not the last ones
-RAW = -1  # the number of the raw input among what may be joined
-FINALISTS = 8  # reservoirs that may be joined, besides the default and the raw input
-AHEAD = 256  # reservoirs that other processes are given at a time: they leave those that would end too late
+USUAL = 400  # rows of the first round where the budget allows it
+AT_LEAST = 10  # candidates of the first round: its rows are as many as the budget allows these
+SURVIVORS = 0.25  # share of a round's candidates that are tried again in the next one
+PROBE_SHARE = 0.2  # of the time for trials, that finding their cost on more rows may take
+END_SHARE = 0.4  # of the budget for the final extraction and the fit; fewer reservoirs are joined otherwise
+FIRST_SHARE = 0.6  # of the time left for trials, for a round that is not the last
+CAUTION = 1.2  # times the predicted cost: the machine's load varies
+UNKNOWN = 3.0  # times that, for a backbone that has not been tried
+RAW_NUMBER = -1  # of the raw input among the candidates that may be joined
+START_UP = 4.0  # seconds of the final fit, whatever its size: libraries, pictures, files
+FIT_JUDGINGS = 2.0  # times the judging of a trial, that fitting and scoring the same rows takes
+JOIN_JUDGINGS = 6.0  # times the judging of a trial, that joining takes
+
+
+@dataclass
+class Costs:
+    """Seconds of trials by backbone, as a constant and a part that grows with the work."""
+
+    seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+
+    def observe(self, backbone: str, work: float, seconds: float) -> None:
+        """Take note of what a trial took."""
+        self.seen.setdefault(backbone, []).append((work, seconds))
+
+    def predict(self, backbone: str, work: float) -> float:
+        """Return the seconds that a trial will take at most; 0 if nothing was tried yet."""
+        if backbone in self.seen:
+            return CAUTION * _extrapolate(self.seen[backbone], work)
+        return UNKNOWN * CAUTION * max((_extrapolate(seen, work) for seen in self.seen.values()), default=0.0)
+
+
+def _extrapolate(seen: list[tuple[float, float]], work: float) -> float:
+    """Return the seconds for some work by a line through the smallest and the largest work seen, or through zero."""
+    works = sorted({size for size, _ in seen})
+    slowest = {size: max([took for each, took in seen if each == size][-5:]) for size in (works[0], works[-1])}
+    low, high = works[0], works[-1]
+    if high < 2 * low:  # too close to tell the constant part: the cost cannot grow faster than the work
+        return max(slowest.values()) * max(1.0, work / low)
+    slope = max(0.0, (slowest[high] - slowest[low]) / (high - low))
+    return max(slowest[high] + slope * (work - high), 0.5 * slowest[low])
 
 
 @dataclass
 class Search:
-    """Trials within a budget; what has been tried before comes from its file."""
+    """Trials within a budget of seconds; those of earlier calls are read from their file, and their time counts."""
 
-    where: Where
-    budget: Budget
-    trials: Trials
-    show: Callable[[Trial], None]
-    cluster: ClusterOptions = field(default_factory=ClusterOptions)
-    costs: Costs = field(default_factory=Costs)
+    data: SearchData
+    budget: float
+    join: int
+    cluster: ClusterOptions
+    clock: Callable[[], float]
 
     def __post_init__(self) -> None:
-        self.attempts = Attempts(self.where, self.budget.clock)
+        self.started = self.clock()
+        self.trials = TrialFile(self.data.folder)
+        self.costs, self.extracting = Costs(), Costs()
+        self.judges: dict[int | None, Judge] = {}
+        self._seen: set[tuple[int, int | None]] = set()
+        self._spent = sum(trial.seconds for trial in self.trials)
 
-    def limits(self) -> list[int | None]:
-        """Return the rows of a split that reservoirs are judged on, one after the other."""
-        rows, each = self.where.rows(), self.where.prepared.task.readout_tokens
-        most = max(rows[split] for split in KNOWN) * each
-        last = None if most <= 1.5 * MANY else max(1, MANY // each)
-        return [last] if most <= 1.5 * FEW else [max(1, FEW // each), last]
+    @property
+    def left(self) -> float:
+        """Seconds of the budget that are left."""
+        return self.budget - self._spent - (self.clock() - self.started)
 
-    def run(self, reserve: Callable[[], float], most: int | None) -> list[Trial]:
-        """Try candidates as long as there is time beyond the reserve; return those of the last round, best first."""
-        *before, last = self.limits()
-        if not before:
-            return self._round(count(), last, reserve, most)
-        trial_time = max(0.0, self.budget.left - reserve())
-        first = self._round(count(), before[0], lambda: reserve() + (1 - FIRST_SHARE) * trial_time, most)
-        survivors = [trial for trial in first[: max(2, round(SURVIVORS * len(first)))] if trial.number]
-        default = next(trial for trial in first if not trial.number)
-        columns = {trial.number: trial.columns for trial in (default, *survivors)}
-        return self._round(iter(columns), last, reserve, most, columns)
+    def run(self, most: int | None) -> list[ReservoirTrial]:
+        """Try candidates as long as there is time, and return the trials of the last round, the best first.
+
+        ``most`` is the greatest number of candidates.
+        """
+        first, *later = self._affordable(self._limits())
+        found = self._round(count(), first, most=most, last=not later)
+        for limit in later:
+            kept = found[: max(2, round(SURVIVORS * len(found)))]
+            default = next(trial for trial in found if trial.number == 0)
+            columns = {trial.number: trial.columns for trial in (default, *kept)}
+            if sum(self._seconds(number, limit) for number in [*columns][:3]) > self._trial_seconds():
+                break  # a round of the default alone would tell nothing
+            found = self._round(columns, limit, columns, last=limit == later[-1])
+        return found
+
+    def judge(self, store: FeatureStore, limit: int | None, column: str) -> Judge:
+        """Return the labels and folds of so many rows; any column of them has the same."""
+        if limit not in self.judges:
+            self.judges[limit] = Judge.of(ColumnSource(store, column), self.data.prepared.task.classes)
+        return self.judges[limit]
+
+    def kernels(self, trials: list[ReservoirTrial]) -> dict[int, ColumnKernel]:
+        """Return the kernel of the best columns of each trial, by its number, and that of the raw input."""
+        found: dict[int, ColumnKernel] = {}
+        with silenced():
+            for trial in trials:
+                store = self.data.store(trial.number, trial.limit, trial.entry, trial.columns)
+                judge = self.judge(store, trial.limit, trial.columns[0])
+                found[trial.number] = sum(column_kernels(store, trial.columns, judge).values(), start=ColumnKernel())
+                raw = Pool.of(store).raw() if RAW_NUMBER not in found else None
+                if raw and judge.fits(raw):
+                    found[RAW_NUMBER] = ColumnKernel.of(raw)
+        return found
+
+    def final_seconds(self, number: int, limit: int | None = None) -> float:
+        """Return the time of extracting so many reservoirs on all splits, and of their fit."""
+        trials = list(self.trials)
+        if not trials:
+            return START_UP
+        rows = self.data.rows(limit, tuple(self.data.prepared.rows))
+        last = trials[-1]
+        known = self.data.rows(last.limit, KNOWN)
+        missing = rows - known if last.limit == limit else rows
+        extracting = self.extracting.predict(self._backbone(0), self.data.work(0, missing))
+        judging = float(np.median([trial.judging for trial in trials if trial.limit == last.limit]))
+        return START_UP + number * (extracting + FIT_JUDGINGS * judging * rows / known)
+
+    def joined(self) -> int:
+        """Return how many reservoirs may be joined, so that the end takes at most `END_SHARE` of the budget."""
+        fitting = [
+            number for number in range(2, self.join + 1) if self.final_seconds(number) <= END_SHARE * self.budget
+        ]
+        return max(fitting, default=1)
+
+    def final_limit(self, number: int, at_least: int | None) -> int | None:
+        """Return the rows of a split on which so many reservoirs can be extracted and fitted in time; None for all."""
+        rows = max(self.data.prepared.rows.values())
+        if at_least is None or self.final_seconds(number) <= self.left:
+            return None
+        fitting = [limit for limit in (int(rows * 0.8**n) for n in range(1, 50)) if limit > at_least]
+        return next((limit for limit in fitting if self.final_seconds(number, limit) <= self.left), at_least)
+
+    def _limits(self) -> list[int | None]:
+        """Return the rows of a split of each possible round, the last at most ``ROUNDS[-1]`` and None for all."""
+        each = self.data.prepared.task.readout_tokens
+        samples = max(self.data.rows(None, (split,)) for split in KNOWN) * each
+        before: list[int | None] = [max(1, rows // each) for rows in ROUNDS[:-1] if samples > 1.5 * rows]
+        return [*before, None if samples <= 1.5 * ROUNDS[-1] else max(1, ROUNDS[-1] // each)]
+
+    def _affordable(self, limits: list[int | None]) -> list[int | None]:
+        """Return the rounds from the first on in which the budget allows `AT_LEAST` candidates.
+
+        The default is tried in one round after the other to find their cost.
+        """
+        usual = USUAL // self.data.prepared.task.readout_tokens
+        chosen = 0
+        for place, limit in enumerate(limits):
+            known = self.trials.get(0, limit)
+            if place and not known and self._seconds(0, limit) > PROBE_SHARE * self._trial_seconds():
+                break
+            trial = self._try(0, limit)
+            share = FIRST_SHARE if limit != limits[-1] else 1.0
+            if trial is None or (place and AT_LEAST * CAUTION * trial.seconds > share * self._trial_seconds()):
+                break
+            chosen = place
+            if limit is None or limit >= usual:
+                break
+        return limits[chosen:]
+
+    def _trial_seconds(self) -> float:
+        """Return the time for trials: what is left after joining, the final extraction and the fit."""
+        judging = [trial.judging for trial in self.trials]
+        joining = JOIN_JUDGINGS * float(np.median(judging)) if judging else 0.0
+        # If all rows take longer, the winner is fitted on fewer.
+        final = min(self.final_seconds(self.joined()), END_SHARE * self.budget)
+        return max(0.0, self.left - joining - final)
 
     def _round(
         self,
-        numbers: Iterator[int],
+        numbers: Iterable[int],
         limit: int | None,
-        reserve: Callable[[], float],
-        most: int | None,
         columns: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
-    ) -> list[Trial]:
-        """Try candidates, of ``columns`` those that are known to be best; return their trials, best first.
+        *,
+        most: int | None = None,
+        last: bool,
+    ) -> list[ReservoirTrial]:
+        """Try candidates on so many rows; return their trials, the best first. The default, the first, always is.
 
-        The default comes first and is always tried: without it nothing is known of the costs.
+        ``columns`` are the best columns of candidates that were tried before.
         """
-        found: list[Trial] = []
-        ahead = AHEAD if self.cluster.workers > 1 or self.cluster.scheduler else 1
-        while batch := list(islice(numbers, min(ahead if found else 1, most - len(found) if most else ahead))):
-            before = [trial for number in batch if (trial := self.trials.get(number, limit))]
-            fresh = set(batch) - {trial.number for trial in before}
-            wanted = [self._attempt(number, limit, columns.get(number)) for number in batch if number in fresh]
-            left = self.budget.left - reserve()
-            wanted = [attempt for attempt in wanted if attempt.seconds <= left or not found]
-            if fresh and not wanted:
+        found: list[ReservoirTrial] = []
+        reserve = 0.0 if last else (1 - FIRST_SHARE) * self._trial_seconds()
+        for number in islice(numbers, most):
+            known = number == 0 or self.trials.get(number, limit)
+            left = self._trial_seconds() - (reserve if len(found) >= AT_LEAST else 0.0)
+            if not known and self._seconds(number, limit) > left:
                 break
-            for trial in before:
-                self.show(trial)
-            self._make(wanted, left)
-            for number in batch:
-                if trial := self.trials.get(number, limit):
-                    self.costs.observe(_backbone(self.where.candidate(number)), trial.work, trial.seconds)
-                    found.append(trial)
+            if trial := self._try(number, limit, columns.get(number)):
+                found.append(trial)
         return sorted(found, key=lambda trial: trial.merit, reverse=True)
 
-    def _attempt(self, number: int, limit: int | None, known: tuple[str, ...] | None) -> Attempt:
-        chosen = self.where.candidate(number)
-        work = self.where.work(chosen, self._known(limit))
-        seconds = self.costs.predict(_backbone(chosen), work)
-        return Attempt(number=number, limit=limit, columns=known, work=work, seconds=seconds)
+    def _seconds(self, number: int, limit: int | None) -> float:
+        """Return the predicted time of a trial."""
+        return self.costs.predict(self._backbone(number), self.data.work(number, self.data.rows(limit, KNOWN)))
 
-    def _make(self, wanted: list[Attempt], left: float) -> None:
-        """Make attempts, several of them shared among processes where there are any, and keep each that ends."""
-        since = self.budget.clock()
+    def _try(self, number: int, limit: int | None, known: tuple[str, ...] | None = None) -> ReservoirTrial | None:
+        """Return the trial of a candidate, which is made unless it is in the file; None if it does not suit the data.
 
-        def keep(trial: Trial | None) -> None:
-            nonlocal since
-            if trial:
-                before, since = since, self.budget.clock()
-                self.trials.add(replace(trial, spent=since - before))
-                self.show(trial)
+        Train and valid are extracted and their columns judged: the ``known`` best ones, or all to find the best.
+        """
+        trial = self.trials.get(number, limit)
+        if trial is None:
+            started = self.clock()
+            try:
+                with silenced(), aside():
+                    extraction = self.data.extract(number, limit, KNOWN, self.cluster)
+            except InputError:
+                if number == 0:
+                    raise
+                return None
+            extracted = self.clock()
+            judge = self.judge(extraction.store, limit, extraction.columns[0])
+            kernels = column_kernels(extraction.store, known or extraction.columns, judge)
+            columns, found = (known, judge(kernels.values())) if known else best_columns(kernels, judge)
+            ended = self.clock()
+            trial = ReservoirTrial(
+                number=number,
+                limit=limit,
+                title=self.data.candidate(number).title,
+                entry=extraction.entry.name,
+                columns=columns,
+                metric=metric_name(self.data.prepared.task.classes),
+                score=found.score,
+                loss=found.loss,
+                alpha=found.alpha,
+                samples=len(judge.y),
+                seconds=ended - started,
+                judging=ended - extracted,
+            )
+            self.trials.add(trial)
+        if (number, limit) in self._seen:
+            return trial
+        self._seen.add((number, limit))
+        rows = "all rows" if limit is None else f"{limit:,} rows of a split"
+        score = score_text(trial.score, trial.metric)
+        notify(f"{number:3d}  {score:>6}  {trial.seconds:5.1f} s  {rows}  {trial.title}")
+        backbone, work = self._backbone(number), self.data.work(number, self.data.rows(limit, KNOWN))
+        self.costs.observe(backbone, work, trial.seconds)
+        self.extracting.observe(backbone, work, trial.seconds - trial.judging)
+        return trial
 
-        if len(wanted) > 1:
-            share_attempts(self.attempts, wanted, self.cluster, left, keep)
-        elif wanted:
-            keep(self.attempts.make(wanted[0]))
-
-    def kernels(self, trials: list[Trial]) -> dict[int, Kernel]:
-        """Return the kernel of the best columns of each trial, by its number, and that of the raw input."""
-        found: dict[int, Kernel] = {}
-        for trial in trials:
-            store = self.where.store(trial)
-            judge = self.attempts.judge(store, trial.limit, trial.columns[0])
-            groups = column_kernels(store, trial.columns, judge)
-            found[trial.number] = sum(groups.values(), start=Kernel())
-            raw = Pool.of(store).raw() if RAW not in found else None
-            if raw and judge.fits(raw):
-                found[RAW] = Kernel.of(raw)
-        return found
-
-    def _known(self, limit: int | None) -> int:
-        rows = self.where.rows(limit)
-        return sum(rows[split] for split in KNOWN)
-
-
-def _backbone(candidate: Candidate) -> str:
-    return str(candidate.reservoir.get("backbone", DEFAULT_BACKBONE))
+    def _backbone(self, number: int) -> str:
+        return str(self.data.candidate(number).reservoir.get("backbone", DEFAULT_BACKBONE))

@@ -1,4 +1,4 @@
-"""The reservoirs that ``tune`` tries: the default first, then draws around it, by the form of the data."""
+"""The reservoirs that ``tune`` tries: drawn around the default, from a space that depends on the kind of data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCALES = "channel", "series", "both", "differences", "differences"
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A reservoir and what is kept of it, as `extract` takes them: options that differ from its defaults."""
+    """A reservoir, its layers and its poolings: options of `extract` that differ from the defaults."""
 
     number: int
     reservoir: Mapping[str, Any] = field(default_factory=dict)
@@ -39,21 +39,21 @@ class Candidate:
 
     @property
     def title(self) -> str:
-        """What tells it from others, short."""
-        said = [
+        """The options that differ from the defaults, in short."""
+        options = [
             f"{value}" if name in ("backbone", "init", "input") else f"{name} {value}"
             for name, value in self.reservoir.items()
             if name != "pad"
         ]
-        return f"{', '.join(said) or 'the default'}; {self.layers}"
+        return f"{', '.join(options) or 'the default'}; {self.layers}"
 
     def groups(self) -> tuple[ReservoirOptions, FeatureOptions]:
-        """Return everything as options of `extract`."""
+        """Return them as options of `extract`."""
         return ReservoirOptions(**self.reservoir), FeatureOptions(layers=self.layers, pool=self.pool)
 
 
-def candidate(number: int, task: Task, rows: int, width: int, *, seed: int, backbone: str | None) -> Candidate:
-    """Return a candidate by its number from 1; number 0 is the default, see `Where.candidate`."""
+def draw_candidate(number: int, task: Task, rows: int, width: int, *, seed: int, backbone: str | None) -> Candidate:
+    """Return a candidate by its number from 1, which is always the same for the same data and seed."""
     named = {"backbone": backbone} if backbone else {}
     draw = generator(seed, f"tune-{number}")
     if kind_of(task) == "series":
@@ -68,7 +68,7 @@ def candidate(number: int, task: Task, rows: int, width: int, *, seed: int, back
 
 
 def _series(draw: Draw, task: Task, rows: int) -> tuple[dict[str, Any], str, str]:
-    """Draw windows, gain and weights of one's own series: three in four read random kernels, as the default does."""
+    """Draw windows, gain and weights for series: three in four candidates use random kernels, as the default does."""
     stride = default_windows(task, rows, task.max_tokens)["stride"]
     found: dict[str, Any] = {"stride": stride, "pad": "same", "normalise": _one(draw, *SCALES)}
     if draw.random() < 0.75:
@@ -89,7 +89,7 @@ def _series(draw: Draw, task: Task, rows: int) -> tuple[dict[str, Any], str, str
 
 
 def _vectors(draw: Draw, task: Task, width: int) -> tuple[dict[str, Any], str, str]:
-    """Draw the gain, the weights and the poolings of vectors that keep their tokens, such as an image's rows."""
+    """Draw gain, weights and poolings for vectors that are tokens themselves, such as the rows of an image."""
     found: dict[str, Any] = {"gain": _one(draw, 0.3, 0.7, 1.41, 3.0, 6.0), **_weights(draw, task.max_tokens)}
     if task.readout_tokens > 1:
         return found, "all", "last"
@@ -98,7 +98,7 @@ def _vectors(draw: Draw, task: Task, width: int) -> tuple[dict[str, Any], str, s
 
 
 def _symbols(draw: Draw, task: Task, rows: int, width: int) -> tuple[dict[str, Any], str, str]:
-    """Draw windows of neighbours, or single symbols, with their gain, weights and poolings."""
+    """Draw windows of several symbols or single symbols, with gain, weights and poolings."""
     if kind_of(task) == "symbols" and draw.random() < 0.6:
         found: dict[str, Any] = {
             **default_windows(task, rows, task.max_tokens),
@@ -117,12 +117,12 @@ def _symbols(draw: Draw, task: Task, rows: int, width: int) -> tuple[dict[str, A
 
 
 def _side_by_side(task: Task, width: int) -> list[str]:
-    """Return poolings with all tokens side by side, twice, where they fit: aligned sequences want their positions."""
+    """Return poolings that keep every token, if they fit: aligned sequences need their positions."""
     return ["mean,tokens", "mean,segments8,tokens"] if task.max_tokens * width <= WIDEST_TOKENS else []
 
 
 def _weights(draw: Draw, tokens: int) -> dict[str, Any]:
-    """Draw a backbone and its weights among those that come with this package; recurrent ones are slow at length."""
+    """Draw a backbone that comes with this package and its weights; recurrent ones are too slow for long sequences."""
     share = draw.random()
     if share < 0.1 and tokens <= RECURRENT_TOKENS:
         return {"backbone": "esn"}

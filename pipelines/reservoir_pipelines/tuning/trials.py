@@ -1,24 +1,41 @@
-"""What has been tried: a line of JSON per trial, kept so that a search that was stopped goes on."""
+"""What was tried: one record for each candidate and number of rows, kept so that a search can be continued."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from reservoir_pipelines.files import checked_line, read_lines, replace_file
 from reservoir_pipelines.output import Record
 
-FILE = "trials.jsonl"
-
 
 @dataclass(frozen=True, kw_only=True)
-class Trial(Record):
-    """A reservoir, by the number of its candidate, and how its best columns do on held-out rows."""
+class ReservoirTrial(Record):
+    """A candidate that was tried, with its best columns and how they predict held-out rows.
+
+    Parameters
+    ----------
+    number : int
+        Of the candidate; 0 is the default.
+    limit : int, optional
+        Rows of each split at most; None if all were used.
+    title, entry : str
+        What is special about the candidate, and its entry in the cache.
+    columns : tuple of str
+        Its best columns.
+    metric : str
+        What ``score`` is: accuracy or R².
+    score, loss, alpha : float
+        Held-out score, squared error, and the penalty that was best.
+    samples : int
+        Rows, or tokens, of train and valid that were used.
+    seconds, judging : float
+        Time in all, and the part after the columns were extracted.
+    """
 
     number: int
-    limit: int | None  # rows of a split that it saw at most
+    limit: int | None
     title: str
     entry: str
     columns: tuple[str, ...]
@@ -27,44 +44,34 @@ class Trial(Record):
     loss: float
     alpha: float
     samples: int
-    work: float
     seconds: float
-    judging: float  # the part of these seconds after the columns were extracted
-    spent: float  # of the budget: less than these seconds where other trials ran beside
+    judging: float
 
     @property
     def merit(self) -> tuple[float, float]:
-        """The rank: of equal scores the smaller loss."""
+        """The rank: of equal scores the smaller loss is better."""
         return self.score, -self.loss
 
 
-class Trials:
-    """The trials of one search, in a file that is whole or as it was, whenever the process is killed."""
+class TrialFile:
+    """The trials of a search in a file of checked lines, which is replaced as a whole with every trial."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / FILE
+        self.path = folder / "trials.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
-        lines = [_from_json(line) for _, line in read_lines(self.path) if line]
-        self._found = {(trial.number, trial.limit): trial for trial in lines}
+        lines = [line for _, line in read_lines(self.path) if line]
+        trials = [ReservoirTrial(**{**line, "columns": tuple(line["columns"])}) for line in lines]
+        self._trials = {(trial.number, trial.limit): trial for trial in trials}
 
-    def __iter__(self) -> Iterator[Trial]:
-        return iter(self._found.values())
+    def __iter__(self) -> Iterator[ReservoirTrial]:
+        return iter(self._trials.values())
 
-    def seconds(self) -> float:
-        """Return what all trials have taken of the budget."""
-        return sum(trial.spent for trial in self)
-
-    def get(self, number: int, limit: int | None) -> Trial | None:
+    def get(self, number: int, limit: int | None) -> ReservoirTrial | None:
         """Return the trial of a candidate on so many rows, if it has ended."""
-        return self._found.get((number, limit))
+        return self._trials.get((number, limit))
 
-    def add(self, trial: Trial) -> None:
-        """Keep a trial, on disk when this returns."""
-        self._found[trial.number, trial.limit] = trial
+    def add(self, trial: ReservoirTrial) -> None:
+        """Keep a trial; it is on disk when this returns."""
+        self._trials[trial.number, trial.limit] = trial
         text = "".join(checked_line(each.to_dict()) for each in self)
         replace_file(self.path, lambda part: part.write_text(text))
-
-
-def _from_json(values: Mapping[str, Any]) -> Trial:
-    found = Trial(**values)
-    return replace(found, columns=tuple(found.columns))

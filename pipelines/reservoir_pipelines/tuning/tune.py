@@ -14,22 +14,22 @@ from reservoir.options import (
     DeviceOptions,
     ExtractOptions,
     FitOptions,
+    OutOptions,
     PlaceOptions,
     RowOptions,
     ShapeOptions,
     TuneOptions,
 )
-from reservoir.plan import RAW as RAW_COLUMN
-from reservoir.readouts import HeldOutScore
+from reservoir.plan import RAW
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.results import Fit
-from reservoir_pipelines.output import Record, notify, silenced
-from reservoir_pipelines.tuning.budget import Budget
-from reservoir_pipelines.tuning.joining import choose
-from reservoir_pipelines.tuning.reserve import Reserve
-from reservoir_pipelines.tuning.search import FINALISTS, RAW, Search
-from reservoir_pipelines.tuning.trials import Trial, Trials
-from reservoir_pipelines.tuning.where import Where
+from reservoir_pipelines.output import Record, notify
+from reservoir_pipelines.tuning.data import SearchData
+from reservoir_pipelines.tuning.judge import join
+from reservoir_pipelines.tuning.search import AT_LEAST, RAW_NUMBER, Search
+from reservoir_pipelines.tuning.trials import ReservoirTrial
+
+FINALISTS = 8  # candidates that may be joined, besides the default and the raw input
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +38,13 @@ class Tuning(Record):
 
     Parameters
     ----------
-    trials : tuple of Trial
-        Every reservoir that was tried, best first, of the last round.
-    valid_score, raw_valid_score : float
-        Of the winner and of the raw input on held-out rows of train and valid, by which they were chosen; None where
-        the raw input cannot be judged beside.
+    trials : tuple of ReservoirTrial
+        The candidates of the last round, the best first.
+    tried : int
+        Candidates that were tried, on any number of rows.
+    valid_score, default_valid_score, raw_valid_score : float
+        Of the winner, of the default and of the raw input on held-out rows of train and valid, by which the winner was
+        chosen; None if the raw input cannot be compared.
     metric : {"accuracy", "R²"}
         What scores are.
     fit : Fit
@@ -50,13 +52,15 @@ class Tuning(Record):
     commands : tuple of str
         They make the same entries and the same readout.
     folder : Path
-        Where the trials are kept: another call goes on from them.
+        Where the trials are kept: another call continues from them.
     seconds : float
         Wall time of this call.
     """
 
-    trials: tuple[Trial, ...]
+    trials: tuple[ReservoirTrial, ...]
+    tried: int
     valid_score: float
+    default_valid_score: float
     raw_valid_score: float | None
     metric: str
     fit: Fit
@@ -72,71 +76,71 @@ def tune(
     source: RowOptions,
     place: PlaceOptions,
     cluster: ClusterOptions,
+    result: OutOptions,
     *,
-    show: Callable[[Trial], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Tuning:
     """Search for the reservoirs that suit some data, and fit a readout to the best of them side by side.
 
-    The default and draws around it, by the form of the data, are extracted one by one and judged by cross-validation on
-    train and valid; where rows are many on few of them first, and the best quarter on more. The best are joined as long
-    as held-out rows gain by more than noise. Test is neither read nor run through a reservoir until the winner is
-    fitted, and scored once. All features stay in the cache; a search that was stopped goes on, and one that has ended
-    does too, with a larger budget.
+    The default and candidates drawn around it are extracted and judged by cross-validation on train and valid: first on
+    so few rows that the budget allows at least ten candidates, then the best quarter on more rows. The default is kept
+    unless another candidate beats it by more than noise; then reservoirs are joined as long as held-out rows improve.
+    Test is neither read nor run through a reservoir until the winner is fitted, and is scored once. Features and trials
+    stay in the cache: a search that was stopped continues, and one that has ended does so with a larger budget.
     """
-    budget = Budget(seconds_of(options.budget), clock=clock)
-    where = Where.of(task, ExtractOptions(**vars(shape), **vars(source), **vars(place)))
-    for note in where.prepared.notes():
+    started = clock()
+    data = SearchData.read(task, ExtractOptions(**vars(shape), **vars(source), **vars(place)))
+    for note in data.prepared.notes():
         notify(note)
-    trials = Trials(where.folder())
-    budget.spent = trials.seconds()
-    search = Search(where, budget, trials, show, cluster)
-    reserve = Reserve(search, options.join, clock() - budget.started)
-    ranked = search.run(reserve.seconds, options.trials)
-    default = next(trial for trial in ranked if not trial.number)
-    finalists = [default, *(trial for trial in ranked[:FINALISTS] if trial.number)]
-    with silenced():
-        kernels = search.kernels(finalists)
-    judge = search.attempts.judges[default.limit]
-    most = reserve.joined()
-    goes_on = lambda: budget.allows(reserve.final(most))  # noqa: E731
-    chosen, found = choose(kernels, judge, most, goes_on)
-    raw = judge([kernels[RAW]]).score if RAW in kernels else None
-    limit = None if budget.allows(reserve.final(len(chosen))) else default.limit
-    fitted, commands = _finish(where, {t.number: t for t in finalists}, chosen, found, limit, cluster)
+    search = Search(data, seconds_of(options.budget) - (clock() - started), options.join, cluster, clock)
+    ranked = search.run(options.trials)
+    tried = len({trial.number for trial in search.trials})
+    if tried < AT_LEAST and not options.trials:
+        notify(f"the budget allowed only {tried} candidates; give a larger --budget, or fewer rows by --limit")
+    default = next(trial for trial in ranked if trial.number == 0)
+    finalists = {trial.number: trial for trial in [default, *[t for t in ranked if t.number][:FINALISTS]]}
+    kernels = search.kernels([*finalists.values()])
+    judge = search.judges[default.limit]
+    most = search.joined()
+    chosen, found = join(kernels, judge, most, lambda: search.final_seconds(most) <= search.left)
+    limit = search.final_limit(len(chosen), default.limit)
+    if limit:
+        notify(f"the budget allows only {limit:,} rows of each split; give a larger --budget to use all rows")
+    columns = {number: trial.columns for number, trial in finalists.items()} | {RAW_NUMBER: (RAW,)}
+    fitted, commands = _fit_winners(
+        data, {number: columns[number] for number in chosen}, found.alpha, limit, cluster, result
+    )
     return Tuning(
         trials=tuple(ranked),
+        tried=tried,
         valid_score=found.score,
-        raw_valid_score=raw,
+        default_valid_score=default.score,
+        raw_valid_score=judge([kernels[RAW_NUMBER]]).score if RAW_NUMBER in kernels else None,
         metric=default.metric,
         fit=fitted,
         commands=commands,
-        folder=trials.path.parent,
-        seconds=round(clock() - budget.started, 3),
+        folder=data.folder,
+        seconds=round(clock() - started, 3),
     )
 
 
-def _finish(
-    where: Where,
-    trials: dict[int, Trial],
-    chosen: Sequence[int],
-    found: HeldOutScore,
+def _fit_winners(
+    data: SearchData,
+    columns: dict[int, tuple[str, ...]],
+    alpha: float,
     limit: int | None,
     cluster: ClusterOptions,
+    result: OutOptions,
 ) -> tuple[Fit, tuple[str, ...]]:
-    """Extract the winners whole, fit their columns side by side, and return the commands that do the same."""
-    numbers = [number for number in chosen if number != RAW] or [0]
-    if limit:
-        notify(f"the budget allows only {limit:,} rows of each split; give a larger --budget to use all rows")
-    entries = [where.extract(where.candidate(number), limit, None, cluster) for number in numbers]
-    names: list[str] = []
-    for number in chosen:
-        prefix = f"{numbers.index(number) + 1}:" if number != RAW and len(numbers) > 1 else ""
-        names += [RAW_COLUMN] if number == RAW else [prefix + column for column in trials[number].columns]
-    options = FitOptions(columns="+".join(names), alphas=f"{found.alpha!r}:{found.alpha!r}:1")
-    device, place = as_group(where.options, DeviceOptions), as_group(where.options, CacheOptions)
+    """Extract all splits of the chosen candidates and fit their columns side by side; return the commands as well."""
+    numbers = [number for number in columns if number != RAW_NUMBER] or [0]
+    entries = [data.extract(number, limit, None, cluster) for number in numbers]
+    prefixes = {number: f"{place}:" if len(numbers) > 1 else "" for place, number in enumerate(numbers, start=1)}
+    names = [prefixes.get(number, "") + column for number, each in columns.items() for column in each]
+    options = FitOptions(columns="+".join(names), alphas=f"{alpha!r}:{alpha!r}:1", out=result.out)
+    device, place = as_group(data.options, DeviceOptions), as_group(data.options, CacheOptions)
     shared = replace(options, workers=cluster.workers, scheduler=cluster.scheduler)
     fitted = fit([entry.entry for entry in entries], shared, device)
-    said = [where.typed(number, limit) for number in numbers]
     keys = [entry.store.entry.key[:16] for entry in entries]
-    return fitted, (*said, typed("fit", keys, options, device, place))
+    extracting: Sequence[str] = [data.command(number, limit) for number in numbers]
+    return fitted, (*extracting, typed("fit", keys, options, device, place))
