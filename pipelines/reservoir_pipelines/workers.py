@@ -6,9 +6,10 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any
 
 from reservoir.errors import InputError
@@ -144,6 +145,27 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def program_versions() -> dict[str, str]:
+    """Return the versions of this program and of the libraries that decide its numbers."""
+    return {name: version(name) for name in ("reservoir-features", "torch", "transformers")}
+
+
+def check_versions(expected: Mapping[str, str]) -> None:
+    """Raise `InputError` if this process has other versions than the one that sent the work."""
+    found = program_versions()
+    for name, wanted in expected.items():
+        if found[name] != wanted:
+            raise InputError(
+                f"{this_worker()}: it has {name} {found[name]}, the process that started the command has {wanted}; "
+                "install the same version everywhere"
+            )
+
+
+def this_worker() -> str:
+    """Return a name for this process in messages."""
+    return f"worker {os.uname().nodename}, process {os.getpid()}"
 
 
 def _on_cluster(

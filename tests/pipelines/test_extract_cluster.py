@@ -7,13 +7,14 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from reservoir_cache import verify
 from reservoir_pipelines import extract
 from reservoir_pipelines.extraction import shares
 
-from reservoir import plan
+from reservoir import InputError, plan
 
 distributed = pytest.importorskip("distributed")
 
@@ -141,3 +142,38 @@ def test_workers_are_told_full_paths(expected, tiny_gpt2, tmp_path, monkeypatch)
     extract("digits", backbone=tiny_gpt2.name, cache=tmp_path, scheduler="tcp://nowhere:1", **SETTINGS)
     assert {share.options.backbone for share in shares_sent} == {str(tiny_gpt2)}
     assert all(share.prepared.is_absolute() and share.options.cache.is_absolute() for share in shares_sent)
+
+
+@pytest.fixture
+def share(tiny_gpt2, tmp_path):
+    """Return what a worker of a cluster is sent, and the run of the process that sends it."""
+    from reservoir_pipelines.extraction.run import start_run
+    from reservoir_pipelines.preparation.prepare import prepare
+    from reservoir_pipelines.workers import program_versions
+
+    from reservoir.options import ExtractOptions
+
+    options = ExtractOptions(backbone=str(tiny_gpt2), cache=tmp_path, pool="mean", **SETTINGS)
+    run = start_run("digits", options, prepare("digits", options, cache=tmp_path), tmp_path)
+    return shares.Share("digits", options, run.prepared.path, run.spec.key, None, program_versions(), shares.probe(run))
+
+
+def test_a_worker_with_the_same_program_is_accepted(share):
+    assert shares._open(share).spec.key == share.key
+
+
+def test_a_worker_that_computes_other_features_is_refused(share, monkeypatch):
+    from reservoir import fpt
+
+    pool = fpt.pool
+    monkeypatch.setattr(fpt, "pool", lambda *arguments, **settings: pool(*arguments, **settings) + 1.5)
+    with pytest.raises(InputError, match=r"^worker \S+, process \d+: its features of embed/mean differ"):
+        shares._open(share)
+
+
+def test_a_worker_with_another_version_of_a_library_is_refused(share):
+    other = replace(share, versions={**share.versions, "torch": "1.0"})
+    with pytest.raises(
+        InputError, match=r"^worker \S+, process \d+: it has torch \S+, the process .* has 1\.0; install"
+    ):
+        shares._open(other)

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reservoir_cache import Entry
 
 from reservoir.errors import InputError
+from reservoir.features import forward
 from reservoir.options import ClusterOptions, ExtractOptions
 from reservoir.reservoir import full_name
 from reservoir_pipelines.extraction.run import Run, start_run
 from reservoir_pipelines.output import notify, silenced
 from reservoir_pipelines.preparation.prepared import Prepared
-from reservoir_pipelines.workers import map_pieces
+from reservoir_pipelines.workers import check_versions, map_pieces, program_versions, this_worker
 
 TASK_BLOCKS, MOST_TASKS = 8, 512
 """Blocks that a worker takes at a time; fewer, where that would leave fewer tasks than these."""
+
+PROBE_ROWS, PROBE_TOLERANCE = 2, 0.02
+"""Rows that every worker of a cluster computes first, and the largest difference, in standard deviations of a column.
+
+bfloat16 on another kind of processor differs by far less, another pooling by far more.
+"""
 
 _runs: dict[str, Run] = {}
 _alone = threading.Lock()  # a pass takes blocks out of the backbone, so that no other may run in this process meanwhile
@@ -33,6 +40,8 @@ class Share:
     prepared: Path
     key: str
     threads: int | None = None
+    versions: Mapping[str, str] | None = None
+    probe: Mapping[str, tuple[float, float]] | None = None
 
 
 def share_blocks(
@@ -51,7 +60,15 @@ def share_blocks(
 
     size = min(TASK_BLOCKS, -(-len(todo) // MOST_TASKS) or 1)
     threads = max(1, torch.get_num_threads() // cluster.workers) if cluster.workers else None
-    share = Share(run.call["task"], with_full_paths(options, run.root), run.prepared.path.resolve(), entry.key, threads)
+    share = Share(
+        task=run.call["task"],
+        options=with_full_paths(options, run.root),
+        prepared=run.prepared.path.resolve(),
+        key=entry.key,
+        threads=threads,
+        versions=program_versions() if cluster.scheduler else None,
+        probe=probe(run) if cluster.scheduler else None,
+    )
     _runs[entry.key] = run  # this process has the model already
     tasks = [
         (share, entry.path.resolve(), run.columns, todo[first : first + size]) for first in range(0, len(todo), size)
@@ -87,6 +104,7 @@ def _open(share: Share) -> Run:
     """Load the model of a call in this process, once, and refuse one that is not the caller's."""
     import torch
 
+    check_versions(share.versions or {})
     if share.threads:
         torch.set_num_threads(share.threads)
     prepared = Prepared.open(share.prepared, verify=False)  # as whoever called has done
@@ -97,6 +115,27 @@ def _open(share: Share) -> Run:
             f"a worker comes to another key, {run.spec.key[:16]} for {share.key[:16]}: its model, data, precision or "
             "version of this program differ; give all workers the same, and name --compute"
         )
+    _check_probe(share.probe or {}, run)
     _runs.clear()
     _runs[share.key] = run
     return run
+
+
+def probe(run: Run) -> dict[str, tuple[float, float]]:
+    """Return the mean and the standard deviation of each column over a few rows, computed by this process."""
+    split, index = next(iter(run.rows.items()))
+    part = run.prepared.split(split).take(index[:PROBE_ROWS])
+    values = forward(run.model, run.prepared.scaling, part.x, part.lengths, run.columns, len(part.lengths))
+    return {column: (float(array.mean()), float(array.std())) for column, array in values.items()}
+
+
+def _check_probe(expected: Mapping[str, tuple[float, float]], run: Run) -> None:
+    """Raise `InputError` if this worker computes other features than the process that started the command."""
+    found = probe(run) if expected else {}
+    for column, (mean, deviation) in expected.items():
+        difference = max(abs(found[column][0] - mean), abs(found[column][1] - deviation))
+        if difference > PROBE_TOLERANCE * max(deviation, 1e-6):
+            raise InputError(
+                f"{this_worker()}: its features of {column} differ from those of the process that started the command; "
+                "install the same version of reservoir everywhere"
+            )
