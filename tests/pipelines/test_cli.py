@@ -277,3 +277,22 @@ def test_help_says_that_a_run_is_taken_like_a_readout(call, command):
     assert code == 0
     assert "READOUT|RUN" in out
     assert "the folder of a run of train" in " ".join(out.split())
+
+
+def test_fit_takes_the_data_folder_that_extract_takes(call, cache, mnist_files, tiny_gpt2):
+    options = ["--data", mnist_files, "--backbone", tiny_gpt2, "--json"]
+    code, out, err = call("extract", "mnist", "--layers", "final", "--pool", "mean", *options)
+    assert code == 0, err
+    code, fitted, err = call("fit", "mnist", *options)
+    assert code == 0, err
+    assert json.loads(fitted)["entry"] == json.loads(out)["entry"]
+    assert call("fit", "mnist", "--seeds", 1, *options)[0] == 0
+
+
+def test_help_lists_the_flags_of_fit_in_sections(call):
+    _, out, _ = call("fit", "--help")
+    parts = ["\nArguments:", "\nData:", "\nModel:", "\nReadout:", "\nOutput:", "\nRun:", "\nOptions:"]
+    places = [out.index(part) for part in parts]
+    assert places == sorted(places)
+    assert out.index("\nData:") < out.index("--label") < out.index("\nModel:") < out.index("--backbone")
+    assert out.index("\nReadout:") < out.index("--alphas") < out.index("\nOutput:") < out.index("--out")

@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 def tasks(given: dict[str, Any]) -> Answer:
-    """List the tasks and whether their data is here."""
+    """List the tasks, and whether their data is here."""
     from reservoir_pipelines.preparation.task_table import task_table
 
     found = task_table(**given)
@@ -49,9 +49,9 @@ def _rows(row: dict[str, Any]) -> str:
 
 
 def doctor(given: dict[str, Any]) -> Answer:
-    """Say what is wrong here, and what mends it.
+    """Check this machine, and print what fixes each problem.
 
-    Exit code 1 if something is.
+    The exit code is 1 if there is a problem.
     """
     from reservoir_pipelines.doctor import doctor as stage
 
@@ -61,9 +61,9 @@ def doctor(given: dict[str, Any]) -> Answer:
 
 
 def prepare(task: Task, given: dict[str, Any]) -> Answer:
-    """Read a task's files into arrays, split for good.
+    """Read a task's files into arrays, and split them.
 
-    The commands that need it do it by themselves.
+    The other commands do this by themselves when they need it.
     """
     prepared = api.prepare(task, **given)
     for note in prepared.notes():
@@ -101,14 +101,16 @@ def extract(
 
 def plan(
     task: Task,
-    rows: Annotated[int | None, typer.Option(min=1, help="Rows in all; the task's own if left out.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="So many processes or GPUs like this one share the work.")] = 1,
+    rows: Annotated[int | None, typer.Option(min=1, help="Total rows; by default those of the task.")] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Number of processes or GPUs like this one that will share the work.")
+    ] = 1,
     *,
     given: dict[str, Any],
 ) -> Answer:
-    """Say what an extraction will take, from a short trial.
+    """Estimate time, disk and memory of an extraction.
 
-    Time, disk and memory for as many rows and workers as there will be; the data may be a sample.
+    A short trial measures this machine; the data may be a sample of what will be extracted.
     """
     found = api.plan(task, rows=rows, workers=workers, **given)
     speed = f"{found.rows_per_second:,.3g} rows/s, {found.rows_per_second * found.tokens:,.3g} tokens/s"

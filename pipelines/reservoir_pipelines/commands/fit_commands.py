@@ -15,7 +15,6 @@ from reservoir.options import (
     ExplainOptions,
     FitOptions,
     OutOptions,
-    OwnDataOptions,
     PlaceOptions,
     ReservoirOptions,
     RowOptions,
@@ -29,13 +28,15 @@ from reservoir_pipelines.output import notify, print_json, score_text, size_text
 
 Entries = Annotated[
     list[str],
-    typer.Argument(metavar="TASK|ENTRY...", help="A task (its last extraction), or keys or folders of entries."),
+    typer.Argument(
+        metavar="TASK|ENTRY...", help="A task (its last extraction is used), or keys or folders of entries."
+    ),
 ]
 Readout = Annotated[
     Path,
     typer.Argument(metavar="READOUT|RUN", help="Folder or JSON file that fit wrote, or the folder of a run of train."),
 ]
-CHOOSING = {"limit", *OwnDataOptions.__dataclass_fields__, *ReservoirOptions.__dataclass_fields__}
+CHOOSING = {*RowOptions.__dataclass_fields__, *ReservoirOptions.__dataclass_fields__} - {"data"}
 """Options that choose among a task's entries."""
 
 SHOWN_TRIALS = 12  # of a search, the best
@@ -43,8 +44,7 @@ SHOWN_TRIALS = 12  # of a search, the best
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    choosing = (ReservoirOptions, OwnDataOptions, (RowOptions, "limit"))
-    command(app, FitOptions, DeviceOptions, CacheOptions, *choosing)(fit)
+    command(app, FitOptions, DeviceOptions, CacheOptions, ReservoirOptions, RowOptions)(fit)
     command(app, TuneOptions, ShapeOptions, RowOptions, ClusterOptions, PlaceOptions, OutOptions)(tune)
     command(app, DeviceOptions, TrustOptions)(predict)
     command(app, ExplainOptions)(explain)
@@ -53,18 +53,21 @@ def register(app: typer.Typer) -> None:
 
 def fit(
     entries: Entries,
-    seeds: Annotated[int, typer.Option(help="So many reservoirs, from seed 0; extracted where they are not.")] = 0,
+    seeds: Annotated[
+        int, typer.Option(help="Fit this many reservoirs, with seeds from 0; those not cached are extracted first.")
+    ] = 0,
     *,
     given: dict[str, Any],
 ) -> Answer:
     """Fit and choose linear readouts, score test once.
 
-    Options of the reservoir and the data (--backbone ... --limit) choose among a task's entries: the last with these.
+    The options of the model and the data choose among a task's entries: the last one made with them is used.
     """
     from reservoir_pipelines.extraction.entries import find_entry
     from reservoir_pipelines.workspace import cache_root
 
     root = cache_root(given.pop("cache", None))
+    data = given.pop("data", None)  # only new reservoirs, of --seeds, read it
     choosing = {name: given.pop(name) for name in CHOOSING & given.keys()}
     found = [find_entry(root, entry, **choosing) for entry in entries]  # before torch is imported
 
@@ -72,17 +75,18 @@ def fit(
     from reservoir_pipelines.fitting.seeds import fit_seeds
 
     if seeds:
-        several = fit_seeds(found, seeds, as_group(given, FitOptions), as_group(given, DeviceOptions), named=entries[0])
+        options, place = as_group(given, FitOptions), as_group(given, DeviceOptions)
+        several = fit_seeds(found, seeds, options, place, named=entries[0], data=data)
         return Answer(several, report_fit.seeds_tables(several))
     done = api.fit([entry.path for entry in found], **given)
     return Answer(done, report_fit.fit_tables(done))
 
 
 def tune(task: OwnTask, given: dict[str, Any]) -> Answer:
-    """Find the reservoirs that suit some data.
+    """Search for the reservoirs that suit some data.
 
-    They are searched for within a budget of time, by cross-validation on train and valid alone. The best are read side
-    by side and scored on test once. What was tried is kept: the same command goes on from it.
+    The search lasts as long as the budget and judges by cross-validation on train and valid alone. The best reservoirs
+    are read side by side and scored on test once. Trials are stored, so that the same command continues the search.
     """
     from reservoir_pipelines.commands import report_fit
 
@@ -97,7 +101,7 @@ def tune(task: OwnTask, given: dict[str, Any]) -> Answer:
         for t in done.trials[:SHOWN_TRIALS]
     ]
     title = f"{done.tried:,} candidates tried in {done.seconds:.0f} s, all in {done.folder}; the best:"
-    again = [("again", line) for line in done.commands]
+    again = [("same result", line) for line in done.commands]
     held_out_table = (("", ""), held_out, f"{done.metric} on held-out rows of train and valid")
     return Answer(done, [(headings, best, title), *report_fit.fit_tables(done.fit), held_out_table, (("", ""), again)])
 
@@ -105,15 +109,15 @@ def tune(task: OwnTask, given: dict[str, Any]) -> Answer:
 def predict(
     readout: Readout,
     file: Annotated[Path, typer.Argument(help="New sequences: any file that extract reads, or an idx file of images.")],
-    out: Annotated[Path | None, typer.Option(help="A .csv, .jsonl or .parquet file instead of stdout.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write a .csv, .jsonl or .parquet file instead of stdout.")] = None,
     *,
     given: dict[str, Any],
     json: bool,
 ) -> Answer:
     """Label new sequences, in any form extract reads.
 
-    Each is a JSON line with the probabilities of the classes; with --json all are one object of columns. Where the
-    file has labels, it is told how well they were met.
+    Prints one JSON line per sequence, with the probabilities of the classes; with --json one object of columns. If the
+    file has labels, the accuracy is printed too.
     """
     from reservoir_pipelines.commands.report_fit import evaluation_lines
     from reservoir_pipelines.prediction.evaluator import PredictionEvaluator
@@ -155,12 +159,12 @@ def explain(
     ]
     if not any(any(row.added) for row in done.rows):
         notify("quantiles and extremes cannot be attributed to positions; showing occlusion only")
-    headings = ("row", "label", "score", "most is added at", "falls most if hidden")
+    headings = ("row", "label", "score", "largest contribution", "largest drop if hidden")
     return Answer(done, [(headings, lines, f"plot {done.plot}")])
 
 
 def place(values: list[float]) -> str:
-    """Return the position of the largest value, with the value; none where all are 0: what is read is no sum."""
+    """Return the position of the largest value, with the value; a dash if all are 0."""
     if not any(values):
         return "-"
     at = max(range(len(values)), key=values.__getitem__)
@@ -169,13 +173,13 @@ def place(values: list[float]) -> str:
 
 def export(
     readout: Readout,
-    to: Annotated[str, typer.Option(help="torch (for torch.export.load) or onnx.")] = "torch",
+    to: Annotated[str, typer.Option(help="Form of the file: torch (for torch.export.load) or onnx.")] = "torch",
     *,
     given: dict[str, Any],
 ) -> Answer:
     """Write a readout with its model as one file.
 
-    From a raw sequence to logits; it runs without this program.
+    The file maps raw sequences to logits and runs without this program.
     """
     done = api.export(readout, to=to, **given)
     fewest, most = done.tokens

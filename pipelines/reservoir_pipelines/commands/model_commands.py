@@ -35,7 +35,7 @@ def backbone(
     name: Annotated[
         str | None, typer.Argument(help="mini, gpt2, bert-base-uncased, esn:units=500, a folder, a hub name ...")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="Count what is trained on this task.")] = None,
+    task: Annotated[str | None, typer.Option(help="Also count the trained parameters on this task.")] = None,
     *,
     given: dict[str, Any],
 ) -> Answer:
@@ -50,12 +50,12 @@ def backbone(
     frozen = sum(done.groups.values())
     spread = {"weights": done.weight_deviation, "biases": done.bias_deviation}
     rows: list[tuple[str, Any]] = [
-        ("family", f"{done.family}, {'causal' if done.causal else 'sees both ways'}"),
+        ("family", f"{done.family}, {'causal' if done.causal else 'bidirectional'}"),
         ("weights", f"{done.init}: {done.weights}"),
         ("depth", f"{done.depth} blocks"),
         ("width", done.width),
-        ("longest", f"{done.max_tokens:,} tokens" if done.max_tokens else "any number of tokens"),
-        ("parameters", f"{done.whole:,} in the whole model, {frozen:,} on the way of a vector"),
+        ("maximum length", f"{done.max_tokens:,} tokens" if done.max_tokens else "unlimited"),
+        ("parameters", f"{done.whole:,} in the whole model, {frozen:,} applied to vectors"),
         ("deviation", ", ".join(f"{value:.3g} of {name}" for name, value in spread.items() if value is not None)),
         ("plot", done.plot),
     ]
@@ -68,9 +68,9 @@ def backbone(
 
 def _import(name: str | None, foreign: Path | None, given: dict[str, Any]) -> Answer:
     if foreign is None:
-        raise InputError("name a backbone, such as mini or gpt2, or say --import FILE --out FOLDER")
+        raise InputError("name a backbone, such as mini or gpt2, or pass --import FILE --out FOLDER")
     if name or given.keys() != {"out"}:
-        raise InputError("--import FILE goes with --out FOLDER alone; describe the folder afterwards")
+        raise InputError("--import FILE takes only --out FOLDER; describe the folder with a second command")
     done = api.import_backbone(foreign, given["out"])
     for note in done.notes:
         notify(note)
@@ -98,7 +98,7 @@ def attention(task: OwnTask, given: dict[str, Any]) -> Answer:
         ("backbone", f"{done.backbone}, block {done.layer}"),
         ("maps", f"{len(done.mean)} heads over {len(done.mean[0])} tokens, mean of {done.rows} rows"),
         *([] if strength is None else [("diagonals", f"{strength:.3g} times the mean weight off them")]),
-        ("colours", f"from 0 to {done.top:.3g}; --top gives another picture the same"),
+        ("colours", f"0 to {done.top:.3g}; pass --top to use the same scale in another picture"),
         ("plot", done.plot),
         ("arrays", done.arrays),
     ]

@@ -1,4 +1,4 @@
-"""How the command line shows what ``fit`` found."""
+"""The tables that the command line prints for ``fit``."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 HEADINGS = ("", "columns", "readout", "#penalty", "metric", "#valid", "#test", "95% interval")
 SIGNIFICANT = 0.05
-MOST_RECALLS = 10  # classes whose recall fits into a line
+MOST_RECALLS = 10  # rows of the table of recalls
 
 
 def fit_tables(done: Fit) -> list[Table]:
-    """Return what a person sees of a fit."""
+    """Return the tables of a fit."""
     rows = [_line("best", done.best)] + ([_line("raw", done.raw)] if done.raw else [])
     tables: list[Table] = [(HEADINGS, rows, f"{done.entry.parent.name}, {done.entry.name}")]
     if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
         sure = "more than chance" if done.p_value < SIGNIFICANT else "no more than chance can explain"
         tables.append((("", ""), [("best against raw", f"{sure} (p = {done.p_value:.2g}, the same test rows)")]))
-    tables.append((("on test", ""), evaluation_lines(done.evaluation, done.best.metric)))
+    tables += evaluation_tables(done.evaluation, done.best.metric)
     if done.curve:
         metric = done.best.metric
         points = [(f"{n:,}", score_text(valid, metric), score_text(test, metric)) for n, valid, test in done.curve]
@@ -40,7 +40,7 @@ def fit_tables(done: Fit) -> list[Table]:
 
 
 def seeds_tables(done: SeedsFit) -> list[Table]:
-    """Return what a person sees of the fits of several seeds."""
+    """Return the tables of the fits of several seeds."""
     rows = [_line(f"seed {seed}", fit.best) for seed, fit in enumerate(done.fits)]
     metric = done.fits[0].best.metric
     spread = f"{100 * done.deviation:.1f} points" if is_share(metric) else f"{done.deviation:.3f}"
@@ -52,15 +52,20 @@ def seeds_tables(done: SeedsFit) -> list[Table]:
 def evaluation_lines(found: Evaluation, first: str = "accuracy") -> list[tuple[str, str]]:
     """Return the names and values of an evaluation, beginning with the metric by which a readout was chosen."""
     shares = bool(found.classes)
-    lines = [
+    return [
         (name.replace("_", " "), percent(value) if shares and name != "auc" else f"{value:.4g}")
         for name, value in sorted(found.scores.items(), key=lambda item: item[0] != first)
     ]
-    if shares:
-        worst = sorted(found.recall.items(), key=lambda item: item[1])[:MOST_RECALLS]
-        title = "recall by class" if len(worst) == len(found.recall) else f"recall, {MOST_RECALLS} lowest"
-        lines.append((title, ", ".join(f"{name} {percent(share)}" for name, share in worst)))
-    return lines
+
+
+def evaluation_tables(found: Evaluation, first: str = "accuracy") -> list[Table]:
+    """Return the scores on test, and the recall of the classes with the lowest one."""
+    tables: list[Table] = [(("on test", ""), evaluation_lines(found, first))]
+    worst = sorted(found.recall.items(), key=lambda item: item[1])[:MOST_RECALLS] if found.classes else []
+    if worst:
+        title = "" if len(worst) == len(found.recall) else f"the {len(worst)} classes with the lowest recall"
+        tables.append((("class", "#recall"), [(name, percent(share)) for name, share in worst], title))
+    return tables
 
 
 def _line(name: str, result: Result) -> tuple[Any, ...]:

@@ -15,7 +15,8 @@ from reservoir_pipelines.command import Answer, Table, command
 from reservoir_pipelines.output import notify, size_text, time_text
 
 Tables = Annotated[
-    list[str] | None, typer.Argument(metavar="TABLE...", help="table1 ... table22, figure1 ..., or a recipe of yours.")
+    list[str] | None,
+    typer.Argument(metavar="TABLE...", help="table1 ... table22, figure1 ..., or the path of your own recipe."),
 ]
 
 
@@ -28,13 +29,15 @@ def register(app: typer.Typer) -> None:
 def reproduce(
     tables: Tables = None,
     all: Annotated[bool, typer.Option("--all", help="Every table and figure.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would run, and for how long.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would run, and for how long; run nothing.")
+    ] = False,
     *,
     given: dict[str, Any],
 ) -> Answer:
     """Run tables of the paper beside its numbers.
 
-    From recipe to numbers, of the paper or of your own; what is finished never runs twice.
+    A recipe describes a table; finished cells never run twice.
     """
     from reservoir_pipelines.reproduction.recipe import recipe_names
 
@@ -48,8 +51,8 @@ def reproduce(
     if done.failed:
         notify(f"{len(done.failed)} cells failed; the same command tries them again")
     rows = [
-        ("cells", f"{done.ran} run in {done.seconds:.0f} s, {done.reused} there already, {len(done.failed)} failed"),
-        ("kept", done.folder),
+        ("cells", f"{done.ran} run in {done.seconds:.0f} s, {done.reused} reused, {len(done.failed)} failed"),
+        ("results", done.folder),
         ("page", f"reservoir report {done.folder}"),
     ]
     return Answer(done, [*(part for table in done.tables for part in _tables(table)), (("", ""), rows)])
@@ -57,16 +60,17 @@ def reproduce(
 
 def report(
     folders: Annotated[
-        list[str] | None, typer.Argument(metavar="FOLDER...", help="Of reproduce, fit or train; all that are kept.")
+        list[str] | None,
+        typer.Argument(metavar="FOLDER...", help="Folders of reproduce, fit or train; all in the cache by default."),
     ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The tables alone, as Markdown.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Write only the tables, as Markdown.")] = False,
     *,
     given: dict[str, Any],
 ) -> Answer:
-    """Write one page of all that was found.
+    """Write one page with all results.
 
-    HTML, complete in itself, of everything that was reproduced and fitted.
+    The HTML file is self-contained and shows everything that was reproduced and fitted.
     """
     done = api.report(folders or [], markdown=markdown, **given)
     if show:

@@ -21,7 +21,7 @@ from reservoir.options import (
 )
 from reservoir_pipelines import api
 from reservoir_pipelines.command import Answer, OwnTask, Table, command
-from reservoir_pipelines.commands.report_fit import evaluation_lines
+from reservoir_pipelines.commands.report_fit import evaluation_tables
 from reservoir_pipelines.output import notify, percent, score_text
 
 
@@ -34,17 +34,17 @@ def register(app: typer.Typer) -> None:
 def train(task: OwnTask, given: dict[str, Any]) -> Answer | None:
     """Train groups of parameters, the rest frozen.
 
-    End to end; chosen by validation, scored on test once.
+    The best checkpoint is chosen by validation and scored on test once.
     """
     with training_ends(", or --on-divergence report"):
         done = api.train(task, **given)
     found = done.to_dict() | {"train_score": done.train_score}
-    return Answer(found, _training_tables(done)) if _speaks() else None
+    return Answer(found, _training_tables(done)) if _prints() else None
 
 
 @contextmanager
 def training_ends(remedy: str = "") -> Iterator[None]:
-    """Say in one line that the loss diverged, with exit code 1, or how to go on after an interruption, with 130."""
+    """Report divergence in one line with exit code 1, and an interruption, with the way to continue, with 130."""
     from reservoir.training.trainer import DivergedError
 
     try:
@@ -55,13 +55,13 @@ def training_ends(remedy: str = "") -> Iterator[None]:
         message, code = "interrupted; run the same command with --resume to go on from the last checkpoint", 130
     else:
         return
-    if _speaks():
+    if _prints():
         notify(f"reservoir: {message}")
     raise typer.Exit(code) from None
 
 
-def _speaks() -> bool:
-    """Return whether this process is the one of several that speaks."""
+def _prints() -> bool:
+    """Return whether this process prints: of several, only the first does."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -71,14 +71,18 @@ def _training_tables(done: Any) -> list[Table]:
     speed = f", {done.steps / done.seconds:.3g} steps/s" if done.seconds else ""
     rows = [
         ("trained", f"{', '.join(done.groups)}: {done.trained:,} parameters"),
-        ("frozen", f"{done.frozen_tensors:,} tensors, bit for bit as before"),
+        ("frozen", f"{done.frozen_tensors:,} tensors, unchanged bit for bit"),
         ("steps", f"{done.steps:,} in {done.seconds:.0f} s{speed}"),
         *([] if done.diverged_step is None else [("diverged", f"at step {done.diverged_step:,}")]),
         ("best", "-" if done.best_step is None else f"step {done.best_step:,}, by validation"),
         (f"valid{name}", score_text(done.valid_score, done.metric)),
         (f"test{name}", score_text(done.test_score, done.metric)),
-        *([] if of_all == done.test_score else [("test of all", f"{percent(of_all)}, what is left out being wrong")]),
-        ("floor", f"{score_text(done.floor, done.metric)}, by a constant or by copying what is shown"),
+        *(
+            []
+            if of_all == done.test_score
+            else [("test, all rows", f"{percent(of_all)}, counting omitted rows as wrong")]
+        ),
+        ("baseline", f"{score_text(done.floor, done.metric)}, by a constant or by copying the input"),
         ("converged", "-" if done.converged_step is None else f"step {done.converged_step:,}, within 1% from there on"),
         ("run", done.run),
     ]
@@ -91,20 +95,20 @@ def _training_tables(done: Any) -> list[Table]:
         ]
         tables.append(((*(f"#{key}" for key in swept), f"#valid{name}", "run"), lines))
     if done.evaluation:
-        tables.append((("on test", ""), evaluation_lines(done.evaluation)))
+        tables += evaluation_tables(done.evaluation)
     return tables
 
 
 def pretrain(
     corpus: Annotated[
-        str, typer.Argument(help="A text file (also .gz), a folder of them, a stream's name, or bit-memory.")
+        str, typer.Argument(help="A text file (also .gz), a folder of them, the name of a stream, or bit-memory.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder of the model, for --backbone.")],
+    out: Annotated[Path, typer.Option(help="Folder of the new model, for --backbone.")],
     given: dict[str, Any],
 ) -> Answer:
-    """Make a backbone from a random start.
+    """Pretrain a backbone from random weights.
 
-    By training on text, on a stream of tokens, or on the task bit-memory.
+    The corpus is text, a stream of tokens, or the task bit-memory.
     """
     with training_ends():
         done = api.pretrain(corpus, out=out, **given)
@@ -125,5 +129,5 @@ def pretrain(
 
 
 def _as_backbone(folder: str) -> str:
-    """Return a folder as ``--backbone`` takes it: one without a slash could be a known name."""
+    """Return a folder as ``--backbone`` accepts it: a name without a slash could be that of a known model."""
     return folder if os.sep in folder else f".{os.sep}{folder}"

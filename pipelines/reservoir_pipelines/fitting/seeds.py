@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -51,6 +52,7 @@ def fit_seeds(
     place: DeviceOptions = DeviceOptions(),
     *,
     named: str = "",
+    data: Path | None = None,
 ) -> SeedsFit:
     """Extract an entry's task with seeds 0 to ``seeds - 1``, and fit the columns that all of them have.
 
@@ -65,7 +67,7 @@ def fit_seeds(
     root = entries[0].path.resolve().parents[2]
     with aside():
         made = [
-            extract(call["task"], replace(call["options"], cache=root, device=place.device, seed=seed))
+            extract(call["task"], replace(call["options"], cache=root, device=place.device, data=data, seed=seed))
             for seed in range(seeds)
         ]
     pools = [Pool.of(one) for one in made]
