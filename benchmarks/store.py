@@ -1,8 +1,14 @@
-"""What the store costs beside the forward pass: listing, opening and adding to an entry of many blocks.
+"""What the store costs: writing and reading features beside plain peers, and an entry of many blocks.
 
     python benchmarks/store.py [--rows 10000000] [--columns 10] [--dir DIR]
 
-An entry of so many rows in blocks of 256 is simulated: every shard is listed and there with its size, of width 1, but
+First table: three shapes of float16 features, written with fsync and read as float32, in seconds of this process
+(user and system time, the best of three). ``h5py`` is one chunked dataset per column, ``memmap`` one plain file of
+`numpy.memmap`; both convert from and to float32 as the store does. The store also computes offsets and checksums; its
+reads are shown as the first in a process, which compares the checksums, and a later one. Last, 10,000 random rows of
+the last shape.
+
+Second table: an entry of so many rows in blocks of 256 is simulated. Every shard is listed and there with its size, but
 holds no features, as nothing here reads any. Then, each in seconds: `cache list`, opening the split for reading, what
 is missing, the sizes of all files, and what one block more costs, claimed, written, synced and listed, at its end and
 in an empty entry.
@@ -17,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 from reservoir_cache import (
     Entry,
@@ -27,20 +34,29 @@ from reservoir_cache import (
     list_entries,
     publish_json,
     read_json,
+    rows_per_block,
     summarize,
+    sync,
     verify,
+    write_block,
     write_targets,
 )
 
+SHAPES = ((20_000, 16, 256), (100_000, 1, 64), (1_000_000, 1, 16))
+"""Rows, columns and width of the features that are written and read."""
+
+UNIT, PIECE = 256, 8192  # rows that share an offset, and rows that a peer writes at once
+GATHERED = 10_000
+REPEATS = 3
 PAGE_BLOCKS = 128  # see FORMAT.md
 FREE = 20  # blocks that are left out, to be written
 
 
-def make(root: Path, rows: int, names: list[str], *, simulated: bool) -> Entry:
-    """Create an entry, with all its shards but the last few."""
+def new_entry(root: Path, rows: int, layout: Layout, digest: str = "d") -> Entry:
+    """Create an entry with its labels."""
     spec = Spec(
         task={"name": "store"},
-        data={"digest": f"{rows} {simulated}", "rows": {"train": rows}},
+        data={"digest": digest, "rows": {"train": rows}},
         backbone={"family": "none", "digest": "none"},
         init={"kind": "random", "seed": 0},
         input={"kind": "orthogonal", "seed": 0, "gain": 1.0, "patch": 1, "stride": 1},
@@ -48,10 +64,79 @@ def make(root: Path, rows: int, names: list[str], *, simulated: bool) -> Entry:
         compute="float32",
         store="float16",
     )
-    entry = Entry.create(root, "benchmark", spec, Layout(batch_rows=32), {})
-    write_targets(
-        entry, "train", {"y": np.zeros((rows, 1, 1)), "lengths": np.ones(rows, np.int32), "index": np.arange(rows)}
-    )
+    entry = Entry.create(root, "benchmark", spec, layout, {})
+    index = np.arange(rows)
+    write_targets(entry, "train", {"y": np.zeros((rows, 1, 1)), "lengths": np.ones(rows, np.int32), "index": index})
+    return entry
+
+
+def cost(work: Callable[[], Any], repeats: int = REPEATS) -> float:
+    """Return the least time of this process that some work took."""
+    times = []
+    for _ in range(repeats):
+        started = time.process_time()
+        work()
+        times.append(time.process_time() - started)
+    return min(times)
+
+
+def compare(root: Path, rows: int, columns: int, width: int) -> None:
+    """Print a line of the first table; the last shape also gathers rows."""
+    x = np.random.default_rng(0).standard_normal((rows, 1, width), dtype=np.float32)
+    names = [f"block{number:02d}/mean" for number in range(1, columns + 1)]
+    plain, mapped, shape = root / "plain.h5", root / "mapped", (columns, rows, 1, width)
+    layout = Layout(batch_rows=32, block_rows=rows_per_block(2 * columns * width, UNIT, rows // 8), offset_rows=UNIT)
+
+    entries, stores = [new_entry(root / str(number), rows, layout) for number in range(REPEATS)], list[FeatureStore]()
+
+    def write() -> None:
+        entry = entries.pop()
+        for block, (low, high) in enumerate(entry.blocks("train")):
+            write_block(entry, "train", block, dict.fromkeys(names, x[low:high]))
+        stores.append(FeatureStore(entry))
+
+    def read() -> None:
+        for name in names:
+            stores[-1]["train"].read(name)
+
+    def write_h5py() -> None:
+        with h5py.File(plain, "w") as file:
+            for name in names:
+                data = file.create_dataset(name, x.shape, np.float16, chunks=(min(rows, PIECE), 1, width))
+                for low in range(0, rows, PIECE):
+                    data[low : low + PIECE] = x[low : low + PIECE]
+        sync(plain)
+
+    def read_h5py() -> None:
+        with h5py.File(plain) as file:
+            for name in names:
+                file[name][()].astype(np.float32)  # pyright: ignore[reportIndexIssue, reportAttributeAccessIssue]
+
+    def write_memmap() -> None:
+        data = np.memmap(mapped, np.float16, "w+", shape=shape)
+        for number in range(columns):
+            data[number] = x
+        data.flush()
+
+    def read_memmap() -> None:
+        for column in np.memmap(mapped, np.float16, "r", shape=shape):
+            column.astype(np.float32)
+
+    written = [cost(write), cost(write_h5py), cost(write_memmap)]
+    found = [cost(read, 1), cost(read), cost(read_h5py), cost(read_memmap)]
+    cells = " / ".join(f"{seconds:.3f}" for seconds in written), " / ".join(f"{seconds:.3f}" for seconds in found)
+    print(f"{rows:9,} x {columns:2} x {width:3} | {cells[0]:>23} | {cells[1]:>31} |", end=" ")
+    print(f"{written[0] / written[1]:.2f} x h5py, {found[1] / found[3]:.2f} x memmap", flush=True)
+    if rows == SHAPES[-1][0]:
+        chosen, column = np.random.default_rng(0).integers(0, rows, GATHERED), stores[-1]["train"][names[0]]
+        print(f"{GATHERED:,} random rows of these: {cost(lambda: column[chosen]):.3f} s")
+    for file in (plain, mapped):
+        file.unlink()
+
+
+def make(root: Path, rows: int, names: list[str], *, simulated: bool) -> Entry:
+    """Create an entry, with all its shards but the last few."""
+    entry = new_entry(root, rows, Layout(batch_rows=32), f"{rows} {simulated}")
     if not simulated:
         return entry
     folder, count = entry.path / "train", entry.block_count("train") - FREE
@@ -101,6 +186,10 @@ def main() -> None:
     parser.add_argument("--dir", type=Path)
     asked = parser.parse_args()
     names = [f"block{number:02d}/mean" for number in range(1, asked.columns + 1)]
+    print("rows x columns x width | write: store/h5py/memmap | read: first/later/h5py/memmap   | store, later")
+    for shape in SHAPES:
+        with tempfile.TemporaryDirectory(dir=asked.dir) as folder:
+            compare(Path(folder), *shape)
     with tempfile.TemporaryDirectory(dir=asked.dir) as folder:
         root = Path(folder)
         entry = timed("(simulating the entry)", lambda: make(root, asked.rows, names, simulated=True))

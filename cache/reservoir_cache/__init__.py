@@ -29,13 +29,12 @@ from reservoir_cache.publish import (
     make_folder,
     open_lock,
     path_below,
-    publish_file,
     publish_json,
     read_json,
     refuse_links,
     sync,
 )
-from reservoir_cache.spec import FORMAT, STORES, Layout, Spec
+from reservoir_cache.spec import FORMAT, STORES, Layout, Spec, rows_per_block
 
 if TYPE_CHECKING:
     from reservoir_cache.derived import load_arrays, save_arrays
@@ -70,13 +69,13 @@ __all__ = [
     "open_lock",
     "path_below",
     "prunable",
-    "publish_file",
     "publish_json",
     "read_json",
     "refuse_links",
     "remove",
     "repair",
     "required_bytes",
+    "rows_per_block",
     "save_arrays",
     "summarize",
     "sync",

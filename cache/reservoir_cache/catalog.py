@@ -162,7 +162,7 @@ def prunable(
 def required_bytes(spec: Spec, layout: Layout, rows: Mapping[str, int], shapes: Mapping[str, tuple[int, int]]) -> int:
     """Return the bytes that columns need on disk, a little more than they will take.
 
-        sum over splits of  rows * sum(tokens * width) * itemsize + blocks * (overhead + sum(4 * width))
+        sum over splits of  rows * sum(tokens * width) * itemsize + blocks * overhead + offsets * sum(4 * width)
 
     Parameters
     ----------
@@ -174,8 +174,12 @@ def required_bytes(spec: Spec, layout: Layout, rows: Mapping[str, int], shapes: 
         The columns.
     """
     per_row = sum(tokens * width for tokens, width in shapes.values()) * STORES[spec.store]
-    per_block = _FILE_OVERHEAD + sum(_COLUMN_OVERHEAD + 4 * width for _, width in shapes.values())
-    return sum(count * per_row + layout.count(count) * per_block for count in rows.values())
+    per_block = _FILE_OVERHEAD + len(shapes) * _COLUMN_OVERHEAD
+    per_offset = sum(4 * width for _, width in shapes.values())
+    return sum(
+        count * per_row + layout.count(count) * per_block + -(-count // layout.offset_rows) * per_offset
+        for count in rows.values()
+    )
 
 
 def check_space(root: Path, needed: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,10 +14,10 @@ from numpy.typing import NDArray
 
 from reservoir_cache.entry import Entry
 from reservoir_cache.errors import CacheError
-from reservoir_cache.hdf import UNREADABLE, member, new_file, read_array
+from reservoir_cache.hdf import UNREADABLE, member, read_array
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.manifest import NAME
-from reservoir_cache.publish import file_crc32, is_regular, make_entry_folder, publish_file, publish_json, read_json
+from reservoir_cache.publish import file_crc32, is_regular, make_entry_folder, publish, publish_json, read_json
 from reservoir_cache.spec import canonical_json, check_name
 
 FOLDER = "moments"
@@ -46,24 +47,19 @@ def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Ma
         raise CacheError(f"{path}: array {wrong[0]} has type {plain[wrong[0]].dtype}; only numbers can be kept")
     text = np.frombuffer(canonical_json(meta).encode(), dtype=np.uint8)
 
-    def write(temporary: Path) -> None:
-        with new_file(temporary) as file:
-            file.create_dataset("meta", data=text, track_times=False)
-            group = file.create_group("arrays")
-            for key in sorted(plain):
-                group.create_dataset(key, data=plain[key], track_times=False)
-
-    def verify(temporary: Path) -> None:
-        found, _ = _read(temporary)
-        if found.keys() != plain.keys() or any(found[key].tobytes() != plain[key].tobytes() for key in plain):
-            raise CacheError(f"{path}: does not read back as written; check the disk")
-
+    image = io.BytesIO()
+    with h5py.File(image, "w") as file:
+        file.create_dataset("meta", data=text, track_times=False)
+        group = file.create_group("arrays")
+        for key in sorted(plain):
+            group.create_dataset(key, data=plain[key], track_times=False)
     try:
         locks = entry_locks(entry.path)
         with locks.run(), locks.mutex():
             make_entry_folder(folder)
-            publish_file(path, write, verify, sync_folder=False)  # as its manifest does, in the same folder
-            line = {"bytes": path.stat().st_size, "crc32": file_crc32(path)}
+            # The manifest, which is published next, syncs the folder.
+            size, crc = publish(path, image.getbuffer(), sync_folder=False)
+            line = {"bytes": size, "crc32": crc}
             publish_json(folder / NAME, {"files": {**(listed(folder) or {}), path.name: line}})
     except CacheError:
         return False

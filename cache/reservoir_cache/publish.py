@@ -1,14 +1,14 @@
-"""A file is finished or absent: the one way in which this package puts a file under its final name.
+"""Files that are complete or absent: the only way in which this package puts a file under its final name.
 
 1. a unique temporary name, opened so that it must not exist yet;
 2. written and closed;
-3. reopened and verified;
+3. read back and compared;
 4. fsync of the file;
 5. ``os.replace`` to the final name;
 6. fsync of the folder.
 
-A temporary name ends in ``.<run>.tmp``, where <run> is the identity of the writing process, so a later run knows which
-ones a dead process left behind.
+A temporary name ends in ``.<run>.tmp``, where <run> is the identity of the writing process, so a later run recognises
+the files that a dead process left behind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import secrets
 import socket
 import stat
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,34 +33,38 @@ _counter = itertools.count()
 _identity = ""
 
 
-def publish_file(
-    final: Path,
-    write: Callable[[Path], object],
-    verify: Callable[[Path], object] | None = None,
-    *,
-    sync_file: bool = True,
-    sync_folder: bool = True,
-) -> None:
-    """Write a file under a temporary name, verify it, and give it its final name: it is whole, or as it was.
+def publish(
+    final: Path, content: bytes | memoryview, *, sync_file: bool = True, sync_folder: bool = True
+) -> tuple[int, str]:
+    """Write a file so that under its final name it is either complete or as it was before.
 
     Parameters
     ----------
     final : Path
-        The final name; its folder exists. What lies there is replaced in one step.
-    write : callable
-        Creates the file it is given, which does not exist yet.
-    verify : callable, optional
-        Reads the file it is given and raises CacheError if it is not what was meant.
+        The final name; its folder exists. A file of that name is replaced in one step.
+    content : bytes or another buffer
     sync_file, sync_folder : bool
         Whether the content, and the name, must survive a power loss once this has returned.
+
+    Returns
+    -------
+    (int, str)
+        Number of bytes and CRC-32 of the file.
+
+    Raises
+    ------
+    CacheError
+        If the file cannot be written, or does not read back as written.
     """
+    view = memoryview(content).cast("B")
     temporary = final.with_name(f".{final.name}.{next(_counter)}.{run_identity()}.tmp")
     try:
         fault_point("begun")
-        write(temporary)
+        with temporary.open("xb") as file:
+            file.write(view)
         fault_point("written")
-        if verify:
-            verify(temporary)
+        if not _holds(temporary, view):
+            raise CacheError(f"{final}: does not read back as written; check the disk")
         fault_point("verified")
         if sync_file:
             sync(temporary)
@@ -75,6 +78,7 @@ def publish_file(
         raise CacheError(f"{final}: cannot be written ({why}); check free space and permissions") from error
     finally:
         temporary.unlink(missing_ok=True)
+    return len(view), f"{zlib.crc32(view):08x}"
 
 
 def publish_json(final: Path, content: dict[str, Any], *, indent: int | None = None, durable: bool = True) -> None:
@@ -83,16 +87,7 @@ def publish_json(final: Path, content: dict[str, Any], *, indent: int | None = N
     A document that is not ``durable`` may be damaged or gone after a power loss.
     """
     text = _text({**content, "crc32": _checksum(content)}, indent)
-
-    def write(path: Path) -> None:
-        with path.open("x", encoding="ascii") as file:
-            file.write(text)
-
-    def verify(path: Path) -> None:
-        if path.read_text(encoding="ascii") != text:
-            raise CacheError(f"{final}: does not read back as written; check the disk")
-
-    publish_file(final, write, verify, sync_file=durable, sync_folder=durable)
+    publish(final, text.encode("ascii"), sync_file=durable, sync_folder=durable)
 
 
 def read_json(path: Path, *, indent: int | None = None) -> dict[str, Any]:
@@ -196,6 +191,17 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _holds(path: Path, content: memoryview) -> bool:
+    """Return whether a file has this content."""
+    done = 0
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            if chunk != bytes(content[done : done + len(chunk)]):  # memoryviews compare item by item
+                return False
+            done += len(chunk)
+    return done == len(content)
 
 
 def _link(path: Path) -> CacheError:

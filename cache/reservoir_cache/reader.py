@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-import h5py
 import numpy as np
-from numpy.typing import NDArray
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import DTypeLike, NDArray
 
 from reservoir_cache.entry import Entry
 from reservoir_cache.errors import CacheError, repair_command
@@ -16,9 +18,15 @@ from reservoir_cache.hdf import UNREADABLE, read_targets, target_ranks
 from reservoir_cache.locks import mark_used
 from reservoir_cache.manifest import NAME, Shard, Targets, is_sound
 from reservoir_cache.publish import file_crc32
-from reservoir_cache.shard import decode, read_column
+from reservoir_cache.shard import Encoded, Place, decode, places
 
-# What this process has already found sound: (device, inode, modification time, size, column or "").
+FEW = 1 / 8
+"""Share of the rows of a block below which they are read one by one."""
+
+Stamp = tuple[int, int, int, int]
+"""Device, inode, modification time and size of a file: another stamp is another content."""
+
+# What this process has already compared with its checksum: the stamp of a file, and a column, or "" for all of it.
 _checked: set[tuple[int, int, int, int, str]] = set()
 
 
@@ -55,6 +63,7 @@ class SplitFeatures:
         self._folder = entry.path / split
         self._manifest = entry.manifest(split)
         self._ranges = entry.blocks(split)
+        self._places: dict[str, tuple[Stamp, dict[str, Place]]] = {}
         for line in self._manifest.files.values():
             if not is_sound(self._folder, line):
                 raise CacheError(
@@ -83,15 +92,32 @@ class SplitFeatures:
     def __contains__(self, column: str) -> bool:
         return column in self.columns
 
-    def __getitem__(self, column: str) -> NDArray[np.float32]:
+    def __getitem__(self, column: str) -> FeatureColumn:
         """Return a column: (rows, width), or (rows, tokens, width) if it has more than one token; float32."""
-        tokens, width = self.shape(column)
+        return FeatureColumn(self, column)
+
+    def read(self, column: str) -> NDArray[np.float32]:
+        """Return all rows of a column, (rows, tokens, width)."""
+        self._require(column)
         out = np.empty(0, np.float32)
-        for (low, high), x in zip(self._ranges, self.blocks(column), strict=True):
-            if not low:  # and not before a block is read: a file may claim any number of rows
-                out = np.empty((self.rows, tokens, width), np.float32)
-            out[low:high] = x
-        return out[:, 0] if tokens == 1 else out
+        for block, (low, high) in enumerate(self._ranges):
+            encoded = self._encoded(block, column)
+            if not block:  # and not before a block is read: a file may claim any number of rows
+                out = np.empty((self.rows, *encoded.values.shape[1:]), np.float32)
+            self._decode(encoded, out[low:high])
+        return out
+
+    def gather(self, column: str, rows: NDArray[np.integer]) -> NDArray[np.float32]:
+        """Return some rows of a column, (len(rows), tokens, width), in the order in which they are named."""
+        self._require(column)
+        shape, block_rows, store = self.shape(column), self.entry.layout.block_rows, self.entry.spec.store
+        out, blocks = np.empty((len(rows), *shape), np.float32), rows // block_rows
+        order = np.argsort(blocks, kind="stable")
+        for chosen in np.split(order, np.flatnonzero(np.diff(blocks[order])) + 1) if len(rows) else ():
+            block = int(blocks[chosen[0]])
+            encoded = self._encoded(block, column, rows[chosen] - block * block_rows)
+            out[chosen] = decode(encoded, store, 1)
+        return out
 
     def blocks(self, column: str, start: int = 0, stop: int | None = None) -> Iterator[NDArray[np.float32]]:
         """Yield a column block by block in row order, each (rows of the block, tokens, width) float32.
@@ -99,7 +125,7 @@ class SplitFeatures:
         The blocks numbered from ``start`` up to ``stop``, all by default; their rows are ``entry.blocks(split)``.
         """
         self._require(column)
-        return (self._block(block, column) for block in range(len(self._ranges))[start:stop])
+        return (self._decode(self._encoded(block, column)) for block in range(len(self._ranges))[start:stop])
 
     @cached_property
     def _targets(self) -> dict[str, NDArray]:
@@ -108,7 +134,7 @@ class SplitFeatures:
             raise CacheError(f"{self._folder}: has no labels; run the extract that made {self.entry.path.name} again")
         path = self._folder / line.file
         try:
-            stamp = _stamp(path, "")
+            stamp = (*_stamp(path.stat()), "")
             sound = stamp in _checked or file_crc32(path) == line.crc32
             found = read_targets(path) if sound else {}
         except UNREADABLE as error:
@@ -148,23 +174,40 @@ class SplitFeatures:
     def _shards(self) -> dict[int, dict[str, Shard]]:
         return self._manifest.held()
 
-    def _block(self, block: int, column: str) -> NDArray[np.float32]:
-        """Read one block of a column, (rows, tokens, width), and check it the first time in this process."""
+    def _decode(self, encoded: Encoded, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        return decode(encoded, self.entry.spec.store, self.entry.layout.offset_rows, out)
+
+    def _encoded(self, block: int, column: str, rows: NDArray[np.integer] | None = None) -> Encoded:
+        """Read one block of a column as it is stored, or some of its rows, each with an offset of its own.
+
+        The first time in this process all of the block is read and compared with its checksum.
+        """
         shard, (low, high) = self._shards[block][column], self._ranges[block]
-        path, store = self._folder / shard.file, self.entry.spec.store
+        step, shape = self.entry.layout.offset_rows, self._manifest.columns[column]
         try:
-            stamp = _stamp(path, column)
-            with h5py.File(path, "r", locking=False) as file:
-                encoded = read_column(file, column, store)
+            with (self._folder / shard.file).open("rb", buffering=0) as file:
+                stamp = _stamp(os.fstat(file.fileno()))
+                place = self._place(shard, column, stamp)
+                wrong = place.values.shape != (high - low, shape.tokens, shape.width)
+                if wrong or (place.offset and place.offset.length != -(-(high - low) // step)):
+                    raise self._damaged(shard, column)
+                if rows is not None and (*stamp, column) in _checked and len(rows) < FEW * (high - low):
+                    return place.read_rows(file, rows, step)
+                encoded = place.read(file)
         except UNREADABLE as error:
             raise self._damaged(shard, column) from error
-        shape = self._manifest.columns[column]
-        if encoded.values.shape != (high - low, shape.tokens, shape.width):
+        if (*stamp, column) not in _checked and encoded.crc32 != shard.columns[column]:
             raise self._damaged(shard, column)
-        if stamp not in _checked and encoded.crc32() != shard.columns[column]:
-            raise self._damaged(shard, column)
-        _checked.add(stamp)
-        return decode(encoded, store)
+        _checked.add((*stamp, column))
+        return encoded if rows is None else encoded.take(rows, step)
+
+    def _place(self, shard: Shard, column: str, stamp: Stamp) -> Place:
+        """Return where a column lies in its shard; the structure of the file is read once for all its columns."""
+        known = self._places.get(shard.file)
+        if known is None or known[0] != stamp:
+            found = places(self._folder / shard.file, self.entry.spec.store, shard.columns)
+            known = self._places[shard.file] = stamp, found
+        return known[1][column]
 
     def _require(self, column: str) -> None:
         if column in self.columns:
@@ -181,6 +224,47 @@ class SplitFeatures:
         return CacheError(f"{self._folder / line.file}: damaged{where}; {repair_command(self.entry.key)}")
 
 
-def _stamp(path: Path, column: str) -> tuple[int, int, int, int, str]:
-    status = path.stat()
-    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size, column
+class FeatureColumn(NDArrayOperatorsMixin):
+    """One column of a split, read when it is used: float32 of shape (rows, width) or (rows, tokens, width).
+
+    It can take the place of an array: ``column[rows]`` reads these rows alone, numpy's functions and operators, and
+    the methods of arrays, read all of it each time. ``numpy.asarray(column)`` reads it once.
+    """
+
+    def __init__(self, split: SplitFeatures, name: str) -> None:
+        tokens, width = split.shape(name)
+        self._split, self._name = split, name
+        self.shape = (split.rows, width) if tokens == 1 else (split.rows, tokens, width)
+        self.dtype, self.ndim = np.dtype(np.float32), len(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[NDArray[np.float32]]:
+        return iter(np.asarray(self))
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray:
+        found = self._split.read(self._name).reshape(self.shape)
+        return found if dtype is None else found.astype(dtype, copy=False)
+
+    def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        plain = [np.asarray(each) if isinstance(each, FeatureColumn) else each for each in inputs]
+        return getattr(function, method)(*plain, **kwargs)
+
+    def __getitem__(self, index: Any) -> Any:
+        rows, *others = index if isinstance(index, tuple) else (index,)
+        if rows is Ellipsis or rows is None:
+            return np.asarray(self)[index]
+        numbers = np.arange(len(self))[rows]
+        found = self._split.gather(self._name, numbers.ravel()).reshape(-1, *self.shape[1:])
+        found = found[0] if numbers.ndim == 0 else found.reshape(*numbers.shape, *self.shape[1:])
+        return found[(*([slice(None)] * numbers.ndim), *others)] if others else found
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(np.asarray(self), name)
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size

@@ -2,30 +2,33 @@
 
     /                          attributes format, key, split, block, low, high
     /<layer>/<pooling>/values  (rows, tokens, width), contiguous; attributes encoding, crc32
-    /<layer>/<pooling>/offset  (width,) float32; absent with float32
+    /<layer>/<pooling>/offset  (width,) or (offsets, width) float32; absent with float32
 
-    offset[c]       = float32(mean over rows and tokens of x[:, :, c])        (accumulated in float64)
-    stored[i, t, c] = round_to_nearest_even(x[i, t, c] - offset[c])           (float16 or bfloat16)
-    x'[i, t, c]     = float32(stored[i, t, c]) + offset[c]
+    offset[g, c]    = float32(mean over the rows of g and all tokens of x[:, :, c])   (accumulated in float64)
+    stored[i, t, c] = round_to_nearest_even(x[i, t, c] - offset[g, c])                (float16 or bfloat16)
+    x'[i, t, c]     = float32(stored[i, t, c]) + offset[g, c]
 
 A channel of a frozen transformer may sit at 3000 +- 0.5: without the offset float16 keeps three distinct values of it.
-The offset is that of the array itself, so a shard can be decoded alone and does not depend on any other.
+The offsets are those of the rows themselves, so a shard can be decoded alone and does not depend on any other.
 The same arrays give the same bytes: no times, no variable-length strings, objects in a fixed order.
 """
 
 from __future__ import annotations
 
+import io
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
+from typing import BinaryIO
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from reservoir_cache.errors import CacheError
-from reservoir_cache.hdf import member, names, new_file, read_array, read_attribute
+from reservoir_cache.hdf import Extent, member, names, read_attribute
 from reservoir_cache.manifest import Column, check_column_name
 
 STORED_DTYPE = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
@@ -33,16 +36,24 @@ STORED_DTYPE = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float3
 # The smallest residual that rounds to infinity: halfway from the largest finite number to the next power of two.
 _OVERFLOW = {"float16": np.float32(65520.0), "bfloat16": np.uint32(0x7F7F8000).view(np.float32)}
 
+_INNER = 512  # values of an inner loop: numpy takes as long for 16 of them
+_SLAB = 2**16  # values that are widened and added to while they are in the processor's cache
+
 
 @dataclass(frozen=True)
 class Encoded:
-    """A column as stored: little-endian values (rows, tokens, width), and the float32 offset (width,) subtracted."""
+    """A column as stored: little-endian values (rows, tokens, width) and the float32 offsets (offsets, width)."""
 
     values: NDArray
     offset: NDArray[np.float32] | None
 
+    def take(self, rows: NDArray[np.integer], offset_rows: int) -> Encoded:
+        """Return some rows, each with an offset of its own."""
+        return Encoded(self.values[rows], None if self.offset is None else self.offset[rows // offset_rows])
+
+    @cached_property
     def crc32(self) -> str:
-        """CRC-32 of the stored values, then of the offset, as 8 hexadecimal digits."""
+        """CRC-32 of the stored values, then of the offsets, as 8 hexadecimal digits."""
         crc = zlib.crc32(self.values.data)
         if self.offset is not None:
             crc = zlib.crc32(self.offset.data, crc)
@@ -61,44 +72,91 @@ class ShardHeader:
     high: int
 
 
-def encode(x: NDArray[np.float32], store: str, *, column: str, first_row: int = 0) -> Encoded:
+@dataclass(frozen=True)
+class Place:
+    """Where the values and offsets of a column lie in the file of a shard."""
+
+    values: Extent
+    offset: Extent | None
+
+    def read(self, file: BinaryIO) -> Encoded:
+        """Read the column from the open file."""
+        return Encoded(self.values.read(file), self._offset(file))
+
+    def read_rows(self, file: BinaryIO, rows: NDArray[np.integer], offset_rows: int) -> Encoded:
+        """Read some rows of the column from the open file, each with an offset of its own, and none of the others."""
+        offset = self._offset(file)
+        return Encoded(self.values.read_rows(file, rows), None if offset is None else offset[rows // offset_rows])
+
+    def _offset(self, file: BinaryIO) -> NDArray[np.float32] | None:
+        return self.offset.read(file).reshape(-1, self.offset.shape[-1]) if self.offset else None
+
+
+def encode(
+    x: NDArray[np.float32], store: str, *, column: str, first_row: int = 0, offset_rows: int | None = None
+) -> Encoded:
     """Round features (rows, tokens, width); raises CacheError for a value that is not finite or would overflow."""
     x = np.ascontiguousarray(x, dtype=np.float32)
-    rows, tokens, width = x.shape
-    with np.errstate(invalid="ignore"):
-        mean = x.reshape(rows * tokens, width).mean(axis=0, dtype=np.float64)
-    if not np.isfinite(mean).all():  # float32 values cannot overflow a float64 sum, so one of them is not finite
-        place = _place(~np.isfinite(x))
-        raise CacheError(
-            f"{_named(place, column, first_row)}: {x[place]} is not finite and cannot be stored; the forward pass "
-            "failed there: check that row of the input, or compute in float32 (if the computed type overflowed)"
-        )
+    step, width = offset_rows or len(x), x.shape[2]
+    values = x if store == "float32" else np.empty(x.shape, STORED_DTYPE[store])
+    offsets = np.empty((-(-len(x) // step), width), "<f4")
+    for number, low in enumerate(range(0, len(x), step)):
+        part = x[low : low + step]
+        with np.errstate(invalid="ignore"):
+            mean = part.reshape(-1, width).mean(axis=0, dtype=np.float64)
+        if not np.isfinite(mean).all():  # float32 values cannot overflow a float64 sum, so one of them is not finite
+            place = _place(~np.isfinite(part))
+            raise CacheError(
+                f"{_named(place, column, first_row + low)}: {part[place]} is not finite and cannot be stored; the "
+                "forward pass failed there: check that row of the input, or compute in float32"
+            )
+        if store == "float32":
+            continue
+        offsets[number] = mean
+        with np.errstate(over="ignore"):
+            residual = part - offsets[number]
+        if residual.max() >= _OVERFLOW[store] or residual.min() <= -_OVERFLOW[store]:
+            place = _place(np.abs(residual))
+            distance = abs(float(part[place]) - mean[place[-1]])
+            wider = "--store float32" if store == "bfloat16" else "--store float32 or --store bfloat16"
+            raise CacheError(
+                f"{_named(place, column, first_row + low)}: {part[place]:g} lies {distance:.3g} from its channel's "
+                f"mean, which overflows {store}; extract with {wider}"
+            )
+        values[low : low + step] = residual if store == "float16" else bfloat16_bits(residual)
     if store == "float32":
-        return Encoded(x.astype(STORED_DTYPE[store], copy=False), None)
-    offset = mean.astype("<f4")
-    with np.errstate(over="ignore"):
-        residual = x - offset
-    if residual.max() >= _OVERFLOW[store] or residual.min() <= -_OVERFLOW[store]:
-        place = _place(np.abs(residual))
-        distance = abs(float(x[place]) - mean[place[-1]])
-        wider = "--store float32" if store == "bfloat16" else "--store float32 or --store bfloat16"
-        raise CacheError(
-            f"{_named(place, column, first_row)}: {x[place]:g} lies {distance:.3g} from its channel's mean, which "
-            f"overflows {store}; extract with {wider}"
-        )
-    values = residual.astype(STORED_DTYPE[store]) if store == "float16" else bfloat16_bits(residual)
-    return Encoded(values, offset)
+        return Encoded(values.astype(STORED_DTYPE[store], copy=False), None)
+    return Encoded(values, offsets)
 
 
-def decode(encoded: Encoded, store: str) -> NDArray[np.float32]:
-    """Return the features of shape (rows, tokens, width) as float32."""
+def decode(
+    encoded: Encoded, store: str, offset_rows: int | None = None, out: NDArray[np.float32] | None = None
+) -> NDArray:
+    """Return the features (rows, tokens, width) as float32, in ``out`` if it is given."""
+    values, offset = encoded.values, encoded.offset
+    rows, tokens, width = values.shape
+    out = np.empty(values.shape, np.float32) if out is None else out
+    if offset is None:
+        out[...] = values
+        return out
     if store == "bfloat16":
-        x = (encoded.values.astype(np.uint32) << 16).view(np.float32)
-    else:
-        x = encoded.values.astype(np.float32, copy=False)
-    if encoded.offset is not None:
-        x += encoded.offset
-    return x
+        np.left_shift(values, 16, out=out.view(np.uint32), dtype=np.uint32)
+        values = out
+    offset_rows = offset_rows or rows
+    whole = rows // offset_rows
+    end, per_offset = whole * offset_rows, offset_rows * tokens
+    if whole:
+        repeats = max(n for n in (1, 2, 4, 8, 16, 32, 64) if n == 1 or (n * width <= _INNER and per_offset % n == 0))
+        shape = whole, per_offset // repeats, repeats * width
+        stored, found = values[:end].reshape(shape), out[:end].reshape(shape)
+        added = np.tile(offset[:whole], (1, repeats))[:, None]
+        slab = max(1, _SLAB // (per_offset * width))
+        for low in range(0, whole, slab):
+            found[low : low + slab] = stored[low : low + slab]
+            found[low : low + slab] += added[low : low + slab]
+    if end < rows:
+        np.add(values[end:], offset[-1], out=out[end:])
+    return out
 
 
 def bfloat16_bits(x: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -112,7 +170,7 @@ def bfloat16_bits(x: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def check_column(name: str, x: NDArray, rows: int, known: Column | None) -> None:
-    """Refuse what is no float32 (rows, tokens, width) named ``layer/pooling``, or shaped unlike other blocks'."""
+    """Refuse what is not float32 (rows, tokens, width) named ``layer/pooling``, or shaped unlike in other blocks."""
     check_column_name(name)
     if x.dtype != np.float32 or x.ndim != 3 or len(x) != rows or 0 in x.shape:
         raise CacheError(f"column {name}: needs float32 of shape ({rows}, tokens, width), not {x.dtype} {x.shape}")
@@ -122,59 +180,59 @@ def check_column(name: str, x: NDArray, rows: int, known: Column | None) -> None
         )
 
 
-def write_shard(path: Path, header: ShardHeader, columns: Mapping[str, Encoded], store: str) -> None:
-    """Create a shard; fails if the file exists."""
-    with new_file(path) as file:
+def shard_image(header: ShardHeader, columns: Mapping[str, Encoded], store: str) -> memoryview:
+    """Return the content of a shard's file."""
+    image = io.BytesIO()
+    with h5py.File(image, "w") as file:
         for name, value in vars(header).items():
             file.attrs[name] = np.bytes_(value.encode()) if isinstance(value, str) else np.int64(value)
         for column in sorted(columns):
             encoded = columns[column]
             values = file.create_dataset(f"{column}/values", data=encoded.values, track_times=False)
             values.attrs["encoding"] = np.bytes_(store.encode())
-            values.attrs["crc32"] = np.bytes_(encoded.crc32().encode())
-            if encoded.offset is not None:
-                file.create_dataset(f"{column}/offset", data=encoded.offset, track_times=False)
+            values.attrs["crc32"] = np.bytes_(encoded.crc32.encode())
+            if (offset := encoded.offset) is not None:
+                offset = offset[0] if len(offset) == 1 else offset
+                file.create_dataset(f"{column}/offset", data=offset, track_times=False)
+    return image.getbuffer()
 
 
-def verify_shard(path: Path, header: ShardHeader, columns: Mapping[str, Encoded], store: str) -> None:
-    """Compare a shard on disk with what was meant: header, shapes, data types and every byte's checksum."""
+def places(path: Path, store: str, columns: Mapping[str, object]) -> dict[str, Place]:
+    """Return where some columns lie in a shard; a column that is absent, or not stored as it should be, is left out."""
+    found = {}
     with h5py.File(path, "r", locking=False) as file:
-        if _header(file) != header:
-            raise CacheError(f"{path}: the header does not read back as written; check the disk")
-        for column, meant in columns.items():
-            found = read_column(file, column, store)
-            if found.values.shape != meant.values.shape or found.crc32() != meant.crc32():
-                raise CacheError(f"{path}: column {column} does not read back as written; check the disk")
-
-
-def read_column(file: h5py.File, column: str, store: str) -> Encoded:
-    """Read a column of an open shard as stored; raises KeyError if it is absent, CacheError for other data types."""
-    values = read_array(file, f"{column}/values")
-    offset = read_array(file, f"{column}/offset") if store != "float32" else None
-    if values.dtype != STORED_DTYPE[store]:
-        raise CacheError(f"{file.filename}: column {column} is not stored as {store}")
-    if offset is not None and (offset.dtype != np.dtype("<f4") or offset.shape != values.shape[-1:]):
-        raise CacheError(f"{file.filename}: column {column} has an offset of {offset.dtype} {offset.shape}")
-    return Encoded(values, offset)
+        for column in columns:
+            try:
+                found[column] = _place_of(file, column, store)
+            except (KeyError, CacheError):
+                continue
+    return found
 
 
 def inspect_shard(path: Path, store: str) -> tuple[ShardHeader, dict[str, Column], dict[str, str]]:
     """Read a shard by itself: its header, and each column's shape and CRC-32, checked against its own record."""
     shapes, crcs = {}, {}
-    with h5py.File(path, "r", locking=False) as file:
-        header = _header(file)
+    with h5py.File(path, "r", locking=False) as file, path.open("rb") as raw:
+        header = ShardHeader(**{field.name: read_attribute(file, field.name) for field in fields(ShardHeader)})  # pyright: ignore[reportArgumentType]
         for name in [f"{layer}/{pooling}" for layer in names(file) for pooling in names(file, layer)]:
             check_column_name(name)
-            encoded = read_column(file, name, store)
-            crcs[name] = encoded.crc32()
+            encoded = _place_of(file, name, store).read(raw)
+            crcs[name] = encoded.crc32
             if read_attribute(member(file, f"{name}/values"), "crc32") != crcs[name]:
                 raise CacheError(f"{path}: column {name} is damaged")
             shapes[name] = Column(*encoded.values.shape[1:])
     return header, shapes, crcs
 
 
-def _header(file: h5py.File) -> ShardHeader:
-    return ShardHeader(**{field.name: read_attribute(file, field.name) for field in fields(ShardHeader)})  # pyright: ignore[reportArgumentType]
+def _place_of(file: h5py.File, column: str, store: str) -> Place:
+    """Return where a column lies; raises KeyError if it is absent, CacheError for other data types or shapes."""
+    values = Extent.of(file, f"{column}/values")
+    offset = Extent.of(file, f"{column}/offset") if store != "float32" else None
+    if values.dtype != STORED_DTYPE[store] or len(values.shape) != 3:
+        raise CacheError(f"{file.filename}: column {column} is not stored as {store}")
+    if offset and (offset.dtype != np.dtype("<f4") or offset.shape[-1:] != values.shape[-1:]):
+        raise CacheError(f"{file.filename}: column {column} has an offset of {offset.dtype} {offset.shape}")
+    return Place(values, offset)
 
 
 def _place(x: NDArray) -> tuple[int, ...]:

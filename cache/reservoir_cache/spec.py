@@ -16,6 +16,9 @@ from reservoir_cache.errors import CacheError
 from reservoir_cache.publish import publish_json, read_json
 
 FORMAT = 1
+BLOCK_BYTES = 2**24
+"""Size of a shard: a file costs some milliseconds whatever its size, and a kill loses the block it is computing."""
+
 SPEC_FILE = "spec.json"
 STORES = {"float16": 2, "bfloat16": 2, "float32": 4}
 """The data types on disk, and the bytes of a value in each."""
@@ -113,7 +116,7 @@ class Spec:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How an entry is cut, chosen when it is created and kept with it; not part of the key.
+    """How an entry is cut into files, chosen when it is created and kept with it; not part of the key.
 
     Parameters
     ----------
@@ -121,16 +124,26 @@ class Layout:
         Rows of one forward pass. It changes the last bits, so every later run uses the same.
     block_rows : int, default 256
         Rows of one shard.
+    offset_rows : int, optional
+        Rows that are computed together and share an offset, counted from the first row of a block; by default all rows
+        of a block.
     """
 
     batch_rows: int
     block_rows: int = 256
+    offset_rows: int = 0
 
     def __post_init__(self) -> None:
+        whole = self.offset_rows == 0 or (isinstance(self.block_rows, int) and self.offset_rows > self.block_rows)
+        object.__setattr__(self, "offset_rows", self.block_rows if whole else self.offset_rows)
         for field in fields(self):
             value = getattr(self, field.name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise CacheError(f"layout: {field.name} must be a whole number of at least 1, not {value!r}")
+
+    def to_dict(self) -> dict[str, int]:
+        """Return the fields; ``offset_rows`` only if a block has several, which earlier versions cannot read."""
+        return {name: rows for name, rows in vars(self).items() if name != "offset_rows" or rows < self.block_rows}
 
     def count(self, rows: int) -> int:
         """Return the number of blocks of a split."""
@@ -143,6 +156,21 @@ class Layout:
     def blocks(self, rows: int) -> list[tuple[int, int]]:
         """Return the row ranges [low, high) of the blocks of a split."""
         return [(low, min(low + self.block_rows, rows)) for low in range(0, rows, self.block_rows)]
+
+
+def rows_per_block(row_bytes: int, unit: int, most: int) -> int:
+    """Return the rows of a block of about `BLOCK_BYTES`, but at most ``most``: a multiple of ``unit``, at least one.
+
+    Parameters
+    ----------
+    row_bytes : int
+        Bytes that all columns of a row take on disk.
+    unit : int
+        Rows that are computed together.
+    most : int
+        Rows that may be lost by a kill, or that are few enough for several processes to share the work.
+    """
+    return max(1, min(BLOCK_BYTES // max(row_bytes, 1), most) // unit) * unit
 
 
 def canonical_json(value: Any) -> str:
@@ -159,7 +187,7 @@ def check_name(name: object, what: str) -> str:
 
 def write_spec(folder: Path, spec: Spec, layout: Layout, made_with: Mapping[str, Any]) -> None:
     """Publish ``spec.json`` in an entry's folder."""
-    content = {"spec": spec.to_dict(), "key": spec.key, "layout": {**vars(layout)}, "made_with": {**made_with}}
+    content = {"spec": spec.to_dict(), "key": spec.key, "layout": layout.to_dict(), "made_with": {**made_with}}
     publish_json(folder / SPEC_FILE, content, indent=2)
 
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import queue
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 
+import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from reservoir_cache.entry import Entry
 from reservoir_cache.errors import CacheError
-from reservoir_cache.hdf import new_file, read_targets, target_ranks
+from reservoir_cache.hdf import target_ranks
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.manifest import TARGETS_FILE, Column, Shard, Targets, is_sound, page_of_block, shard_name
-from reservoir_cache.publish import file_crc32, make_entry_folder, publish_file
-from reservoir_cache.shard import ShardHeader, check_column, encode, verify_shard, write_shard
+from reservoir_cache.publish import make_entry_folder, publish
+from reservoir_cache.shard import ShardHeader, check_column, encode, shard_image
 from reservoir_cache.spec import FORMAT
 
 
@@ -56,24 +57,17 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
                 f"it needs {ranks[name]} dimensions, {rows} rows, and numbers"
             )
 
-    def write(path: Path) -> None:
-        with new_file(path) as file:
-            for name in ranks:
-                file.create_dataset(name, data=arrays[name], track_times=False)
-
-    def verify(path: Path) -> None:
-        found = read_targets(path)
-        if any(found[name].tobytes() != arrays[name].tobytes() for name in ranks):
-            raise CacheError(f"{path}: does not read back as written; check the disk")
-
     if _has_targets(entry, split):
         return  # also where this user can only read
-    locks, path = entry_locks(entry.path), folder / TARGETS_FILE
+    locks = entry_locks(entry.path)
     with locks.run(), locks.mutex():
         if not _has_targets(entry, split):
             make_entry_folder(folder)
-            publish_file(path, write, verify)
-            line = Targets(TARGETS_FILE, path.stat().st_size, file_crc32(path))
+            image = io.BytesIO()
+            with h5py.File(image, "w") as file:
+                for name in ranks:
+                    file.create_dataset(name, data=arrays[name], track_times=False)
+            line = Targets(TARGETS_FILE, *publish(folder / TARGETS_FILE, image.getbuffer()))
             replace(entry.page(split, 0), targets=line).write(folder, 0)
 
 
@@ -161,19 +155,14 @@ def _store(entry: Entry, split: str, block: int, arrays: Mapping[str, NDArray[np
     known = page.columns if new.keys() <= page.columns.keys() else entry.page(split, 0).columns | page.columns
     for name, x in new.items():
         check_column(name, x, high - low, known.get(name))
-    store = entry.spec.store
-    encoded = {name: encode(x, store, column=name, first_row=low) for name, x in new.items()}
+    store, step = entry.spec.store, entry.layout.offset_rows
+    encoded = {name: encode(x, store, column=name, first_row=low, offset_rows=step) for name, x in new.items()}
     header = ShardHeader(FORMAT, entry.key, split, block, low, high)
     taken = {shard.file for shard in sound}
-    path = folder / next(name for part in range(len(taken) + 1) if (name := shard_name(block, part)) not in taken)
+    file = next(name for part in range(len(taken) + 1) if (name := shard_name(block, part)) not in taken)
     make_entry_folder(folder)
-    publish_file(
-        path,
-        lambda temporary: write_shard(temporary, header, encoded, store),
-        lambda temporary: verify_shard(temporary, header, encoded, store),
-    )
-    crcs = {name: each.crc32() for name, each in sorted(encoded.items())}
-    line = Shard(path.name, block, path.stat().st_size, file_crc32(path), crcs)
+    size, crc = publish(folder / file, shard_image(header, encoded, store))
+    line = Shard(file, block, size, crc, {name: each.crc32 for name, each in sorted(encoded.items())})
     shapes = {name: Column(*x.shape[1:]) for name, x in new.items()}
     unsound = {shard.file for shard in of_block} - taken
     with entry_locks(entry.path).mutex():

@@ -236,7 +236,7 @@ def test_a_summary_has_size_and_dates(tmp_path, toy):
     set_used(entry, days=3)
     other = toy.entry(tmp_path, padding="none")
     assert (summarize(entry).used - (datetime.now(UTC) - timedelta(days=3))) / timedelta(minutes=5) == approx(0, abs=1)
-    _ = FeatureStore(entry)["train"]["final/last"]
+    _ = FeatureStore(entry)["train"].read("final/last")
     assert summarize(entry).used > before
     assert last_entry(tmp_path, "toy") == other  # a read is a use, but not an extraction
 

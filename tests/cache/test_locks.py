@@ -82,7 +82,7 @@ def test_a_block_has_one_holder_among_processes(full, toy):
     with full.claim("train", 1) as mine:
         assert mine
         # Nothing that reads may drop our lock, as closing a descriptor of the lock file would.
-        full.running(), verify(full), folder_bytes(full.path), FeatureStore(full.path)["train"]["final/last"]
+        full.running(), verify(full), folder_bytes(full.path), FeatureStore(full.path)["train"].read("final/last")
         Entry.open(full.path).missing("train", ["a/b"])
         process, theirs = hold(full, 1)
         assert not theirs

@@ -5,8 +5,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from reservoir_cache import CacheError, FeatureStore, write_block
-from reservoir_cache.shard import decode, encode
+from reservoir_cache import CacheError, Entry, FeatureStore, Layout, reader, verify, write_block
+from reservoir_cache.shard import Place, decode, encode
 
 
 def stored(toy, entry, split, column):
@@ -108,9 +108,9 @@ def test_every_changed_byte_of_a_column_is_found_on_first_read(full, toy, column
     for position in range(start, start + encoded.values.nbytes):
         path.write_bytes(good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
         with pytest.raises(CacheError, match=rf"00000-0\.h5: damaged \(column {column}\)"):
-            FeatureStore(full)["test"][column]
+            FeatureStore(full)["test"].read(column)
     path.write_bytes(good)
-    FeatureStore(full)["test"][column]
+    FeatureStore(full)["test"].read(column)
 
 
 def test_damaged_labels_are_found_on_first_read(full):
@@ -136,3 +136,75 @@ def test_blocks_hold_one_shard_at_a_time(tmp_path, toy):
     tracemalloc.stop()
     assert total == sum(range(blocks))
     assert peak < 4 * one  # stored, decoded, and the one that the caller still holds; the column has 20
+
+
+@pytest.fixture(params=["float16", "bfloat16", "float32"])
+def grouped(request, tmp_path, toy):
+    """Return an entry of 100 rows in blocks of 32 rows with an offset for each 8, and what was written."""
+    data = {"digest": "d", "rows": {"train": 100}}
+    spec, layout = toy.spec(store=request.param, data=data), Layout(batch_rows=4, block_rows=32, offset_rows=8)
+    entry = Entry.create(tmp_path, "gpt2-random", spec, layout, {})
+    x = (np.random.default_rng(0).normal(size=(100, 3, 5)) + np.arange(100).reshape(-1, 1, 1)).astype(np.float32)
+    for block, (low, high) in enumerate(entry.blocks("train")):
+        write_block(entry, "train", block, {"final/all": x[low:high]})
+    return entry, x
+
+
+def test_rows_that_share_an_offset_read_as_if_they_were_a_block(grouped, tmp_path):
+    entry, x = grouped
+    small = Entry.create(tmp_path / "small", "gpt2-random", entry.spec, Layout(batch_rows=4, block_rows=8), {})
+    for block, (low, high) in enumerate(small.blocks("train")):
+        write_block(small, "train", block, {"final/all": x[low:high]})
+    assert Entry.open(entry.path).layout == entry.layout and "offset_rows" in (entry.path / "spec.json").read_text()
+    assert "offset_rows" not in (small.path / "spec.json").read_text()
+    one, other = (FeatureStore(each)["train"] for each in (entry, small))
+    np.testing.assert_array_equal(one["final/all"], other["final/all"])
+    np.testing.assert_array_equal(np.concatenate(list(one.blocks("final/all"))), one.read("final/all"))
+    most = {"float16": 0.01, "bfloat16": 0.05, "float32": 1e-9}[entry.spec.store]
+    assert np.abs(one.read("final/all") - x).max() < most
+    assert verify(entry) == [problem for problem in verify(entry) if problem.path.name == "train"]  # it has no labels
+
+
+@pytest.mark.parametrize(
+    "index",
+    [3, -1, slice(5, 70, 9), [], [99, 0, 99, 31], np.arange(100) % 7 == 0, np.array([[1, 50], [2, 3]]), (5, 1), ...],
+    ids=str,
+)
+def test_a_column_is_indexed_like_an_array(grouped, index):
+    column = FeatureStore(grouped[0])["train"]["final/all"]
+    whole = np.asarray(column)
+    for _ in range(2):  # blocks are checked as a whole the first time, then rows are read alone
+        found = column[index]
+        np.testing.assert_array_equal(found, whole[index])
+        assert np.shape(found) == whole[index].shape
+    assert (column.shape, column.dtype, column.ndim, len(column)) == (whole.shape, whole.dtype, 3, 100)
+    np.testing.assert_array_equal(column + 1, whole + 1)
+    np.testing.assert_array_equal(column.reshape(100, -1).mean(axis=0), whole.reshape(100, -1).mean(axis=0))
+
+
+@pytest.mark.parametrize("index", [100, -101, [5, 100]])
+def test_a_row_that_is_not_there_is_an_index_error(grouped, index):
+    with pytest.raises(IndexError):
+        FeatureStore(grouped[0])["train"]["final/all"][index]
+
+
+def test_rows_are_gathered_without_reading_the_others(grouped, monkeypatch):
+    column, read = FeatureStore(grouped[0])["train"]["final/all"], Place.read
+    whole, reads = np.asarray(column), []
+    monkeypatch.setattr(Place, "read", lambda *args: reads.append(args) or read(*args))
+    np.testing.assert_array_equal(column[[3, 40, 70]], whole[[3, 40, 70]])
+    assert reads == []
+    reader._checked.clear()
+    np.testing.assert_array_equal(column[[3, 40]], whole[[3, 40]])
+    assert len(reads) == 2  # as in a new process: both blocks are compared with their checksums
+
+
+def test_a_changed_byte_is_found_where_rows_are_gathered(grouped):
+    entry, x = grouped
+    path = entry.path / "train" / "00001-0.h5"
+    good = path.read_bytes()
+    path.write_bytes(good[:-3] + bytes([good[-3] ^ 1]) + good[-2:])
+    column = FeatureStore(entry)["train"]["final/all"]
+    assert np.abs(column[[1, 2]] - x[[1, 2]]).max() < 0.05
+    with pytest.raises(CacheError, match=r"00001-0\.h5: damaged"):
+        column[[1, 40]]

@@ -255,7 +255,7 @@ def _kept(folder: Path, root: Path) -> list[Reader]:
     def features() -> None:
         store = FeatureStore(Entry.open(entry))
         for split in store.splits:
-            _ = [store[split][column] for column in store[split].columns], store[split].labels
+            _ = [store[split].read(column) for column in store[split].columns], store[split].labels
 
     def run() -> None:
         folder = RunFolder(root / "run")

@@ -81,8 +81,8 @@ def found(entry: Entry) -> Any:
         labels = short(part.labels, part.lengths, part.index) if entry.page(split, 0).targets else None
         blocks = {}
         for column in part._manifest.columns:
-            held = [block for block, columns in part._shards.items() if column in columns]
-            blocks[column] = [(block, short(part._block(block, column))) for block in held]
+            found = [block for block, columns in part._shards.items() if column in columns]
+            blocks[column] = [(block, short(part._decode(part._encoded(block, column)))) for block in found]
         splits[split] = labels, blocks
     moments = load_arrays(entry, "ridge")
     return splits, moments and short(*moments[0].values(), moments[1])
@@ -252,22 +252,22 @@ def predictions(root: Path) -> Any:
 
 def run_cells(root: Path) -> None:
     """Keep a failed cell, then its result, and the table of it."""
-    from reservoir_pipelines.reproduction_folder import Kept
+    from reservoir_pipelines.reproduction_folder import ReproductionFolder
 
-    kept = Kept(root / "table")
-    kept.make()
-    with kept.lock("a", wait=True):
-        kept.fail("a", {"reason": "no memory" * 90})
-        kept.keep("a", {"score": [0.5] * 200})
-    kept.keep_table("one", {"cells": [1.0] * 200})
+    folder = ReproductionFolder(root / "table")
+    folder.create()
+    with folder.lock("a", wait=True):
+        folder.save_failure("a", {"reason": "no memory" * 90})
+        folder.save_result("a", {"score": [0.5] * 200})
+    folder.save_table({"name": "one", "rows": [], "columns": [], "claims": [], "note": "n" * 900})
 
 
 def cells(root: Path) -> Any:
     """Return what is kept of cells and tables."""
-    from reservoir_pipelines.reproduction_folder import Kept
+    from reservoir_pipelines.reproduction_folder import ReproductionFolder
 
-    kept = Kept(root / "table")
-    return kept.result("a") or kept.failure("a"), kept.tables()
+    folder = ReproductionFolder(root / "table")
+    return folder.result("a") or folder.failure("a"), folder.tables()
 
 
 def run_pretrain(root: Path) -> None:

@@ -99,7 +99,7 @@ HOSTILE = {
 def test_no_line_of_a_manifest_is_believed_unchecked(entry, outside, what):
     rewrite(entry.path / "train" / "manifest.json", lambda manifest: HOSTILE[what](manifest, outside))
     before = {path: path.read_bytes() for path in (outside, entry.path / "spec.json")}
-    for read in (lambda: entry.manifest("train"), lambda: FeatureStore(entry)["train"][COLUMN]):
+    for read in (lambda: entry.manifest("train"), lambda: FeatureStore(entry)["train"].read(COLUMN)):
         with pytest.raises(CacheError, match=r"manifest\.json: "):
             read()
     assert [problem.path.name for problem in verify(entry)] == ["manifest.json"]
@@ -250,7 +250,7 @@ def test_values_that_lie_elsewhere_are_refused(entry, tmp_path, how, part):
 
     rewrite(entry.path / "train" / "manifest.json", renew)
     with pytest.raises(CacheError, match=r"00000-0\.h5: damaged"):
-        FeatureStore(entry)["train"][COLUMN]
+        FeatureStore(entry)["train"].read(COLUMN)
 
 
 @pytest.mark.parametrize("change", ["offset", "labels", "no labels"])
@@ -274,7 +274,7 @@ def test_arrays_of_another_shape_are_damage_not_a_traceback(entry, change):
     rewrite(entry.path / "train" / "manifest.json", renew)
     train = FeatureStore(entry)["train"]
     with pytest.raises(CacheError, match=f"{name}: damaged"):
-        _ = train[COLUMN] if change == "offset" else train.y
+        _ = train.read(COLUMN) if change == "offset" else train.y
 
 
 def test_a_manifest_is_not_rebuilt_from_shards_that_lead_elsewhere(entry, tmp_path):

@@ -99,7 +99,7 @@ def test_an_enormous_count_of_rows_is_one_line_not_memory_without_end(entry, cal
     with pytest.raises(CacheError):
         _ = FeatureStore(entry.path)["train"].labels
     with pytest.raises(CacheError):
-        _ = FeatureStore(entry.path)["train"]["final/last"]
+        _ = FeatureStore(entry.path)["train"].read("final/last")
 
 
 def test_no_entry_is_made_that_cannot_be_opened(cache):

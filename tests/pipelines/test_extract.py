@@ -85,7 +85,7 @@ def test_a_damaged_shard_is_computed_again(small):
     victim.write_bytes(data)
     assert small().reused  # nobody has read it yet
     with pytest.raises(CacheError, match=r"damaged.*cache repair"):
-        [first[split][column] for split in first for column in first.columns]
+        [first[split].read(column) for split in first for column in first.columns]
     assert [problem.path for problem in repair(first.store.entry)] == [victim]
     repaired = small()
     assert not repaired.reused

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from reservoir_cache import verify
 from reservoir_pipelines import extract
-from reservoir_pipelines.extraction import shares
+from reservoir_pipelines.extraction import run, shares
 
 from reservoir import InputError, plan
 
@@ -26,6 +26,7 @@ def short_blocks():
     """Cut 600 rows into 39 blocks, one to a task of a worker."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(plan.BLOCK_ROWS, "cpu", 16)
+        patch.setattr(run, "MOST_TOKENS", 1)
         patch.setattr(shares, "TASK_BLOCKS", 1)
         yield
 

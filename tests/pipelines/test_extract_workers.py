@@ -13,7 +13,7 @@ import pytest
 from reservoir_cache import Entry, verify
 from reservoir_pipelines import extract, prepare
 from reservoir_pipelines import workers as pieces
-from reservoir_pipelines.extraction import shares
+from reservoir_pipelines.extraction import run, shares
 from reservoir_pipelines.extraction.shares import Share, work
 
 from reservoir import InputError, plan
@@ -26,6 +26,7 @@ SETTINGS = {"limit": 200, "compute": "float32", "layers": "embed,final"}
 def short_blocks(monkeypatch):
     """Cut 600 rows into 39 blocks, one to a task of a worker, and let even the least work go to processes."""
     monkeypatch.setitem(plan.BLOCK_ROWS, "cpu", 16)
+    monkeypatch.setattr(run, "MOST_TOKENS", 1)
     monkeypatch.setattr(shares, "TASK_BLOCKS", 1)
     monkeypatch.setattr(pieces, "PAYS_OFF", 0)
 
@@ -38,6 +39,7 @@ def files_of(entry):
 def alone(tiny_gpt2, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(plan.BLOCK_ROWS, "cpu", 16)
+        patch.setattr(run, "MOST_TOKENS", 1)
         return extract("digits", backbone=str(tiny_gpt2), cache=tmp_path_factory.mktemp("alone"), **SETTINGS)
 
 

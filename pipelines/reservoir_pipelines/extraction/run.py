@@ -10,7 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import Entry, Layout, ShardWriter, Spec, check_space, repair, required_bytes, verify, write_targets
+from reservoir_cache import (
+    STORES,
+    Entry,
+    Layout,
+    ShardWriter,
+    Spec,
+    check_space,
+    repair,
+    required_bytes,
+    rows_per_block,
+    verify,
+    write_targets,
+)
 
 from reservoir.features import column_shapes, forward
 from reservoir.option_fields import as_group, typed
@@ -26,6 +38,8 @@ from reservoir_pipelines.workspace import versions
 Compute = Callable[[str, int, int, Sequence[str]], Mapping[str, np.ndarray]]
 """From a split, its rows from the first up to the last, and columns to their values (rows, tokens, width)."""
 
+MOST_TOKENS = 2**17  # of a block of several parts: what a kill may lose, about a minute of GPT-2 on two cores
+LEAST_BLOCKS = 8  # which several workers can share
 POLL = 0.5  # seconds until we look again for the blocks that other processes have claimed
 
 
@@ -75,14 +89,21 @@ class Run:
 
     @property
     def layout(self) -> Layout:
-        """The rows of a block and of a batch of a new entry."""
-        return Layout(block_rows=self.plan.block_rows, batch_rows=self.plan.batch_rows)
+        """How a new entry is cut: a file for several of the blocks of the plan, where they are small and quick."""
+        unit, shapes = self.plan.block_rows, self._shapes
+        row_bytes = STORES[self.spec.store] * sum(tokens * width for tokens, width in shapes.values())
+        most = min(MOST_TOKENS // self.prepared.task.max_tokens, sum(self.spec.rows.values()) // LEAST_BLOCKS)
+        block_rows = rows_per_block(row_bytes, unit, most)
+        return Layout(block_rows=block_rows, batch_rows=self.plan.batch_rows, offset_rows=unit)
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, int]]:
+        return column_shapes(self.model.fpt.task, self.model.fpt.backbone.width, self.columns)
 
     def open(self) -> tuple[Entry, list[tuple[str, int]]]:
         """Open the entry, with its labels and without what is damaged; return it and the blocks that it lacks."""
         name = f"{self.spec.task['name']} x {self.model.settings.title}"
-        shapes = column_shapes(self.model.fpt.task, self.model.fpt.backbone.width, self.columns)
-        space = required_bytes(self.spec, self.layout, self.spec.rows, shapes)
+        space = required_bytes(self.spec, self.layout, self.spec.rows, self._shapes)
         folder = f"{self.model.settings.title}-{self.spec.key[:16]}"
         exists = (self.root / "features" / self.spec.task["name"] / folder).is_dir()
         if not exists:
@@ -107,21 +128,25 @@ class Run:
 
     def compute(self, entry: Entry, advance: Callable[[int, int], None]) -> int:
         """Compute all that is missing; return the number of rows computed here."""
-        forward = partial(self._forward, entry.layout.batch_rows)
-        computed = compute_missing(entry, self.splits, self.columns, forward, advance)
+        computed = compute_missing(entry, self.splits, self.columns, partial(self._forward, entry.layout), advance)
         if note := self.model.reader.note if self.model.reader else "":
             notify(f"{self.spec.task['name']}: {note}")
         return computed
 
     def compute_blocks(self, entry: Entry, blocks: Sequence[tuple[str, int]], columns: Sequence[str]) -> int:
         """Compute some blocks; return the number of rows."""
-        return compute_blocks(entry, blocks, columns, partial(self._forward, entry.layout.batch_rows))
+        return compute_blocks(entry, blocks, columns, partial(self._forward, entry.layout))
 
     def _forward(
-        self, batch_rows: int, split: str, low: int, high: int, columns: Sequence[str]
+        self, layout: Layout, split: str, low: int, high: int, columns: Sequence[str]
     ) -> dict[str, np.ndarray]:
-        part = self.prepared.split(split).take(self.rows[split][low:high])
-        return forward(self.model, self.prepared.scaling, part.x, part.lengths, columns, batch_rows)
+        """Compute the columns of some rows, `Layout.offset_rows` at a time: values do not depend on the blocks."""
+        parts = []
+        for start in range(low, high, layout.offset_rows):
+            rows = self.rows[split][start : min(start + layout.offset_rows, high)]
+            part = self.prepared.split(split).take(rows)
+            parts.append(forward(self.model, self.prepared.scaling, part.x, part.lengths, columns, layout.batch_rows))
+        return {column: np.concatenate([part[column] for part in parts]) for column in columns}
 
     def _made_with(self) -> dict[str, Any]:
         import torch
