@@ -1,4 +1,4 @@
-"""Evaluations: every measure equals scikit-learn's on the same labels, under its name, in tables, JSON and pictures."""
+"""Evaluations: every metric equals scikit-learn's on the same labels, in tables, JSON and pictures."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from reservoir.readouts.evaluation import evaluate_classes, evaluate_values, rel
 SMALL = {"layers": "block01", "pool": "mean"}
 
 
-def test_measures_of_classes_are_those_of_scikit_learn():
+def test_metrics_of_classes_equal_scikit_learn():
     draw = np.random.default_rng(0)
     y, predicted = draw.choice(3, 200, p=[0.7, 0.2, 0.1]), draw.integers(0, 3, 200)
     found = evaluate_classes(y, predicted, ["a", "b", "c", "never"])
@@ -35,7 +35,7 @@ def test_measures_of_classes_are_those_of_scikit_learn():
     assert json.loads(json.dumps(found.to_dict()))["confusion"][3] == [0, 0, 0, 0]
 
 
-def test_the_reliability_of_probabilities_is_scikit_learns_calibration_curve():
+def test_reliability_equals_the_calibration_curve_of_scikit_learn():
     draw = np.random.default_rng(0)
     sure = draw.uniform(0.5, 1, 500)
     right = draw.random(500) < sure**2
@@ -46,7 +46,7 @@ def test_the_reliability_of_probabilities_is_scikit_learns_calibration_curve():
     assert reliability(np.ones(5), np.arange(5) > 2) == ()
 
 
-def test_line_11_the_most_common_answer_to_each_of_several_labels_is_no_skill():
+def test_the_most_common_answer_to_each_of_several_labels_scores_no_better_than_chance():
     draw = np.random.default_rng(0)
     y = np.stack([draw.random(200) < 0.05, draw.random(200) < 0.9], axis=1).astype(int)
     common = np.repeat([[0, 1]], 200, axis=0)
@@ -61,7 +61,7 @@ def test_line_11_the_most_common_answer_to_each_of_several_labels_is_no_skill():
     assert tokens["majority_baseline"] < 0.6 and "accuracy_of_label_0" not in tokens
 
 
-def test_two_classes_have_an_area_under_the_curve_and_values_their_errors():
+def test_two_classes_have_an_auc_and_regressions_have_errors():
     draw = np.random.default_rng(0)
     y, chances = draw.integers(0, 2, 100), draw.random(100)
     found = evaluate_classes(y, (chances > 0.5).astype(int), ["no", "yes"], chances)
@@ -100,7 +100,7 @@ def own(tmp_path_factory, tiny_gpt2):
     return make
 
 
-def test_line_11_a_fit_is_evaluated_on_test(own, painted):
+def test_a_fit_is_evaluated_on_test(own, painted):
     done, _ = own("classes")
     assert done.to_dict()["best"]["test_accuracy"] == done.best.test_score
     values = done.to_dict()["evaluation"]
@@ -110,7 +110,7 @@ def test_line_11_a_fit_is_evaluated_on_test(own, painted):
     assert (done.saved.parent / "confusion.png").stat().st_size > 2000
 
 
-def test_line_10_scores_carry_their_metric_and_regressions_are_no_percentages(own, call):
+def test_scores_name_their_metric_and_regressions_are_not_in_percent(own, call):
     done, _ = own("values")
     best = done.to_dict()["best"]
     assert done.best.metric == best["metric"] == "R²" and "test_accuracy" not in best
@@ -163,8 +163,7 @@ def test_unknown_labels_count_as_wrong_and_other_shapes_are_refused(own, tmp_pat
     assert evaluate_predictions(list(predict(done.saved, tmp_path / "plain.npz"))) is None
 
 
-def test_line_8_sequences_without_lengths_are_refused_where_there_were_several(tiny_gpt2, tmp_path):
-    """Without lengths the padding was read as values, and labels flipped."""
+def test_sequences_without_lengths_are_refused_if_the_fit_had_several(tiny_gpt2, tmp_path):
     draw = np.random.default_rng(0)
     x, lengths = draw.normal(size=(90, 12, 1)).astype(np.float32), draw.integers(3, 13, 90)
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(90) % 2, lengths=lengths)
@@ -178,7 +177,6 @@ def test_line_8_sequences_without_lengths_are_refused_where_there_were_several(t
 
 
 def test_a_choice_by_few_validation_rows_is_warned_about(tiny_gpt2, tmp_path, capsys):
-    """4 to 7 rows chose among 400 readouts, and nothing was said."""
     draw = np.random.default_rng(0)
     x = draw.normal(size=(60, 6, 1)).astype(np.float32)
     split = np.array(["train", "test"])[np.arange(60) % 2]
@@ -193,7 +191,7 @@ def test_a_choice_by_few_validation_rows_is_warned_about(tiny_gpt2, tmp_path, ca
     assert "CAUTION" not in capsys.readouterr().err
 
 
-def test_folds_hold_as_much_of_every_class(tiny_gpt2, tmp_path):
+def test_folds_are_stratified_by_class(tiny_gpt2, tmp_path):
     from reservoir_pipelines.fitting.sources import ColumnSource, assign_folds
 
     features = extract("digits", backbone=str(tiny_gpt2), limit=90, cache=tmp_path, **SMALL)

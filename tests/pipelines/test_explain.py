@@ -1,4 +1,4 @@
-"""explain: the parts add up to the score, and are those of a computation by hand."""
+"""explain: contributions add up to the score and equal a computation by hand."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def explained(saved, file):
     return bundle, x, explain_rows(build(bundle, saved), bundle.task, x, np.full(len(x), x.shape[1]))
 
 
-def test_a_sum_over_positions_leaves_the_same_rest_to_every_row(made):
+def test_with_sums_over_positions_the_rest_of_the_score_is_the_same_for_all_rows(made):
     bundle, _, rows = explained(*made("block01/mean+block01/last+embed/segments8+embed/tokens+raw"))
     rest = {label: [row.elsewhere for row in rows if row.label == label] for label in bundle.task.labels}
     assert all(np.ptp(values) < 1e-3 for values in rest.values())
@@ -42,7 +42,7 @@ def test_a_sum_over_positions_leaves_the_same_rest_to_every_row(made):
     assert not np.any([row.added for row in other]), "quantiles are no sum over positions"
 
 
-def test_the_parts_of_a_mean_are_those_computed_by_hand(made):
+def test_contributions_to_a_mean_equal_those_computed_by_hand(made):
     saved, file = made("block01/mean")
     bundle, x, rows = explained(saved, file)
     (part,) = bundle.parts
@@ -57,7 +57,7 @@ def test_the_parts_of_a_mean_are_those_computed_by_hand(made):
         np.testing.assert_allclose(np.reshape(got.added, (10, 2)), want[:, of, None].repeat(2, 1) / 2, atol=1e-4)
 
 
-def test_hiding_a_stretch_is_what_the_model_says_of_the_changed_row(made):
+def test_occlusion_equals_the_model_on_the_changed_row(made):
     saved, file = made("embed/segments8")
     bundle, x, rows = explained(saved, file)
     changed = x[:1].copy()

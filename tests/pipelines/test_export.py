@@ -1,4 +1,4 @@
-"""export: one module from sequence to logits gives what predict gives, also without this package."""
+"""export writes one module from sequences to logits that equals predict and runs without this package."""
 
 import json
 import shutil
@@ -41,7 +41,7 @@ ROUNDING = {"rounded": 1e-3}  # predict's batches have rows of like length, whos
 
 
 def sequences():
-    """Rows of several lengths; what lies behind each length must not matter."""
+    """Return rows of several lengths; the padding must not matter."""
     draw = np.random.default_rng(0)
     x = draw.normal(2.0, 3.0, size=(ROWS, LONGEST, DIM)).astype(np.float32)
     lengths = draw.integers(9, LONGEST + 1, ROWS)
@@ -86,7 +86,7 @@ def readouts(tmp_path_factory, tiny_gpt2):
 
 
 def expected(saved, file):
-    """Return what predict says of a file: probabilities, or predicted values."""
+    """Return the probabilities, or the values, that predict gives for a file."""
     said = list(predict(saved, file))
     return np.array([p.probabilities or p.label for p in said], np.float64).reshape(len(said), -1)
 
@@ -104,7 +104,7 @@ def inputs(file):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_module_gives_what_predict_gives(readouts, case):
+def test_the_module_equals_predict(readouts, case):
     saved, file = readouts(case)
     bundle = Bundle.load(saved)
     module = build(bundle, saved)
@@ -130,7 +130,7 @@ def test_logits_are_the_scores_of_the_readout_over_its_temperature(readouts):
 
 
 @pytest.mark.parametrize("case", ["tokens", "rounded", "quantiles", "beside", "raw and more", "raw symbols"])
-def test_the_program_gives_what_the_module_gives(readouts, tmp_path, case):
+def test_the_program_equals_the_module(readouts, tmp_path, case):
     saved, file = readouts(case)
     x, lengths = inputs(file)
     done = export(saved, out=tmp_path / "new" / "m.pt2")
@@ -146,7 +146,7 @@ def test_the_program_gives_what_the_module_gives(readouts, tmp_path, case):
     np.testing.assert_allclose(other, whole[few], atol=0.1 if case == "rounded" else 1e-4)
 
 
-def test_windows_are_cut_inside_and_leave_one_length(readouts, tmp_path):
+def test_windows_are_cut_inside_the_module_which_accepts_one_length(readouts, tmp_path):
     saved, file = readouts("windows")
     x, lengths = inputs(file)
     done = export(saved, out=tmp_path / "m.pt2")
@@ -168,7 +168,7 @@ def test_several_reservoirs_become_one_module(tiny_gpt2, tmp_path):
     np.testing.assert_allclose(read(got, saved), expected(saved, tmp_path / "d.npz"), atol=1e-5)
 
 
-def test_a_recurrent_backbone_takes_one_length(tmp_path):
+def test_a_recurrent_backbone_accepts_one_length(tmp_path):
     x, lengths = sequences()
     x, lengths = x[:, :9], np.minimum(lengths, 9)
     np.savez(tmp_path / "d.npz", x=x, y=labels("three", x), lengths=lengths)
@@ -180,7 +180,7 @@ def test_a_recurrent_backbone_takes_one_length(tmp_path):
     np.testing.assert_allclose(read(got.numpy(), saved), expected(saved, tmp_path / "d.npz"), atol=1e-5)
 
 
-def test_it_runs_where_this_package_is_not_and_tells_nothing_of_this_machine(readouts, tmp_path, capsys):
+def test_an_export_runs_without_this_package_and_holds_no_paths(readouts, tmp_path, capsys):
     saved, file = readouts("two")
     assert command(["export", str(saved), "--out", str(tmp_path / "m.pt2"), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -208,7 +208,7 @@ def test_it_runs_where_this_package_is_not_and_tells_nothing_of_this_machine(rea
     np.testing.assert_allclose(read(np.load(tmp_path / "out.npy"), saved), expected(saved, file), atol=1e-5)
 
 
-def test_onnx_gives_what_predict_gives(readouts, tmp_path, capfd):
+def test_onnx_equals_predict(readouts, tmp_path, capfd):
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     saved, file = readouts("raw and more")

@@ -1,4 +1,4 @@
-"""fit: the same readouts as scikit-learn on the same features, chosen on valid; what is saved predicts the same."""
+"""fit gives the same readouts as scikit-learn on the same features, and saved readouts predict the same."""
 
 import csv
 import shutil
@@ -25,7 +25,7 @@ PLAIN = {
 
 @pytest.fixture(scope="module")
 def extracted(tmp_path_factory, tiny_gpt2):
-    """Digits through the tiny model, in a cache that this module shares."""
+    """Return features of digits from the tiny model, in a cache that this module shares."""
     root = tmp_path_factory.mktemp("fit")
     return extract("digits", backbone=str(tiny_gpt2), limit=300, cache=root, layers="block01,final")
 
@@ -68,7 +68,7 @@ def test_test_is_scored_for_the_chosen_readout_alone(extracted, fitted):
     assert sum(int(r["chosen"]) for r in rows) == 1
 
 
-def test_the_raw_input_is_swept_beside(extracted, fitted):
+def test_the_raw_input_is_fitted_like_a_column(extracted, fitted):
     from sklearn.linear_model import RidgeClassifier
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -85,13 +85,13 @@ def test_the_raw_input_is_swept_beside(extracted, fitted):
     assert fitted.raw.test_score == pytest.approx(expected, abs=1 / 300)
 
 
-def test_a_single_penalty_is_that_of_the_columns_and_not_of_the_raw_input(extracted, tmp_path):
+def test_a_single_penalty_is_not_used_for_the_raw_input(extracted, tmp_path):
     whole = fit(extracted, columns="final/mean", out=tmp_path / "whole")
     one = fit(extracted, columns="final/mean", alphas="1e5:1e5:1", out=tmp_path / "one")
     assert (one.best.alpha, one.raw) == (1e5, whole.raw)
 
 
-def test_moments_are_kept_and_a_second_sweep_does_not_read_the_training_features(extracted, fitted, monkeypatch):
+def test_a_second_fit_uses_stored_moments_and_reads_no_training_features(extracted, fitted, monkeypatch):
     from reservoir_cache import SplitFeatures
 
     plain = SplitFeatures.blocks
@@ -107,7 +107,7 @@ def test_moments_are_kept_and_a_second_sweep_does_not_read_the_training_features
 
 
 @pytest.mark.parametrize("limit", [60, 300])
-def test_the_raw_input_counts_half_beside_columns(extracted, tmp_path, limit, tiny_gpt2):
+def test_the_raw_input_gets_half_of_the_variance_when_joined_with_columns(extracted, tmp_path, limit, tiny_gpt2):
     from sklearn.linear_model import RidgeClassifier
     from sklearn.preprocessing import StandardScaler
 
@@ -133,7 +133,7 @@ def test_the_raw_input_counts_half_beside_columns(extracted, tmp_path, limit, ti
     np.testing.assert_allclose((sides[0] + sides[1]).matrix(), z @ z.T, rtol=1e-4, atol=1e-3)
 
 
-def test_the_kernel_form_gives_the_same_as_moments(extracted, tmp_path, tiny_gpt2):
+def test_the_kernel_matrix_gives_the_same_readout_as_moments(extracted, tmp_path, tiny_gpt2):
     few = extract("digits", backbone=str(tiny_gpt2), limit=100, layers="final", pool="segments8", cache=tmp_path)
     done = fit(few, alphas="1e0:1e2:3", select="valid")
     x, y = few["train"]["final/segments8"].astype(np.float64), few["train"].y.ravel()
@@ -149,7 +149,7 @@ def test_the_kernel_form_gives_the_same_as_moments(extracted, tmp_path, tiny_gpt
         assert abs(expected - result.valid_score) <= 1 / 100
 
 
-def test_predict_gives_what_the_readout_gives_on_cached_features(extracted, fitted, tmp_path):
+def test_predict_equals_the_readout_on_cached_features(extracted, fitted, tmp_path):
     from sklearn.datasets import load_digits
 
     test = extracted["test"]
@@ -176,7 +176,7 @@ def test_predict_gives_what_the_readout_gives_on_cached_features(extracted, fitt
     assert np.mean([p.label for p in of_images] == load_digits().target[:20]) >= 0.5
 
 
-def test_a_saved_readout_is_read_back_whole(fitted):
+def test_a_saved_readout_is_loaded_unchanged(fitted):
     bundle = Bundle.load(fitted.saved)
     np.testing.assert_array_equal(bundle.readout.coef, fitted.readout.coef)
     np.testing.assert_array_equal(bundle.readout.intercept, fitted.readout.intercept)
@@ -185,7 +185,7 @@ def test_a_saved_readout_is_read_back_whole(fitted):
     assert bundle.scores["test_score"] == fitted.best.test_score
 
 
-def test_line_3_probabilities_are_calibrated_on_valid(extracted, fitted):
+def test_probabilities_are_calibrated_on_valid(extracted, fitted):
     """The temperature minimises the log loss on valid, so no other scale is better there."""
     valid = extracted["valid"]
     x, y = valid[fitted.best.columns[0]], valid.y
@@ -227,7 +227,7 @@ def test_the_store_of_an_extraction_is_the_store_of_its_folder(extracted):
     )
 
 
-def test_columns_side_by_side_equal_scikit_learn_on_their_concatenation(extracted):
+def test_joined_columns_equal_scikit_learn_on_their_concatenation(extracted):
     from sklearn.linear_model import RidgeClassifier
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -253,7 +253,7 @@ def test_greedy_columns_are_no_worse_than_the_best_alone(extracted, fitted, tmp_
     assert again.best.test_score == done.best.test_score
 
 
-def test_several_entries_are_fitted_together_and_predict_through_both(extracted, tiny_gpt2, tmp_path):
+def test_readouts_of_several_entries_predict_through_all_of_them(extracted, tiny_gpt2, tmp_path):
     root = extracted.entry.parents[2]
     other = extract("digits", backbone=str(tiny_gpt2), limit=300, cache=root, layers="final", seed=5)
     done = fit([extracted, other], columns="1:final/mean+2:final/mean", alphas="1e0:1e2:3", out=tmp_path)
@@ -276,7 +276,7 @@ def test_cross_validation_uses_every_row_that_is_not_test(extracted, tmp_path):
     assert fit(extracted, select="cv5", columns="final/mean", alphas="1e0:1e2:3", out=tmp_path).table == first.table
 
 
-def test_line_8_a_learning_curve_ends_where_the_fit_on_all_rows_is(extracted, tmp_path, painted):
+def test_a_learning_curve_ends_at_the_score_of_the_fit_on_all_rows(extracted, tmp_path, painted):
     settings = {"alphas": "1e-1:1e4:6", "select": "valid", "curve": "30,100,300,9999", "out": tmp_path}
     done = fit(extracted, columns="final/mean", **settings)
     assert [n for n, _, _ in done.curve] == [30, 100, 300]
@@ -289,7 +289,7 @@ def test_line_8_a_learning_curve_ends_where_the_fit_on_all_rows_is(extracted, tm
 @pytest.mark.parametrize(
     "readout", ["logistic", "sklearn.svm.LinearSVC:C=0.01,0.1", "sklearn.linear_model.SGDClassifier"]
 )
-def test_other_readouts_choose_save_and_predict(extracted, readout, tmp_path):
+def test_other_readouts_are_chosen_saved_and_loaded(extracted, readout, tmp_path):
     settings = {"alphas": "1e0:1e2:3"} if readout == "logistic" else {}
     done = fit(extracted, columns="final/mean", readout=readout, out=tmp_path, **settings)
     assert done.best.test_score > 0.5
@@ -316,7 +316,7 @@ def test_balanced_classes_and_wrong_settings(extracted, tmp_path):
             fit(extracted, out=tmp_path, **settings)
 
 
-def test_several_seeds_draw_reservoirs_of_their_own(extracted, tmp_path):
+def test_each_seed_gets_its_own_reservoir(extracted, tmp_path):
     from statistics import fmean, stdev
 
     from reservoir_pipelines.fitting.seeds import fit_seeds
@@ -334,7 +334,7 @@ def test_several_seeds_draw_reservoirs_of_their_own(extracted, tmp_path):
 
 
 @pytest.mark.parametrize("repeats", [1, 3])  # few targets, and so many that every penalty has no weights of its own
-def test_real_targets_are_fitted_scored_by_r2_and_predicted(tiny_gpt2, tmp_path, repeats):
+def test_regression_is_scored_by_r2_and_predicted(tiny_gpt2, tmp_path, repeats):
     draw = np.random.default_rng(0)
     x = draw.normal(size=(400, 8, 2)).astype(np.float32)
     y = np.stack([x[:, :, 0].mean(axis=1), 3 + x[:, -1, 1]] * repeats, axis=1)

@@ -1,4 +1,4 @@
-"""How a readout is chosen: the grid goes on where its end does best, and labels that say nothing give chance."""
+"""How a readout is chosen: the grid of penalties, the metric, class weights, and chance on random labels."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ ALPHAS = np.logspace(-2, 6, 25)
 
 @dataclass(frozen=True)
 class Held:
-    """Samples in memory, as a source has them: features and labels of each split."""
+    """A source of samples in memory: features and labels of each split."""
 
     splits: Any
     columns: tuple[str, ...] = ("held",)
@@ -42,20 +42,20 @@ class Held:
 
 
 def held(x, y, name="held"):
-    """Cut samples into 60% train, 20% valid and 20% test."""
+    """Return a source of samples that are split into 60% train, 20% valid and 20% test."""
     cut = [int(0.6 * len(x)), int(0.8 * len(x))]
     parts = zip(("train", "valid", "test"), np.split(x, cut), np.split(y, cut), strict=True)
     return Held({split: (a, b) for split, a, b in parts}, (name,))
 
 
 def in_float16(x):
-    """Return samples as a shard of float16 gives them back."""
+    """Return samples as they are read from a shard of float16."""
     return decode(encode(x[:, None], "float16", column="held"), "float16")[:, 0]
 
 
 @pytest.mark.parametrize("folds", [0, 5])
 @pytest.mark.parametrize("width", [5, 300])
-def test_the_grid_goes_on_where_its_end_does_best(folds, width):
+def test_the_grid_is_extended_where_its_end_scores_best(folds, width):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((250, 4)) @ rng.standard_normal((4, width))
     source = held(x, x[:, :1] + 1e-9 * rng.standard_normal((250, 1)))  # the smaller the penalty, the better
@@ -68,7 +68,7 @@ def test_the_grid_goes_on_where_its_end_does_best(folds, width):
     assert [result.alpha for result in wide.results][-25:] == pytest.approx(ALPHAS)
 
 
-def test_the_grid_of_logistic_readouts_goes_on_too():
+def test_the_grid_of_logistic_readouts_is_extended_too():
     rng = np.random.default_rng(0)
     x = np.repeat(rng.standard_normal((250, 1)), 3, axis=1) + 0.01 * rng.standard_normal((250, 3))
     source = held(x, (x[:, :1] > x[:, 1:2]).astype(int))
@@ -77,7 +77,7 @@ def test_the_grid_of_logistic_readouts_goes_on_too():
     assert LogisticFitter(classes=2, alphas=LOGISTIC_ALPHAS, widens=False).fit(source).at_edge
 
 
-def test_labels_that_say_nothing_give_chance_and_no_p_value_that_is_too_small():
+def test_random_labels_give_chance_accuracy_and_uniform_p_values():
     accuracies, p_values = [], []
     fitter = RidgeFitter(classes=2, alphas=ALPHAS[::3], folds=5)
     for seed in range(100):
@@ -97,8 +97,8 @@ def test_labels_that_say_nothing_give_chance_and_no_p_value_that_is_too_small():
 
 
 @pytest.mark.parametrize("width", [30, 400])
-def test_bytes_on_disk_do_not_choose(width):
-    """Shares that one row alone has leave another rounding of 0 in every shard: no noise to a fold without that row."""
+def test_rounding_of_stored_features_does_not_affect_the_choice(width):
+    """A share that only one row has is rounded differently in every shard, which is no signal in the other folds."""
     rng = np.random.default_rng(3)
     y = rng.integers(0, 2, 150)[:, None]
     x = (rng.random((150, width)) + 0.3 * y * (np.arange(width) % 5 == 0)).astype(np.float32)

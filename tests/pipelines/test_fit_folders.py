@@ -1,4 +1,4 @@
-"""What a fit needs and leaves on disk: readouts outlive the prepared data, mistakes cost no sweep, Ctrl-C says so."""
+"""What fit needs and leaves on disk, and how it ends: prepared data that is gone, mistakes, Ctrl-C."""
 
 import fcntl
 import os
@@ -41,7 +41,7 @@ def test_a_readout_keeps_its_input_scaling_when_the_prepared_data_is_gone(tiny_g
     assert labels(list(predict(tmp_path / "gone", tmp_path / "own.npz", device="cpu"))) == expected
 
 
-def test_an_entry_by_a_relative_path_and_one_taken_elsewhere(extracted, tmp_path, monkeypatch):
+def test_an_entry_may_have_a_relative_path_or_lie_outside_the_cache(extracted, tmp_path, monkeypatch):
     monkeypatch.chdir(extracted.entry.parent)
     inside = fit(extracted.entry.name)
     assert inside.results.parent.parent.parent == extracted.entry.parents[2] / "readouts"
@@ -49,7 +49,7 @@ def test_an_entry_by_a_relative_path_and_one_taken_elsewhere(extracted, tmp_path
     assert fit(str(tmp_path / "moved")).results.parent.name.startswith("moved-ridge-")
 
 
-def test_many_entries_have_a_folder_name_that_a_disk_takes(extracted, capsys):
+def test_the_folder_name_of_many_entries_is_short_enough(extracted, capsys):
     done = fit([extracted] * 12, columns="1:final/mean+12:final/mean")
     assert done.results.parent.name.startswith(f"{extracted.entry.name}+11-")
     assert f"12: {extracted.entry.name}" in capsys.readouterr().err
@@ -81,7 +81,7 @@ def test_a_broken_entry_is_removed_by_its_name(extracted, tmp_path, capfd):
     assert not folder.exists() and str(folder) in capfd.readouterr().out
 
 
-def test_an_interrupted_command_says_how_to_go_on(extracted):
+def test_an_interrupted_fit_tells_how_to_continue(extracted):
     script = """
 import signal, sys, time
 from reservoir_pipelines.fitting import fit as fitting
@@ -101,8 +101,7 @@ sys.exit(run(["fit", sys.argv[1]]))
     assert err.splitlines()[-1] == "reservoir: interrupted; run the same command again to go on"
 
 
-def test_what_another_fit_is_writing_into_the_folder_is_left_alone(extracted, tmp_path, monkeypatch):
-    """Beside a bundle that is saved, tables and pictures vanished before they had their names."""
+def test_the_folder_is_locked_until_a_fit_has_written_everything(extracted, tmp_path, monkeypatch):
     held = []
 
     def draw(folder, *_):

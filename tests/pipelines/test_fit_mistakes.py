@@ -1,4 +1,4 @@
-"""fit where something is unusual: few rows, readouts of another kind, real targets, several entries, long settings."""
+"""fit in unusual cases: few rows, readouts that do not suit the task, several entries, long settings."""
 
 import itertools
 
@@ -16,7 +16,7 @@ from reservoir.options import FitOptions
 
 @pytest.fixture(scope="module")
 def extracted(tmp_path_factory, tiny_gpt2):
-    """Digits in three shards."""
+    """Return features of digits in three shards."""
     root = tmp_path_factory.mktemp("mistakes")
     return extract("digits", backbone=str(tiny_gpt2), limit=600, cache=root, layers="final")
 
@@ -25,7 +25,7 @@ ROWS = {"train": 60, "valid": 40}
 
 
 @pytest.mark.parametrize("curve", ["1", "1,2"])
-def test_a_learning_curve_may_start_with_fewer_rows_than_there_are_shards(extracted, curve, tmp_path):
+def test_a_learning_curve_may_start_with_fewer_rows_than_shards(extracted, curve, tmp_path):
     done = fit(extracted, columns="final/mean", alphas="1:100:3", curve=curve, out=tmp_path)
     assert [n for n, _, _ in done.curve] == [int(n) for n in curve.split(",")]
     assert all(0 <= valid <= 1 and 0 <= test <= 1 for _, valid, test in done.curve)
@@ -42,7 +42,7 @@ def test_a_learning_curve_may_start_with_fewer_rows_than_there_are_shards(extrac
         ("sklearn.pipeline.Pipeline", 10, "cannot be made"),
     ],
 )
-def test_a_readout_of_another_kind_than_the_task_is_refused(readout, classes, words):
+def test_a_readout_that_does_not_suit_the_task_is_refused(readout, classes, words):
     with pytest.raises(InputError) as caught:
         make_fitter(FitOptions(readout=readout), classes, ROWS)
     assert readout.partition(":")[0] in str(caught.value)
@@ -54,13 +54,13 @@ def test_a_readout_of_another_kind_than_the_task_is_refused(readout, classes, wo
     ("readout", "classes"),
     [("sklearn.neighbors.KNeighborsRegressor", 0), ("sklearn.svm.LinearSVC:C=1,10", 3)],
 )
-def test_a_readout_of_the_task_s_kind_is_taken(readout, classes):
+def test_a_readout_that_suits_the_task_is_accepted(readout, classes):
     assert make_fitter(FitOptions(readout=readout), classes, ROWS).path == readout.partition(":")[0]
 
 
 @pytest.fixture
 def drawn(tmp_path, monkeypatch):
-    """Return what draws some readouts, of which the last is the chosen one, and returns the figure."""
+    """Return a function that draws some readouts, the last of them chosen, and returns the axes."""
     figures = []
 
     def keep(figure, *_arguments, **_settings):
@@ -85,7 +85,7 @@ def drawn(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("metric", "value", "words"), [("accuracy", 50, "accuracy (%)"), ("R²", 0.5, "R²")])
-def test_the_picture_names_what_it_measures(drawn, metric, value, words):
+def test_the_picture_names_its_metric(drawn, metric, value, words):
     lines, heat = drawn(["embed/mean", "final/mean"], [("ridge", 1.0), ("ridge", 10.0)], metric)
     assert words in lines.get_ylabel()
     assert words in heat.get_title()
@@ -93,7 +93,7 @@ def test_the_picture_names_what_it_measures(drawn, metric, value, words):
     np.testing.assert_allclose(heat.images[0].get_array(), value)
 
 
-def test_no_line_of_the_picture_joins_two_entries(drawn):
+def test_no_line_of_the_picture_connects_two_entries(drawn):
     layers = ["1:embed", "1:block01", "1:final", "2:embed", "2:final"]
     lines, _ = drawn([f"{layer}/mean" for layer in layers], [("ridge", 1.0)])
     assert np.isnan(lines.lines[0].get_ydata()).tolist() == [False, False, False, True, False, False]
@@ -109,8 +109,7 @@ def test_settings_of_an_estimator_do_not_overlap_in_the_picture(drawn):
     assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
 
 
-def test_line_12_joined_columns_alone_are_drawn(drawn):
-    """Where only joined columns were tried, the picture was empty."""
+def test_a_fit_of_joined_columns_alone_is_drawn(drawn):
     lines, heat = drawn(["embed/mean+final/mean", "embed/last+final/last"], [("ridge", 1.0), ("ridge", 10.0)])
     np.testing.assert_allclose(lines.lines[0].get_ydata(), 50)
     assert heat.images[0].get_array().shape == (2, 2)

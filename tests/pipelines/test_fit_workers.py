@@ -1,4 +1,4 @@
-"""fit by several processes: the moments and the results of one, to the last bit."""
+"""fit with several processes gives the moments and results of one process, to the last bit."""
 
 import json
 import shutil
@@ -24,20 +24,20 @@ SETTINGS = {"alphas": "1e-1:1e4:6", "columns": "block01/mean,final/mean", "selec
 
 @pytest.fixture(scope="module")
 def extracted(tmp_path_factory, tiny_gpt2):
-    """Digits in three shards, not fitted yet."""
+    """Return an entry of digits in three shards, not fitted yet."""
     root = tmp_path_factory.mktemp("workers")
     return extract("digits", backbone=str(tiny_gpt2), limit=600, cache=root, layers="block01,final").entry
 
 
 @pytest.fixture(autouse=True)
 def short_ranges(monkeypatch):
-    """Cut every column shard by shard, and let even the least work go to processes."""
+    """Make every shard a range of its own, and let other processes do even little work."""
     monkeypatch.setattr(column_moments, "RANGE_SAMPLES", 250)
     monkeypatch.setattr(pieces, "PAYS_OFF", 0)
 
 
 def kept(entry):
-    """Return all moments that an entry keeps, by name."""
+    """Return all moments that are stored in an entry, by name."""
     names = sorted(path.stem for path in (entry / "moments").glob("*.h5"))
     return {name: load_arrays(Entry.open(entry), name)[0] for name in names}
 
@@ -57,7 +57,7 @@ def assert_same_moments(entry, expected):
             np.testing.assert_array_equal(found[name][key], value, err_msg=f"{name} {key}")
 
 
-def test_two_processes_give_the_bits_of_one(extracted, tmp_path, capsys):
+def test_two_processes_give_the_same_bits_as_one(extracted, tmp_path, capsys):
     one, two = fresh(extracted, tmp_path / "one"), fresh(extracted, tmp_path / "two")
     with threadpool_limits(1):
         expected = fit(one, **SETTINGS)
@@ -70,7 +70,7 @@ def test_two_processes_give_the_bits_of_one(extracted, tmp_path, capsys):
     assert_same_moments(two, kept(one))
 
 
-def test_a_cluster_gives_the_bits_of_one(extracted, tmp_path):
+def test_a_cluster_gives_the_same_bits_as_one_process(extracted, tmp_path):
     distributed = pytest.importorskip("distributed")
     one, two = fresh(extracted, tmp_path / "one"), fresh(extracted, tmp_path / "two")
     settings = SETTINGS | {"select": "cv3", "class_weight": "balanced"}
@@ -86,7 +86,7 @@ def test_a_cluster_gives_the_bits_of_one(extracted, tmp_path):
     assert_same_moments(two, kept(one))
 
 
-def test_what_is_kept_are_the_moments_of_the_whole_column(extracted):
+def test_stored_moments_are_those_of_the_whole_column(extracted):
     source, targets = ColumnSource(FeatureStore(extracted), "final/mean"), Targets(1, 10)
     [whole] = next(compute_moments([ColumnMoments(source, targets)]))
     part = source.store["train"]
@@ -98,7 +98,7 @@ def test_what_is_kept_are_the_moments_of_the_whole_column(extracted):
             np.testing.assert_allclose(a.to_arrays()[name], value, rtol=1e-10, atol=1e-10 * np.abs(value).max())
 
 
-def test_ranges_cover_every_shard_once_and_memory_bounds_what_is_under_way(extracted, monkeypatch):
+def test_ranges_cover_every_shard_once_and_few_run_at_a_time(extracted, monkeypatch):
     source = ColumnSource(FeatureStore(extracted), "final/mean")
     assert ColumnMoments(source, Targets(1, 10)).ranges() == [("train", 0, 1), ("train", 1, 2), ("train", 2, 3)]
     monkeypatch.setattr(column_moments, "RANGE_SAMPLES", 400)
@@ -116,7 +116,7 @@ def test_ranges_cover_every_shard_once_and_memory_bounds_what_is_under_way(extra
     assert sizes == [2, 2, 2, 2, 1]
 
 
-def test_token_by_token_columns_are_dealt_by_rows(tiny_gpt2, tmp_path):
+def test_all_tokens_of_a_row_are_in_one_fold(tiny_gpt2, tmp_path):
     done = extract(
         "bit-memory",
         backbone=str(tiny_gpt2),
@@ -136,7 +136,7 @@ def test_token_by_token_columns_are_dealt_by_rows(tiny_gpt2, tmp_path):
         np.testing.assert_allclose(a.xx, b.xx, rtol=1e-10, atol=1e-10 * np.abs(b.xx).max())
 
 
-def test_what_is_not_here_is_said_in_a_line(extracted, tmp_path):
+def test_wrong_devices_workers_and_schedulers_are_refused(extracted, tmp_path):
     for settings, words in [
         ({"device": "nowhere"}, "nowhere"),
         ({"device": "meta"}, "cpu or cuda"),

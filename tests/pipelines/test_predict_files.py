@@ -1,4 +1,4 @@
-"""What predict reads and writes: labels in any form of file, and predictions as CSV, JSON lines or Parquet (line 9)."""
+"""The files that predict reads and writes: labels in any format, and predictions as CSV, JSON lines or Parquet."""
 
 import csv
 import importlib
@@ -46,7 +46,7 @@ def fitted(tmp_path_factory):
 
 
 def write(path, x, y):
-    """Write rows with labels (or without) in the form that the name says."""
+    """Write rows, with labels or without, in the format of the suffix."""
     records = [dict(zip(NAMES, row.tolist(), strict=True)) for row in x]
     if y is not None:
         records = [record | {"level": str(label)} for record, label in zip(records, y, strict=True)]
@@ -70,7 +70,7 @@ def write(path, x, y):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet", ".npz", ".h5"])
-def test_line_9_labels_of_any_file_are_evaluated_and_none_are_needed(fitted, tmp_path, suffix):
+def test_labels_in_any_file_are_evaluated_and_none_are_needed(fitted, tmp_path, suffix):
     x, y = rows(40, seed=1)
     found = list(predict(fitted, write(tmp_path / f"new{suffix}", x, y)))
     labels = [one.label for one in found]
@@ -80,7 +80,7 @@ def test_line_9_labels_of_any_file_are_evaluated_and_none_are_needed(fitted, tmp
     assert [one.label for one in plain] == labels and evaluate_predictions(plain) is None
 
 
-def test_line_9_rows_without_a_label_are_predicted_and_left_out_of_the_evaluation(fitted, tmp_path):
+def test_rows_without_a_label_are_predicted_but_not_evaluated(fitted, tmp_path):
     x, y = rows(40, seed=1)
     some = np.where(np.arange(40) % 4, y, "")
     (tmp_path / "new.csv").write_text(text(x, some))
@@ -89,7 +89,7 @@ def test_line_9_rows_without_a_label_are_predicted_and_left_out_of_the_evaluatio
     assert evaluate_predictions(found).samples == 30
 
 
-def test_line_9_columns_are_known_by_their_names(fitted, tmp_path, capsys):
+def test_columns_are_matched_by_name(fitted, tmp_path, capsys):
     x, _ = rows(10, seed=1)
     (tmp_path / "a.csv").write_text(text(x))
     turned = text(np.c_[x[:, ::-1], x[:, 0]], names=[*NAMES[::-1], "other"])
@@ -102,7 +102,7 @@ def test_line_9_columns_are_known_by_their_names(fitted, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_line_9_predictions_are_written_with_ids_and_named_chances(fitted, tmp_path, call, suffix):
+def test_predictions_are_written_with_ids_and_a_column_per_class(fitted, tmp_path, call, suffix):
     x, y = rows(12, seed=2)
     (tmp_path / "new.csv").write_text(text(x, y))
     out = tmp_path / f"found{suffix}"
@@ -134,14 +134,14 @@ def test_line_9_predictions_are_written_with_ids_and_named_chances(fitted, tmp_p
     ("out", "message"),
     [("found.txt", "written as .csv, .jsonl, .parquet"), ("gone/found.csv", "no file can be written")],
 )
-def test_line_9_where_nothing_can_be_written_is_said_first(tmp_path, capsys, out, message):
+def test_an_unwritable_file_is_refused_before_anything_is_computed(tmp_path, capsys, out, message):
     file = tmp_path / "no-data.npz"
     file.touch()
     assert run(["predict", str(tmp_path), str(file), "--out", str(tmp_path / out)]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_line_1_predictions_of_the_file_that_was_fitted_on_are_said_to_be_no_test(tmp_path, capsys):
+def test_predicting_the_file_of_the_fit_is_warned_about(tmp_path, capsys):
     x, y = rows()
     file = write(tmp_path / "t.npz", x, y)
     fitted = fit(extract(str(file), cache=tmp_path / "cache", pool="mean", **SMALL), out=tmp_path / "readout").saved
@@ -156,7 +156,7 @@ def test_line_1_predictions_of_the_file_that_was_fitted_on_are_said_to_be_no_tes
     assert "5 rows are shorter than the 4 tokens of every row that the readout" in capsys.readouterr().err
 
 
-def test_line_1_a_name_that_is_no_file_here_says_whose_features_are_taken(tmp_path, capsys, monkeypatch):
+def test_a_file_that_is_not_found_is_named_with_the_extraction_that_is_used(tmp_path, capsys, monkeypatch):
     x, y = rows()
     (tmp_path / "a b").mkdir()
     file = write(tmp_path / "a b" / "t.npz", x, y)
@@ -170,7 +170,7 @@ def test_line_1_a_name_that_is_no_file_here_says_whose_features_are_taken(tmp_pa
     assert "run reservoir extract 'a b/u.npz' first" in capsys.readouterr().err
 
 
-def test_line_11_a_readout_without_probabilities_gives_none(tmp_path, capsys):
+def test_a_readout_without_probabilities_gives_none(tmp_path, capsys):
     x, y = rows()
     two = np.where(y == "low", "low", "high")
     features = extract(str(write(tmp_path / "t.npz", x, two)), cache=tmp_path / "cache", pool="mean", **SMALL)

@@ -1,4 +1,4 @@
-"""predict: inputs that cannot be right are refused in one line, and what is printed can be read back."""
+"""predict refuses wrong input in one line, and prints labels in their own type."""
 
 import json
 
@@ -40,13 +40,13 @@ def answers(readout, tmp_path, **arrays):
         (np.array([2**32 + 1, 3]), "length 4294967297 in row 0"),
     ],
 )
-def test_lengths_that_are_not_one_whole_number_per_row(readout, tmp_path, lengths, message):
+def test_lengths_that_are_not_one_whole_number_per_row_are_refused(readout, tmp_path, lengths, message):
     with pytest.raises(InputError, match=message):
         answers(readout, tmp_path, x=X, lengths=lengths)
     assert len(answers(readout, tmp_path, x=X, lengths=np.array([2, 5]))) == 2
 
 
-def test_a_single_number_is_no_sequence(readout, tmp_path):
+def test_a_single_number_is_refused(readout, tmp_path):
     with pytest.raises(InputError, match="x is a single number"):
         answers(readout, tmp_path, x=np.array(1.0))
 
@@ -59,7 +59,7 @@ def test_values_that_the_model_cannot_hold_are_refused_by_row(readout, tmp_path)
     assert len(answers(readout, tmp_path, x=np.delete(x, 290, axis=0))) == 299
 
 
-def test_integer_labels_come_back_as_integers(tmp_path, tiny_gpt2):
+def test_integer_labels_are_printed_as_integers(tmp_path, tiny_gpt2):
     x = RNG.normal(size=(60, 5, 3))
     np.savez(tmp_path / "own.npz", x=x, y=np.array([-7, 0, 5])[np.arange(60) % 3])
     features = extract(str(tmp_path / "own.npz"), backbone=str(tiny_gpt2), cache=tmp_path / "cache", layers="final")

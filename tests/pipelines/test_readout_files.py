@@ -1,4 +1,4 @@
-"""Saved readouts: found damaged whatever byte has changed, whole whoever writes beside, and none over another."""
+"""Saved readouts: every changed byte is detected, and concurrent writers leave one whole readout."""
 
 import json
 import multiprocessing
@@ -25,7 +25,7 @@ def extracted(tmp_path_factory, tiny_gpt2):
 
 
 def same(text, card):
-    """Return whether JSON says what a card does: e may have become E in a number, which changes nothing."""
+    """Return whether JSON has the values of a card: a number may have got an E for its e, which changes nothing."""
     try:
         return json.loads(text) == card
     except ValueError:
@@ -57,7 +57,7 @@ def test_every_changed_byte_is_found(extracted, readout, tmp_path):
 
 
 def bundle_of(number, width=400):
-    """Return a bundle all of whose values are one number."""
+    """Return a bundle in which every value is one number."""
     coef, offset = np.full((width, 3), float(number)), np.full(4, number, np.float32)
     return Bundle(
         task=Task(name="digits", form=Vectors(4), max_tokens=16, classes=3),
@@ -73,8 +73,7 @@ def save_often(folder, number):
         bundle_of(number).save(folder)
 
 
-def test_line_7_writers_at_once_never_tear_a_bundle(tmp_path):
-    """Two that saved at once left old and new mixed."""
+def test_concurrent_writers_never_mix_two_bundles(tmp_path):
     bundle_of(0).save(tmp_path)
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=save_often, args=(tmp_path, number)) for number in (1, 2)]
@@ -112,8 +111,7 @@ def test_a_write_that_fails_leaves_the_old_bundle(tmp_path, monkeypatch, step):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_line_6_fits_that_differ_have_folders_of_their_own(extracted):
-    """Every fit of an entry wrote over the one before."""
+def test_fits_with_other_options_have_other_folders(extracted):
     settings = [
         {},
         {"columns": "final/last"},
@@ -129,8 +127,7 @@ def test_line_6_fits_that_differ_have_folders_of_their_own(extracted):
     assert fit(extracted, **plain).saved.parent == folders[0]
 
 
-def test_line_6_seeds_choose_among_the_same_columns_and_leave_the_last_extraction(tiny_gpt2, tmp_path):
-    """Entries that had been given more columns were compared with others; fit then meant seed N."""
+def test_seeds_choose_among_the_same_columns_and_leave_the_last_extraction(tiny_gpt2, tmp_path):
     settings = {"backbone": str(tiny_gpt2), "limit": 60, "cache": tmp_path, "pool": "mean"}
     extract("digits", **settings, seed=1, layers="final,block01,block02")
     first = extract("digits", **settings, layers="final")
@@ -140,8 +137,7 @@ def test_line_6_seeds_choose_among_the_same_columns_and_leave_the_last_extractio
     assert last_entry(tmp_path, "digits").path == last.entry
 
 
-def test_line_12_features_are_iterated_by_split_and_have_one_label_per_row(extracted):
-    """Issue 13, line 12: `list(features)` raised, and `y` was (n, 1, 1)."""
+def test_features_are_iterated_by_split_and_have_one_label_per_row(extracted):
     assert list(extracted) == list(extracted.store) == ["test", "train", "valid"]
     assert extracted["train"].y.shape == (120,)
     assert extracted["train"].labels.shape == (120, 1, 1)
@@ -155,7 +151,7 @@ def test_a_missing_file_of_weights_is_named(extracted, tmp_path):
         Bundle.load(folder)
 
 
-def test_the_maps_of_a_bundle_come_back(tmp_path, extracted):
+def test_the_models_of_a_bundle_are_loaded_unchanged(tmp_path, extracted):
     saved = fit(extracted, columns="final/mean+final/last", out=tmp_path).saved
     (part,) = Bundle.load(saved).parts
     assert part.columns == ("final/mean", "final/last")
