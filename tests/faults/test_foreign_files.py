@@ -96,7 +96,7 @@ def test_an_entry_does_not_say_where_to_write(extracted, tmp_path, changes, capf
     shutil.copytree(extracted.entry, entry)
     change_call(entry, **changes)
     assert run(["fit", str(entry), "--seeds", "2"]) == 2
-    assert "does not tell how it was extracted" in one_line(capfd)
+    assert "does not record how it was extracted" in one_line(capfd)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Moments of cached columns: computed in ranges of shards, here or in other processes, and kept in their entry.
+"""Moments of cached columns: computed in ranges of shards, here or in other processes, and stored in their entry.
 
 A column is cut into ranges of about 65,536 samples, by its size alone. Each range is one piece of work: it opens the
 entry, reads its shards and returns moments, which are added up in the order of the ranges. So the result does not
@@ -33,7 +33,7 @@ Range = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class ColumnMoments:
-    """The moments of a column that its entry keeps: of all training samples, or of the folds of train and valid."""
+    """The moments of a column in its entry: of all training samples, or of each fold of train and valid."""
 
     source: ColumnSource
     targets: Targets
@@ -41,11 +41,11 @@ class ColumnMoments:
 
     @property
     def entry(self) -> Entry:
-        """The entry in which they are."""
+        """The entry that stores them."""
         return self.source.store.entry
 
     def load(self) -> list[Moments] | None:
-        """Return the moments of each fold from the entry; None where any is absent or damaged."""
+        """Return the moments of each fold from the entry; None if any is missing or damaged."""
         found = [load_arrays(self.entry, name) for name in self._names()]
         return [Moments.from_arrays(part[0]) for part in found if part] if all(found) else None
 
@@ -75,7 +75,7 @@ class ColumnMoments:
         column = self.source.column.replace("/", "-")
         if not self.folds:
             return [f"train{weighted}-{column}"]
-        return [f"dealt{k}of{self.folds}{weighted}-{column}" for k in range(self.folds)]
+        return [f"fold{k}of{self.folds}{weighted}-{column}" for k in range(self.folds)]
 
 
 def column_moments(source: Source, targets: Targets, folds: int = 0) -> ColumnMoments | None:

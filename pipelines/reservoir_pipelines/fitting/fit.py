@@ -75,7 +75,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         raw = _finish_raw(pool, fits, fitter, task)
     p_value = compare(chosen.evaluation, raw.evaluation) if raw else None
     on_reservoir = chosen.result
-    # A named task is there to judge the reservoir; of the user's own data the better of both is kept.
+    # A named task is a benchmark of the reservoir. On the user's own data the better of both is saved.
     if raw and options.columns == "all" and task.name not in TASKS and raw.result.merit > chosen.result.merit:
         chosen = raw
     table = tuple(result for fit in fits for result in fit.results)
@@ -159,7 +159,7 @@ def _products(device: str) -> AbstractContextManager[None]:
 
 
 def _fit_columns(pool: Pool, names: Sequence[str], fitter: Fitter, options: FitOptions) -> list[ColumnFit]:
-    """Fit every column; other processes, if there are any, compute the moments first."""
+    """Fit every column, after other processes have computed the moments if any were asked for."""
     if options.workers or options.scheduler:
         cached = (fitter.cached_moments(pool.source(name)) for name in names)
         missing = [moments for moments in cached if moments and not moments.load()]

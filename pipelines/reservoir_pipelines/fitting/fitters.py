@@ -39,7 +39,7 @@ class Fitter(Protocol):
     """Fits one kind of readout to a source under all its settings."""
 
     def cached_moments(self, source: Source) -> ColumnMoments | None:
-        """Return the moments of a source that it uses and the entry keeps; None where it reads the source itself."""
+        """Return the stored moments that it needs of a source; None if it reads the source itself."""
         ...
 
     def fit(self, source: Source) -> ColumnFit:
@@ -65,7 +65,7 @@ class RidgeFitter:
     one_standard_error: bool = False
 
     def cached_moments(self, source: Source) -> ColumnMoments | None:
-        """Return the moments of the training samples, or of each fold; those of repeated folds are not kept."""
+        """Return the moments of the training samples, or of each fold; those of repeated folds are not stored."""
         if self.repeats > 1:
             return None
         return column_moments(source, self.targets(source), self.folds)

@@ -60,7 +60,7 @@ class Result(Record):
     test_interval: tuple[float, float] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values; accuracies also under names that tell them from R²."""
+        """Return the fields as JSON values; accuracies also as ``valid_accuracy`` and ``test_accuracy``."""
         named = {"valid_accuracy": self.valid_score, "test_accuracy": self.test_score}
         return (named if self.metric == "accuracy" else {}) | super().to_dict()
 

@@ -85,7 +85,7 @@ def _call(entry: Entry, named: str) -> dict[str, Any]:
     known = {item.name for item in fields(ExtractOptions)}
     placed = isinstance(settings, dict) and without_where(settings).keys() != settings.keys() - {"data"}
     if not isinstance(task, str) or not isinstance(settings, dict) or placed or not settings.keys() <= known:
-        raise InputError(f"--seeds: {entry.path} does not tell how it was extracted; extract its task again")
+        raise InputError(f"--seeds: {entry.path} does not record how it was extracted; extract its task again")
     if MODULE_FUNCTION.fullmatch(task) and task != named:
         raise InputError(
             f"--seeds: {entry.path} was extracted from the function {task!r}; a module is imported only where you name "

@@ -67,8 +67,8 @@ class EstimatorReadout:
 def linear_form(fitted: EstimatorReadout, x: np.ndarray) -> LinearReadout | None:
     """Return a fitted estimator as a linear readout for features as they are in the store; None where it is not linear.
 
-    No class is looked up in a list: coefficients are taken where the estimator has some, and are accepted only if they
-    give the estimator's own labels, scores and probabilities on the features ``x`` (n, w).
+    This depends on no list of classes: coefficients are read from any estimator that has some, and accepted only if
+    they reproduce its labels, scores and probabilities on the features ``x`` (n, w).
     """
     scaler, estimator, targets = fitted.model[0], fitted.model[-1], fitted.targets
     x = x[:PROBE_ROWS].astype(np.float64)
@@ -113,7 +113,7 @@ def _close(found: np.ndarray, wanted: np.ndarray) -> bool:
 
 
 def save_estimator(readout: EstimatorReadout) -> bytes:
-    """Return a fitted pipeline as the bytes of a skops archive; say what its user will have to pass."""
+    """Return a fitted pipeline as the bytes of a skops archive, and print that loading it needs ``--trust``."""
     import skops.io
 
     try:
@@ -213,7 +213,7 @@ def _training_data(source: Source, path: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _pipeline(path: str, settings: dict[str, Any], targets: Targets) -> Any:
-    """Return a scaler and an estimator, of which each output gets its own if there are several."""
+    """Return a scaler followed by an estimator, or by one estimator per output if there are several."""
     from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler

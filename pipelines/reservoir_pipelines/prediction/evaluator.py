@@ -13,7 +13,7 @@ from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate
 if TYPE_CHECKING:
     from reservoir_pipelines.prediction.predict import Prediction
 
-BATCH = 1024  # predictions that are held until they become arrays
+BATCH = 1024  # predictions that are converted to arrays at a time
 
 
 class PredictionEvaluator:

@@ -44,7 +44,7 @@ MEANINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Export(Record):
-    """The files that `export` wrote: the model, and JSON that tells how to call it; ``tokens`` are least and most."""
+    """The files that `export` wrote, a model and its description in JSON, and the fewest and most ``tokens``."""
 
     model: Path
     card: Path
@@ -105,7 +105,7 @@ def trace(module: SequenceModel, task: Task) -> tuple[ExportedProgram, tuple[int
     Sequences of any length up to the task's longest are accepted. With a recurrent backbone, or with windows, whose
     number the tracer cannot bound, every sequence has to be padded to the longest.
     """
-    # torch.export takes sizes 0 and 1 for constants, so a variable length begins at two.
+    # torch.export treats sizes 0 and 1 as constants, so a variable length starts at two.
     fewest, longest = max(task.readout_tokens, 2), task.max_tokens
     batch = Dim("batch")
     shapes = [{0: batch}]
@@ -118,7 +118,7 @@ def trace(module: SequenceModel, task: Task) -> tuple[ExportedProgram, tuple[int
                 program = torch.export.export(
                     module, _example(task), dynamic_shapes={"x": shape, "lengths": {0: batch}}, strict=False
                 )
-        except Exception as error:  # the tracer raises a dozen kinds, private ones among them
+        except Exception as error:  # the tracer raises many types, some of them private
             failure = error
             continue
         _strip(program)

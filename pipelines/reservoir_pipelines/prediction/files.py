@@ -18,7 +18,7 @@ from reservoir_pipelines.output import as_json
 if TYPE_CHECKING:
     from reservoir_pipelines.prediction.predict import Prediction
 
-BATCH = 4096  # predictions that are held at a time
+BATCH = 4096  # predictions that are in memory at a time
 
 
 def check_out(out: Path) -> None:
@@ -35,7 +35,7 @@ def columns_of(predictions: Sequence[Prediction], *, labelled: bool, first: int 
     """Return predictions as columns: ``id`` or ``row``, ``label``, ``p_<class>`` of each class, and ``truth``.
 
     Where a row has several labels, the columns are numbered: ``label_0``, ``p_0_<class>``, ``truth_0``. ``truth`` is
-    there if the file is ``labelled``; ``first`` is the row of the first prediction.
+    added if the file is ``labelled``; ``first`` is the row of the first prediction.
     """
     if not predictions:
         return {}
