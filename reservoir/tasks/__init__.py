@@ -71,7 +71,7 @@ TASKS: dict[str, Callable[..., Source]] = {
 IMAGES = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar10-lra")
 
 PROTOCOLS = ("ours", "paper")
-"""How a task is done: right, or as the authors' code did it."""
+"""Protocols: ours is correct, the paper's repeats the authors' code."""
 
 
 def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Source:
@@ -84,7 +84,8 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
     data : Path, optional
         The folder with the publisher's files, for a named task.
     **parameters
-        The task's parameters; ``protocol`` goes with every named task. Of your own data the fields of `OwnDataOptions`.
+        The task's parameters; ``protocol`` is accepted for every named task. For your own data, the fields of
+        `OwnDataOptions`.
     """
     own = name not in TASKS
     named = Path(name).suffix or "/" in name or Path(name).is_dir() or MODULE_FUNCTION.fullmatch(name) or is_hub(name)
@@ -97,7 +98,7 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
     known = flags if own else [p for p in getattr(TASKS[name], "__dataclass_fields__", {}) if p != "data"]
     for parameter in parameters:
         if parameter not in known and parameter in flags:
-            raise InputError(f"--{parameter}: it is for files of your own, and {name!r} is a task; leave it out")
+            raise InputError(f"--{parameter} is for your own files, and {name!r} is a named task; leave it out")
         if parameter not in known:
             has = f"it has {', '.join(known) or 'none'}{nearest(parameter, known)}"
             raise InputError(f"task {name!r} has no parameter {parameter!r}; {has}")
@@ -107,7 +108,7 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
 
 
 def encode(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return new inputs of a prepared task as stored sequences and their lengths; the data need not be here.
+    """Return new inputs of a prepared task as stored sequences and their lengths, without the data of the task.
 
     Parameters
     ----------

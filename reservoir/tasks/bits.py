@@ -21,7 +21,7 @@ MOST_HELD_OUT = (6, 20)
 
 @dataclass(frozen=True, kw_only=True)
 class _Bits(Source):
-    """What both tasks share: rows are drawn in pieces, and sequences are given as they are."""
+    """Common parts of both tasks: rows are drawn in pieces, and sequences are used unchanged."""
 
     endless = True
     data: Path | None = None  # not used
@@ -76,8 +76,9 @@ class BitMemory(_Bits):
 
     ``patterns`` strings of ``n`` bits of -1 and +1 are shown, ``token_bits`` of them a token, then one of the strings
     with each bit set to 0 with probability ``mask``; each of the last ``n / token_bits`` tokens is to give back its
-    bits as they were. The default is the paper's: 120 tokens of 50 bits, the last 20 read out. Fewer rows are the first
-    of more. Who copies the bits that are shown and guesses the others is right in ``1 - mask / 2`` of all, 75%.
+    original bits. The default is the paper's: 120 tokens of 50 bits, the last 20 read out. A smaller data set is the
+    beginning of a larger one. Copying the visible bits and guessing the others is right for ``1 - mask / 2`` of all
+    bits, 75% by default.
     """
 
     n: int = 1000

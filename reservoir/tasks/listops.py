@@ -23,7 +23,7 @@ MOST_LINE = 2**20
 """Bytes of a line; the longest of Long Range Arena have some 20,000."""
 
 ROOTS = 2048
-"""Trees grown at a time; more do not fit the processor's cache and are slower."""
+"""Trees grown at a time; more of them do not fit the processor's cache and are slower."""
 
 NEVER_TWICE = 64
 """From this many symbols on, two draws are never the same expression: it has at least 22 digits, drawn freely, so that

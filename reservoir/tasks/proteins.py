@@ -49,11 +49,11 @@ class Homology(Source):
     ``max_tokens`` are dropped, and counted.
 
     ``protocol="paper"`` writes proteins in TAPE's 30 symbols, two of which enclose each and count, and tests on the
-    validation split. The authors pad each to the longest of its batch and read the last position, so what is said of a
-    protein depends on the others in its batch; they leave out whole batches longer than ``max_tokens``, and multiply
-    accuracy by the share that is kept. Here the batches are dealt once, when the data are prepared, by `batch_lengths`:
-    of ``batch`` rows for training and four times as many for validation, as their loader has it. How far a row is
-    padded then belongs to the data, and to its key.
+    validation split. The authors pad each protein to the longest of its batch and read the last position, so the
+    prediction for a protein depends on the others in its batch; they leave out whole batches longer than
+    ``max_tokens``, and multiply accuracy by the share that is kept. Here `batch_lengths` assigns the batches once, when
+    the data are prepared: ``batch`` rows for training and four times as many for validation, as in their loader. The
+    padding of a row is therefore part of the data and of its key.
     """
 
     data: Path | None = None  # the folder with remote_homology_train.json and its kin
@@ -145,7 +145,7 @@ class Homology(Source):
         return x
 
     def _tokens(self, proteins: list[np.ndarray], batch: int) -> np.ndarray:
-        """Return how many tokens of each protein are read, padding included where the paper is followed."""
+        """Return how many tokens of each protein are read, with padding under the paper's protocol."""
         lengths = np.array([len(letters) for letters in proteins], np.int32)
         return batch_lengths(lengths + 2, batch) if self._paper else lengths
 
@@ -157,7 +157,7 @@ def read_proteins(path: Path) -> Iterator[tuple[str, int]]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: no complete JSON ({error}); fetch the file again") from None
     if not isinstance(records, list) or not records:
-        raise InputError(f"{path}: no list of proteins; is it a file of TAPE's raw data?")
+        raise InputError(f"{path}: no list of proteins; check that it is a file of TAPE's raw data")
     yield from (_fields(f"{path}, row {row}", record) for row, record in enumerate(records))
 
 
@@ -173,7 +173,7 @@ def _fields(where: str, record: Any) -> tuple[str, int]:
 
 
 def batch_lengths(lengths: np.ndarray, batch: int) -> np.ndarray:
-    """Return the longest of each row's batch, dealt as TAPE's loader deals them but for its shuffling.
+    """Return the longest length in each row's batch; batches are those of TAPE's loader without its shuffling.
 
     Of every ``BUCKET`` batches of rows in their order those of like length share a batch, ties in row order.
     """

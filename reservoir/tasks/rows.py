@@ -1,4 +1,4 @@
-"""Which rows go to which split: decided by a hash of the row number, never by a random state."""
+"""The split of each row, decided by a hash of the row number and never by a random state."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import zlib
 import numpy as np
 
 HELD_OUT = 0.1
-"""Share of a training file that becomes the validation split where the publisher gives none."""
+"""Share of a training file that becomes the validation split if the publisher has none."""
 
 SHARES = {"train": 0.6, "valid": 0.2, "test": 0.2}
-"""Shares of the splits where a source has none at all."""
+"""Shares of the splits if a source has none."""
 
 
 def row_hash(rows: np.ndarray, seed: int = 0) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Where the rows of a task come from: files or a generator, read in pieces that do not depend on each other."""
+"""Sources of the rows of a task: files or a generator, read in pieces that do not depend on each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Piece(NamedTuple):
     Parameters
     ----------
     part : str
-        The file or the split it belongs to, in the source's own words.
+        The file or split that the rows belong to, as the source calls it.
     lo, hi : int
         Its rows, ``lo`` included and ``hi`` not.
     view : int, default 0
@@ -35,8 +35,8 @@ class Source:
     """Rows of a task: read in pieces, by any number of processes.
 
     A source is small and can be sent to another process: it holds settings and paths, never arrays or open files.
-    ``endless`` ones generate more training rows than they were asked to prepare; the images of ``augments`` are changed
-    at every step of the paper's recipe.
+    An ``endless`` source can generate more training rows than are prepared. The paper's training augments the images
+    of a source with ``augments`` at every step.
     """
 
     endless = augments = False
@@ -47,7 +47,7 @@ class Source:
         raise NotImplementedError
 
     def files(self) -> Sequence[Path]:
-        """Return the files that `read` will open, or say which are missing; empty for a generator."""
+        """Return the files that `read` opens, none for a generator; raise an `InputError` if one is missing."""
         return []
 
     def pieces(self) -> Sequence[Piece]:
@@ -67,7 +67,7 @@ class Source:
         raise NotImplementedError
 
     def pictures(self, x: np.ndarray) -> np.ndarray:
-        """Return stored sequences as images (rows, height, width[, 3]) of bytes, where they are such."""
+        """Return stored sequences of an image task as images (rows, height, width[, 3]) of bytes."""
         raise NotImplementedError
 
     def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
@@ -75,7 +75,7 @@ class Source:
         raise NotImplementedError
 
     def notes(self) -> list[str]:
-        """Return what a person should know of how the data was read, a line each."""
+        """Return notes on how the data was read, a line each."""
         return []
 
 
@@ -107,7 +107,7 @@ def check_sequences(task: Task, x: np.ndarray) -> np.ndarray:
 
 
 def check_symbols(task: Task, x: np.ndarray, lengths: np.ndarray | None, texts: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return new symbols (rows, tokens) and their lengths without padding, or refuse them, naming ``texts`` instead."""
+    """Return new symbols (rows, tokens) and their lengths without padding; errors name ``texts`` as the other form."""
     assert isinstance(task.form, Tokens)
     if x.ndim != 2 or x.dtype.kind not in "ui" or not 0 < x.shape[1] <= task.max_tokens:
         raise InputError(
@@ -137,7 +137,7 @@ REMEDY = "name the folder with --data DIR or RESERVOIR_DATA"
 
 
 def data_folder(task: str, data: Path | None, wanted: str) -> Path:
-    """Return the data folder of a task that needs the wanted files, or say that there is none."""
+    """Return the data folder of a task that needs the ``wanted`` files, or refuse."""
     if data is None:
         raise InputError(f"task {task!r} needs {wanted}, and no data folder was given; {REMEDY}")
     if not data.is_dir():
@@ -146,7 +146,7 @@ def data_folder(task: str, data: Path | None, wanted: str) -> Path:
 
 
 def find_file(task: str, data: Path | None, folders: Iterable[str], names: Sequence[str]) -> Path:
-    """Return the first of several names, the usual one first, that is a file in a folder below the data folder."""
+    """Return the first of several file names that exists in one of the folders below the data folder."""
     wanted = " or ".join(names[:2])
     data = data_folder(task, data, f"its files ({wanted}, ...)")
     places = [data / folder for folder in folders]

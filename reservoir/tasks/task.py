@@ -13,7 +13,7 @@ from reservoir.errors import InputError
 SPLITS = ("train", "valid", "test")
 
 MISSING = -1
-"""The class of labels that are not there, behind the end of a row whose every token has one; of targets it is NaN."""
+"""The class of missing labels, behind the end of a row with a label for every token; missing targets are NaN."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Task:
     parameters : mapping, default {}
         Everything that chooses the rows (seeds, sizes, protocol); part of the cache key.
     labels : tuple of str or int, default ()
-        Names of the classes, in order; empty where the class number is the name.
+        Names of the classes, in order; empty if the class numbers are the names.
     alphabet : str, default ""
-        The letter of each symbol, where the sequences are texts of your own; these are stored as code points.
+        The letter of each symbol, for texts of your own; these are stored as code points.
     pictures : int, default 0
-        Pixels of a side of your own pictures, as they are seen by what reads vectors; these are stored as files.
+        Side of your own pictures in pixels, as models of vectors read them; pictures are stored as files.
     floor : float, optional
-        Accuracy of copying what is shown, where that is more than a constant answer gets.
+        Accuracy of copying the visible input, if that is more than a constant answer gets.
     """
 
     name: str
@@ -74,11 +74,11 @@ class Task:
 
     @property
     def each(self) -> str:
-        """What has labels of its own, every ``token`` or ``word``, those of shorter rows missing; else ""."""
+        """``token`` or ``word`` if each has a label of its own, else ""."""
         return self.parameters.get("each", "")
 
     def label(self, index: int) -> str | int:
-        """Return the name of a class, or its number where it has no name."""
+        """Return the name of a class, or its number if it has no name."""
         return self.labels[index] if self.labels else int(index)
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Split:
     ----------
     x : ndarray, (rows, tokens, dim) or (rows, tokens)
         The sequences as stored: unsigned bytes for pixels, float32 for sensors, integers for symbols; right-padded
-        with zeros. Of your own pictures (rows,) of arrays, the bytes of their files.
+        with zeros. Your own pictures are (rows,) of arrays with the bytes of their files.
     y : ndarray, (rows, readout_tokens, outputs)
         Class numbers (int64) or real targets (float32).
     lengths : ndarray of int32, (rows,)
@@ -114,7 +114,7 @@ class Split:
     cut : int, default 0
         Sequences that are shortened.
     groups : ndarray of int, (rows,), optional
-        The same number for rows that belong together, where your own data says so.
+        The number of the group (patient, machine) of each row, if your own data has groups.
     """
 
     x: np.ndarray
@@ -150,13 +150,13 @@ class Scaling:
         return cls(offset=np.full(dim, offset, np.float32), scale=np.full(dim, scale, np.float32))
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Return float32 values of the same shape as ``x`` (..., dim), 0 where one is NaN: missing, and masked."""
+        """Return float32 values of the shape of ``x`` (..., dim), with 0 for NaN."""
         found = (x.astype(np.float32) - self.offset) * self.scale
         return np.where(np.isnan(found), np.float32(0), found) if x.dtype.kind == "f" else found
 
 
 def check_split(task: Task, name: str, split: Split) -> None:
-    """Refuse sequences too short for what is read of them; shapes and labels are what a source promises."""
+    """Refuse sequences that are too short for the readout; assert the shapes and labels that sources promise."""
     per_row = (task.max_tokens, task.form.dim) if isinstance(task.form, Vectors) else (task.max_tokens,)
     assert task.pictures or (split.x.shape[1:] == per_row and split.x.dtype.kind in ("ui", "uif")[len(per_row) - 1])
     assert split.y.shape == (len(split.x), task.readout_tokens, task.outputs) and len(split.lengths) == len(split.x)

@@ -5,23 +5,19 @@ import io
 import json
 import os
 import struct
-import sys
 import tarfile
 import tracemalloc
 import zipfile
 from contextlib import suppress
-from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
-import samples
-
 from reservoir.errors import InputError
 from reservoir.tasks import task_named
 from reservoir.tasks.images.cifar_pickle import read_pickle
+from tests.tasks import samples
 
 MEGABYTE = 2**20
 

@@ -7,7 +7,6 @@ import os
 import pickle
 import re
 import struct
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -15,10 +14,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
-import samples
 from reservoir_pipelines.cli import run
+
+from tests.tasks import samples
 
 IMAGES, LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 
@@ -319,7 +317,7 @@ CASES = {
     "own flat": (npz(x=np.ones(30)), r"shape \(30,\)"),
     "own texts": (npz(x=np.full((30, 4), "a")), "x holds <U1"),
     "own negative symbols": (npz("--symbols", x=np.full((30, 4), -1)), "-1 in row 0, token 0 is no symbol"),
-    "own huge symbols": (npz("--symbols", x=np.full((30, 4), 10**7)), "if these are values, leave out --symbols"),
+    "own huge symbols": (npz("--symbols", x=np.full((30, 4), 10**7)), "leave out --symbols if these are values"),
     "own halves as symbols": (npz("--symbols", x=np.full((30, 4), 0.5)), "0.5 in row 0, token 0 is no symbol"),
     "own bad lengths": (npz(lengths=np.full(30, 5)), "length 5 in row 0 is not between 1 and 4"),
     "own odd split": (npz(split=np.array(["train", "dev"] * 15)), "split is 'dev' in row 1"),

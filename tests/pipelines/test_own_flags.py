@@ -47,7 +47,7 @@ def test_every_stage_takes_the_flags(cache, tmp_path, call):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["prepare", "digits", "--label", "y"], "--label: it is for files of your own, and 'digits' is a task"),
+        (["prepare", "digits", "--label", "y"], "--label is for your own files, and 'digits' is a named task"),
         (
             ["prepare", "t.csv", "--label", "wrad"],
             "no column 'wrad' (--label) among ['v0', 'v1', 'v2', 'v3', 'ward']; did",
@@ -59,7 +59,7 @@ def test_every_stage_takes_the_flags(cache, tmp_path, call):
         (["prepare", "t.csv", "--label", "ward", "--values", "--symbols"], "--values --symbols: give one of the two"),
         (["prepare", "t.csv", "--label", "ward", "--regression"], "leave out --regression"),
         (["prepare", "a.npz", "--group", "ward"], "--group ward names a column of a table, and it holds arrays"),
-        (["prepare", "s.csv", "--text", "s", "--missing", "mask"], "holds symbols, of which none is missing"),
+        (["prepare", "s.csv", "--text", "s", "--missing", "mask"], "holds symbols, which are never missing"),
         (["prepare", "s.csv", "--text", "s", "--values"], "x holds texts; leave out --values"),
         (["prepare", "t.csv", "--param", "lable=3"], "has no parameter 'lable'; it has label"),
     ],

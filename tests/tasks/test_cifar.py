@@ -6,15 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-import samples
-
 from reservoir.errors import InputError
 from reservoir.tasks import encode, task_named
 from reservoir.tasks.images.augment import augmented
 from reservoir.tasks.images.cifar import grey
 from reservoir.tasks.images.cifar_pickle import read_pickle
 from reservoir.tasks.rows import held_out
+from tests.tasks import samples
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 

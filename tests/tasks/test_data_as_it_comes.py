@@ -153,6 +153,14 @@ def test_new_recordings_are_named_by_their_files(tmp_path):
         assert np.array_equal(x[0], values["run03"])
 
 
+def test_names_of_recordings_keep_their_leading_zeros(tmp_path):
+    (tmp_path / "runs").mkdir()
+    for n in range(20):
+        table(tmp_path / "runs" / f"{n:03d}.csv", RNG.normal(size=(6, 2)), "u,v")
+    table(tmp_path / "labels.csv", [[f"{n:03d}", n % 2] for n in range(20)], "run,class")
+    assert task_named(str(tmp_path / "runs"), labels=str(tmp_path / "labels.csv")).task.classes == 2
+
+
 def test_recordings_in_folders_of_classes_need_no_table(tmp_path):
     for n in range(20):
         (tmp_path / "runs" / KIND[n % 2]).mkdir(parents=True, exist_ok=True)

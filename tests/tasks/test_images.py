@@ -1,17 +1,14 @@
 import gzip
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-import samples
-
 from reservoir.errors import InputError
 from reservoir.tasks import Piece, check_split, encode, task_named
 from reservoir.tasks.images.idx import read_idx
 from reservoir.tasks.images.patches import patches
+from tests.tasks import samples
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import decode_text
 
 from reservoir.errors import InputError
 from reservoir.tasks import check_split, encode, listops, task_named
@@ -15,6 +14,7 @@ from reservoir.tasks.expressions import (
     evaluate,
     random_expressions,
 )
+from tests.tasks.samples import decode_text
 
 OPERATIONS = {"[MIN": min, "[MAX": max, "[MED": lambda v: int(np.median(v)), "[SM": lambda v: sum(v) % 10}
 

@@ -231,7 +231,9 @@ def test_letters_that_no_training_row_has_are_unknown(tmp_path):
     words = [word + ("☃" if n % 3 else "") for n, word in enumerate(WORDS[:12])]
     np.savez(tmp_path / "t.npz", x=np.array(words), y=np.array(KINDS[:12]), split=SPLITS)
     source = task_named(str(tmp_path / "t.npz"))
-    assert source.task.form == Tokens(5) and any("no training row has them: ☃" in note for note in source.notes())
+    assert source.task.form == Tokens(5) and any(
+        "letters that no training row has, read as unknown: ☃" in note for note in source.notes()
+    )
     assert ord("☃") in all_rows(source)["valid"].x[0]
     x, lengths = encode(source.task, np.array(["AJ"]))
     assert to_symbols("new", x, lengths, source.task.alphabet).tolist() == [[1, 0]] and lengths.tolist() == [2]

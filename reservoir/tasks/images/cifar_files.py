@@ -40,19 +40,19 @@ FOLDERS = ("", "cifar-10-batches-bin", "cifar-10-batches-py", "cifar10", "cifar-
 
 @dataclass(frozen=True)
 class Batches:
-    """The six batches as found: six files, or the one archive; of binary records, or pickles."""
+    """The six batches: six files or one archive, with binary records or pickles."""
 
     paths: tuple[Path, ...]
     binary: bool
 
     @property
     def packed(self) -> bool:
-        """Whether they are in an archive, which can only be read from its beginning."""
+        """Whether the batches are in an archive, which can only be read from its beginning."""
         return len(self.paths) == 1
 
 
 def find_batches(task: str, data: Path | None) -> Batches:
-    """Return the batches below a data folder: of a folder before an archive, binary before pickled."""
+    """Return the batches below a data folder; folders come before archives, binary files before pickles."""
     wanted = "cifar-10-batches-bin, cifar-10-batches-py, cifar-10-binary.tar.gz or cifar-10-python.tar.gz"
     data = data_folder(task, data, wanted)
     for suffix in (".bin", ""):
@@ -81,7 +81,7 @@ def read_batches(found: Batches, wanted: slice) -> list[tuple[np.ndarray, np.nda
 
 def _read(path: Path) -> bytes:
     if path.stat().st_size > MOST_BYTES:
-        raise InputError(f"{path}: {path.stat().st_size} bytes; a batch has 31 million: is it another file?")
+        raise InputError(f"{path}: {path.stat().st_size} bytes; a batch has 31 million; check that it is one")
     return path.read_bytes()
 
 
@@ -89,7 +89,7 @@ def _unpack(path: Path, names: list[str]) -> dict[str, bytes]:
     """Return members of an archive by their names without folders; nothing is written to disk."""
     found: dict[str, bytes] = {}
     try:
-        # Members that are skipped are unpacked, too: what is read in all is counted, not what is kept.
+        # Skipping a member unpacks it, too, so all bytes are counted, not only those that are kept.
         with gzip.open(path) as packed, tarfile.open(fileobj=_Counted(packed), mode="r|") as archive:  # pyright: ignore
             for number, member in enumerate(archive):
                 if number > MOST_MEMBERS:

@@ -13,10 +13,10 @@ import numpy as np
 from reservoir.errors import InputError
 
 MOST_EXPANSION = 50
-"""No published set shrinks by a tenth of this under gzip; a large file that grows by more is damaged or hostile."""
+"""Published sets expand by less than a tenth of this; a large file that expands by more is damaged or hostile."""
 
 FREE_BYTES = 2**26
-"""Up to this size an array may shrink as it likes: labels in order nearly vanish."""
+"""Up to this size an array may expand by any factor: sorted labels compress to almost nothing."""
 
 
 def read_idx(path: Path, sides: tuple[int, ...] = ()) -> np.ndarray:

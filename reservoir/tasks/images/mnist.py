@@ -119,8 +119,8 @@ class Mnist(Source):
 class FashionMnist(Mnist):
     """Fashion-MNIST: clothes in MNIST's format, and under the same file names.
 
-    So that MNIST is not taken for it, its files are looked for in a folder that is called ``fashion...`` itself, or in
-    one of `folders` below the data folder.
+    MNIST has the same file names, so the files must be in a folder called ``fashion...``, or in one of `folders` below
+    the data folder.
     """
 
     folders = ("fashion-mnist", "fashion_mnist", "fashion", "FashionMNIST/raw")

@@ -1,4 +1,4 @@
-"""Your own data as a source of sequences with labels."""
+"""Your own data as the source of a task."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
 
 
 def own_name(origin: str) -> str:
-    """Return the name of a task of your own: the file's, with "-" for what no folder should hold, or the function's."""
+    """Return the name of a task of your own: that of the file, without special characters, or of the function."""
     if MODULE_FUNCTION.fullmatch(origin):
         return origin.replace(":", ".")
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(origin).name).lstrip("._-") or "data"
@@ -44,22 +44,20 @@ class OwnData(Source):
     - ``x`` (rows, tokens, dim): vectors; (rows, tokens) of floats: vectors of one value; (rows, tokens) of integers:
       symbols or values, see `reservoir.tasks.own.kinds.read_integers`; (rows,) of texts: their letters are symbols.
     - ``y`` (rows,) or (rows, outputs), or (rows, readout tokens, outputs) for one label per each of the last tokens:
-      floats are targets, strings and booleans classes, integers either, see `reservoir.tasks.own.kinds.read_labels`.
+      floats are targets, strings and booleans classes; `reservoir.tasks.own.kinds.read_labels` decides on integers.
     - ``lengths`` (rows,): the real tokens of each row; what follows them is ignored.
-    - ``split`` (rows,): ``train``, ``valid`` or ``test``; see `reservoir.tasks.own.labels.split_rows` for what happens
-      without it.
+    - ``split`` (rows,): ``train``, ``valid`` or ``test``; `reservoir.tasks.own.labels.split_rows` divides rows without.
     - ``groups`` (rows,): rows of one group are in one split.
 
-    They are the arrays of an ``.npz`` or ``.h5`` file, or come from a table, a FASTA file, a folder of pictures or
-    sounds, or a function; see `reservoir.tasks.own.roles` for how the columns of a table are told apart, where
-    ``asked`` does not say it.
+    They are the arrays of an ``.npz`` or ``.h5`` file, or come from a table, a FASTA file, a folder of recordings,
+    sounds or pictures, or a function. `reservoir.tasks.own.roles` has the rule for the columns of a table.
     """
 
     origin: str  # a path, or module:function
     asked: OwnDataOptions = field(default_factory=OwnDataOptions)
 
     def __reduce__(self) -> tuple[type, tuple]:
-        """Leave what was read behind when another process is to read the files."""
+        """Pickle the settings without the arrays: another process reads the files itself."""
         return type(self), tuple(getattr(self, field.name) for field in fields(self))
 
     @cached_property
@@ -113,34 +111,36 @@ class OwnData(Source):
         rounding = Rounding()
         found = standardisation(self.origin, self._training_values(rounding))
         rounding.check(self.origin)
-        if self.asked.missing == "mask":  # what says where a value is missing stays 0 and 1
+        if self.asked.missing == "mask":  # the channels that mark missing values stay 0 and 1
             half = self._channels // 2
             found.offset[half:], found.scale[half:] = 0, 1
         return found
 
     def notes(self) -> list[str]:
-        """Return what was decided unasked."""
+        """Return a line for each choice that was made by rule."""
         lines = [*self._columns.notes, *self._labels.notes]
         alphabet, others = self._alphabet
         if self._units is not None and "each" not in self._columns.chosen:
-            lines.append("y labels every token of x, as it is as long")
+            lines.append("y is as long as x, so it labels every token")
         if alphabet:
-            unknown = f"; unknown, as no training row has them: {shown(others)}" if others else ""
+            unknown = f"; letters that no training row has, read as unknown: {shown(others)}" if others else ""
             letters = alphabet.removeprefix(UNKNOWN)
             read = "x holds texts of" if are_words(alphabet) else f"x read as {len(letters)} symbols,"
             lines.append(f"{read} the letters {shown(letters)}{unknown}")
         elif self._reading and self._symbols:
-            lines.append(f"x read as {self._vocabulary:,} symbols ({self._reading.why}; else --values)")
+            lines.append(f"x read as {self._vocabulary:,} symbols ({self._reading.why}); pass --values for values")
         elif self._reading:
-            lines.append(f"x read as values ({self._reading.why}; else --symbols)")
+            lines.append(f"x read as values ({self._reading.why}); pass --symbols for symbols")
         return [f"{own_name(self.origin)}: {line}" for line in lines]
 
-    # ---- what the data holds
+    # ---- the data
 
     @cached_property
     def _columns(self) -> Arrays:
         columns = open_arrays(self.origin, self.asked)
-        samples = self.asked.waveform and "waveform" not in columns.unused_options  # values, too, may be such
+        samples = (
+            self.asked.waveform and "waveform" not in columns.unused_options
+        )  # a series of values may be a waveform, too
         if not samples and (flags := [name for name in columns.unused_options if name in self.asked.explicit]):
             raise InputError(f"{self.origin}: --{flags[0]} means nothing for such data; leave it out")
         missing = [name for name in ("x", "y") if name not in columns.shapes]
@@ -160,10 +160,10 @@ class OwnData(Source):
         return isinstance(self._columns, Pictures)
 
     def _parameters(self) -> dict[str, Any]:
-        """Return what was asked for, and the columns that were found, as needed to read new data alike."""
-        unheard = {"standardise"} if self._symbols else set()
-        given = {name: value for name, value in self.asked.explicit.items() if name not in unheard}
-        if self.asked.labels:  # its content is in the labels; where it lies is nobody's business
+        """Return the options given and the columns chosen, which new data is read with."""
+        unused = {"standardise"} if self._symbols else set()
+        given = {name: value for name, value in self.asked.explicit.items() if name not in unused}
+        if self.asked.labels:  # paths are not part of the key
             given["labels"] = Path(self.asked.labels).name
         each = {} if self._units is None else {"each": TOKEN}
         return each | self._columns.chosen | given
@@ -183,7 +183,7 @@ class OwnData(Source):
 
     @cached_property
     def _reading(self) -> Reading | None:
-        """What the rule says of integers of which nothing else does."""
+        """Whether integers are symbols or values, by rule; None if a flag or the type decides."""
         asked = self.asked.values or self.asked.symbols or self._columns.letters
         if asked or len(self._shape) == 3 or self._columns.dtypes["x"].kind == "f":
             return None
@@ -194,7 +194,7 @@ class OwnData(Source):
     def _symbols(self) -> bool:
         names = self.asked.symbols or self._columns.letters or bool(self._reading and self._reading.names)
         if names and self.asked.missing != "refuse":
-            raise InputError(f"{self.origin}: x holds symbols, of which none is missing; leave out --missing")
+            raise InputError(f"{self.origin}: x holds symbols, which are never missing; leave out --missing")
         return names
 
     @property
@@ -204,7 +204,7 @@ class OwnData(Source):
 
     @cached_property
     def _units(self) -> np.ndarray | None:
-        """How many labels each row has, where every token or word has one."""
+        """Number of labels of each row, if every token or word has one."""
         if "units" in self._columns.shapes:
             return self._column("units")
         y, x = self._columns.shapes["y"], self._shape
@@ -236,7 +236,7 @@ class OwnData(Source):
 
     @cached_property
     def _alphabet(self) -> tuple[str, str]:
-        """The letters of the training rows, and those that only other rows have; of texts."""
+        """The alphabet of texts, and the letters that only other rows have."""
         if not self._columns.letters:
             return "", ""
         return alphabet_of(
@@ -254,7 +254,7 @@ class OwnData(Source):
             real = np.arange(x.shape[1]) < self._lengths[piece.lo : piece.hi, None]
             largest = max(largest, int(x.max(initial=0, where=real)))
         if largest >= MOST_SYMBOLS:
-            raise InputError(f"{self.origin}: x holds the symbol {largest}; if these are values, leave out --symbols")
+            raise InputError(f"{self.origin}: x holds the symbol {largest}; leave out --symbols if these are values")
         return largest + 1
 
     def _column(self, name: str) -> np.ndarray | None:

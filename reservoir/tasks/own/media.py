@@ -13,7 +13,7 @@ from reservoir.tasks.own.bad_rows import BadRows
 from reservoir.tasks.own.cells import labels_of
 from reservoir.tasks.own.labels import SPLIT_NAMES
 from reservoir.tasks.own.paths import KINDS, check_inside, kind_of, named_kind
-from reservoir.tasks.own.roles import choose_labels, text_columns
+from reservoir.tasks.own.roles import choose_labels
 from reservoir.tasks.own.tables import Table, read_table
 
 
@@ -85,7 +85,7 @@ def labels_from_table(asked: OwnDataOptions, names: Sequence[str]) -> tuple[dict
         Names of the files below their folder, or of the records.
     """
     assert asked.labels
-    table = read_table(Path(asked.labels), text_columns(asked))
+    table = read_table(Path(asked.labels), None)  # all as text: run 007 is not run 7
     bad = BadRows(str(table.path), table.places, skip=False)
     for row, reason in table.faults.items():
         bad.add(row, reason)

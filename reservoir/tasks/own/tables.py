@@ -49,15 +49,15 @@ class Table:
     faults: dict[int, str]
 
 
-def read_table(path: Path, text: Sequence[str] = (), rows: int | None = None) -> Table:
+def read_table(path: Path, text: Sequence[str] | None = (), rows: int | None = None) -> Table:
     """Return a table with the columns named in ``text`` as they are written, and the types of the others inferred.
 
     Parameters
     ----------
     path : Path
         A local file with one of `SUFFIXES`.
-    text : sequence of str, default ()
-        Columns whose cells stay text, in small letters or capitals: 007 is no number there.
+    text : sequence of str or None, default ()
+        Columns whose cells stay text, in small letters or capitals: 007 is no number there. None means all.
     rows : int, optional
         Read only so many rows.
     """
@@ -102,12 +102,6 @@ def lines_of(path: Path) -> Iterator[str]:
         yield from file
 
 
-def names_of(path: Path) -> list[str]:
-    """Return the column names of a table of comma-separated or tab-separated text."""
-    _, between, names, _ = _header(path)
-    return names if between else []
-
-
 # ---- .csv and .tsv
 
 
@@ -121,14 +115,15 @@ def _header(path: Path) -> tuple[int, str, list[str], str]:
     return blank, between, names, following
 
 
-def _read_csv(path: Path, text: Sequence[str], rows: int | None) -> Table:
+def _read_csv(path: Path, text: Sequence[str] | None, rows: int | None) -> Table:
     """Return the columns of text with commas, semicolons (then with decimal commas, if any) or tabs between."""
     import pandas as pd
 
     blank, between, names, following = _header(path)
     check_names(path, [name for name in names if name])
     names = [name or f"Unnamed: {place}" for place, name in enumerate(names)]
-    as_text = {place: str for place, name in enumerate(names) if name.lower() in {one.lower() for one in text}}
+    wanted = {name.lower() for name in (names if text is None else text)}
+    as_text = {place: str for place, name in enumerate(names) if name.lower() in wanted}
     try:
         with path.open(encoding="utf-8-sig", newline="") as file, warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
