@@ -153,6 +153,12 @@ def test_new_recordings_are_named_by_their_files(tmp_path):
         assert np.array_equal(x[0], values["run03"])
 
 
+def test_the_table_of_labels_is_no_recording(tmp_path):
+    recordings(tmp_path / "runs")
+    task = task_named(str(tmp_path / "runs"), labels="labels.csv").task
+    assert len(read_new(tmp_path / "runs", task)[0]) == 20
+
+
 def test_names_of_recordings_keep_their_leading_zeros(tmp_path):
     (tmp_path / "runs").mkdir()
     for n in range(20):

@@ -35,9 +35,7 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
     own = name not in TASKS and Path(name).exists()
     task = own_name(name) if own or ":" in name else name
     wanted = {flag: value for flag, value in flags.items() if value is not None}
-    labels = wanted.get("labels")
-    if labels:
-        wanted["labels"] = Path(labels).name  # as entries record it
+    labels = wanted.pop("labels", None)  # compared by content, as the data is
     if "init" in wanted and Path(wanted["init"]).is_dir():
         wanted |= {"backbone": str(Path(wanted["init"]).resolve()), "init": "pretrained"}  # as entries record it
     elif "backbone" in wanted:

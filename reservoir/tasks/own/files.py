@@ -60,7 +60,8 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
     if published or (path.is_file() and (suffix in SERIES or (is_bare(path) and not asked.label))):
         return read_series(published or {"": path}, regression=asked.regression)
     asked = replace(asked, labels=str(labels_path(path, asked.labels))) if asked.labels else asked
-    files = media_files(path, Path(asked.labels) if asked.labels else None)
+    labels = asked.labels or (path / known["labels"] if known and "labels" in known else None)
+    files = media_files(path, Path(labels) if labels else None)
     if not files and known and known.get("recordings") and suffix in tables.SUFFIXES and not paths.named_kind(path):
         files = [path]
     if files:
