@@ -174,12 +174,32 @@ def test_the_headline_is_not_trained_and_limits_no_rows_at_full_scale(scale):
     recipe = load_recipe("headline", scale)
     assert {cell.stage for cell in recipe.cells} == {"fit"}
     assert {cell.settings["init"] for cell in recipe.cells} == {"random"}
-    assert {spot.combine for spot in recipe.spots if spot.cells and spot.task != "homology"} == {"best"}
+    raw = {spot.combine for spot in recipe.spots if spot.row == "raw input, linear" and spot.task != "homology"}
+    assert raw == {"best"}
     if scale in LARGE:
         assert not any("limit" in cell.settings for cell in recipe.cells)
         assert {cell.seed for cell in recipe.cells} == {0, 1, 2}
 
 
+def test_every_claim_is_about_numbers_of_its_table():
+    count = 0
+    for name in recipe_names():
+        recipe = load_recipe(name, "paper")
+        places = {(spot.row, spot.column) for spot in recipe.spots}
+        for claim in recipe.claims:
+            named = {tuple(place) for place in (claim["more"], *claim.get("than", ()))} if "more" in claim else set()
+            assert named <= places, (name, claim)
+            assert bool(named) != bool(claim.get("unseen")), (name, claim)
+            assert ("than" in claim) + ("by" in claim) == bool(named), (name, claim)
+            count += 1
+    assert count > 50
+
+
 def test_a_claim_that_needs_another_scale_says_so():
     assert "unseen" in load_recipe("headline", "smoke").table()["claims"][0]
     assert "unseen" not in load_recipe("headline", "full").table()["claims"][0]
+
+
+def test_a_part_of_a_table_has_only_the_claims_about_its_numbers():
+    claims = load_recipe("table9", "smoke").select(["cifar10", "Pretrained", "Statistics only"]).table()["claims"]
+    assert [claim["more"] for claim in claims] == [["Pretrained", "cifar10"]]

@@ -167,7 +167,7 @@ class Recipe:
             "unit": "; ".join(units),
             "columns": list(self.columns),
             "rows": rows,
-            "claims": [self._claim(claim) for claim in self.claims],
+            "claims": [self._claim(claim) for claim in self.claims if _places(claim) <= places.keys()],
         }
 
     def _claim(self, claim: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,6 +175,11 @@ class Recipe:
         if self.scale in claim.get("scales", SCALES):
             return dict(claim)
         return {"says": claim["says"], "unseen": f"at {self.scale} scale"}
+
+
+def _places(claim: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """Return the row and column of each number that a claim is about."""
+    return {(row, column) for row, column in (claim["more"], *claim.get("than", ()))} if "more" in claim else set()
 
 
 def recipe_names() -> list[str]:
