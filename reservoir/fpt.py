@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from reservoir.backbones import Backbone
 from reservoir.errors import InputError
 from reservoir.inputs import NativeInput
-from reservoir.pooling import parse_column, pool
+from reservoir.pooling import LayerPooling, parse_column, pool
 from reservoir.random import generator
 from reservoir.tasks.task import Task, Tokens, Vectors
 
@@ -127,16 +127,19 @@ class FPT(nn.Module):
     def features(self, x: Tensor, lengths: Tensor, columns: list[str]) -> dict[str, Tensor]:
         """Return pooled hidden states (batch, kept tokens, kept width) by column; no layer is computed in vain."""
         pooled: dict[str, Tensor] = {}
-        parsed = {column: parse_column(column) for column in columns}
+        by_layer: dict[str, dict[str, str]] = {}
+        for column in columns:
+            layer, pooling = parse_column(column)
+            by_layer.setdefault(layer, {})[column] = pooling
 
-        # A layer is pooled inside its hook, so that the states of no two layers are held together.
+        # A layer is pooled inside its hook, so that the hidden states of one layer only are in memory.
         def record(layer: str, hidden: Tensor) -> None:
-            with torch.autocast(x.device.type, enabled=False):  # means are products too, and would be rounded
-                for column, (of, pooling) in parsed.items():
-                    if of == layer:
-                        pooled[column] = pool(hidden, lengths, pooling, self.task.readout_tokens, self.task.max_tokens)
+            wanted, task = by_layer[layer], self.task
+            with torch.autocast(x.device.type, enabled=False):  # autocast would round means, which are products
+                of_layer = LayerPooling(hidden, lengths, wanted.values(), task.readout_tokens, task.max_tokens)
+                pooled.update({column: of_layer(pooling) for column, pooling in wanted.items()})
 
-        with self.backbone.recording({layer: partial(record, layer) for layer, _ in parsed.values()}):
+        with self.backbone.recording({layer: partial(record, layer) for layer in by_layer}):
             self.backbone(self.inputs(x), lengths)
         return pooled
 

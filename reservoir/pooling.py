@@ -1,27 +1,25 @@
-"""Poolings: what of a layer is kept of each sequence, over its real tokens only."""
+"""Poolings: summaries of a layer's hidden states over the real tokens of each sequence."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
+from functools import cached_property
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from reservoir.errors import InputError
 
 POOLINGS = ("last", "mean", "std", "min", "max", "first", "cls", "segmentsK", "quantilesK", "sharesK", "tokens", "all")
-"""The names; K stands for a number, as in ``segments8``."""
-
-NEUTRAL = {"max": float("-inf"), "sharesK": float("-inf"), "min": float("inf"), "quantilesK": float("inf")}
-"""What padding is set to; 0 where nothing stands here."""
+"""Names of the poolings; K stands for a number, as in ``segments8``."""
 
 WIDEST_TOKENS = 16_384  # moments of as many channels take 2 GB, and a sweep the cube of them
 
 
 def parse_column(column: str) -> tuple[str, str]:
-    """Split a column such as ``block06/mean`` into its layer and its pooling, which exists."""
+    """Split a column such as ``block06/mean`` into its layer and its pooling; raise `InputError` if it has none."""
     layer, slash, pooling = column.partition("/")
     if not slash or not layer:
         raise InputError(f"column {column!r}: write layer/pooling, as in block06/mean")
@@ -30,7 +28,7 @@ def parse_column(column: str) -> tuple[str, str]:
 
 
 def check_poolings(poolings: list[str]) -> None:
-    """Raise `InputError` if one of the poolings does not exist."""
+    """Raise `InputError` if one of the poolings is unknown."""
     for pooling in poolings:
         kind, number = _parse(pooling)
         if kind not in POOLINGS or kind.endswith("K") != (number > 0):
@@ -38,7 +36,7 @@ def check_poolings(poolings: list[str]) -> None:
 
 
 def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int) -> tuple[int, int]:
-    """Return (tokens, width) of one row of a column; ``max_tokens`` are those of the longest sequence."""
+    """Return (tokens, width) of one row of a column; ``max_tokens`` is the length of the longest sequence."""
     if pooling == "last":
         return readout_tokens, width
     if pooling == "all":
@@ -48,7 +46,7 @@ def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int)
     if max_tokens * width > WIDEST_TOKENS:
         raise InputError(
             f"pooling tokens: {max_tokens:,} tokens of {width:,} channels side by side are {max_tokens * width:,}, "
-            f"more than {WIDEST_TOKENS:,}; take segmentsK or quantilesK, or a larger patch and stride"
+            f"more than {WIDEST_TOKENS:,}; use segmentsK or quantilesK, or a larger patch and stride"
         )
     return 1, max_tokens * width
 
@@ -56,52 +54,137 @@ def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int)
 def pool(
     hidden: Tensor, lengths: Tensor, pooling: str, readout_tokens: int = 1, max_tokens: int | None = None
 ) -> Tensor:
-    """Pool hidden states (batch, tokens, width) of right-padded sequences over their real tokens, ``lengths`` of them.
+    """Return one pooling of hidden states; see `LayerPooling`."""
+    return LayerPooling(hidden, lengths, [pooling], readout_tokens, max_tokens)(pooling)
 
-    ``last``: the last ``readout_tokens`` real tokens; ``first``, ``cls``: the first token; ``mean``, ``std``, ``min``,
-    ``max``: over all real tokens (``std`` divides by their number); ``segmentsK``: means of K equal stretches side by
-    side; ``quantilesK``: of each channel the quantiles at (i + 1) / (K + 1) for i < K, interpolated between tokens,
-    side by side; ``tokens``: every token side by side, zero at padding, ``max_tokens`` of them or as many as the batch
-    is padded to; ``all``: every token on its own, zero at padding.
 
-    What is returned, float32 (batch, kept tokens, kept width), is no view: the hidden states can be freed.
+class LayerPooling:
+    """Poolings of the hidden states of one layer, over the real tokens of right-padded sequences.
+
+    | pooling | result |
+    |---|---|
+    | ``last`` | the last ``readout_tokens`` real tokens |
+    | ``first``, ``cls`` | the first token |
+    | ``mean``, ``std``, ``min``, ``max`` | over all real tokens; ``std`` divides by their number |
+    | ``segmentsK`` | means of K equal stretches side by side |
+    | ``quantilesK`` | for each channel, the quantiles at (i + 1) / (K + 1) for i < K, interpolated, side by side |
+    | ``sharesK`` | for each channel, the shares of tokens above each of the `share_levels`, side by side |
+    | ``tokens`` | all tokens side by side, zero at padding, ``max_tokens`` of them (default: as in the batch) |
+    | ``all`` | each token, zero at padding |
+
+    Parameters
+    ----------
+    hidden : Tensor, (batch, tokens, width)
+        Finite hidden states; the padding may hold any values.
+    lengths : Tensor of int64, (batch,)
+        Number of real tokens of each sequence.
+    poolings : list of str
+        All poolings that will be asked for: those that need sorted values share one sorted copy.
+    readout_tokens, max_tokens : int
+        For ``last`` and ``tokens``.
     """
-    hidden = hidden.float()
-    if pooling == "last":
-        positions = lengths[:, None] - readout_tokens + torch.arange(readout_tokens, device=hidden.device)
-        return hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[2]))
-    if pooling in ("first", "cls"):
-        return hidden[:, :1].clone()
-    kind, number = _parse(pooling)
-    padding = (torch.arange(hidden.shape[1], device=hidden.device) >= lengths[:, None])[:, :, None]
-    # masked_fill and not a product with zero: what stands at padding may be infinite.
-    hidden = hidden.masked_fill(padding, NEUTRAL.get(kind, 0.0))
-    match kind:
-        case "all":
-            return hidden
-        case "max":
-            return hidden.amax(dim=1, keepdim=True)
-        case "min":
-            return hidden.amin(dim=1, keepdim=True)
-        case "tokens":
-            missing = 0 if max_tokens is None else max_tokens - hidden.shape[1]
-            kept = torch.nn.functional.pad(hidden, (0, 0, 0, missing))
-        case "quantilesK":
-            kept = _quantiles(hidden, lengths, number)
-        case "sharesK":
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        lengths: Tensor,
+        poolings: Iterable[str],
+        readout_tokens: int = 1,
+        max_tokens: int | None = None,
+    ) -> None:
+        self._hidden, self._lengths = hidden.float(), lengths
+        self._readout_tokens, self._max_tokens = readout_tokens, max_tokens
+        tokens = torch.arange(hidden.shape[1], device=hidden.device)
+        self._padding: Tensor | None = (tokens >= lengths[:, None])[:, :, None]
+        # numpy on a CPU sorts ten times as fast as torch. A compiled or exported graph has to hold for all lengths.
+        self._eager = not (torch.compiler.is_compiling() or hidden.requires_grad or hidden.device.type != "cpu")
+        if self._eager and int(lengths.min()) == hidden.shape[1]:
+            self._padding = None
+        kinds = {_parse(pooling)[0] for pooling in poolings}
+        self._has_order = self._eager and not kinds.isdisjoint(("quantilesK", "sharesK"))
+
+    def __call__(self, pooling: str) -> Tensor:
+        """Return float32 (batch, kept tokens, kept width), which is no view of the hidden states."""
+        hidden, lengths = self._hidden, self._lengths
+        if pooling == "last":
+            count = self._readout_tokens
+            positions = lengths[:, None] - count + torch.arange(count, device=hidden.device)
+            return hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[2]))
+        if pooling in ("first", "cls"):
+            return hidden[:, :1].clone()
+        kind, number = _parse(pooling)
+        match kind:
+            case "all":
+                return self._filled(0.0).clone() if self._padding is None else self._filled(0.0)
+            case "max" | "min":
+                return self._extreme(kind)
+            case "tokens":
+                missing = 0 if self._max_tokens is None else self._max_tokens - hidden.shape[1]
+                kept = torch.nn.functional.pad(self._filled(0.0), (0, 0, 0, missing))
+            case "quantilesK":
+                kept = self._quantiles(number)
+            case "sharesK":
+                kept = self._shares(number)
+            case _:
+                kept = torch.bmm(stretch_weights(lengths, hidden.shape[1], max(1, number)), self._filled(0.0))
+        if kind == "std":
+            apart = hidden - kept
+            squares = (apart if self._padding is None else apart.masked_fill(self._padding, 0.0)).square()
+            kept = (squares.sum(dim=1, keepdim=True) / lengths[:, None, None]).sqrt()
+        return kept.flatten(1)[:, None]
+
+    def _filled(self, value: float) -> Tensor:
+        """Return the hidden states with a value at padding."""
+        # masked_fill and not a product with zero, because the padding may be infinite.
+        return self._hidden if self._padding is None else self._hidden.masked_fill(self._padding, value)
+
+    @cached_property
+    def _ordered(self) -> Tensor:
+        """The values of each channel in ascending order, (batch, width, tokens), with padding at the end."""
+        if not self._eager:
+            return self._filled(float("inf")).sort(dim=1).values.transpose(1, 2)
+        values = self._hidden.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+        if self._padding is not None:
+            values.masked_fill_(self._padding.transpose(1, 2), float("inf"))
+        values.numpy().sort(axis=-1)
+        return values
+
+    def _at(self, rank: Tensor) -> Tensor:
+        """Return the values at some ranks (batch, K) of each channel, (batch, K, width)."""
+        ordered = self._ordered
+        return ordered.gather(2, rank[:, None].expand(-1, ordered.shape[1], -1)).transpose(1, 2)
+
+    def _extreme(self, kind: str) -> Tensor:
+        if self._has_order:
+            return self._at((self._lengths[:, None] - 1) * (kind == "max")).contiguous()
+        if kind == "max":
+            return self._filled(float("-inf")).amax(dim=1, keepdim=True)
+        return self._filled(float("inf")).amin(dim=1, keepdim=True)
+
+    def _quantiles(self, number: int) -> Tensor:
+        """Return K quantiles (batch, K, width) of each channel."""
+        lengths = self._lengths[:, None]
+        # The rank of level (i + 1) / (K + 1) is (i + 1) (n - 1) / (K + 1); integers have no rounding errors.
+        place = (lengths - 1) * torch.arange(1, number + 1, device=lengths.device)
+        low = place // (number + 1)
+        share = ((place % (number + 1)).float() / (number + 1))[:, :, None]
+        return torch.lerp(self._at(low), self._at(torch.minimum(low + 1, lengths - 1)), share)
+
+    def _shares(self, number: int) -> Tensor:
+        """Return the share of tokens above each of K levels, (batch, K, width), for each channel."""
+        if self._has_order:
+            levels = torch.tensor(share_levels(number)).expand(*self._ordered.shape[:2], number).contiguous()
+            below = torch.searchsorted(self._ordered, levels, right=True).transpose(1, 2)
+            above = (self._lengths[:, None, None] - below).float()
+        else:
+            hidden = self._filled(float("-inf"))
             ones = torch.ones(1, hidden.shape[1], device=hidden.device)  # products count faster than sums, as exactly
-            above = [ones @ (hidden > level).float() for level in share_levels(number)]
-            kept = torch.cat(above, dim=1) / lengths[:, None, None]
-        case _:
-            kept = torch.bmm(stretch_weights(lengths, hidden.shape[1], max(1, number)), hidden)
-    if kind == "std":
-        squares = (hidden - kept).masked_fill(padding, 0.0).square()
-        kept = (squares.sum(dim=1, keepdim=True) / lengths[:, None, None]).sqrt()
-    return kept.flatten(1)[:, None]
+            above = torch.cat([ones @ (hidden > level).float() for level in share_levels(number)], dim=1)
+        return above / self._lengths[:, None, None]
 
 
 def share_levels(number: int) -> list[float]:
-    """Return the K levels of ``sharesK``: from -18 to 18, fine about 0, as values and their scale vary in decades."""
+    """Return the K levels of ``sharesK``, from -18 to 18, denser near 0: the scale of values varies by decades."""
     top, middle = math.asinh(18 / 0.06), (number - 1) / 2
     return [0.06 * math.sinh(top * (i - middle) / max(middle, 1)) for i in range(number)]
 
@@ -109,8 +192,8 @@ def share_levels(number: int) -> list[float]:
 def stretch_weights(lengths: Tensor, tokens: int, stretches: int) -> Tensor:
     """Return the weights (batch, stretches, tokens) whose product with the hidden states gives means of stretches.
 
-    Stretch i of n real tokens covers those from floor(i n / s) up to max(floor((i + 1) n / s), floor(i n / s) + 1), so
-    that every one of the s stretches has a token, even where there are fewer tokens than stretches.
+    With s stretches and n real tokens, stretch i covers the tokens from floor(i n / s) to
+    max(floor((i + 1) n / s), floor(i n / s) + 1), so that each stretch has a token even if n < s.
     """
     steps = torch.arange(stretches + 1, device=lengths.device)
     bounds = lengths[:, None] * steps // stretches
@@ -119,25 +202,6 @@ def stretch_weights(lengths: Tensor, tokens: int, stretches: int) -> Tensor:
     position = torch.arange(tokens, device=lengths.device)
     inside = (position >= start[:, :, None]) & (position < stop[:, :, None])
     return inside.float() / (stop - start)[:, :, None]
-
-
-def _quantiles(hidden: Tensor, lengths: Tensor, number: int) -> Tensor:
-    """Return K quantiles (batch, K, width) of each channel; padding is infinite, and so sorted behind real tokens."""
-    ranked = _in_order(hidden)
-    # Level (i + 1) / (K + 1) lies at (i + 1) (n - 1) / (K + 1) in the order; whole numbers leave nothing to rounding.
-    place = (lengths[:, None] - 1) * torch.arange(1, number + 1, device=hidden.device)
-    low = place // (number + 1)
-    share = ((place % (number + 1)).float() / (number + 1))[:, :, None]
-    high = torch.minimum(low + 1, lengths[:, None] - 1)
-    below, above = (ranked.gather(1, rank[:, :, None].expand(-1, -1, hidden.shape[2])) for rank in (low, high))
-    return torch.lerp(below, above, share)
-
-
-def _in_order(hidden: Tensor) -> Tensor:
-    """Return hidden states with the values of each channel in order: on a CPU by numpy, ten times as fast as torch."""
-    if torch.compiler.is_compiling() or hidden.requires_grad or hidden.device.type != "cpu":
-        return hidden.sort(dim=1).values
-    return torch.from_numpy(np.sort(hidden.transpose(1, 2).contiguous().numpy(), axis=-1)).transpose(1, 2)
 
 
 def _parse(pooling: str) -> tuple[str, int]:

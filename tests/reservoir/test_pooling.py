@@ -1,4 +1,4 @@
-"""Poolings of padded rows of different lengths: a plain numpy computation of each row's real tokens."""
+"""Poolings of padded rows, compared with numpy on the real tokens of each row."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from reservoir.errors import InputError
-from reservoir.pooling import check_poolings, parse_column, pool, pooled_shape
+from reservoir.pooling import LayerPooling, check_poolings, parse_column, pool, pooled_shape
 
 TOKENS, WIDTH, LONGEST = 12, 5, 15
 
@@ -48,7 +48,7 @@ PLAIN = {
 
 @pytest.mark.parametrize("offset", [0.0, 300.0])
 @pytest.mark.parametrize("pooling", PLAIN)
-def test_real_tokens_are_pooled_as_by_numpy(pooling, offset):
+def test_poolings_of_real_tokens_equal_numpy(pooling, offset):
     hidden = offset + torch.randn(6, TOKENS, WIDTH, generator=torch.Generator().manual_seed(0))
     lengths = torch.tensor([12, 1, 7, 2, 12, 5])
     for padding in (float("nan"), float("inf"), float("-inf"), 1e30):
@@ -61,7 +61,7 @@ def test_real_tokens_are_pooled_as_by_numpy(pooling, offset):
             np.testing.assert_allclose(found[row, 0], expected, rtol=1e-6, atol=1e-6 + 1e-7 * offset)
 
 
-def test_ties_and_equal_tokens_have_quantiles_too():
+def test_quantiles_of_equal_values():
     hidden = torch.tensor([1.0, 1.0, 2.0, 2.0, 2.0])[None, :, None]
     assert pool(hidden, torch.tensor([5]), "quantiles3").flatten().tolist() == [1.0, 2.0, 2.0]
     assert pool(hidden, torch.tensor([2]), "quantiles3").flatten().tolist() == [1.0, 1.0, 1.0]
@@ -84,14 +84,21 @@ def test_unknown_poolings_are_refused(name):
         parse_column(f"block01/{name}")
 
 
-def test_columns_are_a_layer_and_a_pooling():
+def test_parse_column_splits_layer_and_pooling():
     assert parse_column("block06/quantiles9") == ("block06", "quantiles9")
     with pytest.raises(InputError, match="write layer/pooling"):
         parse_column("mean")
 
 
-def test_quantiles_are_the_same_bits_whether_numpy_or_torch_puts_values_in_order():
-    hidden = torch.randn(3, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1))
-    lengths = torch.tensor([12, 7, 1])
-    by_torch = pool(hidden.clone().requires_grad_(), lengths, "quantiles9").detach()
-    assert torch.equal(pool(hidden, lengths, "quantiles9"), by_torch)
+@pytest.mark.parametrize("lengths", [[12, 7, 1], [12, 12, 12]])
+def test_poolings_that_share_a_sorted_copy_equal_each_one_by_torch_alone(lengths):
+    hidden, counts = torch.randn(3, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1)), torch.tensor(lengths)
+    shared = LayerPooling(hidden, counts, [*PLAIN, "all"], 1, LONGEST)
+    for pooling in (*PLAIN, "all"):
+        # Hidden states with gradients are pooled by torch alone, without numpy and without a shared copy.
+        by_torch = pool(hidden.clone().requires_grad_(), counts, pooling, max_tokens=LONGEST).detach()
+        assert torch.equal(shared(pooling), by_torch), pooling
+    before = hidden.clone()
+    shared("all").zero_()
+    shared("max").zero_()
+    assert torch.equal(hidden, before), "a result is a view of the hidden states"
