@@ -78,7 +78,7 @@ class Plan:
     windows : Windows
         How sequences become tokens.
     layers, poolings : tuple of str
-        What is kept; their product are the columns.
+        What is cached: each layer under each pooling is a column.
     device, compute, store : str
         The device, the precision of matrix products, and the precision on disk.
     block_rows, batch_rows : int
@@ -359,7 +359,7 @@ def _known_columns(task: Task) -> tuple[str, ...]:
     """Return the columns that are known to suit the kind of a task's data; none where nothing is known of it.
 
     Of series and symbols those with and without the segments, which tell where in the sequence something is, and these
-    beside the raw input; of symbols also all tokens of each layer.
+    joined to the raw input; of symbols also all tokens of each layer.
     """
     kind = kind_of(task)
     layers, _ = default_layers(kind)
@@ -448,7 +448,7 @@ def default_windows(task: Task, rows: int, longest: int) -> dict[str, Any]:
     kind = kind_of(task)
     if task.each == TOKEN and not (isinstance(task.form, Tokens) and task.form.vocabulary > MOST_SYMBOLS):
         around = {"stride": 1, "pad": "same", "patch": SERIES_KERNEL}
-        if isinstance(task.form, Tokens):  # a readout of an orthogonal map has the symbols around each themselves
+        if isinstance(task.form, Tokens):  # a linear readout can undo it, and so reads the symbols around each
             return around | {"input": "orthogonal"}
         return around | {"input": "kernels", "dilations": "auto", "normalise": "both"}
     most = max(1, min(MAX_WINDOWS, MAX_TOKENS // max(rows, 1)))
@@ -460,7 +460,7 @@ def default_windows(task: Task, rows: int, longest: int) -> dict[str, Any]:
 
 
 def default_layers(kind: Kind, *, native: bool = False) -> tuple[str, str]:
-    """Return the layers that are kept, and why."""
+    """Return the default layers, and why."""
     if native or kind in ("named task", "vectors"):
         return "all", "any layer may be best"
     layers = "embed,block01,block02" if kind == "tokens" else "embed,block01"
@@ -468,7 +468,7 @@ def default_layers(kind: Kind, *, native: bool = False) -> tuple[str, str]:
 
 
 def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None) -> tuple[str, str]:
-    """Return the poolings that are kept at a hidden width, and why."""
+    """Return the default poolings at a hidden width, and why."""
     if kind == "labels of every token":
         return "all", "every token has a label"
     if reader:

@@ -1,4 +1,4 @@
-"""The map of a run: which reservoir, on which device, in which precision."""
+"""The frozen model: its options with every default decided, and the loaded model on a device, in a precision."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from reservoir.inputs import Reader
 
 DEFAULT_BACKBONE = "mini"
-"""The backbone meant where none is named; its weights come with this package."""
+"""The default backbone; its weights come with this package."""
 
 MOST_SYMBOLS = 64
-"""The largest vocabulary that windows read, each symbol a channel of its own."""
+"""The largest vocabulary of which windows are made, with one channel per symbol."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Reservoir(ReservoirOptions):
         return Windows(**cut, normalise=self.normalise, symbols=symbols)
 
     def windowed(self, task: Task) -> Task:
-        """Return the task as the model sees it, with windows as tokens; refuse one that has none."""
+        """Return the task as the model sees it, with windows as tokens; raise `InputError` where no window fits."""
         windows = self.windows(task)
         if windows.plain:
             return task
@@ -64,19 +64,23 @@ class Reservoir(ReservoirOptions):
         channels = task.form.dim if isinstance(task.form, Vectors) else windows.symbols
         if windows.symbols > MOST_SYMBOLS:
             raise InputError(
-                f"{what}windows are of up to {MOST_SYMBOLS} symbols; those of {task.name!r} are {channels}"
+                f"{what}windows take up to {MOST_SYMBOLS} symbols, and task {task.name!r} has {channels}; "
+                "leave the options of windows out"
             )
         if task.readout_tokens > 1 and not (task.each == "token" and self.stride == 1 and self.pad == "same"):
-            raise InputError(f"{what}task {task.name!r} labels single tokens, which windows do not keep")
+            raise InputError(f"{what}task {task.name!r} labels single tokens, which windows join; leave it out")
         tokens = int(windows.counts(np.array(task.max_tokens)))
         if tokens < 1:
-            raise InputError(f"{what}the sequences of task {task.name!r} have {task.max_tokens} values")
+            raise InputError(
+                f"{what}no window fits the sequences of task {task.name!r}, of {task.max_tokens} values; "
+                "give a smaller patch or smaller dilations"
+            )
         dim = len(windows.dilations) * windows.patch * windows.forms * channels
         return replace(task, form=Vectors(dim), max_tokens=tokens)
 
 
 def full_name(backbone: str) -> str:
-    """Return a folder or a GGUF file by its full path, any other name as it is; a folder called mini is ``./mini``."""
+    """Return the full path of a folder or a GGUF file, the full name of a short one; ``mini`` is never a folder."""
     path = Path(backbone)
     if backbone in SHORT and not path.is_dir():
         return SHORT[backbone]
@@ -106,7 +110,7 @@ class LoadedModel:
 def load_model(
     task: Task, settings: Reservoir, device: str = "auto", compute: str = "auto", output_init: str = "orthogonal"
 ) -> LoadedModel:
-    """Build the model of a resolved reservoir for a task, in evaluation mode on its device."""
+    """Load or draw the model for a task, in evaluation mode on its device."""
     from reservoir.backbones import load_backbone, weights_digest
     from reservoir.fpt import FPT, InputLayer
     from reservoir.inputs import open_native
@@ -114,7 +118,7 @@ def load_model(
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
     if settings.input == "gaussian" and isinstance(task.form, Vectors):
-        raise InputError(f"--input gaussian: task {task.name!r} holds values, not symbols; take orthogonal or kernels")
+        raise InputError(f"--input gaussian: task {task.name!r} holds values, not symbols; use orthogonal or kernels")
     windows, seen, shape = settings.windows(task), settings.windowed(task), None
     reader, input_digests = None, {}
     if settings.input == "native":
@@ -128,7 +132,7 @@ def load_model(
             shape = (len(windows.dilations), windows.patch, windows.forms, seen.form.dim // taps)
         inputs = InputLayer(seen.form, backbone.width, settings.seed, settings.gain, shape)
     if settings.long == "windows" and (reader is None or reader.kind != "tokenizer"):
-        raise InputError("--long windows: it is for texts that a model reads by its own tokenizer; leave it out")
+        raise InputError("--long windows: only texts read by the model's own tokenizer can be long; leave it out")
     fpt = FPT(seen, backbone, inputs, settings.seed, output_init).eval()
     digest = weights_digest(backbone)
     import torch
@@ -143,7 +147,7 @@ def load_model(
         device=place,
         reader=reader,
         input_digests=input_digests,
-        # A recurrent backbone does not follow into bfloat16.
+        # Recurrent backbones stay in float32.
         compute=str(backbone.compute).removeprefix("torch."),
     )
 
@@ -171,8 +175,8 @@ def choose_compute(name: str, device: torch.device) -> str:
     if device.type == "cuda":
         native = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        # The questions are private in torch, so a version without them gets the safe answer. The first is of the
-        # library that multiplies, which may be kept from what the processor has (ONEDNN_MAX_CPU_ISA).
+        # These functions are private in torch; a version without them gets the safe answer. The first asks the library
+        # that multiplies, which can be limited to fewer instructions than the processor has (ONEDNN_MAX_CPU_ISA).
         used = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", bool)()
         tiles, products = (getattr(torch.cpu, f"_is_{name}_supported", bool)() for name in ("amx_tile", "avx512_bf16"))
         native = device.type == "cpu" and used and (tiles or (products and bfloat16_is_faster()))
@@ -183,18 +187,19 @@ def choose_compute(name: str, device: torch.device) -> str:
 def bfloat16_is_faster() -> bool:
     """Return whether this processor multiplies bfloat16 in less of its own time than float32, by a short trial.
 
-    Of those with instructions for it but no tiles some do not: a Xeon kept from its tiles takes 1.6 times as long.
-    That is so far from even that trials agree, and with them the keys of entries, which name the precision.
+    Some processors with bfloat16 instructions but no tiles (AMX) are slower in it: a Xeon whose tiles are disabled
+    takes 1.6 times as long. The ratio is so far from 1 that repeated trials agree, and so do the keys of entries, which
+    name the precision.
     """
     import torch
 
     def seconds(dtype: torch.dtype) -> float:
         x, weight = torch.ones(512, 768, dtype=dtype), torch.ones(768, 768, dtype=dtype)
-        taken = []
+        times = []
         for _ in range(5):
             started = time.process_time()
             torch.nn.functional.linear(x, weight)
-            taken.append(time.process_time() - started)
-        return min(taken)
+            times.append(time.process_time() - started)
+        return min(times)
 
     return seconds(torch.bfloat16) < seconds(torch.float32)

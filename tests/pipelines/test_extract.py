@@ -285,6 +285,6 @@ def test_windows_are_tokens_of_the_model(cache, tiny_gpt2, tmp_path):
         tokens = np.stack([scaled[row, 2 * i : 2 * i + 4].ravel() for i in range(count)])
         hidden = model.fpt.features(torch.from_numpy(tokens)[None], torch.tensor([count]), ["block02/last"])
         np.testing.assert_allclose(done["train"]["block02/last"][row], hidden["block02/last"][0, 0], atol=1e-5)
-    for wrong, words in (({"patch": 13}, "values; take a smaller"), ({"patch": 0}, "--patch 0"), ({"patch": 40}, "30")):
+    for wrong, words in (({"patch": 13}, "values; use a smaller"), ({"patch": 0}, "--patch 0"), ({"patch": 40}, "30")):
         with pytest.raises(InputError, match=words):
             extract(str(tmp_path / "own.npz"), pool="last", **wrong, **settings)

@@ -163,7 +163,7 @@ def test_a_file_that_is_not_found_is_named_with_the_extraction_that_is_used(tmp_
     extract(str(file), cache=tmp_path / "cache", pool="mean", **SMALL)
     monkeypatch.chdir(tmp_path)
     assert run(["fit", "t.npz", "--cache", "cache", "--json"]) == 0
-    assert f"t.npz: no such file here; taken is what was extracted last of {file}" in capsys.readouterr().err
+    assert f"t.npz not found; using the last extraction of {file}" in capsys.readouterr().err
     assert run(["fit", "a b/t.npz", "--cache", "cache", "--json"]) == 0
     assert "no such file" not in capsys.readouterr().err
     assert run(["fit", "a b/u.npz", "--cache", "cache"]) == 2

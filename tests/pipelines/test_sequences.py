@@ -117,7 +117,7 @@ def test_groups_are_held_out_together(tiny_gpt2):
     subject = np.arange(60) // 6
     model = ReservoirClassifier(backbone=str(tiny_gpt2), pool="std")
     by_subject = model.fit(x, y, groups=subject)
-    folds = by_subject._deals(x, np.unique(y, return_inverse=True)[1][:, None], subject, classifier=True)
+    folds = by_subject._fold_numbers(x, np.unique(y, return_inverse=True)[1][:, None], subject, classifier=True)
     assert folds.shape == (60, 5)
     assert all(len(np.unique(folds[subject == s, deal])) == 1 for s in range(10) for deal in range(5))
     model.set_params(cv=GroupKFold(3)).fit(x, y, groups=subject)

@@ -1,4 +1,4 @@
-"""A scikit-learn classifier over raw sequences: a frozen map and a linear readout, the features cached by row."""
+"""A scikit-learn classifier of raw sequences: a frozen model and a linear readout, with features cached by row."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class ReservoirClassifier(ClassifierMixin, ReservoirPredictor):
     """Classifier of raw sequences: a frozen sequence model, and a ridge readout of its best columns.
 
     Sequences go through a fixed input layer and a frozen backbone; the hidden states of each layer, pooled over the
-    tokens, are a column. Ridge readouts of every penalty are fitted to columns, alone, side by side, and beside the raw
-    input, and what classifies most held-out samples rightly is kept. What is not said is chosen by the data, as
-    `extract` and `fit` choose it for a file that holds them.
+    tokens, are a column. Ridge readouts with every penalty are fitted to columns, alone, side by side, and beside the
+    raw input, and the one with the best accuracy on held-out samples is kept. Defaults depend on the data as those of
+    `extract` and `fit` do.
 
-    The results of the frozen pass are cached under the SHA-256 of the row, in this process and on disk, so that each
-    distinct row passes once, whatever comes after it: penalties, class weights, ``cv``. Values are standardised by the
-    samples that are fitted, so in ``cross_val_score`` a row passes once for each fold; with ``standardise=False``, for
-    values that have a scale of their own, once in all. With ``n_jobs`` a row may pass once in each process.
+    Features are cached under the SHA-256 of the row, in this process and on disk, so each distinct row goes through the
+    model once, whatever the penalties, class weights and ``cv``. Values are standardised by the samples fitted, so in
+    ``cross_val_score`` a row goes through once per fold; with ``standardise=False``, once in all. With ``n_jobs`` a row
+    may go through once in each process.
 
     {parameters}
 
@@ -37,7 +37,7 @@ class ReservoirClassifier(ClassifierMixin, ReservoirPredictor):
     readout_ : LinearReadout
         The chosen readout, fitted to all samples.
     column_ : str
-        The column that it reads, such as ``block06/mean``, or several joined by a plus; ``raw`` is the input itself.
+        The column of the readout, such as ``block06/mean``, or several joined by a plus; ``raw`` is the input itself.
     columns_ : list of str
         Columns of the reservoir.
     alpha_ : float
@@ -45,13 +45,13 @@ class ReservoirClassifier(ClassifierMixin, ReservoirPredictor):
     best_score_ : float
         Accuracy (R² of a regressor) of the chosen readout on held-out samples.
     cv_results_ : dict of ndarray
-        ``column``, ``alpha`` and ``score`` of all that was tried.
+        ``column``, ``alpha`` and ``score`` of every readout tried.
     n_features_in_ : int
         Length of the longest sequence, in values of a channel.
     n_channels_in_ : int
-        Values at each place; 1 for X of two dimensions.
+        Channels of each value; 1 for X of two dimensions.
     feature_names_in_ : ndarray of shape (``n_features_in_``,)
-        Names of the places, where they were given as strings.
+        Names of the columns of X, if X has any.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The parameters of the estimators, made from the fields of the options and from what scikit-learn adds."""
+"""The parameters of the estimators: fields of the options, and a few that only the estimators have."""
 
 from __future__ import annotations
 
@@ -30,18 +30,21 @@ _OPTIONS: tuple[Field[Any], ...] = (
 _OWN: dict[str, tuple[Any, str]] = {
     "vocabulary": (
         None,
-        "X holds symbols, whole numbers below this one; None: integers as in files, all else values.",
+        "X holds symbols, whole numbers below this one. None: integers as in files, all else values.",
     ),
     "channels_first": (
         False,
         "True: X of three dimensions is (samples, channels, values), as in aeon and sktime; sequences in a list are "
         "(channels, values).",
     ),
-    "alphas": (None, "Positive penalties; None for 25 values from 1e-2 to 1e6 in equal ratios, carried on at an end."),
+    "alphas": (
+        None,
+        "Positive penalties. None: 25 from 1e-2 to 1e6 in equal ratios, extended if an end is best.",
+    ),
     "cv": (
         None,
         "Folds, or a cross-validator, by which column and penalty are chosen; each sample is held out once. None: five "
-        "folds, dealt five times of less than 200 samples, three times of less than 600.",
+        "folds, repeated five times below 200 samples and three times below 600.",
     ),
     "class_weight": (None, "``balanced`` or weights by class, as in scikit-learn."),
 }
@@ -49,7 +52,7 @@ _HEAD = ["    Parameters", "    ----------"]
 
 
 def with_parameters(*own: str) -> Any:
-    """Give a class the constructor that scikit-learn reads, of all options and some own ones, and their description."""
+    """Give a class a constructor with all options and some parameters of its own, and document them."""
     table = {item.name: (item.default, _described(item)) for item in _OPTIONS}
     table |= {name: _OWN[name] for name in own}
 

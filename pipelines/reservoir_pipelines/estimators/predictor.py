@@ -1,4 +1,4 @@
-"""The choice of columns and penalty, as `fit` chooses: what the classifier and the regressor share."""
+"""What the classifier and the regressor share: the choice of columns and penalty, as `fit` chooses them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reservoir_pipelines.fitting.column_fit import ColumnFit, column_fit, with_w
 
 
 class ReservoirPredictor(ReservoirEstimator):
-    """What `ReservoirClassifier` and `ReservoirRegressor` share; their parameters are described there."""
+    """Base of `ReservoirClassifier` and `ReservoirRegressor`, which document the parameters."""
 
     readout_: LinearReadout
     column_: str
@@ -34,7 +34,7 @@ class ReservoirPredictor(ReservoirEstimator):
         sample_weight: npt.ArrayLike | None = None,
         groups: npt.ArrayLike | None = None,
     ) -> Self:
-        """Fit every penalty to every column and choose one.
+        """Fit readouts with every penalty to every column, and choose one.
 
         Parameters
         ----------
@@ -43,9 +43,9 @@ class ReservoirPredictor(ReservoirEstimator):
         y : array-like of shape (n_samples,) or (n_samples, n_targets)
             Labels of a classifier (n_samples,), targets of a regressor.
         sample_weight : array-like of shape (n_samples,), default=None
-            A sample of weight 2 counts as two, one of weight 0 as none.
+            A sample of weight 2 counts as two samples, one of weight 0 as none.
         groups : array-like of shape (n_samples,), default=None
-            Samples of a group are held out together.
+            The group of each sample; samples of a group are held out together.
 
         Returns
         -------
@@ -59,7 +59,7 @@ class ReservoirPredictor(ReservoirEstimator):
         return self
 
     def _coded(self, labels: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, Targets]:
-        """Return the labels (n, outputs) as they are fitted, and what they are."""
+        """Return the labels (n, outputs) as numbers, and the description of the targets."""
         raise NotImplementedError
 
     def _choose(
@@ -70,8 +70,8 @@ class ReservoirPredictor(ReservoirEstimator):
         weights: np.ndarray | None,
         groups: npt.ArrayLike | None,
     ) -> None:
-        """Fit every column and penalty to labels (n, outputs) and keep the best: of equal ones that of least loss."""
-        features, folds = self._features(rows), self._deals(rows.x, y, groups, classifier=targets.classes > 0)
+        """Fit every column and penalty to labels (n, outputs) and keep the best; ties go to the lower loss."""
+        features, folds = self._features(rows), self._fold_numbers(rows.x, y, groups, classifier=targets.classes > 0)
         raw, trials = features(RAW).shape[1], []
         for name in dict.fromkeys([*self._plan.candidates, RAW]):
             block = features(name), y, folds
@@ -88,8 +88,10 @@ class ReservoirPredictor(ReservoirEstimator):
             "score": np.array([result.valid_score for result in found]),
         }
 
-    def _deals(self, x: np.ndarray, y: np.ndarray, groups: npt.ArrayLike | None, *, classifier: bool) -> np.ndarray:
-        """Return the fold of each sample in each deal, (n, deals)."""
+    def _fold_numbers(
+        self, x: np.ndarray, y: np.ndarray, groups: npt.ArrayLike | None, *, classifier: bool
+    ) -> np.ndarray:
+        """Return the fold of each sample in each repetition, (n, repeats)."""
         group = None if groups is None else column_or_1d(groups)
         labels = y[:, 0] if classifier else None
         if self.cv is not None and (group is None or not isinstance(self.cv, int)):
@@ -97,18 +99,18 @@ class ReservoirPredictor(ReservoirEstimator):
         units = len(x) if group is None else len(np.unique(group))
         if units < 2:
             what = "n_samples = 1" if group is None else "groups holds 1 group"
-            raise ValueError(f"{what}; give at least two, to choose by those that are held out")
+            raise ValueError(f"{what}; give at least two, as some are held out to choose a readout")
         plan = self._plan
-        folds, deals = (min(plan.folds, units), plan.repeats) if self.cv is None else (self.cv, 1)
-        dealt = [draw_folds(len(x), int(folds), labels=labels, groups=group, repeat=n) for n in range(deals)]
-        return np.stack(dealt, axis=1)
+        folds, repeats = (min(plan.folds, units), plan.repeats) if self.cv is None else (self.cv, 1)
+        found = [draw_folds(len(x), int(folds), labels=labels, groups=group, repeat=n) for n in range(repeats)]
+        return np.stack(found, axis=1)
 
     def _trial(
         self, name: str, block: tuple[np.ndarray, ...], targets: Targets, emphasis: np.ndarray | None
     ) -> ColumnFit:
-        """Sweep one column, or several side by side; an end of the penalties that does best carries them on."""
-        deals: dict[str, Any] = {"folds": int(block[2].max()) + 1, "repeats": block[2].shape[1], "emphasis": emphasis}
-        swept = partial(cross_sweep, [block], targets, **deals)
+        """Fit one column, or several side by side, with every penalty; extend the grid where its end is best."""
+        how: dict[str, Any] = {"folds": int(block[2].max()) + 1, "repeats": block[2].shape[1], "emphasis": emphasis}
+        swept = partial(cross_sweep, [block], targets, **how)
         given = DEFAULT_ALPHAS if self.alphas is None else np.asarray(self.alphas, np.float64)
         columns = tuple(name.split("+"))
 
@@ -123,11 +125,11 @@ class ReservoirPredictor(ReservoirEstimator):
         return self.readout_.scores(read)
 
     def _read(self, x: npt.ArrayLike) -> np.ndarray:
-        """Return what the readout sees of new sequences, (n, width)."""
+        """Return the features that the readout reads of new sequences, (n, width)."""
         rows = self._rows(x)
         return self._features(rows)(self.column_)
 
 
 def _emphasis(name: str, width: int, raw: int) -> np.ndarray | None:
-    """Return how much each feature counts, (width,), where columns end with so many of the raw input; else None."""
+    """Return the weight of each feature, (width,), where the last ``raw`` ones are the raw input; else None."""
     return balance_raw(np.arange(width) >= width - raw) if name.endswith(f"+{RAW}") else None

@@ -1,4 +1,4 @@
-"""A scikit-learn regressor over raw sequences: a frozen map and a linear readout, the features cached by row."""
+"""A scikit-learn regressor of raw sequences: a frozen model and a linear readout, with features cached by row."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from reservoir_pipelines.estimators.predictor import ReservoirPredictor
 class ReservoirRegressor(RegressorMixin, ReservoirPredictor):
     """Regressor of raw sequences: a frozen sequence model, and a ridge readout of its best columns.
 
-    As `ReservoirClassifier`, with the same attributes but ``classes_``; what is kept has the highest R² of held-out
-    samples, averaged over targets.
+    It works like `ReservoirClassifier` and has the same attributes but ``classes_``; the readout with the best R² on
+    held-out samples, averaged over targets, is kept.
 
     {parameters}
 

@@ -1,4 +1,4 @@
-"""From raw sequences to features: what the estimators over sequences share."""
+"""What the estimators of sequences share: from raw sequences to features."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _validate: Callable[..., Any] = validate_data
 
 
 class ReservoirEstimator(BaseEstimator):
-    """What the estimators over raw sequences share; their parameters are described there."""
+    """Base of the estimators of raw sequences, which document the parameters."""
 
     vocabulary_: int | None
     n_features_in_: int
@@ -50,13 +50,13 @@ class ReservoirEstimator(BaseEstimator):
     compute: str
 
     def __sklearn_tags__(self) -> Any:
-        """Declare that sequences of several channels are taken too."""
+        """Declare that X may have three dimensions."""
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True
         return tags
 
     def _checked(self, x: Any, *more: Any, reset: bool, **checks: Any) -> tuple[Any, np.ndarray]:
-        """Return what scikit-learn's checks leave of X (and y), and the length of each sequence."""
+        """Return X (and y) as scikit-learn's checks return them, and the length of each sequence."""
         lengths = None
         if holds_texts(x):
             raise ValueError("X holds texts; give their letters as numbers, [list(text.encode()) for text in X]")
@@ -71,7 +71,7 @@ class ReservoirEstimator(BaseEstimator):
         return found, full if lengths is None else lengths
 
     def _learn(self, x: np.ndarray, lengths: np.ndarray, weights: np.ndarray | None = None) -> Rows:
-        """Decide what the data decide: their kind and scale, the reservoir and its columns; return them as rows."""
+        """Resolve the plan for the data and learn the scale of values; return X as rows."""
         self.vocabulary_ = read_vocabulary(x, lengths) if self.vocabulary is None else self.vocabulary
         rows = as_rows(x, lengths, self.vocabulary_)
         self.n_channels_in_ = rows.x.shape[2] if rows.x.ndim == 3 else 1
@@ -85,7 +85,7 @@ class ReservoirEstimator(BaseEstimator):
         return rows.scaled(self._scaling) if self._scaling else rows
 
     def _rows(self, x: Any) -> Rows:
-        """Return new sequences as those were that this was fitted on."""
+        """Return new sequences in the form of those that this was fitted on."""
         check_is_fitted(self)
         checked, lengths = self._checked(x, reset=False)
         rows = as_rows(checked, lengths, self.vocabulary_)
@@ -97,8 +97,8 @@ class ReservoirEstimator(BaseEstimator):
         return rows.scaled(self._scaling) if self._scaling else rows
 
     def _features(self, rows: Rows) -> Callable[[str], np.ndarray]:
-        """Return what gives a column of these rows, (rows, width), or several joined by a plus."""
-        found: list[FoundRows] = []  # once asked for: the raw input alone needs no model
+        """Return a function from the name of a column, or of several joined by a plus, to features (rows, width)."""
+        found: list[FoundRows] = []  # filled when first needed: the raw input needs no model
 
         def part(name: str) -> np.ndarray:
             if name == RAW:
@@ -113,12 +113,12 @@ class ReservoirEstimator(BaseEstimator):
         model = self._model()
         if model.digest != self._digest:
             raise InputError(
-                f"the weights of {self._plan.reservoir.backbone!r} are no longer those this was fitted on; "
-                "bring them back, or fit again"
+                f"the weights of {self._plan.reservoir.backbone!r} have changed since this was fitted; "
+                "restore them, or fit again"
             )
         check_lengths(model, rows.lengths, "X, row")
         root = cache_root(None if self.cache is None else Path(self.cache)).resolve()
-        # Every column, and not the chosen one alone: another fold may choose another for the same rows.
+        # All columns are computed, not only the chosen one: another fold may choose another for the same rows.
         return shared_cache(root, model, self._plan).find(model, rows.x, rows.lengths)
 
     def _model(self) -> LoadedModel:

@@ -1,4 +1,4 @@
-"""Features found by what a row holds: a row goes through a frozen map once, whichever arrays it comes in."""
+"""Features cached under the content of a row: each distinct row goes through a frozen model once."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from reservoir_pipelines.extraction.spec import frozen_fields
 from reservoir_pipelines.files import stamp
 from reservoir_pipelines.workspace import ROWS
 
-FEW = 8  # rows: fewer are kept in memory alone, as a folder for each new row would fill a disk with folders
-HELD_BYTES = 2**28  # of features that stay in memory; what is on disk beyond it comes back through the system's cache
+FEW = 8  # fewer new rows are kept in memory only: a folder for each would fill the disk with folders
+HELD_BYTES = 2**28  # of features in memory; beyond it they are read from disk again
 
-_one_at_a_time = threading.Lock()  # a pass takes blocks out of the backbone, so that no other may run meanwhile
+_one_at_a_time = threading.Lock()  # a forward pass takes blocks out of the backbone, so one runs at a time
 
 
 @dataclass(eq=False)
 class Block:
-    """Some rows with their features: stored on disk, or held in memory alone as columns (rows, width) of float32."""
+    """Some rows with their features: stored on disk, or in memory as columns (rows, width) of float32."""
 
     stored: SplitFeatures | None
     held: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
-        """Size of what is in memory."""
+        """Bytes in memory."""
         return sum(values.nbytes for values in self.held.values())
 
     def column(self, name: str, *, hold: bool) -> np.ndarray:
-        """Return a column (rows, width), and keep it in memory where it may be held."""
+        """Return a column (rows, width); with ``hold`` keep it in memory."""
         if name in self.held:
             return self.held[name]
         assert self.stored is not None
@@ -62,7 +62,7 @@ class Block:
 
 @dataclass(frozen=True)
 class FoundRows:
-    """The features of the rows of one array, in its order: for each row its block among these, and its place there."""
+    """The features of the rows of one array: for each row its block, and its row in that block."""
 
     cache: RowCache
     blocks: list[Block]
@@ -70,7 +70,7 @@ class FoundRows:
     row: np.ndarray
 
     def column(self, name: str) -> np.ndarray:
-        """Return one column, (rows, width) of float32; several tokens lie side by side."""
+        """Return one column, (rows, width) of float32, with several tokens side by side."""
         out: np.ndarray | None = None
         for number, block in enumerate(self.blocks):
             mine = self.block == number
@@ -83,11 +83,11 @@ class FoundRows:
 
 
 class RowCache:
-    """The features of all rows that one frozen map (`row_spec`) has seen, under some columns.
+    """The features of all rows that one frozen model (`row_spec`) has seen, in some columns.
 
-    On disk they are ordinary entries of the cache, one for each batch of new rows, whose labels are the rows' SHA-256.
-    Features are stored in float32, so that they are the same whether they were computed or read. In the last bits they
-    depend on the rows that were computed along with them.
+    On disk they are ordinary entries of the cache, one for each batch of new rows, whose labels are the SHA-256 of the
+    rows. Features are stored in float32, so computed and read ones are equal. Their last bits depend on the rows that
+    were computed with them.
     """
 
     def __init__(self, root: Path, title: str, spec: Spec, columns: tuple[str, ...], layout: Layout) -> None:
@@ -98,12 +98,12 @@ class RowCache:
         self._known: set[Path] = set()
 
     def find(self, model: LoadedModel, x: np.ndarray, lengths: np.ndarray) -> FoundRows:
-        """Return the features of rows (rows, tokens, ...); of those not seen before, each distinct one passes once."""
+        """Return the features of rows (rows, tokens, ...); distinct new rows go through the model once."""
         digests = [hashlib.sha256(row[:end].tobytes()).digest() for row, end in zip(x, lengths, strict=True)]
         with _one_at_a_time:
             self._forget()
             if any(digest not in self._place for digest in digests):
-                self._scan()
+                self._read_new_entries()
             new = {digest: row for row, digest in enumerate(digests) if digest not in self._place}
             if new:
                 numbers = list(new.values())
@@ -119,7 +119,7 @@ class RowCache:
         return sum(block.bytes for block in self._blocks) < HELD_BYTES
 
     def _forget(self) -> None:
-        """Drop rows whose entry was removed, and those that are in memory alone when they have become many."""
+        """Drop rows whose entry was removed, and those that are only in memory when these are many."""
         many = sum(block.bytes for block in self._blocks if block.stored is None) > HELD_BYTES
         kept = [b for b in self._blocks if (b.stored.entry.path.is_dir() if b.stored else not many)]
         if len(kept) < len(self._blocks):
@@ -127,13 +127,13 @@ class RowCache:
             self._place = {digest: place for digest, place in self._place.items() if place[0] in kept}
             self._blocks = kept
 
-    def _scan(self) -> None:
-        """Take in what other processes, and earlier ones, have put on disk."""
+    def _read_new_entries(self) -> None:
+        """Add the entries that other or earlier processes have written."""
         for path in sorted((self.root / "features" / ROWS).glob(f"*{self._spec.key[:12]}-*")):
             if path not in self._known:
-                self._take(Entry.open(path))
+                self._add_entry(Entry.open(path))
 
-    def _take(self, entry: Entry) -> None:
+    def _add_entry(self, entry: Entry) -> None:
         stored = FeatureStore(entry)[ROWS]
         same = replace(entry.spec, data=self._spec.data) == self._spec
         if same and all(column in stored for column in self.columns):
@@ -156,7 +156,7 @@ class RowCache:
             return forward(model, None, x[low:high], lengths[low:high], columns, entry.layout.batch_rows)
 
         compute_missing(entry, [ROWS], self.columns, block)
-        self._take(entry)
+        self._add_entry(entry)
 
     def _entry(self, model: LoadedModel, lengths: np.ndarray, digests: list[bytes]) -> Entry:
         """Create the entry of a batch of rows, with their digests as labels."""
@@ -173,7 +173,7 @@ class RowCache:
 
 
 def row_spec(model: LoadedModel) -> Spec:
-    """Return all that changes the features of a row, whatever the rows."""
+    """Return the specification of the features of any rows."""
     return Spec(
         task=model.fpt.task.to_dict(),
         data={"digest": "", "rows": {ROWS: 1}},
@@ -183,7 +183,7 @@ def row_spec(model: LoadedModel) -> Spec:
 
 
 def shared_cache(root: Path, model: LoadedModel, plan: Plan) -> RowCache:
-    """Return the row cache of a frozen model, the same one as long as this process works with it."""
+    """Return the row cache of a model, one per process."""
     layout = Layout(block_rows=plan.block_rows, batch_rows=plan.batch_rows)
     return _shared(root, model.settings.title, row_spec(model).canonical(), plan.columns, layout)
 
@@ -194,7 +194,7 @@ def _shared(root: Path, title: str, spec: str, columns: tuple[str, ...], layout:
 
 
 def shared_model(task: Task, settings: Reservoir, device: str = "auto", compute: str = "auto") -> LoadedModel:
-    """Return the frozen map for such rows, loaded once as long as this process works with it."""
+    """Return the model for such rows, loaded once per process."""
     folder = Path(settings.backbone)
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     stamps = tuple((file.name, *stamp(file)) for file in files)

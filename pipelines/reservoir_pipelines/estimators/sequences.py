@@ -1,4 +1,4 @@
-"""Sequences as scikit-learn's users give them, an array or a list of arrays of unequal length, as padded rows."""
+"""X of the estimators, an array or a list of arrays of unequal length, as padded rows."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from reservoir.tasks.task import Scaling, Task, Tokens
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Sequences as a frozen map takes them, zeros behind each one's end."""
+    """Sequences as a frozen model takes them, padded with zeros."""
 
     x: np.ndarray  # (rows, values, channels) of float32 or (rows, tokens) of int64
     lengths: np.ndarray  # (rows,) of int32
 
     @property
     def real(self) -> np.ndarray:
-        """Which places belong to a sequence, (rows, values)."""
+        """Mask (rows, values) of the values that are no padding."""
         return np.arange(self.x.shape[1]) < self.lengths[:, None]
 
     def scaled(self, scaling: Scaling) -> Rows:
-        """Return values on another scale."""
+        """Return the rows with scaled values."""
         return Rows(np.where(self.real[:, :, None], scaling(self.x), np.float32(0)), self.lengths)
 
 
 def is_list(x: Any) -> bool:
-    """Whether X is a list of sequences, each an array of its own, or of unequal length."""
+    """Return whether X is a list of sequences: of arrays, or of lists of unequal length."""
     if isinstance(x, np.ndarray):
         return x.dtype == object and x.ndim == 1 and bool(len(x)) and isinstance(x[0], np.ndarray | list | tuple)
     if not isinstance(x, list | tuple) or not len(x) or not all(hasattr(item, "__len__") for item in x):
@@ -41,12 +41,12 @@ def is_list(x: Any) -> bool:
 
 
 def holds_texts(x: Any) -> bool:
-    """Whether X is a list or an array of strings."""
+    """Return whether X is a list or an array of strings."""
     return isinstance(x, list | np.ndarray) and len(x) > 0 and isinstance(x[0], str)
 
 
 def with_channels_last(x: Any, *, channels_first: bool, warn: bool) -> Any:
-    """Return X with the channels as its last axis; with ``warn`` say where they may be the one before."""
+    """Return X with the channels as its last axis; with ``warn``, warn if they seem to be the axis before."""
     if channels_first:
         if is_list(x):
             return [np.asarray(row).T if np.ndim(row) == 2 else row for row in x]
@@ -62,7 +62,7 @@ def with_channels_last(x: Any, *, channels_first: bool, warn: bool) -> Any:
 
 
 def padded(x: Sequence[Any], shortest: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return sequences as one array of at least ``shortest`` values, zeros behind each one's end, and their lengths."""
+    """Return sequences as one array of at least ``shortest`` values, padded with zeros, and their lengths."""
     items = [np.asarray(item) for item in x]
     for row, item in enumerate(items):
         if not item.size or item.ndim > 2 or item.shape[1:] != items[0].shape[1:] or item.dtype.kind not in "biuf":
@@ -79,7 +79,7 @@ def padded(x: Sequence[Any], shortest: int = 0) -> tuple[np.ndarray, np.ndarray]
 
 
 def read_vocabulary(x: np.ndarray, lengths: np.ndarray) -> int | None:
-    """Return how many symbols X holds, None for values; of integers by the rule of files, which is told."""
+    """Return the vocabulary of X, None for values; integers are read as in files, with a warning that says how."""
     if x.ndim != 2 or x.dtype.kind not in "ui":
         return None
     reading = read_integers(x, lengths)
@@ -90,7 +90,7 @@ def read_vocabulary(x: np.ndarray, lengths: np.ndarray) -> int | None:
 
 
 def as_rows(x: np.ndarray, lengths: np.ndarray, vocabulary: int | None) -> Rows:
-    """Return checked X as rows; a ValueError says which shape is wanted, or names the first symbol that is none."""
+    """Return checked X as rows; raise ValueError for a wrong shape or the first value that is no symbol."""
     if x.ndim > 3 or (vocabulary is not None and x.ndim > 2):
         want = "(rows, values) or (rows, values, channels)" if vocabulary is None else "(rows, tokens)"
         raise ValueError(f"X has the shape {x.shape}; give {want}")
@@ -106,10 +106,10 @@ def as_rows(x: np.ndarray, lengths: np.ndarray, vocabulary: int | None) -> Rows:
 def scaling_of(
     x: np.ndarray, rows: Rows, task: Task, weights: np.ndarray | None, *, standardise: bool
 ) -> Scaling | None:
-    """Return the scale of each channel, by all values of rows, weighted (n,) if not all once; None for symbols.
+    """Return the scale of each channel over the values of all rows, with ``weights`` (n,); None for symbols.
 
-    ``x`` is what the rows were given as. As of files (`reservoir.tasks.own`), a channel that does not vary is only
-    shifted, and one of which float32 leaves little is refused.
+    ``x`` holds the rows as they were given. As for files (`reservoir.tasks.own`), a constant channel is only shifted,
+    and one that float32 cannot resolve is refused.
     """
     if isinstance(task.form, Tokens):
         return None
@@ -129,11 +129,11 @@ def scaling_of(
 
 
 def _symbols(x: np.ndarray, vocabulary: int) -> np.ndarray:
-    """Return symbols as int64; a ValueError names the first value that is none."""
+    """Return symbols as int64; raise ValueError for the first value that is no symbol."""
     wrong = (x < 0) | (x >= vocabulary) | (x != np.floor(x))
     if wrong.any():
         row, token = np.argwhere(wrong)[0]
         raise ValueError(
-            f"X[{row}, {token}] is {x[row, token]}, no symbol from 0 to {vocabulary - 1}; give a larger vocabulary"
+            f"X[{row}, {token}] is {x[row, token]}, not a symbol from 0 to {vocabulary - 1}; give a larger vocabulary"
         )
     return np.array(x, np.int64)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Extraction(Record):
-    """What `extract` made or found.
+    """What `extract` computed or found in the cache.
 
     Parameters
     ----------
@@ -33,13 +33,13 @@ class Extraction(Record):
     rows : dict of str to int
         Rows of each split.
     columns : tuple of str
-        Every column that was asked for.
+        The columns, such as ``block06/mean``.
     bytes : int
         Size of the entry on disk.
     seconds : float
         Wall time of the call.
     reused : bool
-        True if everything was there already and no forward pass ran.
+        True if everything was cached already and no forward pass ran.
     computed_rows : int
         Rows that went through the model in this call.
     """
@@ -85,7 +85,7 @@ def extract(
     """Run a frozen transformer over a task once and cache its pooled hidden states.
 
     Whatever is cached already is reused: a finished extraction runs nothing, an interrupted one goes on, a new column
-    is added without computing the others again. The same settings give the same bytes, however often it was stopped.
+    is added without computing the others again. The same options give the same bytes, however often it was stopped.
     """
     started = time.monotonic()
     root = cache_root(options.cache)

@@ -1,4 +1,4 @@
-"""The stage ``plan``: what an extraction will take in time, disk and memory, from some seconds of it."""
+"""The stage ``plan``: the time, disk and memory that an extraction will take, from a trial of some seconds."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from reservoir_cache import required_bytes
 from reservoir.features import column_shapes, forward, model_batches, to_pieces
 from reservoir.options import ExtractOptions
 from reservoir_pipelines.extraction.run import Run, start_run
-from reservoir_pipelines.output import Record
+from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.preparation.prepare import prepare_for_model
 from reservoir_pipelines.workspace import cache_root
 
 clock = time.perf_counter
 
 SECONDS, REPEATS = 2.0, 3
-"""How long a trial is, and how many there are; the middle one counts."""
+"""Least seconds of a trial, and the number of trials, whose median counts."""
 
 QUEUED = 6
-"""Blocks in memory at a time: four that wait for the writer, the one that it has, and the one that is computed."""
+"""Blocks in memory at a time: four that wait for the writer, one being written, and one being computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast(Record):
-    """What `plan` expects of an extraction.
+    """The cost of an extraction, as `plan` predicts it.
 
     Parameters
     ----------
@@ -40,17 +40,17 @@ class Forecast(Record):
     padding : float
         Share of the tokens of a batch that are padding.
     rows_per_second : float
-        Of one worker.
+        Speed of one worker.
     workers : int
-        Workers like this process, of whose time nothing is lost.
+        Workers like this process, which are assumed to lose no time.
     seconds : float
-        From the start to the end, by all workers.
+        Wall time with all workers.
     bytes : int
-        On disk.
+        Size on disk.
     memory : int
         Bytes in one worker: what it holds now, and the blocks on their way to the disk.
     device, compute : str
-        What the trial ran on.
+        Device and precision of the trial.
     """
 
     task: str
@@ -69,19 +69,20 @@ class Forecast(Record):
 
 
 def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers: int = 1) -> Forecast:
-    """Try some seconds of an extraction, and say what all of it will take; nothing is written but the prepared data."""
+    """Time some seconds of an extraction and predict the whole of it; only the prepared data is written."""
     started, root = clock(), cache_root(options.cache)
     options, prepared = prepare_for_model(task, options, root)
     run = start_run(task, options, prepared, root)
     loading = clock() - started
-    have = sum(run.spec.rows.values())
-    rows = rows or have
+    notify(f"plan: data and model loaded in {loading:.0f} s; timing the model for about {SECONDS * REPEATS:.0f} s")
+    present = sum(run.spec.rows.values())
+    rows = rows or present
     x, stored = _sample(run, run.layout.block_rows)
     lengths = _lengths(run, x, stored)
     padded, tokens = _tokens(run, lengths) / len(x), float(lengths.sum()) / len(x)
     speed = 1 / (_seconds_per_token(run) * padded)
     shapes = column_shapes(run.model.fpt.task, run.model.fpt.backbone.width, run.columns)
-    shares = {split: -(-count * rows // have) for split, count in run.spec.rows.items()}
+    shares = {split: -(-count * rows // present) for split, count in run.spec.rows.items()}
     block = 4 * run.layout.block_rows * sum(kept * width for kept, width in shapes.values())
     return Forecast(
         task=prepared.task.name,
@@ -94,14 +95,14 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
         workers=workers,
         seconds=loading + rows / (speed * workers),
         bytes=required_bytes(run.spec, run.layout, shares, shapes),
-        memory=_held(run) + QUEUED * block,
+        memory=_peak_memory(run) + QUEUED * block,
         device=str(run.model.device),
         compute=run.model.compute,
     )
 
 
 def _sample(run: Run, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return so many of the train rows, drawn at random, as they are stored."""
+    """Return ``count`` random training rows as they are stored, and their lengths."""
     known = run.rows["train"]
     drawn = np.random.default_rng(seed).choice(known, min(count, len(known)), replace=False)
     part = run.prepared.split("train").take(np.sort(drawn))
@@ -113,12 +114,12 @@ def _lengths(run: Run, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def _tokens(run: Run, lengths: np.ndarray) -> float:
-    """Return the tokens that go through the model for rows of such lengths, padding included."""
+    """Return the tokens that go through the model for rows of these lengths, padding included."""
     return float(sum(len(rows) * tokens for rows, tokens in model_batches(run.model, lengths, run.layout.batch_rows)))
 
 
 def _seconds_per_token(run: Run) -> float:
-    """Run the model on more and more rows until a trial is long enough; return the middle one of some such."""
+    """Run the model on more and more rows until a trial is long enough; return the median of such trials."""
     count, found = run.layout.batch_rows, list[float]()
     while len(found) < REPEATS:
         x, lengths = _sample(run, count, len(found))
@@ -132,8 +133,8 @@ def _seconds_per_token(run: Run) -> float:
     return sorted(found)[REPEATS // 2]
 
 
-def _held(run: Run) -> int:
-    """Return the most memory that this process has held so far."""
+def _peak_memory(run: Run) -> int:
+    """Return the most bytes that this process has held so far."""
     import torch
 
     if run.model.device.type == "cuda":

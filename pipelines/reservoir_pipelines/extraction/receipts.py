@@ -1,4 +1,4 @@
-"""Which calls of extract were found finished: asked again, they need neither the model nor torch."""
+"""Receipts of finished extractions: a call with a receipt needs neither the model nor torch."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from reservoir_pipelines.files import read_checked, stamp, write_checked
 from reservoir_pipelines.preparation.prepared import Prepared
 
 PACKAGES = (Path(backbone_names.__file__).parent, Path(__file__).parents[1])
-"""The code that decides what a call means and computes it; the weights that come with it lie there too."""
+"""The code that resolves and computes a call, with the weights that come with it."""
 
 
 def request_of(prepared: Prepared, options: ExtractOptions, splits: Sequence[str] | None) -> str | None:
-    """Return the SHA-256 of all that decides what a call of extract is about; None where the hub has a say in it."""
-    said = asdict(replace(options, cache=None))
+    """Return the SHA-256 of all that decides the result of a call; None for models of the hub, which may change."""
+    given = asdict(replace(options, cache=None))
     folders = [Path(name) for name in (options.backbone, options.init) if name and Path(name).exists()]
     name = options.backbone or "mini"
     drawn = str(options.init).startswith("random") and name.partition(":")[0] in backbone_names.NAMES
@@ -40,12 +40,12 @@ def request_of(prepared: Prepared, options: ExtractOptions, splits: Sequence[str
         "weights": [_stamps(folder) for folder in folders],
         "versions": [version(name) for name in ("torch", "transformers")],
     }
-    text = json.dumps([prepared.digest, said, splits, here], sort_keys=True, default=str)
+    text = json.dumps([prepared.digest, given, splits, here], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def recall(root: Path, request: str | None) -> tuple[Entry, tuple[str, ...]] | None:
-    """Return the entry and the columns that this request led to, if they are all still there, and make it the last."""
+    """Return the entry and columns of an earlier, equal request if all are still there, and mark the entry as last."""
     try:
         kept = read_checked(_file(root, request or ""))
         entry = Entry.open(root / kept["entry"])
@@ -54,7 +54,7 @@ def recall(root: Path, request: str | None) -> tuple[Entry, tuple[str, ...]] | N
         unlabelled = any(entry.page(split, 0).targets is None for split in entry.splits)
         lacks = faults or unlabelled or any(entry.missing(split, columns) for split in kept["splits"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError, CacheError):
-        return None  # none was kept, or it is damaged: then it is found out anew
+        return None  # no receipt, or a damaged one
     if lacks or entry.key != kept["key"]:
         return None
     name = entry.path.name.rpartition("-")[0]
@@ -62,7 +62,7 @@ def recall(root: Path, request: str | None) -> tuple[Entry, tuple[str, ...]] | N
 
 
 def remember(root: Path, request: str | None, entry: Entry, columns: Sequence[str], splits: Sequence[str]) -> None:
-    """Keep what a request has led to, where this user can write."""
+    """Write the receipt of a request, where this user can write."""
     if request is None:
         return
     found: dict[str, Any] = {"entry": str(entry.path.relative_to(root)), "key": entry.key}
@@ -77,11 +77,11 @@ def _file(root: Path, request: str) -> Path:
 
 @cache
 def _machine() -> str:
-    """Return what tells two machines of one name apart, where the system says it."""
+    """Return what distinguishes machines of the same name, where the system has it."""
     for name in ("/etc/machine-id", "/proc/sys/kernel/random/boot_id"):
         with suppress(OSError):
-            if said := Path(name).read_text().strip():
-                return said
+            if number := Path(name).read_text().strip():
+                return number
     return ""
 
 
@@ -91,6 +91,6 @@ def _code() -> list[tuple[str, list[int]]]:
 
 
 def _stamps(place: Path) -> list[tuple[str, list[int]]]:
-    """Return name and stamp of a file, or of what lies below a folder."""
+    """Return name and stamp of a file, or of every file below a folder."""
     files = sorted(path for path in place.rglob("*") if path.suffix != ".pyc") if place.is_dir() else [place]
     return [(str(path), stamp(path)) for path in files if path.is_file()]

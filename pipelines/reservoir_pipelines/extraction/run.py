@@ -1,4 +1,4 @@
-"""One extraction whose outcome is not known yet: its plan, its model, and the blocks that its entry lacks."""
+"""One extraction: its plan, its model, and the blocks that its entry still lacks."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 from reservoir_pipelines.workspace import versions
 
 Compute = Callable[[str, int, int, Sequence[str]], Mapping[str, np.ndarray]]
-"""From a split, its rows from the first up to the last, and columns to their values (rows, tokens, width)."""
+"""Called with a split, its first and last row, and columns; returns their values (rows, tokens, width)."""
 
 MOST_TOKENS = 2**17  # of a block of several parts: what a kill may lose, about a minute of GPT-2 on two cores
 LEAST_BLOCKS = 8  # which several workers can share
-POLL = 0.5  # seconds until we look again for the blocks that other processes have claimed
+POLL = 0.5  # seconds between looks at the blocks that other processes have claimed
 
 
 def plan_of(prepared: Prepared, options: ExtractOptions) -> Plan:
@@ -71,7 +71,7 @@ def start_run(
 
 @dataclass
 class Run:
-    """One call of extract after its input has been read."""
+    """An extraction that is ready to be computed."""
 
     root: Path
     prepared: Prepared
@@ -101,7 +101,7 @@ class Run:
         return column_shapes(self.model.fpt.task, self.model.fpt.backbone.width, self.columns)
 
     def open(self) -> tuple[Entry, list[tuple[str, int]]]:
-        """Open the entry, with its labels and without what is damaged; return it and the blocks that it lacks."""
+        """Create or open the entry, write its labels, drop damaged blocks; return it and the blocks that it lacks."""
         name = f"{self.spec.task['name']} x {self.model.settings.title}"
         space = required_bytes(self.spec, self.layout, self.spec.rows, self._shapes)
         folder = f"{self.model.settings.title}-{self.spec.key[:16]}"
@@ -127,7 +127,7 @@ class Run:
         return entry, todo
 
     def compute(self, entry: Entry, advance: Callable[[int, int], None]) -> int:
-        """Compute all that is missing; return the number of rows computed here."""
+        """Compute all missing blocks; return the number of rows computed by this process."""
         computed = compute_missing(entry, self.splits, self.columns, partial(self._forward, entry.layout), advance)
         if note := self.model.reader.note if self.model.reader else "":
             notify(f"{self.spec.task['name']}: {note}")
@@ -185,19 +185,19 @@ def compute_blocks(
     compute: Compute,
     advance: Callable[[int, int], None] = lambda rows, written: None,
 ) -> int:
-    """Compute those of the blocks that nobody else has in hand; return the rows that were computed here."""
-    taken = 0
+    """Compute the blocks that no other process has claimed; return the number of rows computed."""
+    computed = 0
     with ShardWriter(entry) as writer:
         for split, block in blocks:
             low, high = entry.layout.block(entry.spec.rows[split], block)
             with entry.claim(split, block) as mine:
-                # Another run may have published it since it was listed.
+                # Another process may have published it since it was listed.
                 lacking = entry.lacking(split, block, columns) if mine else ()
                 if lacking:
                     writer.put(split, block, dict(compute(split, low, high, lacking)))
-                    taken += high - low
+                    computed += high - low
             advance(high - low, writer.bytes_written)
-    return taken
+    return computed
 
 
 def compute_missing(
@@ -207,11 +207,11 @@ def compute_missing(
     compute: Compute,
     advance: Callable[[int, int], None] = lambda rows, written: None,
 ) -> int:
-    """Compute what is missing, or wait for who has it in hand; return the rows that were computed here."""
+    """Compute what is missing, wait for blocks that others compute; return the number of rows computed here."""
     computed = 0
     while todo := missing_blocks(entry, splits, columns):
-        taken = compute_blocks(entry, todo, columns, compute, advance)
-        computed += taken
-        if not taken and missing_blocks(entry, splits, columns):
+        rows = compute_blocks(entry, todo, columns, compute, advance)
+        computed += rows
+        if not rows and missing_blocks(entry, splits, columns):
             time.sleep(POLL)
     return computed

@@ -1,4 +1,4 @@
-"""The blocks of an extraction shared among processes: each loads the model once and publishes shards of its own."""
+"""Blocks of an extraction shared among processes; each loads the model once and publishes its own shards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.workers import check_versions, map_pieces, program_versions, this_worker
 
 TASK_BLOCKS, MOST_TASKS = 8, 512
-"""Blocks that a worker takes at a time; fewer, where that would leave fewer tasks than these."""
+"""Blocks per task; fewer where that would make fewer than `MOST_TASKS` tasks."""
 
 PROBE_ROWS, PROBE_TOLERANCE = 2, 0.02
 """Rows that every worker of a cluster computes first, and the largest difference, in standard deviations of a column.
@@ -28,12 +28,12 @@ bfloat16 on another kind of processor differs by far less, another pooling by fa
 """
 
 _runs: dict[str, Run] = {}
-_alone = threading.Lock()  # a pass takes blocks out of the backbone, so that no other may run in this process meanwhile
+_one_pass = threading.Lock()  # a forward pass takes blocks out of the backbone, so one runs at a time
 
 
 @dataclass(frozen=True)
 class Share:
-    """A call of extract as another process repeats it, which has to come to the same key, with so many threads."""
+    """A call of extract as a worker repeats it; its cache key must equal ``key``."""
 
     task: str
     options: ExtractOptions
@@ -54,7 +54,7 @@ def share_blocks(
 ) -> int:
     """Have other processes compute the blocks that an entry lacks; return the rows that they computed.
 
-    Blocks that a worker leaves when it dies go to another, and what is published by then is not done again.
+    Blocks of a worker that dies go to another worker; published blocks are not computed again.
     """
     import torch
 
@@ -69,7 +69,7 @@ def share_blocks(
         versions=program_versions() if cluster.scheduler else None,
         probe=probe(run) if cluster.scheduler else None,
     )
-    _runs[entry.key] = run  # this process has the model already
+    _runs[entry.key] = run  # this process has loaded the model already
     tasks = [
         (share, entry.path.resolve(), run.columns, todo[first : first + size]) for first in range(0, len(todo), size)
     ]
@@ -83,7 +83,7 @@ def share_blocks(
 
 
 def with_full_paths(options: ExtractOptions, root: Path) -> ExtractOptions:
-    """Return the options of a call as processes of another folder need them."""
+    """Return the options with full paths, for processes that were started in another folder."""
     return replace(
         options,
         data=options.data and options.data.resolve(),
@@ -94,26 +94,26 @@ def with_full_paths(options: ExtractOptions, root: Path) -> ExtractOptions:
 
 
 def work(share: Share, path: Path, columns: tuple[str, ...], blocks: Sequence[tuple[str, int]]) -> int:
-    """Compute some blocks of an entry and publish them; return their rows."""
-    with _alone, silenced():
+    """Compute and publish some blocks of an entry; return the number of their rows."""
+    with _one_pass, silenced():
         run = _runs.get(share.key) or _open(share)
         return run.compute_blocks(Entry.open(path), blocks, columns)
 
 
 def _open(share: Share) -> Run:
-    """Load the model of a call in this process, once, and refuse one that is not the caller's."""
+    """Load the model in this process, once; raise `InputError` if its cache key is not the caller's."""
     import torch
 
     check_versions(share.versions or {})
     if share.threads:
         torch.set_num_threads(share.threads)
-    prepared = Prepared.open(share.prepared, verify=False)  # as whoever called has done
+    prepared = Prepared.open(share.prepared, verify=False)  # the caller has verified it
     assert share.options.cache
     run = start_run(share.task, share.options, prepared, share.options.cache)
     if run.spec.key != share.key:
         raise InputError(
-            f"a worker comes to another key, {run.spec.key[:16]} for {share.key[:16]}: its model, data, precision or "
-            "version of this program differ; give all workers the same, and name --compute"
+            f"the worker's cache key {run.spec.key[:16]} differs from {share.key[:16]}: another model, data, precision "
+            "or version of this program. Give all workers the same, and name --compute"
         )
     _check_probe(share.probe or {}, run)
     _runs.clear()

@@ -21,7 +21,7 @@ LIMIT_SEED = 0
 
 
 def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:
-    """Return the row numbers that are used of each split, ascending: all, or a fixed seeded draw of ``limit``."""
+    """Return the row numbers used of each split, ascending: all, or a fixed random draw of ``limit``."""
     drawn = {}
     for split, count in prepared.rows.items():
         if limit is None or limit >= count:
@@ -37,12 +37,12 @@ def check_windows(prepared: Prepared, rows: Mapping[str, np.ndarray], windows: W
         lengths = prepared.split(split).lengths[index]
         if not windows.plain and not windows.counts(lengths.min()):
             row, shortest, patch = int(index[lengths.argmin()]), lengths.min(), windows.patch
-            remedy = "take a smaller patch" if shortest < patch else "take smaller dilations, or --pad same"
+            remedy = "use a smaller patch" if shortest < patch else "use smaller dilations, or --pad same"
             raise InputError(f"--patch {patch}: row {row} of {split} has {shortest} values; {remedy}")
 
 
 def data_digest(prepared: Prepared, rows: Mapping[str, np.ndarray]) -> str:
-    """Return the SHA-256 of the prepared data and of the rows that are used of it."""
+    """Return the SHA-256 of the prepared data and of the row numbers used."""
     digest = hashlib.sha256(prepared.digest.encode())
     for split, index in sorted(rows.items()):
         digest.update(json.dumps([split, len(index)]).encode())
@@ -51,7 +51,7 @@ def data_digest(prepared: Prepared, rows: Mapping[str, np.ndarray]) -> str:
 
 
 def make_spec(prepared: Prepared, rows: Mapping[str, np.ndarray], model: LoadedModel, store: str) -> Spec:
-    """Return everything that changes a number of the entry, and nothing else."""
+    """Return everything that changes a number in the entry, and nothing else."""
     return Spec(
         task=prepared.task.to_dict(),
         data={"digest": data_digest(prepared, rows), "rows": {split: len(index) for split, index in rows.items()}},

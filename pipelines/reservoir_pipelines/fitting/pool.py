@@ -19,19 +19,19 @@ from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import Prepared
 
 Features = Extraction | FeatureStore | Path | str
-"""What `fit` takes: what `extract` returned, or the folder of an entry."""
+"""What `fit` takes: the result of `extract`, or the folder of an entry."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The columns to choose from: those of one entry, or of several under numbered names; ``only`` some where named."""
+    """The columns to choose from: those of one entry, or of several with numbered names; ``only`` names some."""
 
     stores: tuple[FeatureStore, ...]
     only: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, features: Pool | Features | Sequence[Features]) -> Pool:
-        """Open what `fit` was given; raise `InputError` if the entries are not of one task and the same rows."""
+        """Open the features given to `fit`; raise `InputError` if entries differ in their task or rows."""
         if isinstance(features, Pool):
             return features
         given = [features] if isinstance(features, str) or not isinstance(features, Sequence) else features
@@ -41,7 +41,7 @@ class Pool:
         for store in stores:
             if lacking := [split for split in ("train", "valid", "test") if split not in store.splits]:
                 name = store.entry.path.name
-                raise InputError(f"{name}: it has no split {lacking[0]!r} to fit on; give an entry that extract made")
+                raise InputError(f"{name}: it has no split {lacking[0]!r}; give an entry that extract made")
         first = stores[0].entry.spec
         for store in stores[1:]:
             if store.entry.spec.task != first.task or store.entry.spec.data != first.data:
@@ -61,42 +61,42 @@ class Pool:
 
     @property
     def title(self) -> str:
-        """Name of the entry, or of the first of several with how many more there are and the digest of all."""
+        """Name of the entry, or of the first of several, with the number of the others and a digest of all names."""
         names = [store.entry.path.name for store in self.stores]
         if len(names) == 1:
             return names[0]
         return f"{names[0]}+{len(names) - 1}-{hashlib.sha256('/'.join(names).encode()).hexdigest()[:8]}"
 
     def folder(self, name: str) -> Path:
-        """Return where results go by default: below the cache's ``readouts``, or beside an entry taken elsewhere."""
+        """Return the default folder of results: below the cache's ``readouts``, or beside an entry outside a cache."""
         path = self.entry.path.resolve()
         if path.parent.parent.name != "features":
             return path.with_name(f"{self.title}-{name}")
         return path_below(path.parents[2], "readouts", self.entry.spec.task["name"], f"{self.title}-{name}")
 
     def columns(self) -> list[str]:
-        """Return the names of all columns that every split of their entry holds."""
+        """Return the names of all columns that every split of an entry holds."""
         found = _cached(self.store)
         if len(self.stores) > 1:
             found = [f"{n}:{column}" for n, store in enumerate(self.stores, start=1) for column in _cached(store)]
         return [column for column in found if self.only is None or column in self.only]
 
     def source(self, name: str) -> Source:
-        """Return the samples of a column, or of several joined by a plus."""
+        """Return the samples of a column, or of several side by side, joined by a plus."""
         parts = tuple(self.column(part) for part in name.split("+"))
         return parts[0] if len(parts) == 1 else JoinedSource(parts)
 
     def raw(self) -> RawSource | None:
-        """Return the raw input of the same rows; None where the prepared data is gone."""
+        """Return the raw input of the same rows; None where the prepared data was removed."""
         place = Path(self.entry.made_with.get("prepared", ""))
         return RawSource(Prepared.open(place), self.store) if place.is_dir() else None
 
     def column(self, name: str) -> ColumnSource | RawSource:
-        """Return the samples of a single column, or the raw input."""
+        """Return the samples of a single column, or of the raw input."""
         if name == RAW:
             if found := self.raw():
                 return found
-            raise InputError("raw: the prepared data is gone; run reservoir prepare, then extract again")
+            raise InputError("raw: the prepared data was removed; run reservoir prepare, then extract again")
         number, colon, column = name.partition(":")
         if not colon:
             return ColumnSource(self.store, name)
@@ -104,7 +104,7 @@ class Pool:
 
 
 def choose_columns(pool: Pool, columns: str | Sequence[str], folds: int = 0) -> tuple[tuple[str, ...], int]:
-    """Return the columns to try, by cross-validation where there are folds, and how many may be joined greedily."""
+    """Return the columns to try, and the largest number that may be joined greedily, 0 where none may."""
     cached = pool.columns()
     wanted = [c.strip() for c in columns.split(",")] if isinstance(columns, str) else list(columns)
     most = 0
@@ -117,7 +117,7 @@ def choose_columns(pool: Pool, columns: str | Sequence[str], folds: int = 0) -> 
         wanted = _defaults(pool, cached, alone=bool(most), cross_validated=bool(folds))
         tried = {part for name in wanted for part in name.split("+")}
         if left := [column for column in cached if column.endswith("/all") and column not in tried]:
-            notify(f"--columns {columns} leaves out what is read as all tokens, {', '.join(left)}: name one to try it")
+            notify(f"--columns {columns} leaves out the columns of all tokens, {', '.join(left)}; name one to try it")
     for column in wanted:
         for part in column.split("+"):
             if part not in (*cached, RAW):
@@ -129,7 +129,7 @@ def choose_columns(pool: Pool, columns: str | Sequence[str], folds: int = 0) -> 
 
 
 def _defaults(pool: Pool, cached: Sequence[str], *, alone: bool, cross_validated: bool) -> list[str]:
-    """Return the columns that are tried where none are named, or only single ones."""
+    """Return the columns that are tried by default; with ``alone``, none joined."""
     sources = {column: pool.column(column) for column in cached}
     widths = {c: s.width() for c, s in sources.items() if isinstance(s, ColumnSource) and s.tokens() == 1}
     native = len(pool.stores) > 1 or pool.entry.spec.input["kind"] == "native"

@@ -1,4 +1,4 @@
-"""Fetch the publishers' files, each known by its SHA-256."""
+"""Download the publishers' files and check their SHA-256."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reservoir.errors import InputError
 from reservoir_pipelines.workspace import cache_root
 
 BLOCK = 2**16
-"""Bytes received at a time; of an answer that breaks off, less than this is lost."""
+"""Bytes received at a time; an interrupted download loses fewer."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ FILES: dict[str, tuple[Remote, ...]] = {
     "cifar10": (_CIFAR,),
     "cifar10-lra": (_CIFAR,),
 }
-"""What can be fetched. The publishers of the proteins and of Long Range Arena give no sums."""
+"""The files that can be downloaded; the publishers of the proteins and of Long Range Arena give no checksums."""
 
 FOLDERS = {"mnist": "mnist", "fashion-mnist": "fashion-mnist", "cifar10": "cifar-10", "cifar10-lra": "cifar-10"}
 
@@ -67,13 +67,13 @@ def download(
     cache: Path | None = None,
     mirrors: Sequence[str] = (),
 ) -> Path:
-    """Fetch a task's files where they are not below the cache already, and return their folder.
+    """Download the files of a task that the cache does not have, and return their folder.
 
-    An interrupted download goes on where it stopped. Only a file whose SHA-256 is the known one gets its name. Mirrors
-    are tried before the publisher.
+    An interrupted download continues where it stopped. A file gets its name once its SHA-256 matches. Mirrors are tried
+    before the publisher.
     """
     if task not in FILES:
-        raise InputError(f"task {task!r} is not downloaded; {', '.join(FILES)} are: give --data DIR for the others")
+        raise InputError(f"task {task!r} cannot be downloaded, only {', '.join(FILES)}; give --data DIR")
     folder = path_below(cache_root(cache), "downloads", FOLDERS[task])
     folder.mkdir(parents=True, exist_ok=True)
     for remote in FILES[task]:
@@ -101,25 +101,25 @@ def _fetch(remote: Remote, folder: Path, bases: Sequence[str]) -> None:
         except requests.RequestException as error:
             failures.append(f"{url}: {error}")
         except ValueError:
-            # What pooch raises for a wrong sum; it has removed the file, so the next address starts from nothing.
-            failures.append(f"{url}: other bytes than the publisher's")
+            # pooch raises this for a wrong checksum, and has removed the file, so the next address starts anew.
+            failures.append(f"{url}: checksum mismatch")
         else:
             return
     raise InputError(
-        f"{remote.name} could not be fetched ({'; '.join(failures)}); try again, name a "
-        "mirror, or fetch it yourself and give --data DIR"
+        f"{remote.name} could not be downloaded ({'; '.join(failures)}); try again, name a "
+        "mirror, or download it yourself and give --data DIR"
     )
 
 
 def _continue(url: str, part: Path) -> None:
-    """Append to a partial file what is missing of it."""
+    """Append the missing bytes to a partial file."""
     import requests
 
     here = part.stat().st_size if part.exists() else 0
     headers = {"Range": f"bytes={here}-", "Accept-Encoding": "identity"} if here else {"Accept-Encoding": "identity"}
     with requests.get(url, headers=headers, stream=True, timeout=30) as answer:
         if here and answer.status_code == requests.codes.requested_range_not_satisfiable:
-            # Nothing is missing, or the rest belongs to another file; the sum will tell.
+            # Nothing is missing, or this is another file; the checksum will tell.
             return
         answer.raise_for_status()
         if answer.status_code != requests.codes.partial_content:

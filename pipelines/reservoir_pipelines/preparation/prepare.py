@@ -1,4 +1,4 @@
-"""The stage ``prepare``: from raw files or a generator to typed arrays on disk, split once and for all."""
+"""The stage ``prepare``: raw files or generated rows become typed arrays on disk, split once and for all."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def prepare_for_model(task: str, options: ExtractOptions, root: Path) -> tuple[E
 
 
 def settings_folder(task: str, source: Source, cache: Path | None = None) -> Path:
-    """Return the folder of a task with these parameters; it has a folder for each state of the source files."""
+    """Return the folder of a task with its parameters, which has one folder per state of the source files."""
     values = {f.name: getattr(source, f.name) for f in fields(source) if f.name not in {"data", "origin"}}  # pyright: ignore
     name = task if task in TASKS else own_name(task)
     return path_below(cache_root(cache), "prepared", f"{name}-{_hash({'version': VERSION, **values})}")
 
 
 def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: ClusterOptions) -> None:
-    """Write all pieces and the index into a temporary folder, and give it its name."""
+    """Write all pieces and the index into a temporary folder, then rename it."""
     make_folder(final.parent)
     folder = unfinished_folder(final.parent.resolve())
     try:
@@ -100,7 +100,7 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
         except OSError:
             if not (final / INDEX).exists():
                 raise
-            # Another process prepared the same data meanwhile; its bytes are ours.
+            # Another process has prepared the same data meanwhile, with the same bytes.
         fault_point("placed")
         sync(final.parent)
     finally:
@@ -108,7 +108,7 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
 
 
 def _with_full_paths(source: Source) -> Source:
-    """Return a source whose files are found from whatever folder a worker was started in."""
+    """Return a source with full paths, which workers find from any folder."""
     named = {name: value for name in ("data", "origin") if (value := getattr(source, name, None))}
     full = {name: type(value)(Path(value).resolve()) for name, value in named.items() if Path(value).exists()}
     return replace(source, **full)  # pyright: ignore

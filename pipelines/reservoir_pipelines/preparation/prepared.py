@@ -1,4 +1,4 @@
-"""Prepared data: what `prepare` wrote, read back by stretches of rows."""
+"""Prepared data on disk: how `prepare` writes it, and how its rows are read back."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     import h5py
 
 VERSION = 4
-"""Version of the files. Part of the folder's name, so another version's files are never misread."""
+"""Version of the files; part of the folder's name, so files of another version are never misread."""
 
 GAP = 64
-"""Rows between two wanted ones that are read with them; more are skipped."""
+"""Unwanted rows between two wanted ones are read along up to this number, and skipped beyond it."""
 
 INDEX = "prepared.json"
 
@@ -48,7 +48,7 @@ class PreparedSplit:
         return Split(x=x, y=_label_type(y), lengths=lengths, groups=None if self.groups is None else self.groups[lo:hi])
 
     def take(self, index: np.ndarray) -> Split:
-        """Return the rows of ascending numbers; what lies far between two of them is not read."""
+        """Return the rows of ascending numbers; long gaps between them are not read."""
         cuts = np.flatnonzero(np.diff(index) > GAP) + 1
         runs = [(int(run[0]), int(run[-1]) + 1) for run in np.split(index, cuts)]
         wanted = np.concatenate([np.isin(np.arange(lo, hi), index, assume_unique=True) for lo, hi in runs])
@@ -78,8 +78,8 @@ class PreparedSplit:
             given = "groups" in file
         return self._read("groups", 0, len(self)) if given else None
 
-    def stretches(self) -> Iterator[Split]:
-        """Yield all rows, one file after the other."""
+    def files_in_order(self) -> Iterator[Split]:
+        """Yield the rows of one file after the other."""
         start = 0
         for _, rows in self.files:
             yield self.read(start, start + rows)
@@ -92,7 +92,7 @@ class PreparedSplit:
         begun = max(0, int(np.searchsorted(self._starts, lo, side="right")) - 1)  # the file that has the first row
         for (path, rows), start in zip(self.files[begun:], self._starts[begun:], strict=True):
             first, last = max(lo - start, 0), min(hi - start, rows)
-            # An empty stretch is still read once, for its type and shape.
+            # An empty range is still read once, for its type and shape.
             if parts and first >= last:
                 break
             with _opened(path) as file:
@@ -144,19 +144,19 @@ class Prepared:
         return {name: len(split) for name, split in self.splits.items()}
 
     def kept(self, split: str) -> float:
-        """Return the share of a split's sequences that are not left out as too long."""
+        """Return the share of a split's sequences that were not dropped as too long."""
         return len(self.splits[split]) / (len(self.splits[split]) + self.dropped[split])
 
     def notes(self) -> list[str]:
-        """Return what a person should know of the data, a line each: warnings, and rows dropped or cut."""
+        """Return lines to print: warnings, and how many rows were dropped or cut."""
         lines = list(self.warnings)
-        for counts, what in ((self.dropped, "left out, too long"), (self.cut, "cut to the longest that fits")):
+        for counts, what in ((self.dropped, "dropped, too long"), (self.cut, "cut to the maximum length")):
             found = ", ".join(f"{count:,} of {name}" for name, count in counts.items() if count)
             lines += [f"task {self.task.name!r}: {found} {what}"] if found else []
         return lines
 
     def split(self, name: str) -> PreparedSplit:
-        """Return a split; an `InputError` says if the task has none of that name."""
+        """Return a split by its name; raise `InputError` if the task has none of that name."""
         if name not in self.splits:
             raise InputError(f"task {self.task.name!r} has no split {name!r}; it has {', '.join(self.splits)}")
         return self.splits[name]
@@ -169,11 +169,11 @@ class Prepared:
 
     @classmethod
     def open(cls, path: Path, *, reused: bool = True, verify: bool = True) -> Prepared:
-        """Return the prepared data of a folder, every byte checked unless ``verify`` is False."""
+        """Return the prepared data of a folder; checksums are verified unless ``verify`` is False."""
         try:
             values = read_json(path / INDEX)
         except (OSError, CacheError) as error:
-            raise InputError(f"{path / INDEX}: no sound prepared data here ({error}); run reservoir prepare") from None
+            raise InputError(f"{path / INDEX}: missing or damaged ({error}); run reservoir prepare") from None
         splits = {
             name: PreparedSplit(
                 name, tuple(_open_file(path, f, verify=verify) for f in values["splits"][name]["files"])
@@ -194,7 +194,7 @@ class Prepared:
 
 
 def write_piece(source: Source, piece: Piece, number: int, folder: Path) -> list[dict[str, Any]]:
-    """Write the rows of a piece, one file per split; what a killed worker leaves is written again by another."""
+    """Write the rows of a piece, one file per split, and return their sizes and checksums."""
     written = []
     for name, split in source.read(piece).items():
         if len(split):
@@ -230,7 +230,7 @@ def _smallest(y: np.ndarray) -> np.dtype:
 def write_index(
     source: Source, origin: list[dict[str, Any]], folder: Path, written: list[list[dict[str, Any]]]
 ) -> None:
-    """Write what the files of a folder hold, the digest of all of it, and the state of the source files."""
+    """Write the index of a folder: its files, the digest of the data, and the state of the source files."""
     files: dict[str, list[dict[str, Any]]] = {}
     for file in (file for piece in written for file in piece):
         files.setdefault(file["split"], []).append(file)
@@ -260,7 +260,7 @@ def _totals(files: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _warnings(task: Task, splits: Mapping[str, PreparedSplit]) -> list[str]:
-    """Return what the user should know: classes of which nothing can be learnt."""
+    """Return warnings about classes that no training row has."""
     if not task.classes:
         return []
     known = set(np.unique(splits["train"].y).tolist())
@@ -276,10 +276,10 @@ def _warnings(task: Task, splits: Mapping[str, PreparedSplit]) -> list[str]:
 def digest(task: Task, scaling: Scaling | None, splits: Mapping[str, PreparedSplit]) -> str:
     """Return the SHA-256 of a task's description and arrays, reading every file.
 
-    Over, in this order: the description and the scaling as canonical JSON; then of each split its name and row count,
-    and of ``x``, ``y``, ``lengths`` and, where there are any, ``groups`` the type, the shape of a row and the bytes
-    (little-endian, rows in order), of pictures the length and the bytes of each file. How the rows are spread over
-    files does not matter.
+    It is computed over, in this order: the description and the scaling as canonical JSON; then for each split its name
+    and row count, and for ``x``, ``y``, ``lengths`` and, if any, ``groups`` the type, the shape of a row and the bytes
+    (little-endian, rows in order); for pictures the length and the bytes of each file. It does not depend on how the
+    rows are spread over files.
     """
     hasher = hashlib.sha256()
 
@@ -290,7 +290,7 @@ def digest(task: Task, scaling: Scaling | None, splits: Mapping[str, PreparedSpl
     for name, split in splits.items():
         add([name, len(split)])
         for array in ("x", "y", "lengths", *(("groups",) if split.groups is not None else ())):
-            for i, rows in enumerate(split.stretches()):
+            for i, rows in enumerate(split.files_in_order()):
                 values = np.ascontiguousarray(getattr(rows, array))
                 if values.dtype.kind == "O":
                     for row in values:
@@ -305,7 +305,7 @@ def digest(task: Task, scaling: Scaling | None, splits: Mapping[str, PreparedSpl
 
 
 def split_order(names: set[str]) -> list[str]:
-    """Return split names in their order: train, valid, test, then any others by name."""
+    """Return split names in order: train, valid, test, then any others by name."""
     return [name for name in SPLITS if name in names] + sorted(names - set(SPLITS))
 
 
@@ -325,13 +325,13 @@ def _open_file(folder: Path, file: Mapping[str, Any], *, verify: bool) -> tuple[
     path = folder / file["name"]
     sound = path.is_file() and path.stat().st_size == file["bytes"]
     if not sound or (verify and file_crc32(path) != file["crc32"]):
-        raise InputError(f"{path}: missing, or not as it was written; remove {folder} and prepare again")
+        raise InputError(f"{path}: missing, or its checksum does not match; remove {folder} and prepare again")
     return path, file["rows"]
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[h5py.File]:
-    """Open a file to read it; what HDF5 says of a damaged or missing one is said as a line."""
+    """Open a file for reading; raise `InputError` with one line if it is damaged or missing."""
     import h5py
 
     try:

@@ -1,4 +1,4 @@
-"""What ``reservoir tasks`` shows: the tasks, their shapes, and whether their data is here."""
+"""The table of ``reservoir tasks``: the tasks, their shapes, and whether their data is present."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from reservoir_pipelines.workspace import data_folder
 def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict[str, Any]]:
     """Return one row per named task, with its default parameters.
 
-    ``tokens`` are those of the longest sequence, ``input`` is "16 values" or "25 symbols" a token, ``labels_per_row``
-    readout tokens times outputs, ``splits`` the rows by split where they are known, ``data`` "generated", "here",
-    "prepared" or "missing", and ``remedy`` what to do where it is missing.
+    ``tokens`` is the length of the longest sequence, ``input`` is "16 values" or "25 symbols" a token,
+    ``labels_per_row`` is readout tokens times outputs, ``splits`` the rows of each split if known, ``data`` is
+    "generated", "here", "prepared" or "missing", and ``remedy`` what to do if it is missing.
     """
     folder = data_folder(data)
     return [_row(name, task_named(name, data=folder), cache) for name in TASKS]
@@ -49,6 +49,6 @@ def _data(name: str, source: Source) -> tuple[str, str]:
     try:
         files = source.files()
     except InputError as error:
-        fetch = f"; or reservoir prepare {name} --download" if name in FILES else ""
-        return "missing", f"{error}{fetch}"
+        download = f"; or reservoir prepare {name} --download" if name in FILES else ""
+        return "missing", f"{error}{download}"
     return ("here" if files else "generated"), ""
