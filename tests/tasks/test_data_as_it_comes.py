@@ -58,6 +58,13 @@ def test_skip_bad_rows_goes_on_without_them_and_says_how_many(tmp_path):
     assert any("skipped 8 of 40 rows: line 5: 'ERR' is not a number" in note for note in source.notes())
 
 
+def test_new_rows_are_never_skipped(tmp_path):
+    task = task_named(bad_table(tmp_path / "t.csv"), skip_bad_rows=True).task
+    table(tmp_path / "new.csv", [[1, 2], ["ERR", 3]], "v0,v1")
+    with pytest.raises(InputError, match=r"line 3: 'ERR' is not a number in column 'v0'; fix the cell$"):
+        read_new(tmp_path / "new.csv", task)
+
+
 def test_lines_behind_a_line_break_in_a_cell_are_counted_right(tmp_path):
     rows = good_rows()
     rows[4][0], rows[9][0] = '"1\n"', "ERR"
@@ -194,7 +201,9 @@ def test_a_table_of_labels_that_does_not_fit_is_one_line(tmp_path, change, messa
 def test_a_recording_that_cannot_be_read_is_named_and_skipped(tmp_path):
     recordings(tmp_path / "runs")
     table(tmp_path / "runs" / "run04.csv", [[0, "ERR", 1], [1, 2, 3], [2, 3, 4]], "time,u,v")
-    with pytest.raises(InputError, match=r"file run04\.csv: line 2: 'ERR' is not a number in column 'u'"):
+    with pytest.raises(
+        InputError, match=r"run04\.csv: line 2: 'ERR' .* column 'u'; fix the cell; fix the row, or pass"
+    ):
         task_named(str(tmp_path / "runs"), labels="labels.csv").task  # noqa: B018
     source = task_named(str(tmp_path / "runs"), labels="labels.csv", skip_bad_rows=True)
     assert len(stored(source)[0]) == 19

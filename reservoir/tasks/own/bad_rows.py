@@ -10,7 +10,6 @@ import numpy as np
 from reservoir.errors import InputError
 
 MOST_NAMED = 5
-SKIP = "pass --skip-bad-rows"
 
 
 def reason_of(error: InputError, path: Path) -> str:
@@ -27,11 +26,11 @@ class BadRows:
         Name of the source for messages.
     places : sequence of str
         The place of each row in the source, such as ``"line 12"``.
-    skip : bool
-        Whether to go on without bad rows; otherwise `kept` refuses them.
+    skip : bool or None
+        Whether to go on without bad rows; otherwise `kept` refuses them. With None, errors do not name the flag.
     """
 
-    def __init__(self, where: str, places: Sequence[str], *, skip: bool):
+    def __init__(self, where: str, places: Sequence[str], *, skip: bool | None):
         self.where, self.places, self.skip = where, places, skip
         self._reasons: dict[int, tuple[str, str]] = {}
 
@@ -66,9 +65,10 @@ class BadRows:
         return named + (f"; and {len(self) - len(first):,} more" if len(self) > len(first) else "")
 
     def _message(self) -> str:
+        or_skip = "" if self.skip is None else ", or pass --skip-bad-rows"
         if len(self) == len(self.places) > 1:
             return f"{self.where}: no row can be read: {self._named()}"
         if len(self) > 1:
-            return f"{self.where}: {len(self):,} rows cannot be read: {self._named()}; fix these rows, or {SKIP}"
+            return f"{self.where}: {len(self):,} rows cannot be read: {self._named()}; fix these rows{or_skip}"
         ((row, (reason, remedy)),) = self._reasons.items()
-        return f"{self.where}, {self.places[row]}: {reason}; {remedy}, or {SKIP}"
+        return f"{self.where}, {self.places[row]}: {reason}; {remedy}{or_skip}"

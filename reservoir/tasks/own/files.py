@@ -66,8 +66,9 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
         files = [path]
     if files:
         labels = [task.label(number) for number in range(task.classes)] if task else None
+        skip = asked.skip_bad_rows if task is None else None
         arrays, notes = folder_arrays(path, files, labels, asked)
-        bad = BadRows(origin, [f"file {name}" for name in arrays["ids"]], skip=asked.skip_bad_rows)
+        bad = BadRows(origin, [f"file {name}" for name in arrays["ids"]], skip=skip)
         return _media(files, arrays, notes, bad, asked, known)
     check_file(path)
     return _read_file(path, asked, known)
@@ -150,7 +151,7 @@ def _named_media(path: Path, arrays: Arrays, reader: TableReader, known: Mapping
         return None
     kept = reader.bad.kept()
     places = [place for place, good in zip(reader.table.places, kept, strict=True) if good]
-    bad = BadRows(str(path), places, skip=reader.asked.skip_bad_rows)
+    bad = BadRows(str(path), places, skip=reader.bad.skip)
     files = paths.named_files(path.parent, arrays.texts, bad)
     bad.kept()
     others = {name: arrays.read(name, 0, len(files)) for name in arrays.shapes if name not in {"x", "lengths"}}
@@ -185,7 +186,7 @@ def _with_letters(origin: str, arrays: Arrays, asked: OwnDataOptions, *, labelle
         return arrays
     found = {name: arrays.read(name, 0, arrays.shapes["x"][0]) for name in arrays.shapes if name != "lengths"}
     texts = [text.strip() for text in found.pop("x").tolist()]
-    bad = BadRows(origin, [f"row {row}" for row in range(len(texts))], skip=asked.skip_bad_rows)
+    bad = BadRows(origin, [f"row {row}" for row in range(len(texts))], skip=asked.skip_bad_rows if labelled else None)
     for row in (row for row, text in enumerate(texts) if not text):
         bad.add(row, "an empty text")
     y, chosen = found.get("y", np.zeros(0)), {}

@@ -50,7 +50,7 @@ def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
             cells[role] = [_cell(part, name, cell) for part in parts.values() for cell in part[name]]
     places = [f"row {row}" for row in range(len(cells["text"]))]
     table = Table(Path(origin), pd.DataFrame({r: pd.Series(c, dtype=object) for r, c in cells.items()}), places, {})
-    bad = BadRows(origin, places, skip=asked.skip_bad_rows)
+    bad = BadRows(origin, places, skip=asked.skip_bad_rows if labelled else None)
     texts = [str(cell or "").strip() for cell in cells["text"]]
     for row in (row for row, one in enumerate(texts) if not one or "\0" in one):
         bad.add(row, "an empty text, or one with a NUL")

@@ -86,7 +86,7 @@ def labels_from_table(asked: OwnDataOptions, names: Sequence[str]) -> tuple[dict
     """
     assert asked.labels
     table = read_table(Path(asked.labels), None)  # all as text: run 007 is not run 7
-    bad = BadRows(str(table.path), table.places, skip=False)
+    bad = BadRows(str(table.path), table.places, skip=None)
     for row, reason in table.faults.items():
         bad.add(row, reason)
     bad.kept()

@@ -30,7 +30,7 @@ def read_new(path: Path, task: Task) -> NewRows:
     asked = {
         f.name: task.parameters[f.name]
         for f in fields(OwnDataOptions)
-        if f.name in task.parameters and f.name != "labels"
+        if f.name in task.parameters and f.name not in {"labels", "skip_bad_rows"}
     }
     columns = open_arrays(str(path), OwnDataOptions(**asked), task)
     if "x" not in columns.shapes:

@@ -61,7 +61,7 @@ class Recordings(Arrays):
 def _read(path: Path, asked: OwnDataOptions, names: list[str]) -> tuple[list[str], np.ndarray]:
     """Return the columns of values of a recording, those of the first one if ``names`` is empty, and the values."""
     table = read_table(path)
-    bad = BadRows(str(path), table.places, skip=False)
+    bad = BadRows(str(path), table.places, skip=None)
     for row, reason in table.faults.items():
         bad.add(row, reason)
     frame = table.frame

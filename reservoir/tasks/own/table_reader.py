@@ -50,7 +50,7 @@ class TableReader:
 
     def __init__(self, table: Table, asked: OwnDataOptions, known: Mapping[str, Any] | None = None):
         self.table, self.asked, self.labelled, self.known = table, asked, known is None, known or {}
-        self.bad = BadRows(str(table.path), table.places, skip=asked.skip_bad_rows)
+        self.bad = BadRows(str(table.path), table.places, skip=asked.skip_bad_rows if known is None else None)
         for row, reason in table.faults.items():
             self.bad.add(row, reason)
         self.fill = asked.missing != "refuse"
