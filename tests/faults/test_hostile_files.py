@@ -70,6 +70,12 @@ def good(path):
     elif path.suffix == ".jsonl":
         rows = zip(arrays["x"].tolist(), arrays["y"].tolist(), split.tolist(), strict=True)
         path.write_text("".join(json.dumps(dict(zip(("x", "y", "split"), row, strict=True))) + "\n" for row in rows))
+    elif path.suffix == ".parquet":
+        from pyarrow import parquet
+        from pyarrow import table as arrow_table
+
+        columns = {f"v{n}": arrays["x"][:, n] for n in range(4)}
+        parquet.write_table(arrow_table({"label": arrays["y"], **columns}), path)
     elif path.suffix == ".fasta":
         path.write_text("".join(f">r{n} {'ab'[n % 2]}\nACGT{'AC' * n}\n" for n in range(12)))
     else:
@@ -79,7 +85,8 @@ def good(path):
 
 
 @pytest.mark.parametrize(
-    ("suffix", "number"), [(".npz", 300), (".h5", 12), (".csv", 200), (".jsonl", 200), (".fasta", 200)]
+    ("suffix", "number"),
+    [(".npz", 300), (".h5", 12), (".csv", 200), (".jsonl", 200), (".fasta", 200), (".parquet", 200)],
 )
 def test_mutated_files_are_read_or_refused(tmp_path, suffix, number):
     data = good(tmp_path / f"good{suffix}").read_bytes()

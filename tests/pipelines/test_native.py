@@ -79,8 +79,7 @@ def test_letters_without_words_stay_symbols(cache: Path, tmp_path: Path):
     (tmp_path / "new.csv").write_text("sequence\nACGTACGTACGT\nTTTT\n")
     assert len(list(predict(tmp_path / "readout", tmp_path / "new.csv"))) == 2
     (tmp_path / "new.csv").write_text("sequence\nACGT\nACJT\n")
-    with pytest.raises(InputError, match="row 1, letter 2: 'J' is no letter of the training rows; they are ACGT"):
-        list(predict(tmp_path / "readout", tmp_path / "new.csv"))
+    assert len(list(predict(tmp_path / "readout", tmp_path / "new.csv"))) == 2  # J is the unknown symbol
 
 
 @pytest.mark.parametrize("broken", ["code", "json", "none"])
