@@ -108,6 +108,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     size = {name: max(2, round(options.scale * number)) for name, number in SIZES.items()}
+    size["crashes"] = max(8, size["crashes"])
     started, counts = time.perf_counter(), []
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     folder.chmod(0o755)  # of one part that runs as another user
