@@ -23,7 +23,7 @@ from reservoir_cache.catalog import (
 from reservoir_cache.entry import Entry
 from reservoir_cache.errors import CacheError, Problem
 from reservoir_cache.fault_points import fault_point
-from reservoir_cache.locks import aside
+from reservoir_cache.locks import untracked
 from reservoir_cache.publish import (
     file_crc32,
     make_folder,
@@ -55,7 +55,6 @@ __all__ = [
     "ShardWriter",
     "Spec",
     "SplitFeatures",
-    "aside",
     "broken_entries",
     "check_space",
     "fault_point",
@@ -79,6 +78,7 @@ __all__ = [
     "save_arrays",
     "summarize",
     "sync",
+    "untracked",
     "verify",
     "write_block",
     "write_targets",

@@ -26,7 +26,7 @@ _COLUMN_OVERHEAD = 3072  # groups, object headers and the manifest's line of a c
 
 @dataclass(frozen=True)
 class EntrySummary:
-    """What a list of entries shows of one.
+    """What `cache list` shows of an entry.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class EntrySummary:
     blocks_done, blocks : int
         How many blocks have all columns, and how many there are; see ``Entry.progress``.
     fault : str or None
-        Why a manifest cannot be read.
+        Why a manifest cannot be read, if it cannot.
     """
 
     entry: Entry
@@ -59,7 +59,7 @@ class EntrySummary:
 
 
 def list_entries(root: Path) -> list[Entry]:
-    """Return every sound entry of a cache, sorted by path; see ``broken_entries`` for the others."""
+    """Return every entry of a cache that can be opened, sorted by path; ``broken_entries`` returns the others."""
     return [found for found in _scan(root) if isinstance(found, Entry)]
 
 
@@ -69,9 +69,9 @@ def broken_entries(root: Path) -> list[Problem]:
 
 
 def last_entry(root: Path, task: str, accept: Callable[[Entry], bool] = lambda _entry: True) -> Entry | None:
-    """Return the entry that an extract of this task last created or opened among those accepted, or None.
+    """Return the accepted entry that an extract of this task created or opened last, or None.
 
-    Of entries that were all made ``aside`` it is the one last used.
+    If all of them were made within ``untracked``, it is the one used last.
     """
     entries = [entry for entry in list_entries(root) if entry.spec.task["name"] == task and accept(entry)]
     return max(entries, key=lambda entry: _times(entry.path / LOCK_FILE), default=None)
@@ -99,7 +99,7 @@ def summarize(entry: Entry) -> EntrySummary:
 
 
 def remove(path: Path) -> None:
-    """Delete an entry's folder, also one that is broken or half removed; of a symbolic link, only the link."""
+    """Delete an entry's folder, even if it is broken or half removed; a symbolic link is deleted, not followed."""
     path = Path(path)
     refuse_links(*path.parents[:2])
     if (
@@ -110,7 +110,7 @@ def remove(path: Path) -> None:
         raise CacheError(f"{path}: not an entry of the cache; 'reservoir cache list' shows them")
     try:
         if path.is_symlink():
-            path.unlink()  # what it leads to is not the cache's
+            path.unlink()  # its target does not belong to the cache
         elif is_regular(path / LOCK_FILE):
             with entry_locks(path).removal():
                 _delete(path)
@@ -183,7 +183,7 @@ def required_bytes(spec: Spec, layout: Layout, rows: Mapping[str, int], shapes: 
 
 
 def check_space(root: Path, needed: int) -> None:
-    """Refuse to begin what does not fit on the disk of ``root``, which need not exist yet."""
+    """Raise CacheError if ``needed`` bytes do not fit on the disk of ``root``, which need not exist yet."""
     root = Path(root).absolute()
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
@@ -195,11 +195,11 @@ def check_space(root: Path, needed: int) -> None:
 
 
 def folder_bytes(folder: Path | str) -> int:
-    """Return the size of all files of an entry, or of a folder in it."""
+    """Return the size of all files below a folder in bytes; links are not followed."""
     total = 0
     with suppress(FileNotFoundError), os.scandir(folder) as found:
         for item in found:
-            with suppress(FileNotFoundError):  # a run at work takes its temporary files away
+            with suppress(FileNotFoundError):  # a working run removes its temporary files
                 if item.is_dir(follow_symlinks=False):
                     total += folder_bytes(item.path)
                 elif item.is_file(follow_symlinks=False):
@@ -219,7 +219,7 @@ def _scan(root: Path) -> Iterator[Entry | Problem]:
 
 
 def _delete(path: Path) -> None:
-    """Remove an entry's folder in such an order that half of it is never taken for an entry, nor for unlocked."""
+    """Remove an entry's folder: specification first and lock last, so that half of it is neither entry nor unlocked."""
     (path / SPEC_FILE).unlink(missing_ok=True)
     sync(path)
     fault_point("marked")

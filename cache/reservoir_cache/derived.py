@@ -24,7 +24,7 @@ FOLDER = "moments"
 
 
 def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Mapping[str, Any]) -> bool:
-    """Keep derived arrays, such as moments, under a name; what was there is replaced.
+    """Save derived arrays, such as moments, under a name, replacing what that name had.
 
     Parameters
     ----------
@@ -38,13 +38,13 @@ def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Ma
     Returns
     -------
     bool
-        Whether they are kept: not in an entry that this user can only read, nor on a full disk.
+        Whether they were saved: False if this user may only read the entry, or the disk is full.
     """
     folder = entry.path / FOLDER
     path = folder / f"{check_name(name, 'name of derived arrays')}.h5"
     plain = {key: np.ascontiguousarray(array).reshape(np.shape(array)) for key, array in arrays.items()}
     if wrong := [key for key, array in plain.items() if array.dtype.kind not in "biufc"]:
-        raise CacheError(f"{path}: array {wrong[0]} has type {plain[wrong[0]].dtype}; only numbers can be kept")
+        raise CacheError(f"{path}: array {wrong[0]} has type {plain[wrong[0]].dtype}; only numbers can be saved")
     text = np.frombuffer(canonical_json(meta).encode(), dtype=np.uint8)
 
     image = io.BytesIO()
@@ -67,7 +67,7 @@ def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Ma
 
 
 def load_arrays(entry: Entry, name: str) -> tuple[dict[str, NDArray], dict[str, Any]] | None:
-    """Return the arrays and meta kept under a name, or None if absent or damaged: all is compared with its checksum."""
+    """Return the arrays and meta saved under a name, or None if they are absent or do not match their checksum."""
     path = entry.path / FOLDER / f"{check_name(name, 'name of derived arrays')}.h5"
     line = (listed(path.parent) or {}).get(path.name)
     if line is None or fault(path, line):
@@ -94,7 +94,7 @@ def listed(folder: Path) -> dict[str, dict[str, Any]] | None:
 
 
 def forget(folder: Path, files: Iterable[str]) -> None:
-    """Take files out of the folder's manifest, or all if the manifest is damaged, and remove them."""
+    """Remove files and their lines in the folder's manifest; all files if the manifest is damaged."""
     lines = listed(folder) or {}
     gone = set(files) if lines else {path.name for path in folder.glob("*.h5")}
     publish_json(folder / NAME, {"files": {file: line for file, line in lines.items() if file not in gone}})

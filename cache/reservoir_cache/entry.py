@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reservoir_cache.errors import CacheError, repair_command
-from reservoir_cache.locks import entry_locks, live_runs, may_write, put_aside, touch
+from reservoir_cache.locks import entry_locks, live_runs, mark_oldest, may_write, touch
 from reservoir_cache.manifest import Manifest, Shard, is_sound, page_name, page_of_block, read_page
 from reservoir_cache.publish import make_entry_folder, refuse_links
 from reservoir_cache.spec import FORMAT, SPEC_FILE, Layout, Spec, check_name, read_spec, write_spec
@@ -50,7 +50,7 @@ class Entry:
     def create(cls, root: Path, name: str, spec: Spec, layout: Layout, made_with: Mapping[str, Any]) -> Entry:
         """Open the entry of a specification, creating it if it is not there, and make it the task's last.
 
-        Within ``aside`` it does not become the last.
+        Within ``untracked`` it does not become the last.
 
         An existing entry keeps its layout, and may be one that this user can only read. Two processes may do this at
         once.
@@ -74,7 +74,7 @@ class Entry:
             locks = entry_locks(path, create=True)
             with locks.run(whole=False), locks.mutex(whole=False):
                 if not (path / SPEC_FILE).exists():
-                    put_aside(path)
+                    mark_oldest(path)
                     write_spec(path, spec, layout, made_with)
         entry = cls.open(path)
         if entry.key != spec.key:

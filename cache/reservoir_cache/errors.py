@@ -31,5 +31,5 @@ class Problem:
 
 
 def repair_command(key: str) -> str:
-    """Say how the damage in an entry is repaired."""
+    """Return the end of a message about damage: the command that repairs the entry."""
     return f"run 'reservoir cache repair {key[:16]}', then the same extract again"

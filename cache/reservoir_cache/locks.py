@@ -1,4 +1,4 @@
-"""Who may write what: claims that die with their process.
+"""Locks of an entry, which end with the process that holds them.
 
 Every claim is a POSIX record lock (``fcntl.lockf``) on one byte of the entry's empty ``lock`` file: byte 0 guards the
 manifests and the run records, byte 1 + n the n-th block of the entry. The kernel drops a process's locks when it
@@ -29,7 +29,7 @@ LOCK_FILE = "lock"
 MUTEX_BYTE = 0
 FIRST_BLOCK_BYTE = 1
 
-_aside = ContextVar("aside", default=False)
+_untracked = ContextVar("untracked", default=False)
 
 
 class EntryLocks:
@@ -60,7 +60,7 @@ class EntryLocks:
                 self._lock(MUTEX_BYTE, fcntl.LOCK_UN)
 
     def claim(self, number: int) -> bool:
-        """Take block ``number`` if neither another process nor another part of this one has it."""
+        """Lock block ``number``; returns False if another process or another part of this one holds it."""
         with self._guard:
             if number in self._claims or not self._lock(FIRST_BLOCK_BYTE + number, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 return False
@@ -68,7 +68,7 @@ class EntryLocks:
             return True
 
     def share(self, number: int) -> bool:
-        """Take part in this process's claim on a block, or claim it; False if another process has it."""
+        """Join this process's claim on a block, or claim it; returns False if another process holds it."""
         with self._guard:
             if number in self._claims:
                 self._claims[number] += 1
@@ -76,7 +76,7 @@ class EntryLocks:
             return self.claim(number)
 
     def release(self, number: int) -> None:
-        """Give a claim, or a share in it, back; the block is free when the last is."""
+        """Release a claim or a share in it; the block is unlocked with the last one."""
         with self._guard:
             self._claims[number] -= 1
             if not self._claims[number]:
@@ -85,9 +85,9 @@ class EntryLocks:
 
     @contextmanager
     def run(self, *, whole: bool = True) -> Iterator[str]:
-        """Be a live run of this entry: a record that others can see; yields the run's identity.
+        """Register this process as working on the entry within the context; yields the identity of the run.
 
-        The first in a process also removes what dead runs left behind.
+        The first registration of a process also removes what dead runs left behind.
         """
         with self._guard:
             if self._runs == 0:
@@ -105,7 +105,7 @@ class EntryLocks:
 
     @contextmanager
     def removal(self) -> Iterator[None]:
-        """Hold the mutex of an entry that nobody works on while it is removed, then give its lock file up."""
+        """Hold the mutex while the entry is removed, then close its lock file; refused while a run works on it."""
         with self._guard:
             with self.mutex(whole=False):
                 if runs := live_runs(self._folder):
@@ -139,7 +139,7 @@ class EntryLocks:
         dead = [path for path in _records(self._folder) if path.stem not in alive]
         dead += [path for path in self._folder.rglob(".*.tmp") if temporary_owner(path) not in alive]
         for path in dead:
-            with suppress(OSError):  # another user's, who alone may remove it
+            with suppress(OSError):  # only its owner may remove it
                 path.unlink(missing_ok=True)
 
     def _is_there(self) -> bool:
@@ -180,7 +180,7 @@ def entry_locks(folder: Path, *, create: bool = False) -> EntryLocks:
             if found := _open_locks.get((status.st_dev, status.st_ino)):
                 return found
         except OSError:
-            pass  # opening says more
+            pass  # opening it below raises a better error
         try:
             descriptor = open_lock(path, create=create)
         except FileNotFoundError as error:
@@ -192,47 +192,47 @@ def entry_locks(folder: Path, *, create: bool = False) -> EntryLocks:
 
 
 def may_write(folder: Path) -> bool:
-    """Whether this user may work on the entry in ``folder``: it may be another's, or on a disk that is read-only."""
+    """Return whether this user may write to the entry in ``folder``."""
     effective = os.access in os.supports_effective_ids
     return all(os.access(path, os.W_OK, effective_ids=effective) for path in (folder, folder / LOCK_FILE))
 
 
 @contextmanager
-def aside() -> Iterator[None]:
-    """Within it no entry becomes its task's last: what is extracted is on the way to something else."""
-    token = _aside.set(True)
+def untracked() -> Iterator[None]:
+    """Within the context no extraction becomes its task's last: it is a step of another command, such as a search."""
+    token = _untracked.set(True)
     try:
         yield
     finally:
-        _aside.reset(token)
+        _untracked.reset(token)
 
 
-def put_aside(folder: Path) -> None:
-    """Make an entry that is created aside older than all that were not."""
-    if _aside.get():
+def mark_oldest(folder: Path) -> None:
+    """Date a new entry back if it is created within `untracked`, so that it is older than all tracked entries."""
+    if _untracked.get():
         with suppress(OSError):
             os.utime(folder / LOCK_FILE, ns=(time.time_ns(), 0))
 
 
 def touch(folder: Path) -> None:
-    """Make an entry its task's last by the lock file's modification time, where the system lets us."""
-    if _aside.get():
+    """Make an entry the last one of its task, by the modification time of its lock file, unless within `untracked`."""
+    if _untracked.get():
         return
     path, now = folder / LOCK_FILE, time.time_ns()
     with suppress(OSError):
-        # Later than all, also where the clock was ahead and has been set back.
+        # Later than all others, even if the clock was ahead when they were made and has been set back since.
         last = max(
             (each.stat().st_mtime_ns for each in folder.parent.glob(f"*/{LOCK_FILE}") if each != path), default=0
         )
         now = max(now, last + 1)
         try:
             os.utime(path, ns=(now, now))
-        except PermissionError:  # another user's: whoever may write it may set the system's own time, which is coarse
+        except PermissionError:  # of another user: with write permission one may set the current time, which is coarse
             os.utime(path)
 
 
 def mark_used(folder: Path) -> None:
-    """Keep when an entry was last read, as the lock file's access time, where the system lets us."""
+    """Record that an entry was read, as the access time of its lock file, if this user may set it."""
     path = folder / LOCK_FILE
     with suppress(OSError):
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
@@ -269,7 +269,7 @@ def _is_locked(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # another user's, and unreadable: perhaps at work
+        return True  # of another user and unreadable: perhaps working
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB, 1)
     except OSError as error:
@@ -281,7 +281,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _forget() -> None:
-    """In a forked child: it has the parent's tables but none of its locks, and is another run."""
+    """Start afresh in a forked child, which has the tables of its parent but none of its locks."""
     global _open_guard, _started  # noqa: PLW0603
     _open_locks.clear()
     _open_guard = threading.Lock()

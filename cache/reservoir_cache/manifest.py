@@ -1,6 +1,6 @@
 """The manifest of a split: the list of what exists. A shard that is not in it does not exist.
 
-It has pages, a document for every so many blocks, so that a shard more costs the same however many there are.
+It is divided into pages of `PAGE_BLOCKS` blocks, so that adding a shard costs the same however many there are.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def read_page(folder: Path, page: int) -> Manifest:
 
 
 def is_sound(folder: Path, line: Shard | Targets) -> bool:
-    """Whether the file of a manifest's line is there with its size: the cheap check, made on every open."""
+    """Return whether a listed file exists with its size: the cheap check, made on every open."""
     return is_regular(folder / line.file, line.bytes)
 
 
@@ -186,7 +186,7 @@ def check_column_name(name: str) -> None:
 
 
 def _check(manifest: Manifest, page: int) -> None:
-    """Believe no name, number or checksum of a file: whoever can write a manifest can also renew its crc32."""
+    """Check every name, number and checksum: whoever can write a manifest can also renew its crc32."""
     seen, numbers, crcs = set(), list[object](), list[object]()
     for name, shape in manifest.columns.items():
         check_column_name(name)

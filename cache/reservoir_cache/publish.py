@@ -130,7 +130,8 @@ def temporary_owner(path: Path) -> str | None:
 def make_folder(path: Path) -> None:
     """Create a folder with its parents, each of which survives a power loss; raises OSError if it cannot be created."""
     if not path.is_dir():
-        make_folder(path.parent)
+        if not path.parent.exists():
+            make_folder(path.parent)
         path.mkdir(exist_ok=True)
         sync(path.parent)
 

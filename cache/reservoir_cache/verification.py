@@ -1,4 +1,4 @@
-"""Finding all damage of an entry at once, and taking it out so that a rerun makes exactly that again."""
+"""Finding all damage of an entry, and removing it so that a rerun computes only the damaged parts again."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from reservoir_cache.spec import FORMAT
 
 
 def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
-    """Read every file of an entry and return all that keeps it from being whole, split by split.
+    """Read every file of an entry and return all damage and all that is unfinished, split by split.
 
-    Damage names the file; what an extract has not finished yet names the folder of the split. Finished is an entry
-    whose splits all have their labels and, in every block, every column that any block has. Without ``contents`` files
-    are looked at, not read: they must be there with their sizes.
+    Damage names the file, an unfinished split its folder. An entry is finished if every split has its labels and every
+    block has all columns that any block has. Without ``contents`` files are not read; only their sizes are compared.
     """
     problems, remedy = [], repair_command(entry.key)
     for split in entry.splits:
-        folder, beside = entry.path / split, _pages_beside(entry, split)
+        folder, beside = entry.path / split, _pages_needed(entry, split)
         for page in range(entry.page_count(split)):
             path = folder / page_name(page)
             try:
@@ -49,10 +48,10 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
 
 
 def repair(entry: Entry, problems: Iterable[Problem] | None = None) -> list[Problem]:
-    """Take what is damaged out of the manifests and delete it, so that a rerun of extract makes exactly that again.
+    """Remove damaged files and their lines in the manifests, so that a rerun of extract computes only them again.
 
-    A damaged or missing manifest is rebuilt from its shards. What another run is writing at this moment, or has
-    repaired since, is left alone, and so is what is not finished yet.
+    A damaged or missing manifest is rebuilt from its shards. Files that another run is writing or has repaired are
+    left alone, and so are unfinished splits.
 
     Parameters
     ----------
@@ -79,27 +78,27 @@ def repair(entry: Entry, problems: Iterable[Problem] | None = None) -> list[Prob
                 if folder.name == derived.FOLDER:
                     derived.forget(folder, files)
                 else:
-                    files = _mend(entry, folder.name, files, locks)
+                    files = _repair(entry, folder.name, files, locks)
             except OSError as error:
                 raise CacheError(f"{folder}: cannot be repaired ({error}); remove the entry by hand") from error
         repaired += [problem for problem in found if problem.path.name in files]
     return repaired
 
 
-def _mend(entry: Entry, split: str, files: set[str], locks: EntryLocks) -> set[str]:
-    """Rebuild damaged pages, and drop what is at fault from the others; return what was mended."""
-    mended = set[str]()
+def _repair(entry: Entry, split: str, files: set[str], locks: EntryLocks) -> set[str]:
+    """Rebuild damaged pages and remove damaged files from the others; return the files that were repaired."""
+    repaired_files = set[str]()
     for page in sorted({page_of(file) for file in files}):
         if page_name(page) in files:
             _rebuild(entry, split, page).write(entry.path / split, page)
-            mended |= {file for file in files if page_of(file) == page}
+            repaired_files |= {file for file in files if page_of(file) == page}
         else:
-            mended |= _drop(entry, split, page, {file for file in files if page_of(file) == page}, locks)
-    return mended
+            repaired_files |= _drop(entry, split, page, {file for file in files if page_of(file) == page}, locks)
+    return repaired_files
 
 
 def _drop(entry: Entry, split: str, page: int, files: set[str], locks: EntryLocks) -> set[str]:
-    """Drop those of the files of a page that are still at fault and that nobody writes; return them."""
+    """Remove those files of a page that are still damaged and that no run is writing; return them."""
     folder, manifest = entry.path / split, entry.page(split, page)
     lines = manifest.files
     still = {file for file in files & lines.keys() if fault(folder / file, vars(lines[file]))}
@@ -124,7 +123,7 @@ def _drop(entry: Entry, split: str, page: int, files: set[str], locks: EntryLock
 
 
 def _rebuild(entry: Entry, split: str, page: int) -> Manifest:
-    """Make a page from the shards that are sound by their own record; the targets are written again by extract."""
+    """Make a page from the shards that match their own checksums; extract writes the labels again."""
     folder, ranges = entry.path / split, entry.blocks(split)
     manifest = Manifest(FORMAT, entry.key, split, entry.spec.rows[split])
     for path in sorted(folder.glob("*.h5")):
@@ -142,7 +141,7 @@ def _rebuild(entry: Entry, split: str, page: int) -> Manifest:
     return manifest
 
 
-def _pages_beside(entry: Entry, split: str) -> set[int]:
+def _pages_needed(entry: Entry, split: str) -> set[int]:
     """Return the pages that should list any of the files that are there."""
     found = set[int]()
     for path in (entry.path / split).glob("*.h5"):
@@ -154,7 +153,7 @@ def _pages_beside(entry: Entry, split: str) -> set[int]:
 def _faults(
     manifest: Path, lines: Mapping[str, Mapping[str, Any]], remedy: str, *, beside: bool, contents: bool
 ) -> list[Problem]:
-    """Compare files with the lines of their manifest; ``beside`` it are files that it should list."""
+    """Compare files with the lines of their manifest; ``beside``: whether files exist that it should list."""
     if not lines and beside:
         return [Problem(manifest, "missing, though there are files that it should list", remedy)]
     faults = {
@@ -168,7 +167,7 @@ def _unfinished(entry: Entry) -> list[Problem]:
     try:
         progress = entry.progress()
     except CacheError:
-        return []  # a damaged manifest, which is said already
+        return []  # a damaged manifest, which has been reported already
     return [
         Problem(entry.path / split, f"not finished, {done} of {count} blocks are there", "run the same extract again")
         for split, (done, count) in progress.items()

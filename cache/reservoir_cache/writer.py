@@ -1,4 +1,4 @@
-"""Writing blocks and labels: encode, publish a file, list it in the manifest; in a thread, while the next computes."""
+"""Writing blocks and labels: encode, publish a file, list it in the manifest, in a thread beside the forward pass."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
             )
 
     if _has_targets(entry, split):
-        return  # also where this user can only read
+        return  # before any lock is taken, which needs the right to write
     locks = entry_locks(entry.path)
     with locks.run(), locks.mutex():
         if not _has_targets(entry, split):
@@ -111,7 +111,7 @@ class ShardWriter:
             self._raise()
 
     def put(self, split: str, block: int, arrays: Mapping[str, NDArray[np.float32]]) -> None:
-        """Hand a block over, as ``write_block`` takes it; the arrays must not be changed afterwards."""
+        """Queue a block with the arguments of ``write_block``; the arrays must not be changed afterwards."""
         self._raise()
         number = self._entry.block_number(split, block)
         if not self._locks.share(number):

@@ -1,4 +1,4 @@
-"""What is said of an interruption, and of an error of the operating system that no stage has put into words."""
+"""Messages for interruptions and for errors of the operating system that no stage handles."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ _REMEDIES = {
     errno.ELOOP: "check the links on the path",
 }
 # The machine is: exit code 1. These come without a path where it is a write that fails.
-_SPACE = "make room, then run the same command again to go on"
+_SPACE = "make room, then run the same command again to continue"
 _TROUBLES = {
     errno.ENOSPC: _SPACE,
     errno.EDQUOT: _SPACE,
-    errno.EFBIG: "raise the limit on the size of files (ulimit -f), then run the same command again to go on",
-    errno.EIO: "check the disk, then run the same command again to go on",
-    errno.EMFILE: "raise the limit on open files (ulimit -n), then run the same command again to go on",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f), then run the same command again to continue",
+    errno.EIO: "check the disk, then run the same command again to continue",
+    errno.EMFILE: "raise the limit on open files (ulimit -n), then run the same command again to continue",
 }
 
 
 class Interruptible(TyperGroup):
-    """Commands that say how to go on when they are interrupted; typer itself would end them without a word."""
+    """Commands that explain how to continue when they are interrupted; typer itself would print nothing."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; an interruption ends it with exit code 130."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            sys.stderr.write("reservoir: interrupted; run the same command again to go on\n")
+            sys.stderr.write("reservoir: interrupted; run the same command again to continue\n")
             raise typer.Exit(130) from None
 
 
 def system_fault(error: OSError) -> tuple[str, int] | None:
-    """Put an error of the operating system that escaped from a command into one line, with the exit code.
+    """Return one line and the exit code for an error of the operating system that a command did not handle.
 
-    That is 2 where a path that the user named is at fault, 1 where the machine is. None if the error names no path and
-    is none of the machine's: then it is a mistake of ours, and its traceback is wanted.
+    The code is 2 if a path that the user named is at fault, and 1 if the machine is. Returns None if the error names no
+    path and is not one of the machine: then it is a bug, and its traceback is needed.
     """
     if error.errno is None or (error.filename is None and error.errno not in _TROUBLES):
         return None
     code = 2 if error.errno in _REMEDIES else 1
-    remedy = (_REMEDIES | _TROUBLES).get(error.errno, "mend it, then run the same command again to go on")
+    remedy = (_REMEDIES | _TROUBLES).get(error.errno, "fix it, then run the same command again to continue")
     where = "" if error.filename is None else f"{_named(str(error.filename))}: "
     return f"{where}{error.strerror}; {remedy}", code
 

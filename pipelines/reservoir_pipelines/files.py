@@ -1,4 +1,4 @@
-"""Files that are whole or as they were: any file, JSON that holds its own SHA-256, and tensors."""
+"""Files that are complete or as they were before: any file, JSON with its own SHA-256, and tensors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UNSETTLED = 2 * 10**9
 """Nanoseconds after a file's last change during which another change may carry the same time."""
 
 PART = re.compile(r"\..+-[0-9a-f]{32}\.part")
-"""The names that `replace_file` and checkpoints have until they are whole."""
+"""Temporary names of files and folders that `replace_file` and checkpoints are still writing."""
 
 
 class DamagedError(ValueError):
@@ -40,7 +40,7 @@ class DamagedError(ValueError):
 
 
 def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write a file under a temporary name and move it into place, so that it is whole or as it was."""
+    """Write a file under a temporary name and move it into place, so that it is complete or as it was before."""
     part = part_beside(path)
     try:
         fault_point("begun")
@@ -56,9 +56,9 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def part_beside(path: Path) -> Path:
-    """Return a temporary name for a path, and remove what processes that are no more left under such names.
+    """Return a temporary name for a path, and remove files of such names that dead processes left behind.
 
-    Its 32 digits say host, process, and chance: nothing else tells whether somebody is still writing there.
+    Its 32 digits are host, process number and random digits, by which others see whether its writer is still alive.
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}-{_host()}*.part"):
         if PART.fullmatch(left.name) and not is_running(int(left.name[-29:-21], 16)):
@@ -67,7 +67,7 @@ def part_beside(path: Path) -> Path:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process of this host is still there."""
+    """Return whether a process of this host is alive."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -107,7 +107,7 @@ def remove_unfinished_folders(parent: Path) -> None:
 
 @contextmanager
 def writing(path: Path, instead: str = "name another --out") -> Iterator[None]:
-    """Say in one line why a path cannot be written to."""
+    """Raise `InputError`, in one line, if a path cannot be written within the context."""
     try:
         yield
     except OSError as error:
@@ -135,9 +135,9 @@ def read_checked(path: Path) -> dict[str, Any]:
     """Return what `write_checked` wrote; raise `ValueError` if it is no such file, `DamagedError` if it has changed."""
     values = json.loads(path.read_text())
     if not isinstance(values, dict) or DIGEST not in values:
-        raise ValueError("there is no digest in it")
+        raise ValueError("it has no checksum")
     if values.pop(DIGEST) != json_digest(values):
-        raise DamagedError("its SHA-256 is another")
+        raise DamagedError("checksum mismatch")
     return values
 
 
@@ -249,7 +249,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 @contextmanager
 def system_errors() -> Iterator[None]:
-    """Raise what safetensors says of the system as the OSError that it is."""
+    """Raise errors of the operating system that safetensors reports as the OSError that they are."""
     from safetensors import SafetensorError
 
     try:
@@ -261,7 +261,7 @@ def system_errors() -> Iterator[None]:
 
 
 def share(path: Path) -> None:
-    """Give a file, which safetensors makes for its owner alone, the permissions of every new file."""
+    """Give a file the permissions of a new file: safetensors makes it readable for its owner alone."""
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)

@@ -1,4 +1,4 @@
-"""Where everything that is kept lies, and what made it."""
+"""The cache's root folder, the folder of downloaded data, and the versions of packages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cache_root(cache: Path | None = None) -> Path:
         named = platformdirs.user_cache_dir("reservoir", appauthor=False)
     root = Path(named)
     if root.exists() and not root.is_dir():
-        raise InputError(f"the cache {root} is no folder; name another with --cache DIR or RESERVOIR_CACHE")
+        raise InputError(f"the cache {root} is not a folder; name another with --cache DIR or RESERVOIR_CACHE")
     return root
 
 
@@ -36,5 +36,5 @@ def data_folder(data: Path | None = None) -> Path | None:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Return the versions of Python and of some packages, for people who wonder why a number differs."""
+    """Return the versions of Python and of some packages, to explain why a number differs between machines."""
     return {"python": platform.python_version()} | {name: version(name) for name in packages}

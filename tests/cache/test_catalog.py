@@ -15,7 +15,6 @@ from reservoir_cache import (
     CacheError,
     FeatureStore,
     ShardWriter,
-    aside,
     broken_entries,
     check_space,
     folder_bytes,
@@ -27,6 +26,7 @@ from reservoir_cache import (
     required_bytes,
     save_arrays,
     summarize,
+    untracked,
     verify,
     write_block,
     write_targets,
@@ -59,14 +59,14 @@ def test_the_last_entry_is_the_one_last_created_or_opened_for_writing(tmp_path, 
     assert last_entry(tmp_path, "toy") == second
 
 
-def test_line_6_what_is_made_aside_does_not_become_the_last(tmp_path, toy):
-    with aside():
+def test_what_is_made_untracked_does_not_become_the_last(tmp_path, toy):
+    with untracked():
         first, second = toy.entry(tmp_path), toy.entry(tmp_path, padding="none")
         assert last_entry(tmp_path, "toy") == second
     _ = FeatureStore(first)
     assert last_entry(tmp_path, "toy") == first  # where there is no other, the one last used
     mine = toy.entry(tmp_path, compute="bfloat16")
-    with pytest.raises(ZeroDivisionError), aside():
+    with pytest.raises(ZeroDivisionError), untracked():
         toy.entry(tmp_path)
         toy.entry(tmp_path, store="float32")
         raise ZeroDivisionError
@@ -95,7 +95,7 @@ def test_a_broken_entry_can_be_removed(tmp_path, toy):
 
 
 @pytest.mark.parametrize("left", ["everything", "the lock", "a split", "moments", "nothing"])
-def test_line_13_a_half_removed_entry_can_be_removed(tmp_path, toy, left):
+def test_a_half_removed_entry_can_be_removed(tmp_path, toy, left):
     entry = toy.fill(toy.entry(tmp_path))
     kept = {"the lock": ["lock"], "a split": ["train"], "moments": ["moments"], "nothing": []}
     (entry.path / "moments").mkdir()
@@ -149,7 +149,7 @@ def test_a_removal_killed_at_any_step_can_be_repeated(tmp_path, toy, monkeypatch
     ids=["labels", "block", "claim", "writer"],
 )
 @pytest.mark.parametrize("again", [False, True])
-def test_line_13_a_removal_between_the_steps_of_an_extract_leaves_no_entry_without_its_specification(
+def test_a_removal_between_the_steps_of_an_extract_leaves_no_entry_without_its_specification(
     tmp_path, toy, step, again
 ):
     """The next step says it, and makes no folder, also where another run has begun the entry anew."""
@@ -182,7 +182,7 @@ def test_who_waited_for_the_lock_of_a_removed_entry_makes_nothing_there(tmp_path
     assert sorted(path.name for path in entry.path.iterdir()) == ["lock"]
 
 
-def test_line_12_an_entry_knows_whether_it_is_finished(tmp_path, toy):
+def test_an_entry_knows_whether_it_is_finished(tmp_path, toy):
     entry = toy.entry(tmp_path)
 
     def state():
@@ -204,7 +204,7 @@ def test_line_12_an_entry_knows_whether_it_is_finished(tmp_path, toy):
 
 
 @pytest.mark.parametrize("gone", ["train", "train/manifest.json", "test/targets.h5", "moments/manifest.json"])
-def test_line_13_an_entry_that_lost_something_is_not_whole(tmp_path, toy, gone):
+def test_an_entry_that_lost_something_is_not_whole(tmp_path, toy, gone):
     entry = toy.fill(toy.entry(tmp_path))
     save_arrays(entry, "ridge", {"n": np.arange(3)}, {})
     before = toy.digest(entry.path)

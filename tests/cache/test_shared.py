@@ -62,7 +62,7 @@ def digest(toy, entry):
     return {**toy.digest(entry.path), "runs": sorted(path.name for path in (entry.path / "runs").iterdir())}
 
 
-def test_line_13_a_cache_that_is_read_only_can_be_read_fitted_from_and_opened_by_an_extract(root, toy):
+def test_a_cache_that_is_read_only_can_be_read_fitted_from_and_opened_by_an_extract(root, toy):
     entry = toy.fill(toy.entry(root))
     assert save_arrays(entry, "kept", {"n": np.arange(3)}, {})
     before = digest(toy, entry)
@@ -86,7 +86,7 @@ def test_line_13_a_cache_that_is_read_only_can_be_read_fitted_from_and_opened_by
     assert digest(toy, entry) == before
 
 
-def test_line_13_a_cache_of_another_user_who_lets_all_write_can_be_extracted_into(root, toy):
+def test_a_cache_of_another_user_who_lets_all_write_can_be_extracted_into(root, toy):
     """Setting a time of one's choice takes ownership; the moment of now takes the right to write."""
     old = toy.entry(root)
     toy.fill(old, ["final/last"])

@@ -52,7 +52,7 @@ def entry(cache):
 
 @pytest.mark.parametrize("step", ["marked", "emptied"])
 @pytest.mark.parametrize("name", ["the task", "the folder", "its name"])
-def test_line_13_a_second_cache_remove_after_a_kill_removes_the_rest(entry, call, step, name):
+def test_a_second_cache_remove_after_a_kill_removes_the_rest(entry, call, step, name):
     named = {"the task": "toy", "the folder": entry.path, "its name": entry.path.name}[name]
     command = [sys.executable, "-m", "reservoir_pipelines", "cache", "remove", str(named)]
     first = subprocess.run(command, env={**os.environ, "RESERVOIR_FAULT": step}, capture_output=True)
@@ -64,7 +64,7 @@ def test_line_13_a_second_cache_remove_after_a_kill_removes_the_rest(entry, call
     assert code == 2 and len(err.splitlines()) == 1
 
 
-def test_line_13_a_task_with_a_sound_entry_is_that_entry(entry, call):
+def test_a_task_with_a_sound_entry_is_that_entry(entry, call):
     half = entry.path.with_name("gpt2-random-0123456789abcdef")
     half.mkdir()
     assert call("cache", "remove", "toy")[0] == 0

@@ -37,7 +37,7 @@ def test_a_cache_that_cannot_be_made(tmp_path, capfd, command):
 def test_a_cache_that_is_a_file(tmp_path, capfd):
     (tmp_path / "file").touch()
     assert run(["cache", "list", "--cache", str(tmp_path / "file")]) == 2
-    assert one_line(capfd).endswith("file is no folder; name another with --cache DIR or RESERVOIR_CACHE\n")
+    assert one_line(capfd).endswith("file is not a folder; name another with --cache DIR or RESERVOIR_CACHE\n")
 
 
 WIDE = "gpt2:n_layer=2,n_embd=64,n_head=2,n_positions=70"

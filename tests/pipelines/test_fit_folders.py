@@ -98,7 +98,7 @@ sys.exit(run(["fit", sys.argv[1]]))
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert err.splitlines()[-1] == "reservoir: interrupted; run the same command again to go on"
+    assert err.splitlines()[-1] == "reservoir: interrupted; run the same command again to continue"
 
 
 def test_the_folder_is_locked_until_a_fit_has_written_everything(extracted, tmp_path, monkeypatch):

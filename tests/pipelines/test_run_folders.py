@@ -174,7 +174,7 @@ def test_line_7_a_changed_digit_of_a_configuration_or_a_result_is_found(go, cach
         before = path.read_text()
         path.write_text(before.replace(old, old[:-1] + "9"))
         assert path.read_text() != before
-        with pytest.raises(InputError, match=f"{name}: damaged .its SHA-256 is another.; ") as caught:
+        with pytest.raises(InputError, match=f"{name}: damaged .checksum mismatch.; ") as caught:
             use()
         assert "\n" not in str(caught.value)
         path.write_text(before)

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from reservoir_cache import Entry, aside
+from reservoir_cache import Entry, untracked
 
 from reservoir import InputError
 from reservoir.option_fields import MODULE_FUNCTION, without_where
@@ -65,7 +65,7 @@ def fit_seeds(
         raise InputError(f"--seeds {seeds}: give at least 1")
     call = _call(entries[0], named)
     root = entries[0].path.resolve().parents[2]
-    with aside():
+    with untracked():
         made = [
             extract(call["task"], replace(call["options"], cache=root, device=place.device, data=data, seed=seed))
             for seed in range(seeds)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import aside
+from reservoir_cache import untracked
 
 from reservoir.errors import InputError
 from reservoir.option_fields import typed
@@ -47,7 +47,7 @@ def run_cell(cell: Cell, folder: Path, folders: Mapping[str, str], places: Mappi
 def _fit(task: str, settings: dict[str, Any], _: Path) -> dict[str, Any]:
     asked, of_fit = group(ExtractOptions, settings), group(FitOptions, settings)
     place = group(PlaceOptions, settings)
-    with aside():
+    with untracked():
         features = extract(task, asked)
     done = fit(features, of_fit, place)
     raw_alone = done.best.columns == ("raw",)

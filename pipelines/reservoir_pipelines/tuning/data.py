@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reservoir_cache import CacheError, FeatureStore, aside, path_below
+from reservoir_cache import CacheError, FeatureStore, path_below, untracked
 
 from reservoir.errors import InputError
 from reservoir.option_fields import typed
@@ -110,7 +110,7 @@ class SearchData:
                 return store
         except CacheError:
             pass
-        with aside():
+        with untracked():
             return self.extract(number, limit).store
 
     def work(self, number: int, rows: int) -> float:

@@ -8,7 +8,7 @@ from itertools import count, islice
 from types import MappingProxyType
 
 import numpy as np
-from reservoir_cache import FeatureStore, aside
+from reservoir_cache import FeatureStore, untracked
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions
@@ -224,7 +224,7 @@ class Search:
         if trial is None:
             started = self.clock()
             try:
-                with silenced(), aside():
+                with silenced(), untracked():
                     extraction = self.data.extract(number, limit, KNOWN, self.cluster)
             except InputError:
                 if number == 0:
