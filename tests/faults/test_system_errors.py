@@ -79,7 +79,7 @@ def test_a_picture_that_cannot_be_written_is_told_by_its_folder(capfd):
         (errno.ENOSPC, "/some/place", 1, "make room"),
         (errno.ENOSPC, None, 1, "make room"),  # a write names no path
         (errno.EIO, None, 1, "check the disk"),
-        (errno.EBUSY, "/some/place", 1, "mend it"),
+        (errno.EBUSY, "/some/place", 1, "fix it"),
     ],
 )
 def test_the_line_and_the_exit_code_of_an_error(monkeypatch, capfd, number, path, code, remedy):
