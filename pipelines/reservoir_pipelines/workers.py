@@ -53,7 +53,7 @@ def map_pieces(
     if scheduler is not None:
         return _on_cluster(work, tasks, scheduler, done, notify)
     if workers > 1 and len(tasks) > 1:
-        return _in_processes(work, tasks, workers, done)
+        return _in_processes(work, tasks, workers, done, notify)
     return _here(work, tasks, {}, done)
 
 
@@ -68,7 +68,13 @@ def _here(
     return [found[number] for number in range(len(tasks))]
 
 
-def _in_processes(work: Callable[..., Any], tasks: list[tuple], workers: int, done: Callable[[Any], None]) -> list[Any]:
+def _in_processes(
+    work: Callable[..., Any],
+    tasks: list[tuple],
+    workers: int,
+    done: Callable[[Any], None],
+    notify: Callable[[str], None],
+) -> list[Any]:
     import dask
     from dask.callbacks import Callback
     from dask.delayed import delayed
@@ -91,7 +97,9 @@ def _in_processes(work: Callable[..., Any], tasks: list[tuple], workers: int, do
             with child_environment(), Callback(posttask=keep):
                 dask.compute(*graph, num_workers=workers, **settings)  # pyright: ignore
         except BrokenProcessPool:
-            workers //= 2  # a worker was killed, perhaps because memory ran out: fewer workers need less
+            workers //= 2  # memory may have run out, of which fewer workers need less
+            rest = f"{workers} processes continue" if workers > 1 else "this process computes the rest"
+            notify(f"a worker process was killed; {rest}")
     return _here(work, tasks, found, done)
 
 

@@ -33,6 +33,19 @@ if __name__ == "__main__":
     from reservoir_pipelines.cli import run
     run(sys.argv[1:-1])
 """
+SLEEP_IN_PIECES = """
+import os, sys, time
+from pathlib import Path
+from reservoir_pipelines import workers
+
+def sleep(number):
+    Path(sys.argv[-1], str(os.getpid())).touch()
+    time.sleep(3600 * (number > 0))  # this process computes the first piece
+
+if __name__ == "__main__":
+    workers.PAYS_OFF = -1
+    workers.map_pieces(sleep, [(number,) for number in range(3)], workers=2)
+"""
 TRAP = """
 from pathlib import Path
 Path(__file__).with_suffix(".executed").touch()
@@ -67,16 +80,20 @@ def test_the_module_imports_nothing_from_the_current_folder(foreign):
     assert done.stdout.startswith("reservoir "), done.stderr
 
 
-def test_workers_of_reproduce_end_when_it_is_killed(tmp_path, cache):
+@pytest.mark.parametrize(
+    ("program", "arguments", "processes"),
+    [(SLEEP_IN_CELLS, ("reproduce", "figure6", "--workers", "2"), 2), (SLEEP_IN_PIECES, (), 3)],
+    ids=["cells", "pool"],
+)
+def test_workers_end_when_the_command_is_killed(tmp_path, cache, program, arguments, processes):
     script, running = tmp_path / "program.py", tmp_path / "running"
-    script.write_text(SLEEP_IN_CELLS)
+    script.write_text(program)
     running.mkdir()
-    command = [sys.executable, script, "reproduce", "figure6", "--workers", "2", running]
-    parent = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    wait_until(lambda: len(list(running.iterdir())) == 2)
+    parent = subprocess.Popen([sys.executable, script, *arguments, running], stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(list(running.iterdir())) == processes)
     parent.kill()
     parent.wait()
-    workers = [int(mark.name) for mark in running.iterdir()]
+    workers = {int(mark.name) for mark in running.iterdir()} - {parent.pid}
     try:
         wait_until(lambda: not any(map(is_alive, workers)), seconds=30)
     finally:

@@ -2,9 +2,7 @@
 
 import os
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -77,7 +75,9 @@ def test_a_cluster_writes_the_same_bytes_even_if_a_worker_is_killed(data, serial
 
 def test_a_killed_local_worker_changes_nothing(tmp_path, processes):
     tasks = [(number, str(tmp_path)) for number in range(6)]
-    assert map_pieces(work_or_die, tasks, workers=2) == [n**2 for n in range(6)]
+    messages = []
+    assert map_pieces(work_or_die, tasks, workers=2, notify=messages.append) == [n**2 for n in range(6)]
+    assert messages == ["a worker process was killed; this process computes the rest"]
     assert (tmp_path / "visited").exists()
 
 
@@ -105,7 +105,7 @@ def test_an_error_of_a_piece_leaves_nothing(data, tmp_path, workers, processes):
     assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file()]
 
 
-def test_no_scheduler_is_said_in_a_line(tmp_path, monkeypatch):
+def test_a_missing_scheduler_is_reported_in_one_line(tmp_path, monkeypatch):
     pytest.importorskip("distributed")
     with pytest.raises(InputError, match="no dask scheduler answers"):
         map_pieces(work_or_die, [(1, "")], scheduler="nonsense://x")
@@ -126,53 +126,7 @@ def test_counts_and_warnings_are_kept(tmp_path, cache):
         assert prepared.warnings == ("classes of the split 'test' that no row of 'train' has (1): 2",)
 
 
-POOL = """
-import os, sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from test_prepare_parallel import wait_in
-from reservoir_pipelines import workers
-if __name__ == "__main__":
-    workers.PAYS_OFF = -1
-    workers.map_pieces(wait_in, [(number, sys.argv[1]) for number in range(3)], workers=2)
-"""
-
-
-def wait_in(number, folder):
-    """Leave this process's number in a folder, and wait for ever, but for the first piece, which the parent does."""
-    (Path(folder) / str(os.getpid())).touch()
-    while number:
-        time.sleep(60)
-
-
-def test_line_13_workers_end_with_a_parent_that_is_killed(tmp_path):
-    """`kill -9` of a run with `--workers` left its processes for good."""
-    script, marks = tmp_path / "pool.py", tmp_path / "marks"
-    script.write_text(POOL)
-    marks.mkdir()
-    parent = subprocess.Popen([sys.executable, script, marks, Path(__file__).parent])
-    wait_until(lambda: len(list(marks.iterdir())) == 3)
-    parent.kill()
-    parent.wait()
-    workers = {int(mark.name) for mark in marks.iterdir()} - {parent.pid}
-    wait_until(lambda: not any(map(is_alive, workers)))
-
-
-def wait_until(happened):
-    deadline = time.monotonic() + 600  # only against hanging for ever
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def test_workers_of_a_cluster_are_told_full_paths(tmp_path, monkeypatch):
+def test_workers_of_a_cluster_get_absolute_paths(tmp_path, monkeypatch):
     (tmp_path / "mine.csv").write_text("sequence,label\n" + "".join(f"{'AC' * (n + 1)},{n % 2}\n" for n in range(20)))
     monkeypatch.chdir(tmp_path)
     sent = []

@@ -284,7 +284,7 @@ def test_zipf_comes_close_to_its_entropy(call, tmp_path):
     assert code == 0 and err == "" and f"{done['entropy']:.3f} bits per token" in out and "vocabulary 16" in out
 
 
-def test_mistakes_are_told_in_one_line(call, text, tmp_path):
+def test_mistakes_end_in_one_line(call, text, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text("{}")
     (tmp_path / "file").touch()

@@ -114,7 +114,7 @@ def test_what_it_learns_is_more_than_chance(root, tmp_path):
         (["--backbone", "gpt2:n_positions=119,n_layer=1"], "sequences of 120 tokens, but this gpt2 has 119 positions"),
     ],
 )
-def test_what_it_has_no_use_for_is_refused(flags, message, root, tmp_path, capfd):
+def test_options_that_do_not_apply_are_refused(flags, message, root, tmp_path, capfd):
     arguments = ["pretrain", "bit-memory", "--out", tmp_path / "bits", "--cache", root, "--backbone", SHAPE, *flags]
     code = run([str(a) for a in arguments])
     out, err = capfd.readouterr()

@@ -65,7 +65,7 @@ BITS = ["bit-memory", "--backbone", "gpt2:n_layer=1,n_embd=16,n_head=2,n_positio
 HUGE = 10**11
 
 
-def test_bit_memory_speaks_of_what_pretrain_has(call, tmp_path):
+def test_bit_memory_names_the_options_of_pretrain(call, tmp_path):
     flags = [*BITS, "--out", tmp_path / "bits", "--cache", tmp_path / "cache"]
     assert_refused(call, "reservoir: --steps 0: give a whole number from 1\n", *flags, "--steps", 0)
     assert_refused(call, "--seed -1: give a whole number from 0", *flags, "--seed", -1)

@@ -27,7 +27,7 @@ FEW = {"train_rows": 40, "valid_rows": 20, "test_rows": 20}
         ("lstm", None, "random"),
     ],
 )
-def test_the_papers_protocol_draws_an_untrained_gpt2_as_its_library_did(backbone, said, drawn):
+def test_the_papers_protocol_initialises_gpt2_as_its_library_did(backbone, said, drawn):
     assert resolve_model(ReservoirOptions(backbone=backbone, init=said), published=True).init == drawn
     ours = resolve_model(ReservoirOptions(backbone=backbone, init=said)).init
     assert ours == {"random-flat": "random"}.get(drawn, drawn)
@@ -76,7 +76,7 @@ def proteins(tmp_path):
     return tmp_path
 
 
-def test_accuracy_of_homology_is_told_for_all_proteins_too(proteins, cache, call):
+def test_accuracy_of_homology_counts_dropped_proteins_as_wrong(proteins, cache, call):
     """The authors multiply by the share that is kept; with one row a batch and four of validation that is seen here."""
     given = {"data": proteins, "protocol": "paper", "parameters": {"max_tokens": 40, "batch": 1}, "backbone": TINY}
     features = extract("homology", layers="final", pool="last", **given)
@@ -118,7 +118,7 @@ def test_bit_memory_is_shown_with_what_copying_gets(cache, call):
     assert code == 0 and "copy baseline" in out and "75.0%" in out
 
 
-def test_what_all_columns_leave_out_is_said(cache, call):
+def test_columns_that_read_a_part_of_the_tokens_are_named(cache, call):
     given = ["--backbone", TINY, "--param=train_rows=40", "--param=valid_rows=20", "--param=test_rows=20"]
     assert call("extract", "bit-xor", *given, "--layers=final", "--pool=last,all")[0] == 0
     assert "final/all: name one to try it" in call("fit", "bit-xor")[2]

@@ -93,20 +93,20 @@ def test_every_later_number_is_rothermels():
         ("title = 3 4", "not readable"),
     ],
 )
-def test_what_is_wrong_in_a_recipe_is_named(tmp_path, text, fault):
+def test_mistakes_in_a_recipe_are_named(tmp_path, text, fault):
     (tmp_path / "my.toml").write_text(text)
     with pytest.raises(InputError, match=r"my\.toml") as error:
         load_recipe(str(tmp_path / "my.toml"), "smoke")
     assert fault in str(error.value)
 
 
-def test_a_row_named_like_a_task_keeps_the_task_that_its_column_says():
+def test_a_column_with_a_task_goes_before_a_row_named_like_a_task():
     spots = [spot for spot in load_recipe("table-pretraining", "smoke").spots if spot.row == "bit-memory"]
     assert [spot.cells[0][0].task for spot in spots] == ["bit-xor", "bit-xor", "listops", "listops"]
     assert {spot.cells[0][0].task for spot in load_recipe("table18", "smoke").spots if spot.row == "mnist"} == {"mnist"}
 
 
-def test_what_is_asked_wrongly_is_named():
+def test_names_that_do_not_exist_are_refused():
     with pytest.raises(InputError, match="did you mean 'table1'"):
         load_recipe("tabel1", "smoke")
     with pytest.raises(InputError, match="did you mean 'backbone'"):
@@ -115,14 +115,14 @@ def test_what_is_asked_wrongly_is_named():
         reproduce(["table1"], only="digits")
 
 
-def test_an_override_takes_the_place_of_the_scales_settings_only():
+def test_an_override_replaces_settings_of_the_scale_only():
     given = {"backbone": "bert-base-uncased"}
     cells = [s.cells[0][0] for s in load_recipe("table3", "paper", override=given).spots if s.column == "mnist"]
     assert [cell.settings["backbone"] for cell in cells] == ["bert-base-uncased", "lstm", "lstm-star"]
     assert [cell.seed for cell in load_recipe("table9", "smoke", seeds=3).select(["Default"]).cells[:3]] == [0, 1, 2]
 
 
-def test_what_the_small_backbone_lacks_says_what_to_do():
+def test_cells_that_the_small_backbone_lacks_say_what_to_do():
     def pretrained(scale):
         spots = load_recipe("table12", scale).spots
         return next(spot for spot in spots if (spot.row, spot.column) == ("24", "pretrained"))

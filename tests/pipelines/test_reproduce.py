@@ -68,7 +68,7 @@ def test_shared_cells_run_once_and_finished_ones_never_again(cache, tmp_path, ru
     assert (again.ran, again.reused, len(runs), again.tables) == (0, 2, 2, done.tables)
 
 
-def test_line_6_cells_leave_the_last_extraction_the_last(cache, tmp_path):
+def test_cells_do_not_change_which_extraction_is_the_last(cache, tmp_path):
     mine = extract("bit-xor", init="random", depth=1, layers="final", limit=60).entry
     done = reproduce(recipe(tmp_path, 'rows = [{ name = "last", cell = "readout-last", settings = { limit = 60 } }]'))
     assert (done.ran, done.failed) == (1, {})
@@ -77,7 +77,7 @@ def test_line_6_cells_leave_the_last_extraction_the_last(cache, tmp_path):
     assert last_entry(cache, "bit-xor").path == mine
 
 
-def test_what_an_earlier_version_kept_counts_as_not_run(cache, tmp_path, call, runs):
+def test_results_of_another_format_count_as_not_run(cache, tmp_path, call, runs):
     mine = recipe(tmp_path, ROWS)
     call("reproduce", mine)
     kept = ReproductionFolder(cache / "reproductions" / "smoke")
@@ -132,7 +132,7 @@ def test_seeds_give_a_mean_and_a_standard_error(cache, tmp_path):
     assert spot["error"] == pytest.approx((sum((s - mean) ** 2 for s in scores) / 2 / 3) ** 0.5)
 
 
-def test_what_was_killed_goes_on(cache, tmp_path, runs, monkeypatch):
+def test_an_interrupted_reproduction_continues(cache, tmp_path, runs, monkeypatch):
     keep = ReproductionFolder.save_result
 
     def killed(self, key, result):
@@ -167,7 +167,7 @@ sys.exit(run(["reproduce", sys.argv[1]]))
 """
 
 
-def test_what_is_killed_in_the_middle_of_a_cell_goes_on_and_runs_no_finished_one_again(cache, tmp_path, runs):
+def test_a_reproduction_killed_in_a_cell_continues_without_running_finished_cells_again(cache, tmp_path, runs):
     rows = ", ".join(f'{{ name = "{n}", cell = "output", settings = {{ seed = {n} }} }}' for n in range(6))
     mine = recipe(tmp_path, f"rows = [{rows}]")
     kept = ReproductionFolder(cache / "reproductions" / "smoke")
@@ -194,7 +194,7 @@ def test_a_failing_cell_is_marked_and_the_rest_goes_on(cache, tmp_path, call, mo
     assert len(runs) == 3  # what failed is tried again
 
 
-def test_a_cell_that_another_process_has_is_waited_for(cache, tmp_path, runs):
+def test_cells_run_after_another_process_releases_them(cache, tmp_path, runs):
     mine = recipe(tmp_path, ROWS)
     cells, kept, places = module.planned_cells([mine])
     kept.create()
@@ -232,7 +232,7 @@ def test_two_processes_share_the_cells(cache, tmp_path):
     assert (done.ran, dict(done.failed)) == (2, {})
 
 
-def test_an_override_asks_the_same_of_another_model(cache, tmp_path, call):
+def test_an_override_runs_a_recipe_with_another_model(cache, tmp_path, call):
     mine = recipe(tmp_path, ROWS).replace("my", "my")
     text = (
         (tmp_path / "my.toml").read_text().replace('backbone = "mini:n_layer=1,n_embd=16,n_head=2", depth = "", ', "")
@@ -359,7 +359,7 @@ def test_cells_are_tasks_of_a_cluster(cache, tmp_path, runs, monkeypatch):
     assert sum("failed, task 'mnist' needs its files" in line for line in told) == 1
 
 
-def test_a_cluster_is_given_first_what_others_need(tmp_path, monkeypatch):
+def test_a_cluster_runs_cells_that_others_need_first(tmp_path, monkeypatch):
     made = Cell("pretrain", None, {"corpus": "uniform"})
     trained = [Cell("train", "bit-xor", {"backbone": made, "seed": seed}) for seed in range(2)]
     sent = []

@@ -52,7 +52,7 @@ def test_a_run_that_was_extended_and_killed_before_its_end_is_ended_when_it_goes
     }
 
 
-def test_fewer_steps_than_there_are_give_what_there_is(go, cache, capsys):
+def test_asking_for_fewer_steps_returns_the_finished_run(go, cache, capsys):
     done = go(steps=4)
     assert go(steps=2) == done
     assert "this run already has 4 steps" in capsys.readouterr().err
@@ -127,7 +127,7 @@ def test_a_line_of_the_journal_that_a_kill_has_cut_off_is_left_out(rest, go, cac
     assert [line["step"] for line in go(steps=4, resume=True).history] == [1, 2, 2, 3, 4, 4]
 
 
-def test_line_7_every_bit_of_the_journal_counts(tmp_path):
+def test_every_flipped_bit_of_the_journal_is_found(tmp_path):
     path = tmp_path / "metrics.jsonl"
     journal = Journal(path, 0)
     for step in (1, 2):
@@ -152,7 +152,7 @@ def flip(path, where):
 
 @pytest.mark.parametrize("where", [0.1, 0.5, 0.95])
 @pytest.mark.parametrize("name", ["trained.safetensors", "optimizer.safetensors", "state.json"])
-def test_line_7_a_flipped_bit_of_a_checkpoint_is_found_before_any_step(name, where, go, cache):
+def test_a_flipped_bit_of_a_checkpoint_is_found_before_any_step(name, where, go, cache):
     go(steps=2)
     flip(last_checkpoint(cache / "run" / "checkpoints") / name, where)
     with pytest.raises(InputError, match=f"{name}: not readable .*; train in another folder") as caught:
@@ -163,7 +163,7 @@ def test_line_7_a_flipped_bit_of_a_checkpoint_is_found_before_any_step(name, whe
             load_run(cache / "run")
 
 
-def test_line_7_a_changed_digit_of_a_configuration_or_a_result_is_found(go, cache):
+def test_a_changed_digit_of_a_configuration_or_a_result_is_found(go, cache):
     go(steps=2)
     for name, old, use in (
         ("config.json", '"batch": 8', lambda: load_run(cache / "run")),
@@ -199,7 +199,7 @@ train("bit-xor", run=Path(sys.argv[1]), **eval(sys.argv[3]))
 
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "step-", "curve.png", "run.json"])
-def test_line_13_what_a_killed_run_was_writing_is_gone_once_it_goes_on(name, go, cache):
+def test_partial_files_of_a_killed_run_are_removed_when_it_resumes(name, go, cache):
     settings = {"steps": 2, "eval_every": 2, "parameters": FEW, **QUICK}
     code, _, err = Child(KILLED, cache / "run", name, repr(settings)).ended()
     assert code == -signal.SIGKILL, err
@@ -320,7 +320,7 @@ def test_a_regression_from_the_cache_takes_the_same_steps(cache, tmp_path):
 # ---- several processes
 
 
-def test_line_15_the_others_end_quietly_where_the_first_process_fails():
+def test_other_processes_end_quietly_when_the_first_one_fails():
     script = textwrap.dedent("""
         import sys
         from reservoir import InputError

@@ -83,6 +83,6 @@ def test_the_command_prints_every_run_and_refuses_what_is_no_number(cache, capsy
         assert says in capsys.readouterr().err
 
 
-def test_a_sweep_of_which_every_run_diverges_says_so(cache):
+def test_a_sweep_whose_runs_all_diverge_is_an_error(cache):
     with pytest.raises(InputError, match="every run diverged before its first validation"):
         train("bit-xor", sweep={"clip": [1.0, 2.0]}, bound=1e-9, **SHORT)

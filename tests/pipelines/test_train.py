@@ -156,7 +156,7 @@ train("bit-xor", run=Path(sys.argv[1]), **json.loads(sys.argv[2]))
 """
 
 
-def test_line_15_two_processes_are_one_with_the_double_batch(cache):
+def test_two_processes_equal_one_with_twice_the_batch(cache):
     settings = {"rows": "fresh", "steps": 6, "eval_every": 3, "dropout": 0.2, **QUICK}
     two = pair(LAUNCH, cache / "two", json.dumps({**settings, "batch": 4}))
     assert [code for code, _, _ in two] == [0, 0], two
@@ -243,7 +243,7 @@ def test_the_baseline_is_the_best_constant_output():
     assert baseline(y.astype(float), 0) == 0.0  # of R²
 
 
-def test_line_8_a_training_at_chance_has_not_converged(cache):
+def test_a_training_at_chance_has_not_converged(cache):
     done = train("bit-xor", steps=1, **QUICK)  # one validation, which is all that there is to stay close to
     assert done.converged_step is None
     frozen = train("bit-xor", train="output", steps=4, eval_every=1, learning_rate=1e-12, **QUICK)
@@ -284,7 +284,7 @@ def test_training_from_the_cache_takes_the_same_steps(groups, cache):
         ({"compiled": True}, "--compile: a compiled model is faster on GPUs only"),
     ],
 )
-def test_mistakes_are_told_in_one_line(settings, message, cache):
+def test_mistakes_end_in_one_line(settings, message, cache):
     with pytest.raises(InputError, match=message) as caught:
         train("bit-xor", **{**QUICK, "steps": 2, **settings})
     assert "\n" not in str(caught.value)

@@ -27,7 +27,7 @@ def write(path, kind, rows=120):
 
 
 @pytest.mark.parametrize("kind", ["classes", "values"])
-def test_line_11_train_ends_with_an_evaluation(cache, tmp_path, kind, call):
+def test_train_evaluates_the_test_split(cache, tmp_path, kind, call):
     done = train(write(tmp_path / "own.npz", kind), **QUICK)
     found = evaluate_predictions(list(predict(done.path, tmp_path / "test.npz")))
     assert done.evaluation.scores == pytest.approx(found.scores, rel=1e-3)
@@ -52,7 +52,7 @@ def flags():
     return [word for name, value in QUICK.items() for word in (f"--{name}", str(value))]
 
 
-def test_line_8_a_run_trained_on_several_lengths_refuses_rows_without(cache, tmp_path):
+def test_a_run_trained_on_several_lengths_refuses_rows_without_lengths(cache, tmp_path):
     draw = np.random.default_rng(0)
     x, lengths = draw.normal(size=(60, 8, 1)), draw.integers(3, 9, 60)
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(60) % 2, lengths=lengths)

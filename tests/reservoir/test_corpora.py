@@ -299,7 +299,7 @@ def test_a_streams_name_wins_and_a_path_means_the_file(tmp_path, monkeypatch):
         ("broken.gz", 256, r"broken.gz: not readable"),
     ],
 )
-def test_mistakes_are_told_in_one_line(name, vocabulary, message, tmp_path, monkeypatch):
+def test_mistakes_end_in_one_line(name, vocabulary, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small").write_text(PROSE * 10, encoding="utf-8")
     (tmp_path / "empty").touch()
