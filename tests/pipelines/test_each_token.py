@@ -46,7 +46,7 @@ def test_readout_is_that_of_all_residues_of_the_training_rows(fitted):
         part = features[split]
         real = np.arange(part.labels.shape[1]) < part.lengths[:, None]
         assert (part.labels[..., 0][~real] == -1).all()
-        flat[split] = features.store[split]["block01/all"][real], part.labels[..., 0][real]
+        flat[split] = np.asarray(features.store[split]["block01/all"])[real], part.labels[..., 0][real]
     (x, y), (new, truth) = flat["train"], flat["test"]
     scale = StandardScaler().fit(x)
     ridge = Ridge(alpha=1.0).fit(scale.transform(x), np.where(y[:, None] == np.arange(3), 1.0, -1.0))
@@ -195,7 +195,7 @@ def test_mistakes_are_told(tmp_path, capsys, monkeypatch):
     path = write_csv(tmp_path / "whole.csv", proteins(20))
     assert run(["extract", path, "--pool", "mean"]) == 2
     assert "--pool mean: every token has a label of its own" in capsys.readouterr().err
-    with pytest.raises(InputError, match="every token has a label, which extract and fit read; train does not"):
+    with pytest.raises(InputError, match="every token has a label, which train does not support; use extract and fit"):
         train(path, steps=1, cache=tmp_path / "cache", **{k: v for k, v in SMALL.items() if k != "layers"})
     words = [(" ".join(sequence), " ".join(label)) for sequence, label in proteins(20)]
     path = write_csv(tmp_path / "words.csv", words, "text,label")

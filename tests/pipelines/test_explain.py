@@ -74,7 +74,7 @@ def test_the_command_draws_and_refuses(made, call, tmp_path, painted):
     saved, file = made("embed/segments8+raw")
     code, out, _ = call("explain", saved, file, "--first", 2, "--out", tmp_path / "e.png")
     assert code == 0
-    assert "falls most if hidden" in out
+    assert "largest drop if hidden" in out
     assert len(out.strip().splitlines()) == 5
     assert (tmp_path / "e.png").stat().st_size > 2000
     _, out, error = call("explain", made("embed/quantiles3")[0], file, "--first", 1)

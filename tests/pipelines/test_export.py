@@ -244,5 +244,5 @@ def test_what_cannot_be_exported_is_refused(readouts, tmp_path, monkeypatch):
     card = read_checked(tmp_path / "readout.json")
     card["parts"][0]["digest"] = "0" * 64
     write_checked(tmp_path / "readout.json", card)
-    with pytest.raises(InputError, match="no longer those"):
+    with pytest.raises(InputError, match="have changed since it was fitted"):
         export(tmp_path)

@@ -205,7 +205,7 @@ def test_a_readout_refuses_other_weights(fitted, tmp_path, tiny_gpt2):
     card["parts"][0]["digest"] = "0" * 64
     write_checked(tmp_path / "readout.json", card)
     np.savez(tmp_path / "new.npz", x=np.zeros((1, 16, 4), np.uint8))
-    with pytest.raises(InputError, match="no longer those"):
+    with pytest.raises(InputError, match="have changed since it was fitted"):
         list(predict(tmp_path, tmp_path / "new.npz"))
 
 
@@ -214,7 +214,7 @@ def test_wrong_columns_and_files_are_refused(extracted, fitted, tmp_path):
         fit(extracted, columns="block02/mean")
     with pytest.raises(InputError, match="penalties"):
         fit(extracted, alphas="1:2")
-    with pytest.raises(InputError, match="no readout"):
+    with pytest.raises(InputError, match="neither a readout"):
         Bundle.load(tmp_path)
     (tmp_path / "bad.npz").write_bytes(b"not a zip")
     with pytest.raises(InputError, match=r"bad\.npz"):
