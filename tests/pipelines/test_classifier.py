@@ -108,7 +108,7 @@ def test_transformer_passes_every_check_of_scikit_learn(tiny_gpt2):
         (coffee, {"patch": 16, "gain": 0.1, "pool": "segments8"}, 0.9),
     ],
 )
-def test_grid_search_passes_each_row_once(classifier, passes, load, settings, least):
+def test_grid_search_computes_each_row_once(classifier, passes, load, settings, least):
     x, y = load()
     distinct = len(np.unique(x.astype(np.float32), axis=0))
     grid = {"alphas": [[1.0], [100.0], None], "class_weight": [None, "balanced"]}
@@ -129,7 +129,7 @@ def sorted_out(x, y):
     return x[order], y[order]
 
 
-def test_threads_pass_each_row_once(classifier, passes):
+def test_threads_compute_each_row_once(classifier, passes):
     x, y = waves()
     with joblib.parallel_config("threading", n_jobs=3):
         search = GridSearchCV(classifier(), {"alphas": [[1.0], [10.0], [100.0]]}, cv=3).fit(x, y)
@@ -137,7 +137,7 @@ def test_threads_pass_each_row_once(classifier, passes):
     assert search.best_estimator_.predict(x).shape == (60,)
 
 
-def test_what_makes_other_features_does_not_share_them(classifier, passes, tmp_path):
+def test_options_that_change_features_do_not_share_them(classifier, passes, tmp_path):
     x, y = waves()
     plain = classifier().fit(x, y)
     for number, change in enumerate(({"seed": 1}, {"gain": 0.5}, {"patch": 2}, {"pool": "max"}, {"layers": "block02"})):
@@ -148,7 +148,7 @@ def test_what_makes_other_features_does_not_share_them(classifier, passes, tmp_p
     assert sum(passes) == 7 * len(x)
 
 
-def test_columns_are_added_to_what_is_there(classifier, passes, cache):
+def test_columns_are_added_to_cached_ones(classifier, passes, cache):
     x, y = waves()
     classifier(pool="mean").fit(x, y)
     classifier(pool="mean,max").fit(x, y)
@@ -157,7 +157,7 @@ def test_columns_are_added_to_what_is_there(classifier, passes, cache):
     assert len(passes) == 2
 
 
-def test_equal_rows_pass_once_in_any_type_and_order(classifier, passes):
+def test_equal_rows_are_computed_once_in_any_type_and_order(classifier, passes):
     x, y = waves()
     x = x.astype(np.float32)
     twice = np.concatenate([x, x[::-1]])
@@ -178,14 +178,14 @@ def test_a_few_rows_stay_in_memory_and_a_batch_goes_to_disk(classifier, passes, 
     assert (len(list_entries(cache)), sum(passes)) == (2, 60)
 
 
-def test_rows_held_out_one_by_one_pass_once(classifier, passes):
+def test_rows_held_out_one_by_one_are_computed_once(classifier, passes):
     x, _ = waves(rows=12)
     y = np.arange(12) % 2
     cross_val_score(classifier(cv=2), x, y, cv=LeaveOneOut())
     assert sum(passes) == len(x)
 
 
-def test_memory_is_bounded_and_forgetting_costs_a_pass_at_most(classifier, passes, monkeypatch):
+def test_memory_is_bounded_and_dropped_rows_are_computed_again(classifier, passes, monkeypatch):
     x, y = waves()
     free = classifier().fit(x, y)
     monkeypatch.setattr(rowcache, "HELD_BYTES", 0)
@@ -257,7 +257,7 @@ def test_symbols_are_embedded(classifier):
         ((2048 + 900 * np.sin(np.arange(60 * 12) / 7)).astype(int).reshape(60, 12), None),  # a sensor's counts
     ],
 )
-def test_line_4_integers_are_read_as_from_a_file_and_said_so(classifier, tmp_path, x, vocabulary):
+def test_integers_are_read_as_in_files_with_a_warning(classifier, tmp_path, x, vocabulary):
     y = np.arange(60) % 2
     np.savez(tmp_path / "d.npz", x=x, y=y)
     source = task_named(str(tmp_path / "d.npz"))
@@ -294,7 +294,7 @@ def test_it_works_in_a_pipeline_and_reservoir_parameters_can_be_tuned(classifier
 # ---- what can go wrong
 
 
-def test_a_damaged_entry_is_named_and_its_repair_brings_the_rows_back(classifier, passes, cache):
+def test_a_damaged_entry_is_named_and_repaired(classifier, passes, cache):
     x, y = waves()
     model = classifier().fit(x, y)
     said = model.decision_function(x)
@@ -320,7 +320,7 @@ def test_a_removed_entry_is_computed_again(classifier, passes, cache):
     assert sum(passes) == 2 * len(x)
 
 
-def test_two_runs_of_the_same_rows_wait_for_one_another(classifier, passes, cache, monkeypatch):
+def test_two_runs_of_the_same_rows_wait_for_each_other(classifier, passes, cache, monkeypatch):
     """Another process holds the only block; the rows are computed when it lets go."""
     x, y = waves()
     classifier().fit(x, y)
@@ -371,7 +371,7 @@ def test_wrong_input_is_refused_in_one_line(classifier, passes, settings, shape,
     assert passes == []
 
 
-def test_texts_are_refused_with_the_way_in_and_it_works(tiny_gpt2):
+def test_texts_are_refused_with_a_remedy_that_works(tiny_gpt2):
     texts = ["ACGTACGTACGT", "AACCAACC"] * 20
     model = ReservoirClassifier(backbone=str(tiny_gpt2), vocabulary=128)
     with pytest.raises(ValueError, match="X holds texts; give their letters as numbers"):

@@ -66,7 +66,7 @@ def server(tmp_path, monkeypatch):
     served.server_close()
 
 
-def test_a_task_is_fetched_once_and_prepared(server, cache):
+def test_a_task_is_downloaded_once_and_prepared(server, cache):
     _, _, handler = server
     prepared = prepare("mnist", fetch=True)
     assert sum(prepared.rows.values()) == 72
@@ -76,7 +76,7 @@ def test_a_task_is_fetched_once_and_prepared(server, cache):
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_an_interrupted_download_goes_on(server, cache, ranges, monkeypatch):
+def test_an_interrupted_download_continues(server, cache, ranges, monkeypatch):
     _, folder, handler = server
     name = FILES["mnist"][0].name
     size = (folder / name).stat().st_size
@@ -95,7 +95,7 @@ def test_an_interrupted_download_goes_on(server, cache, ranges, monkeypatch):
     assert (where / name).read_bytes() == (folder / name).read_bytes()
 
 
-def test_other_bytes_are_never_used(server, cache, tmp_path):
+def test_files_with_a_wrong_checksum_are_never_used(server, cache, tmp_path):
     _, folder, _ = server
     name = FILES["mnist"][1].name
     (folder / name).write_bytes((folder / name).read_bytes()[::-1])
@@ -105,7 +105,7 @@ def test_other_bytes_are_never_used(server, cache, tmp_path):
     assert not list((cache / "downloads" / "mnist").glob("*.part"))
 
 
-def test_a_mirror_goes_first_and_the_publisher_after_it(server, cache):
+def test_mirrors_are_tried_before_the_publisher(server, cache):
     address, folder, handler = server
     (folder / "copy").mkdir()
     for remote in FILES["mnist"][:2]:
@@ -114,7 +114,7 @@ def test_a_mirror_goes_first_and_the_publisher_after_it(server, cache):
     assert len(handler.log) == 4, "two from the mirror, two missing there"
 
 
-def test_a_part_of_something_else_is_started_over(server, cache):
+def test_a_partial_file_of_something_else_is_downloaded_anew(server, cache):
     _, folder, _ = server
     name = FILES["mnist"][0].name
     where = cache / "downloads" / "mnist"
@@ -125,7 +125,7 @@ def test_a_part_of_something_else_is_started_over(server, cache):
     assert (download("mnist") / name).read_bytes() == (folder / name).read_bytes()
 
 
-def test_what_cannot_be_fetched_says_what_to_do(server, cache):
+def test_a_failed_download_says_what_to_do(server, cache):
     with pytest.raises(InputError, match=r"'homology' cannot be downloaded.*--data DIR"):
         download("homology")
     _, folder, _ = server
@@ -134,7 +134,7 @@ def test_what_cannot_be_fetched_says_what_to_do(server, cache):
         download("mnist")
 
 
-def test_known_sums_are_sums():
+def test_known_checksums_are_well_formed():
     for files in FILES.values():
         for remote in files:
             assert len(remote.sha256) == 64 and int(remote.sha256, 16) and remote.bases

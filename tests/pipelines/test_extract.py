@@ -1,4 +1,4 @@
-"""extract: equal to the model it runs, the same bytes however it was stopped, and nothing computed twice."""
+"""extract: features equal the model's, interruptions do not change bytes, and nothing is computed twice."""
 
 import io
 import os
@@ -37,7 +37,7 @@ def small(cache, tiny_gpt2):
     return run
 
 
-def test_features_are_what_the_model_computes(small, tiny_gpt2):
+def test_features_equal_those_of_the_model_run_by_hand(small, tiny_gpt2):
     done = small(store="float32", pool="last,mean,segments8")
     prepared = prepare("digits")
     model = load_model(prepared.task, resolve_model(ReservoirOptions(backbone=str(tiny_gpt2))), compute="float32")
@@ -63,7 +63,7 @@ def test_a_second_run_reuses_everything_and_runs_no_forward_pass(small, monkeypa
     assert (second.entry, second.columns, second.rows) == (first.entry, first.columns, first.rows)
 
 
-def test_added_columns_leave_the_old_files_alone_and_equal_a_run_with_all(small, tmp_path):
+def test_added_columns_keep_old_files_and_equal_a_run_with_all_columns(small, tmp_path):
     first = small(layers="block01", pool="last")
     before = files_of(first.entry)
     both = small(layers="block01,final", pool="last,mean")
@@ -94,7 +94,7 @@ def test_a_damaged_shard_is_computed_again(small):
 
 
 @pytest.mark.parametrize("mended", [False, True])
-def test_labels_that_are_gone_are_written_again(small, mended):
+def test_missing_labels_are_written_again(small, mended):
     first = small()
     whole = files_of(first.entry)
     (first.entry / "valid" / "targets.h5").unlink()
@@ -105,7 +105,7 @@ def test_labels_that_are_gone_are_written_again(small, mended):
     assert verify(first.store.entry) == []
 
 
-def test_an_entry_that_cannot_be_written_is_found_all_the_same(small, cache):
+def test_a_read_only_entry_is_found(small, cache):
     first = small()
     shutil.rmtree(cache / "receipts")
     (cache / "receipts").touch()  # no folder can be made there
@@ -113,7 +113,7 @@ def test_an_entry_that_cannot_be_written_is_found_all_the_same(small, cache):
 
 
 @pytest.mark.parametrize("harm", ["missing", "short"])
-def test_a_shard_that_is_not_there_whole_is_computed_again_without_being_asked(small, harm):
+def test_a_missing_or_truncated_shard_is_computed_again(small, harm):
     first = small()
     whole = files_of(first.entry)
     victim = next(p for p in sorted(first.entry.rglob("*.h5")) if p.name != "targets.h5")
@@ -122,7 +122,7 @@ def test_a_shard_that_is_not_there_whole_is_computed_again_without_being_asked(s
     assert files_of(first.entry) == whole
 
 
-def test_a_finished_entry_is_found_without_reading_a_byte_of_its_features(small, monkeypatch):
+def test_a_finished_entry_is_found_without_reading_its_features(small, monkeypatch):
     first = small()
     opened = []
     real, real_open = h5py.File, io.open
@@ -134,7 +134,7 @@ def test_a_finished_entry_is_found_without_reading_a_byte_of_its_features(small,
         assert [name for name in opened if str(first.entry) in name and name.endswith(".h5")] == []
 
 
-def test_other_weights_of_the_same_size_and_time_are_other_weights(cache, tiny_gpt2, tmp_path):
+def test_changed_weights_of_the_same_size_and_time_make_another_entry(cache, tiny_gpt2, tmp_path):
     folder = shutil.copytree(tiny_gpt2, tmp_path / "model")
     file, settings = folder / "model.safetensors", {"limit": 20, "layers": "block01", "pool": "mean"}
     first, before = extract("digits", backbone=str(folder), **settings), file.stat()
@@ -146,7 +146,7 @@ def test_other_weights_of_the_same_size_and_time_are_other_weights(cache, tiny_g
     assert extract("digits", backbone=str(folder), **settings).entry != first.entry
 
 
-def test_each_setting_that_changes_numbers_has_an_entry_of_its_own(small):
+def test_each_option_that_changes_numbers_makes_another_entry(small):
     plain = small()
     others = [small(seed=1), small(gain=2.0), small(limit=200), small(store="float32"), small(compute="bfloat16")]
     entries = {done.entry for done in [plain, *others]}
@@ -185,7 +185,7 @@ PADDED = {  # most tokens of a row, and usual ones of texts: lengths of 20 to 2,
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", PADDED)
-def test_padding_is_less_than_a_twentieth(device, name):
+def test_padding_is_below_five_percent(device, name):
     """ListOps' own lengths, lengths drawn like those of TAPE's proteins (21 to 860, mean 167), and of strings."""
     tokens, lengths = PADDED[name]
     if lengths is None:
@@ -204,7 +204,7 @@ def test_padding_is_less_than_a_twentieth(device, name):
     assert len(shapes) < 200  # each costs memory: code that is compiled for it
 
 
-def test_rows_of_one_length_are_batches_of_as_many_rows_as_asked_for():
+def test_rows_of_one_length_fill_batches_of_the_given_size():
     for length in (7, 64, 785):
         lengths = np.full(100, length)
         assert set(padded_lengths(lengths)) == {length}
@@ -220,7 +220,7 @@ def test_bfloat16_is_close_to_float32(small):
     assert np.abs(a - b).max() < 0.02 * np.abs(a).max()
 
 
-def test_values_that_float16_cannot_hold_are_refused_by_name(small, monkeypatch):
+def test_values_beyond_float16_are_refused_with_layer_and_row(small, monkeypatch):
     from reservoir.fpt import FPT
 
     plain = FPT.features

@@ -1,4 +1,4 @@
-"""extract over a dask cluster: the bytes of one process, whatever becomes of a worker or of the connection."""
+"""extract on a dask cluster writes the bytes of one process, even if a worker or the connection is lost."""
 
 import signal
 import socket
@@ -96,7 +96,7 @@ def cluster():
         yield cluster
 
 
-def test_a_connection_that_breaks_is_sought_again(cluster, expected, tiny_gpt2, tmp_path, capsys, monkeypatch):
+def test_a_broken_connection_is_opened_again(cluster, expected, tiny_gpt2, tmp_path, capsys, monkeypatch):
     relay, as_completed = Relay(cluster.scheduler_address), distributed.as_completed
 
     def cut_after_ten(futures, **settings):  # of the 39 blocks, however late this process hears of them
@@ -113,7 +113,7 @@ def test_a_connection_that_breaks_is_sought_again(cluster, expected, tiny_gpt2, 
     assert "the connection was lost" in capsys.readouterr().err
 
 
-def test_a_worker_that_is_killed_has_its_blocks_done_by_another(cluster, expected, tiny_gpt2, tmp_path):
+def test_blocks_of_a_killed_worker_go_to_another(cluster, expected, tiny_gpt2, tmp_path):
     command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address, "--no-nanny"]
     other = subprocess.Popen([*command, "--nthreads", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -131,7 +131,7 @@ def test_a_worker_that_is_killed_has_its_blocks_done_by_another(cluster, expecte
     assert extract("digits", backbone=str(tiny_gpt2), cache=tmp_path, **settings).reused
 
 
-def test_workers_are_told_full_paths(expected, tiny_gpt2, tmp_path, monkeypatch):
+def test_workers_get_full_paths(expected, tiny_gpt2, tmp_path, monkeypatch):
     monkeypatch.chdir(tiny_gpt2.parent)
     shares_sent = []
 

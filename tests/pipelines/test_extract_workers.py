@@ -1,4 +1,4 @@
-"""extract by several processes: the bytes of one, whatever becomes of a worker."""
+"""extract with several processes writes the bytes of one, even if a worker is killed."""
 
 import multiprocessing
 import os
@@ -62,7 +62,7 @@ def test_workers_write_the_bytes_of_one_process_even_if_one_is_killed(alone, tin
     assert made[0] == made[1], "who computes is no part of what is computed"
 
 
-def test_a_worker_with_another_model_refuses(alone, tiny_gpt2):
+def test_a_worker_with_another_model_is_refused(alone, tiny_gpt2):
     root, backbone = alone.entry.parents[2], str(tiny_gpt2)
     options = ExtractOptions(backbone=backbone, limit=200, compute="float32", layers="embed,final", cache=root)
     share = Share("digits", options, prepare("digits", cache=root).path, alone.store.entry.key)

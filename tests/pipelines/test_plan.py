@@ -1,4 +1,4 @@
-"""plan: what an extraction takes, from a trial; by an injected clock, as a real one says nothing on a busy machine."""
+"""plan and extract --dry-run: predicted cost, with an injected clock, and every option with its reason."""
 
 import json
 
@@ -41,7 +41,7 @@ def letters(tmp_path):
     return str(path)
 
 
-def test_the_time_and_the_size_are_those_of_the_extraction_that_was_not_tried(costly, letters, cache):
+def test_predicted_time_and_size_equal_those_of_the_extraction(costly, letters, cache):
     now, settings = costly
     settings |= {"patch": 1, "input": "gaussian"}
     found = plan(letters, **settings)
@@ -58,7 +58,7 @@ def test_the_time_and_the_size_are_those_of_the_extraction_that_was_not_tried(co
     assert many.bytes == pytest.approx(10_000 * found.bytes, rel=0.1)
 
 
-def test_the_command_says_it_in_a_table_or_as_json(costly, cache, capsys, tiny_gpt2):
+def test_the_command_prints_a_table_or_json(costly, cache, capsys, tiny_gpt2):
     flags = ["--backbone", str(tiny_gpt2), "--compute", "float32", "--layers", "final", "--rows", "1000000000"]
     assert run(["plan", "digits", *flags, "--workers", "64"]) == 0
     out = capsys.readouterr().out
@@ -71,7 +71,7 @@ def test_the_command_says_it_in_a_table_or_as_json(costly, cache, capsys, tiny_g
     assert run(["plan", "digits", "--rows", "0"]) == 2
 
 
-def test_sounds_are_planned_as_the_model_hears_them(cache, tmp_path):
+def test_sounds_are_planned_as_the_samples_that_the_model_reads(cache, tmp_path):
     for n in range(10):
         (tmp_path / "calls" / f"{n % 2}").mkdir(parents=True, exist_ok=True)
         noise = np.random.default_rng(n).normal(0, 3000, 800).astype(np.int16)
@@ -80,3 +80,15 @@ def test_sounds_are_planned_as_the_model_hears_them(cache, tmp_path):
     found, done = plan(str(tmp_path / "calls"), **model), extract(str(tmp_path / "calls"), **model)
     assert done.store.entry.spec.input["kind"] == "native"
     assert found.columns == len(done.columns) and found.tokens == 79  # and not the 3 frames of a spectrum
+
+
+def test_a_dry_run_prints_each_option_with_its_reason_and_computes_nothing(cache, call):
+    code, out, _ = call("extract", "digits", "--dry-run", "--gain", "2", "--layers", "block01")
+    lines = {line.split("  ")[0]: line for line in out.splitlines()}
+    assert code == 0 and lines["gain"].split() == ["gain", "2.0", "given"]
+    assert lines["layers"].split() == ["layers", "block01", "given"]
+    assert lines["backbone"].split(maxsplit=2) == ["backbone", "mini", "comes with this package"]
+    assert not (cache / "features").exists()
+    found = json.loads(call("extract", "digits", "--dry-run", "--json")[1])
+    assert found["pool"] == {"value": "last,mean", "why": "the last token as in the paper, and all of them"}
+    assert found["columns"]["value"][:2] == ["embed/last", "embed/mean"] and "columns" not in lines["gain"]

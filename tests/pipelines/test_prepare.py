@@ -21,7 +21,7 @@ def contents(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def test_what_is_read_back_is_what_the_source_gives(cache):
+def test_prepared_rows_equal_those_of_the_source(cache):
     prepared = prepare("digits")
     source = task_named("digits")
     for name, split in source.read(source.pieces()[0]).items():
@@ -37,7 +37,7 @@ def test_what_is_read_back_is_what_the_source_gives(cache):
     assert np.array_equal(prepared.scaling.scale, source.scaling().scale)
 
 
-def test_rows_far_apart_are_taken_without_those_between(cache, tmp_path, monkeypatch):
+def test_rows_between_wanted_ones_are_not_read(cache, tmp_path, monkeypatch):
     x = np.random.default_rng(0).normal(size=(12000, 2, 1)).astype(np.float32)
     with h5py.File(tmp_path / "mine.h5", "w") as file:
         file["x"], file["y"] = x, np.arange(12000) % 2
@@ -60,7 +60,7 @@ def test_rows_far_apart_are_taken_without_those_between(cache, tmp_path, monkeyp
             assert np.array_equal(getattr(taken, array), getattr(whole, array)[index]), array
 
 
-def test_rows_do_not_depend_on_the_files_they_lie_in(cache, tmp_path):
+def test_rows_do_not_depend_on_their_division_into_files(cache, tmp_path):
     x = np.random.default_rng(0).normal(size=(9000, 2, 1)).astype(np.float32)
     arrays = {"x": x, "y": np.arange(9000) % 2, "split": np.array(["train", "valid", "test"] * 3000)}
     np.savez(tmp_path / "mine.npz", **arrays)
@@ -87,7 +87,7 @@ def test_a_second_prepare_reads_no_data(cache, monkeypatch):
     assert second.reused and second.digest == first.digest
 
 
-def test_the_same_rows_have_the_same_bytes_anywhere(tmp_path):
+def test_equal_rows_have_equal_bytes(tmp_path):
     one, two = prepare("digits", cache=tmp_path / "a"), prepare("digits", cache=tmp_path / "b")
     assert contents(one.path) == contents(two.path)
 
@@ -108,7 +108,7 @@ def test_plain_and_packed_files_have_one_digest(cache, tmp_path):
     assert len({prepare("mnist", data=tmp_path / str(p)).digest for p in (False, True)}) == 1
 
 
-def test_prepared_data_outlives_its_source(cache, tmp_path, monkeypatch):
+def test_prepared_data_is_used_when_its_source_is_missing(cache, tmp_path, monkeypatch):
     samples.mnist_files(tmp_path / "data")
     monkeypatch.setenv("RESERVOIR_DATA", str(tmp_path / "data"))
     first = prepare("mnist")
@@ -116,7 +116,7 @@ def test_prepared_data_outlives_its_source(cache, tmp_path, monkeypatch):
     assert prepare("mnist").digest == first.digest
 
 
-def test_nothing_stays_of_a_failed_run(cache, tmp_path):
+def test_a_failed_run_leaves_nothing(cache, tmp_path):
     samples.mnist_files(tmp_path / "data")
     labels = tmp_path / "data" / "t10k-labels-idx1-ubyte"
     labels.write_bytes(labels.read_bytes()[:-3])
@@ -125,7 +125,7 @@ def test_nothing_stays_of_a_failed_run(cache, tmp_path):
     assert not [p for p in cache.rglob("*") if p.is_file()]
 
 
-def test_what_a_killed_run_left_is_removed(cache, tmp_path):
+def test_leftovers_of_a_killed_run_are_removed(cache, tmp_path):
     prepared = prepare("digits")
     leftover = prepared.path.parent / f".{os.uname().nodename}-{2**22 + 7}-abc"
     (leftover / "train").mkdir(parents=True)
@@ -135,7 +135,7 @@ def test_what_a_killed_run_left_is_removed(cache, tmp_path):
     assert not leftover.exists()
 
 
-def test_damage_is_named(cache):
+def test_a_damaged_file_is_named(cache):
     prepared = prepare("digits")
     file = prepared.path / "test" / "00000.h5"
     file.write_bytes(file.read_bytes()[:-1])
@@ -147,7 +147,7 @@ def test_damage_is_named(cache):
         Prepared.open(prepared.path)
 
 
-def test_missing_data_names_the_way_out(cache, tmp_path):
+def test_missing_data_says_what_to_do(cache, tmp_path):
     with pytest.raises(InputError, match="--data DIR or RESERVOIR_DATA"):
         prepare("mnist")
     with pytest.raises(InputError, match="nowhere does not exist"):
@@ -156,7 +156,7 @@ def test_missing_data_names_the_way_out(cache, tmp_path):
         prepare("digits").split("dev")
 
 
-def test_how_own_data_was_read_is_kept_and_said(tmp_path, cache):
+def test_notes_on_own_data_are_stored_and_printed(tmp_path, cache):
     x = (2048 + 400 * np.sin(np.arange(50) / 9 + np.arange(60)[:, None])).astype(int)
     np.savez(tmp_path / "counts.npz", x=x, y=np.arange(60) % 2)
     for _ in range(2):

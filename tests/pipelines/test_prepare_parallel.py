@@ -90,12 +90,12 @@ def test_little_work_stays_in_this_process(monkeypatch):
     assert set(map_pieces(where_it_runs, [(n,) for n in range(5)], workers=2)) == {os.getpid()}
 
 
-def test_much_work_does_not(processes):
+def test_much_work_goes_to_other_processes(processes):
     assert len(set(map_pieces(where_it_runs, [(n,) for n in range(5)], workers=2)) - {os.getpid()}) >= 1
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_of_a_piece_leaves_nothing(data, tmp_path, workers, processes):
+def test_an_error_in_one_piece_leaves_nothing(data, tmp_path, workers, processes):
     folder = tmp_path / "data"
     samples.cifar_files(folder, samples.cifar_arrays())
     batch = folder / "cifar-10-batches-bin" / "data_batch_4.bin"
@@ -111,7 +111,7 @@ def test_a_missing_scheduler_is_reported_in_one_line(tmp_path, monkeypatch):
         map_pieces(work_or_die, [(1, "")], scheduler="nonsense://x")
 
 
-def test_counts_and_warnings_are_kept(tmp_path, cache):
+def test_counts_and_warnings_are_stored(tmp_path, cache):
     import json
 
     parts = {"train": [0, 1, 1], "valid": [0, 1, 0], "test_fold_holdout": [1, 2, 2]}

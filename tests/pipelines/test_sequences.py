@@ -1,4 +1,4 @@
-"""The estimators beside the command line on the same rows, weights beside repeated rows, and features as a matrix."""
+"""The estimators equal the command line on the same rows; sample weights, lists, channels, and the transformer."""
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ def same(model, found, said, expected):
 
 
 @pytest.mark.parametrize("kind", [series, letters])
-def test_a_classifier_to_which_nothing_is_said_is_extract_and_fit(kind, by_command, tiny_gpt2, recwarn):
+def test_a_classifier_by_default_equals_extract_and_fit(kind, by_command, tiny_gpt2, recwarn):
     x, y = kind()
     found, expected = by_command(x=x, y=y)
     model = ReservoirClassifier(backbone=str(tiny_gpt2), compute="float32").fit(x[:FITTED], y[:FITTED])
@@ -62,7 +62,7 @@ def test_a_classifier_to_which_nothing_is_said_is_extract_and_fit(kind, by_comma
     same(model, found, model.predict_proba(x[FITTED:]), expected)
 
 
-def test_a_regressor_to_which_nothing_is_said_is_extract_and_fit(by_command, tiny_gpt2):
+def test_a_regressor_by_default_equals_extract_and_fit(by_command, tiny_gpt2):
     x, y = series()
     y = np.abs(np.diff(x)).mean(axis=1) + np.unique(y, return_inverse=True)[1]
     found, expected = by_command(x=x, y=y)
@@ -96,7 +96,7 @@ def test_lists_go_through_cross_validation_and_objects_are_lists(tiny_gpt2):
 
 
 @pytest.mark.parametrize("kind", [ReservoirClassifier, ReservoirRegressor])
-def test_a_sample_of_weight_2_is_one_that_is_given_twice(kind, tiny_gpt2):
+def test_a_sample_of_weight_2_counts_as_two(kind, tiny_gpt2):
     x, y = series(40)
     if kind is ReservoirRegressor:
         y = np.abs(np.diff(x)).mean(axis=1)
@@ -125,7 +125,7 @@ def test_groups_are_held_out_together(tiny_gpt2):
         model.set_params(cv=None).fit(x, y, groups=np.zeros(60))
 
 
-def test_the_transformer_gives_what_extract_keeps(tmp_path, cache, tiny_gpt2):
+def test_the_transformer_returns_the_features_of_extract(tmp_path, cache, tiny_gpt2):
     x, y = series()
     np.savez(tmp_path / "d.npz", x=x, y=y, split=np.repeat(["train", "valid", "test"], [50, 20, 20]))
     kept = extract(str(tmp_path / "d.npz"), backbone=str(tiny_gpt2), compute="float32")
@@ -146,7 +146,7 @@ def test_the_transformer_gives_what_extract_keeps(tmp_path, cache, tiny_gpt2):
     assert make_pipeline(plain, RidgeClassifier()).fit(x[:70], y[:70]).score(x[70:], y[70:]) > 0.5
 
 
-def test_channels_may_come_first_and_a_warning_says_where_they_seem_to(tiny_gpt2):
+def test_channels_may_come_first_and_a_warning_says_when_they_seem_to(tiny_gpt2):
     x, y = series(40)
     last = np.stack([x, x[::-1]], axis=2)  # (samples, values, channels)
     settings = {"backbone": str(tiny_gpt2), "pool": "std", "compute": "float32"}

@@ -1,4 +1,4 @@
-"""Own and publishers' files are known by what they hold, whatever their names and times say."""
+"""Own and publishers' files are known by their content, whatever their names and times."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ def rewrite(path, change):
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
 
 
-def test_other_values_of_the_same_size_and_time_are_other_data(cache, table):
+def test_changed_values_of_the_same_size_and_time_are_noticed(cache, table):
     first, original = prepare(str(table)), table.read_bytes()
     assert prepare(str(table)).reused
     rewrite(table, 1)
@@ -42,7 +42,7 @@ def test_other_values_of_the_same_size_and_time_are_other_data(cache, table):
     assert (again.reused, again.path) == (True, first.path)
 
 
-def test_a_publishers_file_of_the_same_size_and_time_is_another_file(cache, mnist_files):
+def test_a_changed_publishers_file_of_the_same_size_and_time_is_noticed(cache, mnist_files):
     first = prepare("mnist", data=str(mnist_files))
     labels = mnist_files / "train-labels-idx1-ubyte"
     before, values = labels.stat(), bytearray(labels.read_bytes())

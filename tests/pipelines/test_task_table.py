@@ -22,7 +22,7 @@ def test_every_task_says_where_its_data_is(cache, tmp_path, monkeypatch):
     assert table["bit-memory"]["labels_per_row"] == 1000 and table["listops"]["splits"]["test"] == 2000
 
 
-def test_data_is_here_then_prepared_and_stays_so(cache, tmp_path, monkeypatch):
+def test_data_is_listed_as_here_then_as_prepared(cache, tmp_path, monkeypatch):
     samples.mnist_files(tmp_path)
     row = {row["task"]: row for row in task_table(tmp_path)}["mnist"]
     assert (row["data"], row["splits"]) == ("here", None)

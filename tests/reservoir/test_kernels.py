@@ -35,7 +35,7 @@ def test_each_kernel_reads_one_dilation_and_one_form_and_sums_to_zero():
     np.testing.assert_allclose(layer.map.weight.numpy(force=True), 6 * weights.reshape(40, -1), rtol=1e-6)
 
 
-def test_forms_of_a_row_are_those_of_numpy_and_end_with_the_row():
+def test_forms_of_a_row_equal_those_of_numpy_and_ignore_padding():
     x = torch.randn(4, 30, 3, generator=torch.Generator().manual_seed(0)) * 50 + 7
     x[1, :, 2] = 1000.1
     lengths = torch.tensor([30, 12, 1, 25])
@@ -52,7 +52,7 @@ def test_forms_of_a_row_are_those_of_numpy_and_end_with_the_row():
         np.testing.assert_allclose(both[row, :n, 3:], expected, atol=2e-5)
 
 
-def test_differences_stand_beside_both_forms_on_the_scale_of_their_row():
+def test_differences_are_a_third_form_scaled_by_row():
     x = torch.randn(4, 30, 3, generator=torch.Generator().manual_seed(0)) * 50 + 7
     x[1, :, 2] = 1000.1
     lengths = torch.tensor([30, 12, 1, 25])
@@ -64,7 +64,7 @@ def test_differences_stand_beside_both_forms_on_the_scale_of_their_row():
     assert not found[:, :, 6:].isnan().any()
 
 
-def test_the_map_computes_the_kernels_of_each_window():
+def test_the_model_computes_the_kernels_of_each_window():
     rng = np.random.default_rng(0)
     x, lengths = rng.normal(3, 2, (5, 40, 2)).astype(np.float32), np.array([40, 9, 23, 40, 31])
     task = replace(SERIES, max_tokens=40)
@@ -80,7 +80,7 @@ def test_the_map_computes_the_kernels_of_each_window():
 
 
 @pytest.mark.parametrize("per_class", [2, 3])
-def test_classes_of_few_rows_leave_some_for_validation(per_class):
+def test_classes_with_few_rows_leave_some_for_validation(per_class):
     labels = encode_labels("few", np.repeat(np.arange(20), per_class + 1))
     given = np.tile(["train"] * per_class + ["test"], 20)
     found = split_rows("few", labels, given)
@@ -88,7 +88,7 @@ def test_classes_of_few_rows_leave_some_for_validation(per_class):
     assert (found == "valid").sum() == 2 * per_class
 
 
-def test_what_is_exported_computes_the_kernels_too():
+def test_the_exported_model_computes_the_kernels_too():
     rng = np.random.default_rng(0)
     x, lengths = rng.normal(3, 2, (5, 40, 2)).astype(np.float32), np.array([40, 9, 23, 40, 31])
     columns = ["embed/shares13", "embed/quantiles9", "block01/max"]
@@ -99,7 +99,7 @@ def test_what_is_exported_computes_the_kernels_too():
         np.testing.assert_allclose(values.numpy(), expected[column][:, 0], rtol=1e-5, atol=1e-5)
 
 
-def test_windows_of_symbols_are_those_of_their_indicators():
+def test_windows_of_symbols_equal_those_of_one_hot_vectors():
     rng = np.random.default_rng(0)
     x, lengths = rng.integers(0, 4, (5, 60)), np.array([60, 9, 30, 1, 44])
     model = load_model(SYMBOLS, chosen(SYMBOLS, 5), device="cpu", compute="float32")
