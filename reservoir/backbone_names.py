@@ -1,4 +1,4 @@
-"""The names of backbones, for whoever has to know them before torch is imported."""
+"""The names of backbones, available without importing torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = (
     *("facebook/wav2vec2-base", "facebook/hubert-base-ls960", "facebook/hubert-large-ll60k"),
     *("lstm", "lstm-12", "lstm-star", "lstm-norm", "esn"),
 )
-"""Those whose configurations need nothing looked up: the keys of `reservoir.backbones.KNOWN`."""
+"""Names with known configurations: the keys of `reservoir.backbones.KNOWN`."""
 
 SHORT = {
     "bert": "bert-base-uncased",
@@ -30,21 +30,21 @@ SHORT = {
     "hubert": "facebook/hubert-base-ls960",
     "esm": "facebook/esm2_t12_35M_UR50D",
 }
-"""What the name of a family means: its usual base size."""
+"""Short names: the usual base size of each family."""
 
 OLD_NAMES = re.compile(r"(distil|xlm-)?(bert|roberta|gpt2|t5)\b.*")
-"""Names on the hub that have no owner before a slash: the first models of these families."""
+"""Names on the hub without an owner and a slash: the first models of these families."""
 
 
 def check_backbone_name(name: str) -> None:
-    """Refuse a name that is neither known, nor a folder or file, nor one that the hub may have."""
+    """Raise `InputError` for a name that is neither known, nor a folder or file, nor possibly on the hub."""
     known = name.partition(":")[0] in NAMES or name in SHORT
     if not (known or "/" in name or Path(name).exists() or OLD_NAMES.fullmatch(name)):
-        meant = did_you_mean(name)
-        raise InputError(f"backbone {name!r}: no known name, and no such folder; {meant}Known: {', '.join(NAMES)}")
+        suggestion = did_you_mean(name)
+        raise InputError(f"backbone {name!r}: no known name, and no such folder; {suggestion}Known: {', '.join(NAMES)}")
 
 
 def did_you_mean(name: str) -> str:
-    """Return the known names that are near, as the beginning of a sentence."""
+    """Return a suggestion of similar known names, or an empty string."""
     near = difflib.get_close_matches(name, [*NAMES, *SHORT], n=2)
     return f"did you mean {' or '.join(near)}? " if near else ""

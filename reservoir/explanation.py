@@ -1,7 +1,7 @@
-"""What each position of a sequence adds to a linear readout's logits, exactly, and what hiding it does to them.
+"""Exact contribution of each position to a linear readout's logits, and the effect of hiding it (occlusion).
 
-A pooling that is a weighted sum over tokens, h = sum_t p_t h_t, makes the logits of a linear readout one too:
-W h + b = (b + sum_t p_t W m) + sum_t p_t W (h_t - m), with m the mean token of the rows that are explained.
+If a pooling is a weighted sum over tokens, h = sum_t p_t h_t, the logits of a linear readout are a sum over tokens too:
+W h + b = (b + sum_t p_t W m) + sum_t p_t W (h_t - m), with m the mean token of the explained rows.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from reservoir.sequence_model import Branch, SequenceModel
 from reservoir.tasks.task import Tokens
 
 PIECES = 32  # stretches of a sequence that are hidden one by one
-DRAWS = 4  # other symbols that take the place of hidden ones
+DRAWS = 4  # random replacements of hidden symbols
 
 
 def contributions(model: SequenceModel, x: Tensor, lengths: Tensor) -> Tensor:
-    """Return what each position adds to the logits beyond a mean token, (rows, positions, k) of float64.
+    """Return the contribution of each position to the logits relative to a mean token, (rows, positions, k), float64.
 
-    Only what a readout reads of means, segments, single tokens, all tokens or the raw input is a sum over positions;
-    the rest (quantiles, shares, extremes, deviations) is left out. What a window adds is shared among the values from
-    its own to the next window's.
+    Only means, segments, single tokens, all tokens and the raw input are sums over positions; other poolings
+    (quantiles, shares, extremes, deviations) contribute nothing here. The contribution of a window is spread
+    over the values from its own position to the next window's.
     """
     scaled = (x - model.offset) * model.scale if model.scaled else x
     found = torch.zeros(*x.shape[:2], model.weight.shape[1], dtype=torch.float64)
@@ -49,10 +49,10 @@ def contributions(model: SequenceModel, x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def occlusion(model: Callable[[Tensor, Tensor], Tensor], x: Tensor, lengths: Tensor, symbols: int = 0) -> Tensor:
-    """Return how far the logits fall where a stretch of the input is hidden, (rows, positions, k).
+    """Return the decrease of the logits when a stretch of the input is hidden, (rows, positions, k).
 
-    Each row has up to 32 stretches. Values are hidden behind the mean of their channel in the row; of ``symbols``
-    different symbols others take the place, drawn four times.
+    Each row has up to 32 stretches. Hidden values are replaced by the mean of their channel in the row, hidden symbols
+    by random ones of ``symbols`` different symbols, four times.
     """
     draw = torch.Generator().manual_seed(0)
     fall = []
@@ -91,7 +91,7 @@ def _of_column(branch: Branch, column: str, x: Tensor, lengths: Tensor, weight: 
 
 
 def _of_tokens(hidden: Tensor, lengths: Tensor, pooling: str, weight: Tensor) -> Tensor:
-    """Return what each token (rows, tokens, width) adds under a pooling beyond the mean token; 0 where it is no sum."""
+    """Return the contribution of each token (rows, tokens, width) under a pooling; 0 if the pooling is not a sum."""
     rows, tokens, width = hidden.shape
     weight = weight.double().reshape(-1, width, weight.shape[1])
     real = torch.arange(tokens) < lengths[:, None]

@@ -1,4 +1,4 @@
-"""The forward pass over stored sequences: batches of like length, pooled features back on the host."""
+"""The forward pass over stored sequences: batches of similar length, and pooled features as numpy arrays."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from reservoir.tasks.own.letters import to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
 
 MOST_PADDING = 0.045
-"""Share of padding at which a batch ends, once it is more than a 64th of what it may be: much smaller batches cost more
-time than the padding that they save."""
+"""Largest share of padding in a batch of more than a 64th of the full size; smaller batches cost more than padding."""
 
 LENGTH_STEPS = 16
-"""A batch is padded to one of so many lengths from each power of two to the next: a processor's library keeps compiled
-code for each shape of bfloat16 products, three megabytes for mini, and none in float32."""
+"""Number of padded lengths between two powers of two. The CPU's library keeps compiled code for each shape of bfloat16
+products, three megabytes for mini (none in float32), so there must be few lengths."""
 
 
 def column_shapes(task: Task, width: int, columns: Sequence[str]) -> dict[str, tuple[int, int]]:
@@ -42,7 +41,7 @@ def forward(
 ) -> dict[str, np.ndarray]:
     """Return pooled hidden states (rows, kept tokens, kept width) of stored sequences by column.
 
-    They are a function of these rows and the batch size alone: rows of like length share a batch.
+    They depend on these rows and the batch size alone: rows of similar length share a batch.
     """
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
     places = label_places(model, x, lengths)
@@ -76,9 +75,9 @@ def check_lengths(model: LoadedModel, lengths: np.ndarray, where: str) -> None:
 
 
 def label_places(model: LoadedModel, x: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
-    """Return the token at which each label of stored sequences is read, (rows, labels), -1 where there is none.
+    """Return the token at which each label of stored sequences is read, (rows, labels); -1 after the last label.
 
-    None where tokens are kept as they are.
+    None if each token has its own label.
     """
     task = model.fpt.task
     if not task.each or not isinstance(model.reader, TextReader):
@@ -89,7 +88,7 @@ def label_places(model: LoadedModel, x: np.ndarray, lengths: np.ndarray) -> np.n
 def to_pieces(
     model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Return what goes through the model, its lengths in tokens, and the row of each where long texts are in pieces."""
+    """Return the input of the model, its lengths in tokens, and the row of each piece of a text (else None)."""
     if model.settings.long == "windows" and isinstance(model.reader, TextReader):
         return model.reader.pieces(x, lengths)
     return *to_tokens(model, scaling, x, lengths), None
@@ -98,7 +97,7 @@ def to_pieces(
 def model_batches(model: LoadedModel, lengths: np.ndarray, batch_rows: int) -> Iterator[tuple[np.ndarray, int]]:
     """Yield the rows of each batch and the tokens that they are padded to.
 
-    A batch has as many tokens as fit into ``batch_rows`` rows of the greatest length, or, of texts, of a usual one.
+    A batch has as many tokens as ``batch_rows`` rows of the greatest length, or for texts of a typical length.
     """
     most_tokens = batch_rows * (model.reader.row_tokens if model.reader else model.fpt.task.max_tokens)
     padded = padded_lengths(lengths)
@@ -107,16 +106,16 @@ def model_batches(model: LoadedModel, lengths: np.ndarray, batch_rows: int) -> I
 
 
 def padded_lengths(lengths: np.ndarray) -> np.ndarray:
-    """Return the tokens that rows of these lengths are padded to where they are the longest of a batch."""
+    """Return the number of tokens to which rows of these lengths are padded if they are the longest of a batch."""
     steps = np.left_shift(1, np.maximum(0, np.frexp(lengths // LENGTH_STEPS)[1] - 1))
     return np.minimum((lengths + steps - 1) // steps * steps, lengths.max())
 
 
 def token_batches(lengths: np.ndarray, padded: np.ndarray, most_tokens: int) -> Iterator[np.ndarray]:
-    """Yield the row numbers of batches of so many tokens in all: rows of like length together, ties in row order.
+    """Yield the row numbers of batches with a limited number of tokens: similar lengths together, ties in row order.
 
-    A single row may have more. Of more than a 64th of these tokens at most `MOST_PADDING` is padding. Where lengths
-    vary, the rows are 1, 2, 3, 4, 6, 8, 12, 16 ..., so that shapes are few.
+    A single row may have more tokens. In batches of more than a 64th of the limit, at most `MOST_PADDING` is padding.
+    If lengths vary, batches have 1, 2, 3, 4, 6, 8, 12, 16 ... rows, so that there are few shapes.
     """
     order = np.argsort(lengths, kind="stable")
     start = 0
@@ -134,9 +133,9 @@ def token_batches(lengths: np.ndarray, padded: np.ndarray, most_tokens: int) -> 
 
 
 def joined(values: np.ndarray, pooling: str, owner: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return what is kept of texts (texts, tokens, width) from that of their pieces: the mean over their tokens.
+    """Combine the features of pieces to features of texts (texts, tokens, width): the mean weighted by tokens.
 
-    Of ``min`` and ``max`` it is the smallest and the largest; ``owner`` is the text of each piece, ascending.
+    For ``min`` and ``max`` it is the minimum and the maximum; ``owner`` is the text of each piece, ascending.
     """
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
     if pooling in {"min", "max"}:
@@ -146,7 +145,7 @@ def joined(values: np.ndarray, pooling: str, owner: np.ndarray, lengths: np.ndar
 
 
 def batches(lengths: np.ndarray, batch_rows: int) -> Iterator[np.ndarray]:
-    """Yield the row numbers of batches of so many rows, those of like length together, ties in row order."""
+    """Yield the row numbers of batches of ``batch_rows`` rows: similar lengths together, ties in row order."""
     order = np.argsort(lengths, kind="stable")
     for start in range(0, len(order), batch_rows):
         yield order[start : start + batch_rows]
@@ -155,11 +154,11 @@ def batches(lengths: np.ndarray, batch_rows: int) -> Iterator[np.ndarray]:
 def to_tokens(
     model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return stored sequences as what the input layer takes, (rows, tokens, ...), and their lengths in tokens."""
+    """Return stored sequences as input of the input layer, (rows, tokens, ...), and their lengths in tokens."""
     task = model.fpt.task
     if model.settings.long == "windows":
         raise InputError(
-            "--long windows: it is for features that are kept; train and attention cut texts, so leave it out"
+            "--long windows works only for extracted features; train and attention cut long texts, so leave it out"
         )
     if model.reader:
         return model.reader(x, lengths)

@@ -26,8 +26,8 @@ OUTPUT_INITS = ("orthogonal", "linear")
 class InputLayer(nn.Module):
     """The fixed map from tokens to the backbone's width (Lu et al. 2021, appendix).
 
-    Vectors go through orthogonal columns of norm ``gain`` (an echo state network's ``input_scaling``), or through
-    `kernels` where their shape is given; symbols through Gaussian embeddings of deviation ``gain / 1.41``.
+    Vectors are multiplied by a matrix with orthogonal columns of norm ``gain`` (the ``input_scaling`` of an echo state
+    network), or by `kernels` if their shape is given. Symbols get Gaussian embeddings of deviation ``gain / 1.41``.
     """
 
     def __init__(
@@ -52,10 +52,12 @@ class InputLayer(nn.Module):
             self.dropout = nn.Identity()
         else:
             q, r = np.linalg.qr(normal)
-            q = q * np.sign(np.diag(r))  # a uniform draw of orthogonal matrices, and the same for every LAPACK
+            q = q * np.sign(
+                np.diag(r)
+            )  # makes the draw uniform over orthogonal matrices, and the same for every LAPACK
             self.map = nn.Linear(size, width)
             _set(self.map, gain * (q if size <= width else q.T), np.zeros(width))
-            self.dropout = nn.Dropout(0.0)  # as the authors' code has it: behind vectors, not behind symbols
+            self.dropout = nn.Dropout(0.0)  # as in the authors' code: after vectors, not after symbols
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, tokens, dim) floats or (batch, tokens) integers to (batch, tokens, width)."""
@@ -65,8 +67,8 @@ class InputLayer(nn.Module):
 def kernels(width: int, seed: int, shape: KernelShape) -> np.ndarray:
     """Return random kernels (width, dilations * patch * forms * channels) of norm 1, for `windows` as tokens.
 
-    As in Dempster et al. (2020), ROCKET, each unit reads one dilation, with Gaussian weights that sum to zero over its
-    taps; and one form of the channels. The units take turns over the dilations, then over the forms.
+    As in ROCKET (Dempster et al. 2020), each unit reads one dilation, with Gaussian weights that sum to zero over its
+    taps, and one form of the channels. Units cycle through the dilations, then through the forms.
     """
     dilations, patch, forms, _ = shape
     weights = generator(seed, "input").standard_normal((width, *shape))
@@ -82,9 +84,10 @@ def kernels(width: int, seed: int, shape: KernelShape) -> np.ndarray:
 class FPT(nn.Module):
     """Input layer, backbone and output, over right-padded sequences.
 
-    ``inputs`` is the layer from tokens to the backbone's width: an `InputLayer` of ``seed`` where none is given. With
-    ``output_init="orthogonal"`` the output starts with rows of norm 1.41 and no bias, with ``"linear"`` uniform up to
-    ``width ** -0.5`` as torch's `Linear` and so the authors' (rows of norm 0.58); extraction does not use it.
+    ``inputs`` maps tokens to the backbone's width; by default it is an `InputLayer` drawn from ``seed``. With
+    ``output_init="orthogonal"``, the output starts with rows of norm 1.41 and zero biases. With ``"linear"``, it is
+    uniform up to ``width ** -0.5`` as in torch's `Linear` and the authors' code (rows of norm 0.58). Extraction does
+    not use the output.
     """
 
     def __init__(
@@ -125,7 +128,7 @@ class FPT(nn.Module):
 
     @torch.inference_mode()
     def features(self, x: Tensor, lengths: Tensor, columns: list[str]) -> dict[str, Tensor]:
-        """Return pooled hidden states (batch, kept tokens, kept width) by column; no layer is computed in vain."""
+        """Return pooled hidden states (batch, kept tokens, kept width) by column, computing only the layers needed."""
         pooled: dict[str, Tensor] = {}
         by_layer: dict[str, dict[str, str]] = {}
         for column in columns:

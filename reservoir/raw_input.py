@@ -1,4 +1,4 @@
-"""The input itself as features: what a reservoir has to beat."""
+"""The raw input as features: the baseline of every reservoir."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from reservoir.tasks.own.decode import as_patches
 from reservoir.tasks.own.letters import are_words, to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
 
-RAW_WIDTH = 6144  # beyond this the input is pooled, as a layer is: a sweep costs the cube of its width
+RAW_WIDTH = 6144  # wider inputs are pooled as a layer is, because a sweep costs the cube of the width
 
 
 class RawInput(nn.Module):
-    """A task's sequences as they are, flat, or as means of 8 stretches where that is too wide, and of words."""
+    """The sequences of a task, flattened; means of 8 stretches if they are too wide, and for words."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
         self.form, self.longest = task.form, task.max_tokens
         width = task.form.vocabulary if isinstance(task.form, Tokens) else task.form.dim
-        # The letters of words have no places of their own.
+        # The letters of words have no fixed positions.
         self.flat = self.longest * width <= RAW_WIDTH and not are_words(task.alphabet)
 
     def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
-        """Return what is read of scaled vectors or of symbols, (rows, width) of float32."""
+        """Return the features of scaled vectors or of symbols, (rows, width) of float32."""
         values = self.values(x, lengths)
         if self.flat:
             return [pad(values, (0, 0, 0, self.longest - x.shape[1])).flatten(1)]
@@ -40,7 +40,7 @@ class RawInput(nn.Module):
 
 
 def raw_features(task: Task, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return what `RawInput` makes of stored sequences, (rows, width), or of every token where each has a label."""
+    """Return the `RawInput` of stored sequences, (rows, width), or of every token if each token has a label."""
     x = as_patches(x) if task.pictures else x
     x = to_symbols(f"task {task.name!r}", x, lengths, task.alphabet) if task.alphabet else x
     scaled = scaling(x) if scaling else x

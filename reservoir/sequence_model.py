@@ -1,4 +1,4 @@
-"""One torch module from stored sequences to logits: everything that ``predict`` does, in tensors alone."""
+"""A torch module from stored sequences to logits: the same computation as ``predict``, on tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from reservoir.tasks.task import Scaling, Task
 
 
 class Branch(nn.Module):
-    """The columns of one map on the CPU: windows, input layer, blocks up to the deepest wanted layer, poolings."""
+    """Columns of one reservoir on the CPU: windows, input layer, blocks up to the deepest wanted layer, poolings."""
 
     def __init__(self, model: LoadedModel, columns: Sequence[str]) -> None:
         super().__init__()
@@ -27,22 +27,22 @@ class Branch(nn.Module):
         self.columns = list(columns)
         self.shapes = column_shapes(self.fpt.task, self.fpt.backbone.width, columns)
         self.windows = model.windows
-        # One window around every value: as many tokens as values, of whatever length.
+        # One window around every value gives as many tokens as values.
         kept = self.windows.pad == "same" and self.windows.stride == 1
         self.windowed = not (self.windows.plain or kept)
 
     def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
-        """Return what the readout sees of each column, (samples, width), from scaled sequences and their lengths."""
+        """Return the samples (samples, width) of each column, from scaled sequences and their lengths."""
         x, lengths = self.windows.torch(x, lengths)
         pooled = self.fpt.features(x, lengths, self.columns)
         return [self._samples(column, pooled[column]) for column in self.columns]
 
     def cut(self) -> object:
-        """Return the context in which the blocks above the deepest wanted layer are taken out."""
+        """Return a context in which the blocks above the deepest wanted layer are removed."""
         return self.fpt.backbone.recording({parse_column(column)[0]: lambda _hidden: None for column in self.columns})
 
     def _samples(self, column: str, values: Tensor) -> Tensor:
-        """Pad to the longest sequence and lay out as `reservoir.readouts.samples` does."""
+        """Pad to the longest sequence and reshape as `reservoir.readouts.samples` does."""
         tokens, _ = self.shapes[column]
         if column.endswith("/all"):
             values = nn.functional.pad(values, (0, 0, 0, tokens - values.shape[1]))
@@ -52,8 +52,8 @@ class Branch(nn.Module):
 class SequenceModel(nn.Module):
     """From stored sequences to logits: scaling, frozen maps, readout.
 
-    The product with the readout's weights runs in float64: channels of a frozen transformer may sit at 3000 with a
-    spread below one, and float32 sums of such products keep no digit of what tells two rows apart.
+    The product with the readout's weights runs in float64: channels of a frozen transformer may have a mean of 3000
+    and a deviation below one, and float32 sums of such products lose all digits in which two rows differ.
     """
 
     offset: Tensor
@@ -89,7 +89,7 @@ class SequenceModel(nn.Module):
 
     @contextmanager
     def cut(self) -> Iterator[None]:
-        """Take out the blocks that no column needs, as long as the context lasts."""
+        """Remove the blocks that no column needs inside the context."""
         with ExitStack() as stack:
             for branch in self.branches:
                 if isinstance(branch, Branch):

@@ -1,4 +1,4 @@
-"""The stage ``import_backbone``: weights in other forms into a folder of safetensors that ``--backbone`` takes."""
+"""The stage ``import_backbone``: convert weights in other formats to a model folder for ``--backbone``."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ BESIDE = (
     *("config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "added_tokens.json"),
 )
-"""Files of a model folder that are copied; none of them is code."""
+"""Files of a model folder that are copied; none of them holds code."""
 
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 HALF = ([0.5] * 3, [0.5] * 3)
-SIDE = 224  # pixels, where the file does not say it
+SIDE = 224  # pixels, if the file does not state the size
 
 
 @dataclass(frozen=True, kw_only=True)
 class Imported(Record):
-    """What was imported: the folder, its family, its tensors, what was left out, and what one should know."""
+    """Result of `import_backbone`: the new folder, its family, number of tensors, left-out tensors, and notes."""
 
     folder: Path
     family: str
@@ -38,7 +38,7 @@ class Imported(Record):
 
 
 def import_backbone(source: str | Path, out: str | Path) -> Imported:
-    """Write the weights of a file or folder as a folder that ``--backbone`` takes; nothing of them is run.
+    """Convert the weights in a file or folder to a model folder for ``--backbone``, without running any code of theirs.
 
     Parameters
     ----------
@@ -46,17 +46,17 @@ def import_backbone(source: str | Path, out: str | Path) -> Imported:
         An ONNX file of a ViT or DINOv2 whose tensors have transformers' names; a GGUF file; or a ``pytorch_model.bin``
         beside its ``config.json``, or their folder.
     out : str or Path
-        A folder that is not there yet.
+        A new folder.
 
     Returns
     -------
     Imported
-        The folder, and what was left out.
+        The folder, and the tensors that were left out.
 
     Raises
     ------
     InputError
-        If the weights are not readable without running code, or no backbone can be loaded of them.
+        If the weights cannot be read without running code, or no backbone can be loaded from them.
 
     Examples
     --------
@@ -72,7 +72,7 @@ def import_backbone(source: str | Path, out: str | Path) -> Imported:
     """
     source, out = Path(source), Path(out)
     if out.exists():
-        raise InputError(f"--out {out}: it is there already; name a new folder")
+        raise InputError(f"--out {out}: it exists already; name a new folder")
     if not source.exists():
         raise InputError(f"--import {source}: no such file or folder")
     part = part_beside(out.absolute())
@@ -93,7 +93,7 @@ def import_backbone(source: str | Path, out: str | Path) -> Imported:
 
 
 Read = Callable[[Path, Path], tuple[list[str], list[str]]]
-"""From a source and a folder, into which it writes, to the tensors that are left out, and notes."""
+"""Converts a source into a folder; returns the left-out tensors and notes."""
 
 
 def _reader(source: Path) -> Read:
@@ -123,9 +123,9 @@ def _onnx(source: Path, folder: Path) -> tuple[list[str], list[str]]:
     processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": side, "width": side}}
     processor |= {"resample": 3 if dino else 2, "image_mean": mean, "image_std": std}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2))
-    said = "ImageNet's mean and deviation" if dino else "mean and deviation 0.5"
+    scale = "ImageNet's mean and deviation" if dino else "mean and deviation 0.5"
     return left_out, [
-        f"the file does not say how pictures are prepared: {side}x{side} pixels, {said}; if the model was trained "
+        f"the file does not say how pictures are prepared: {side}x{side} pixels, {scale}; if the model was trained "
         "otherwise, change preprocessor_config.json"
     ]
 
@@ -136,7 +136,7 @@ def _torch(source: Path, folder: Path) -> tuple[list[str], list[str]]:
     beside = source if source.is_dir() else source.parent
     files = sorted(source.glob("pytorch_model*.bin")) if source.is_dir() else [source]
     if not files or not (beside / "config.json").is_file():
-        raise InputError(f"--import {source}: pytorch_model.bin and config.json are needed; one of them is not there")
+        raise InputError(f"--import {source}: pytorch_model.bin and config.json are needed; one of them is missing")
     tensors: dict[str, Any] = {}
     for file in files:
         try:
@@ -145,7 +145,7 @@ def _torch(source: Path, folder: Path) -> tuple[list[str], list[str]]:
             if sum(value.nbytes for value in found.values()) > 4 * file.stat().st_size:
                 raise ValueError("its tensors are larger than the file")
             tensors |= {name: value.contiguous().clone() for name, value in found.items()}
-        except Exception as error:  # torch raises all kinds; the first says what it would have run
+        except Exception as error:  # torch raises many types; the first line names the code it would have run
             why = f"not readable as weights alone, and code in it is not run ({first_line(error)})"
             raise InputError(f"--import {file}: {why}") from None
     save_tensors(tensors, folder / "model.safetensors")
@@ -164,17 +164,17 @@ def _gguf(source: Path, folder: Path) -> tuple[list[str], list[str]]:
     save_tensors({n: v.contiguous().clone() for n, v in model.state_dict().items()}, folder / "model.safetensors")
     kept = {name: value for name, value in config.to_dict().items() if name != "quantization_config"}
     (folder / "config.json").write_text(json.dumps(kept, indent=2, default=str))
-    notes = ["quantised weights are written as the float32 numbers that they stand for"]
+    notes = ["quantised weights are written as float32"]
     try:
         read = AutoTokenizer.from_pretrained(source.resolve().parent, gguf_file=source.name, trust_remote_code=False)
         read.save_pretrained(folder)
-    except Exception:  # of transformers, where a file has no tokenizer, or one of another kind
-        notes.append("no tokenizer is readable in the file, so texts do not enter by one")
+    except Exception:  # transformers raises many types for a file without a tokenizer, or with another kind
+        notes.append("the file has no readable tokenizer, so the model cannot read texts with --input native")
     return [], notes
 
 
 def _check(folder: Path, source: Path) -> tuple[str, int]:
-    """Load what was written, with its own way in where it has one; return its family and number of tensors."""
+    """Load the new folder, with its native input if it has one; return its family and number of tensors."""
     from safetensors import safe_open
 
     from reservoir.backbones import find, load_backbone, load_native

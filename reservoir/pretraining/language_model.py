@@ -1,4 +1,4 @@
-"""Language models to pretrain: a backbone's shape with its token embeddings and the head that predicts tokens."""
+"""Language models for pretraining: a backbone with token embeddings and a head that predicts tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from reservoir.errors import InputError, first_line
 from reservoir.random import generator
 
 MASKED = 0.15
-"""Share of the tokens that a masked model has to predict (Devlin et al. 2019, section 3.1)."""
+"""Share of the tokens that a masked model predicts (Devlin et al. 2019, section 3.1)."""
 
 CAUSAL = ("gpt2", "llama", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
 BOTH_WAYS = ("bert", "roberta", "xlm-roberta", "distilbert")
 
 
 class LanguageModel(nn.Module):
-    """A model of tokens of a backbone's shape, drawn as its family is; ``eager`` attention is what a compiler fuses."""
+    """A randomly initialised language model in the shape of a backbone; compilers can fuse ``eager`` attention."""
 
     def __init__(self, backbone: str, vocabulary: int, seed: int = 0, *, eager: bool = False) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
@@ -31,10 +31,10 @@ class LanguageModel(nn.Module):
         family, config = find(backbone)
         if family.name not in (*CAUSAL, *BOTH_WAYS):
             raise InputError(
-                f"--backbone {backbone}: {family.name} models cannot be pretrained here; take one of "
+                f"--backbone {backbone}: {family.name} models cannot be pretrained; use one of "
                 f"{', '.join((*CAUSAL, *BOTH_WAYS))}"
             )
-        if family.name == "gpt2":  # which the library builds here, with a head and for tokens
+        if family.name == "gpt2":  # transformers has a GPT-2 with token embeddings and a head
             config = AutoConfig.for_model(**config.to_dict())
         self.causal = family.name in CAUSAL
         self.mask_token = vocabulary
@@ -43,14 +43,14 @@ class LanguageModel(nn.Module):
             setattr(config, token, None)
         self._positions, self._first_position = family.groups.get("positions", ()), 0
         if family.name in ("roberta", "xlm-roberta"):
-            config.pad_token_id = 1  # from which these count their positions
+            config.pad_token_id = 1  # these families count their positions from it
             self._first_position = 2
         for name in config.to_dict():
             if name.endswith(("dropout", "pdrop", "dropout_prob")):
-                setattr(config, name, 0.0)  # no text is seen twice
+                setattr(config, name, 0.0)  # no text is read twice, so nothing overfits
         self.max_tokens = family.shape(config).max_tokens
         kind = AutoModelForCausalLM if self.causal else AutoModelForMaskedLM
-        # By default transformers takes torch's own kernel where the family can.
+        # By default transformers uses torch's own kernel if the family supports it.
         attention = "eager" if eager else None
         try:
             self.model: Any = kind.from_config(config, dtype=torch.float32, attn_implementation=attention)
@@ -61,29 +61,29 @@ class LanguageModel(nn.Module):
 
     @property
     def extra(self) -> int:
-        """Tokens that a window has beyond what the model reads: the causal model's last target."""
+        """Tokens of a window beyond those the model reads: one for a causal model, the last target."""
         return 1 if self.causal else 0
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return float32 logits (windows, tokens, vocabulary): of the next token, or of each where it sees both."""
+        """Return float32 logits (windows, tokens, vocabulary) of the next or the masked tokens."""
         more: dict[str, Any] = {"use_cache": False} if self.causal else {}
         if self._first_position:
-            # Left to themselves these models take every token of the padding's number, which is one of ours, for none.
+            # By default these models treat the number of the padding token, here a real token, as padding.
             places = torch.arange(tokens.shape[1], device=tokens.device)
             more["position_ids"] = (self._first_position + places).expand_as(tokens)
         return self.model(input_ids=tokens, **more).logits.float()
 
     @torch.no_grad()
     def repeat_positions(self, count: int) -> None:
-        """Give the positions from ``count`` on the learned values of the first ones, over and over."""
+        """Set the positions from ``count`` on to the learned values of the first positions, repeated."""
         for name, parameter in self.model.named_parameters():
-            # The kinds of token that some families add are of that group too, and few.
+            # The embeddings of token types belong to the same group, and are fewer.
             if any(piece in name for piece in self._positions) and len(parameter) >= (self.max_tokens or 0):
                 places = torch.arange(len(parameter) - self._first_position, device=parameter.device)
                 parameter[self._first_position :] = parameter[self._first_position + places % count]
 
     def hide(self, windows: Tensor, *parts: object) -> tuple[Tensor, Tensor]:
-        """Return windows (windows, tokens) with some tokens masked, and which; ``parts`` are the keys of the draw."""
+        """Return windows (windows, tokens) with some tokens masked, and the mask; ``parts`` key the random draw."""
         drawn = generator("mask", *parts).random(tuple(windows.shape), dtype="float32")
         hidden = torch.from_numpy(drawn).to(windows.device) < MASKED
         return windows.masked_fill(hidden, self.mask_token), hidden

@@ -1,4 +1,4 @@
-"""How a backbone is pretrained, and the learning rate of each step."""
+"""Options of a pretraining with all defaults resolved, and the learning rate of each step."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from reservoir.options import PretrainOptions
 from reservoir.pretraining.language_model import LanguageModel
 
 CONTEXT = 1024
-"""Most tokens that a model reads at a time where nobody says how many."""
+"""Default of the longest context, in tokens."""
 
 STEPS, LEARNING_RATE = 2000, 2e-3
 
 RECIPE = ("steps", "batch_tokens", "context", "short", "short_share", "learning_rate", "warm_up", "weight_decay")
-"""The options that change the result, besides the corpus and the precision."""
+"""Options that change the result, besides the corpus and the precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainRecipe(PretrainOptions):
-    """The options of a pretraining of which nothing is left open, and what nobody chooses.
+    """`PretrainOptions` with all defaults resolved, and constants of the training.
 
-    In the first `short_share` of the steps the model reads short windows, which are cheaper, and a model that begins
-    with them ends no worse (Press et al. 2021, section 3). Then they double: the lengths between share a third of the
-    rest, and the context has two. Steps of few tokens want a long mean of squares: ``beta2``.
+    In the first `short_share` of the steps the model reads short windows, which are cheaper; a model that begins with
+    them ends no worse (Press et al. 2021, section 3). Then their length doubles: the lengths in between share a third
+    of the remaining steps, and the full context has two thirds. ``beta2`` is high because steps have few tokens.
     """
 
     steps: int = STEPS
@@ -45,7 +45,7 @@ class PretrainRecipe(PretrainOptions):
 
     @property
     def stages(self) -> dict[int, int]:
-        """From the first step (from 0) of each stage to how many tokens the model reads at a time in it."""
+        """Window length of each stage, in tokens, by the first step of the stage (from 0)."""
         first = int(self.short_share * self.steps)
         if first == 0 or self.short == self.context:
             return {0: self.context}
@@ -58,34 +58,34 @@ class PretrainRecipe(PretrainOptions):
         return {at: tokens for at, tokens in lengths if at < self.steps}
 
     def window(self, step: int) -> int:
-        """Return how many tokens the model reads at a time in a step (from 0)."""
+        """Return the window length of a step (from 0), in tokens."""
         return next(tokens for first, tokens in reversed(self.stages.items()) if first <= step)
 
     def windows(self, step: int) -> int:
-        """Return how many windows a step (from 0) reads: as many whole ones as its tokens give."""
+        """Return the number of whole windows that a step (from 0) reads."""
         return self.batch_tokens // self.window(step)
 
     def tokens(self, steps: int) -> int:
-        """Return how many tokens the first so many steps read."""
+        """Return the total number of tokens of the first ``steps`` steps."""
         return sum(self.windows(step) * self.window(step) for step in range(steps))
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a step (from 0): it rises in a line, then falls along half a cosine to 0."""
+        """Return the learning rate of a step (from 0): linear warm-up, then half a cosine down to 0."""
         warm = min(self.warm_up, self.steps // 4)
         rise = min(1.0, (step + 1) / max(1, warm))
         fall = max(0, step - warm) / max(1, self.steps - warm)
         return self.learning_rate * rise * 0.5 * (1 + math.cos(math.pi * fall))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what changes the result, as JSON values."""
+        """Return everything that changes the result, as JSON values."""
         return {name: getattr(self, name) for name in (*RECIPE, "seed", "beta2", "clip")}
 
 
 def choose_recipe(model: LanguageModel, backbone: str, options: PretrainOptions, seed: int) -> PretrainRecipe:
-    """Fill in what was not said of a model's recipe.
+    """Return the options with all defaults resolved for a model.
 
-    The context is 1024 or what the model reads, and the short windows a quarter of it; a model that sees both ways
-    needs two tokens, to predict one from the other.
+    The default context is 1024 or the longest sequence of the model, and short windows are a quarter of it. A masked
+    model needs at least two tokens, to predict one from the other.
     """
     longest = min(model.max_tokens or CONTEXT, CONTEXT) if options.context is None else options.context
     if model.max_tokens is not None and longest > model.max_tokens:

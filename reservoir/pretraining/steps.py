@@ -1,4 +1,4 @@
-"""The steps of a pretraining by AdamW, and the loss on what was held out."""
+"""Pretraining steps with AdamW, and the loss on held-out windows."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from reservoir.pretraining.language_model import LanguageModel
 from reservoir.pretraining.recipe import PretrainRecipe
 
 MEASURED_TOKENS = 8192
-"""Tokens of one forward pass over what was held out."""
+"""Tokens of one forward pass over held-out windows."""
 
 VALID_TOKENS = 2**16
-"""Most held-out tokens that are measured at intervals."""
+"""Largest number of held-out tokens in a validation."""
 
 
 class LanguageSteps:
-    """Steps on windows of a corpus, drawn from the seed and the step's number; a compiled model knows each length."""
+    """Training steps on windows of a corpus, drawn from the seed and the step number; compiled for each length."""
 
     def __init__(
         self, model: LanguageModel, corpus: Corpus, recipe: PretrainRecipe, compute: torch.dtype, *, compiled: bool
@@ -56,31 +56,31 @@ class LanguageSteps:
             group["lr"] = self._recipe.rate(step)
         self.optimizer.zero_grad(set_to_none=True)
         losses, counted = self._losses(batch, self._recipe.seed, "train", step)
-        loss = losses.sum() / counted.sum().clamp(min=1)  # of few tokens, none may be hidden
+        loss = losses.sum() / counted.sum().clamp(min=1)  # with few tokens, none may be masked
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self._parameters, self._recipe.clip)
         self.optimizer.step()
         return torch.stack([loss.detach() / math.log(2), norm.detach()])
 
     def numbers(self, values: list[float]) -> dict[str, float]:
-        """Name what `take` returned; bits are those of a byte, or of a token that is no text."""
+        """Return the values of `take` by name, in bits per byte, or per token if the corpus is not text."""
         return {"bits": values[0] / self._valid[self._recipe.window(0)].bytes_per_token, "norm": values[1]}
 
     def validate(self, step: int) -> dict[str, float]:
-        """Return the loss on validation windows as long as those of the last step."""
+        """Return the loss on validation windows of the length of the last step."""
         return {"valid_bits": self.measure(self._valid[self._recipe.window(step - 1)])}
 
     def better(self, found: dict[str, float], best: dict[str, float]) -> bool:
-        """Return True: the last weights are kept, as losses on longer windows are other ones."""
+        """Return True: the last weights are kept, because losses on windows of different lengths do not compare."""
         return True
 
     @torch.no_grad()
     def measure(self, held_out: HeldOut) -> float:
-        """Return the mean loss of the tokens that count, in bits per byte, or per token that is no text."""
+        """Return the mean loss of the counted tokens, in bits per byte, or per token if the corpus is not text."""
         total, number = 0.0, 0
         size = max(1, MEASURED_TOKENS // held_out.windows.shape[1])
         for at in range(0, len(held_out), size):
-            # The last batch is filled up with windows that do not count: a compiled model knows one shape.
+            # The last batch is filled up with windows that do not count, so that a compiled model has one shape.
             some = np.minimum(np.arange(at, at + size), len(held_out) - 1)
             real = np.arange(at, at + size) < len(held_out)
             windows = torch.from_numpy(held_out.windows[some].astype(np.int64)).to(self._device)
@@ -93,7 +93,7 @@ class LanguageSteps:
         return total / number / math.log(2) / held_out.bytes_per_token
 
     def _losses(self, windows: Tensor, *parts: Any) -> tuple[Tensor, Tensor]:
-        """Return the loss of each token in nats, (windows, tokens), and which of them were to be predicted."""
+        """Return the loss of each token in nats, (windows, tokens), and a mask of the predicted tokens."""
         model = self._model
         if model.causal:
             inputs, targets = windows[:, :-1], windows[:, 1:]

@@ -1,1 +1,1 @@
-"""Training end to end: rows, objective, loop, and what is trained."""
+"""Training end to end: rows, loss, training loop, and groups of trained parameters."""

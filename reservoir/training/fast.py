@@ -1,4 +1,4 @@
-"""The same functions in less time on a CPU: attention with dropout, dropout from cheap bits, GELU with its slope."""
+"""Faster equivalents on a CPU: attention with dropout, dropout from cheap random bits, GELU with its derivative."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.backbones.gpt2_model import ATTENTION, Attention, GPT2Model
+from reservoir.backbones.hub import attention_name
 from reservoir.fpt import FPT
 from reservoir.training.fast_attention import causal_attention, generator, keep
 
 NAME = "reservoir"
-"""What our attention is called."""
+"""Name under which this attention is registered."""
 
 STEEPNESS, CUBIC = math.sqrt(8 / math.pi), 0.044715
-"""Of GELU's approximation by a sigmoid (Hendrycks and Gimpel 2016, section 2)."""
+"""Constants of the approximation of GELU by a sigmoid (Hendrycks and Gimpel 2016, section 2)."""
 
 CHUNK = 2**16
-"""Values that go through GELU together: little enough for a processor's cache."""
+"""Values that GELU processes together, which fit into a CPU's cache."""
 
 
 def speed_up(model: FPT) -> None:
-    """Exchange dropout, GELU and causal attention of a model on a CPU for faster ones of the same meaning."""
+    """Replace dropout, GELU and causal attention of a model on a CPU by faster equivalents."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.GELU) and child.approximate == "tanh":
@@ -31,7 +32,7 @@ def speed_up(model: FPT) -> None:
             elif type(child) is nn.Dropout:
                 setattr(module, name, Dropout(child.p))
     inner: Any = model.backbone.model
-    if not model.backbone.causal or getattr(getattr(inner, "config", None), "_attn_implementation", "") != "sdpa":
+    if not model.backbone.causal or attention_name(getattr(inner, "config", None)) != "sdpa":
         return
     if isinstance(inner, GPT2Model):
         ATTENTION[NAME] = attention
@@ -45,10 +46,10 @@ def speed_up(model: FPT) -> None:
 
 
 class Dropout(nn.Dropout):
-    """Dropout whose draws are cheap on a CPU."""
+    """Dropout with cheap random bits on a CPU."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the values, of which in training mode some are zero and the others larger to make up for it."""
+        """Return the values; in training mode some are set to zero and the others scaled up."""
         if not self.training or self.p == 0 or input.device.type != "cpu":
             return super().forward(input)
         return _Dropped.apply(input, self.p, _seed())
@@ -65,11 +66,11 @@ def attention(
     is_causal: bool | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Return attention as transformers' own functions do: (batch, tokens, heads, width of a head)."""
+    """Return attention in the form of transformers' functions: (batch, tokens, heads, width of a head)."""
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    own = dropout > 0 and causal and attention_mask is None and query.device.type == "cpu"
-    if not own or query.shape[:3] != key.shape[:3]:
-        plain: Any = ATTENTION["sdpa"] if isinstance(module, Attention) else _theirs()
+    is_fast = dropout > 0 and causal and attention_mask is None and query.device.type == "cpu"
+    if not is_fast or query.shape[:3] != key.shape[:3]:
+        plain: Any = ATTENTION["sdpa"] if isinstance(module, Attention) else _transformers_sdpa()
         more |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
         return plain(module, query, key, value, attention_mask, **more)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -77,7 +78,7 @@ def attention(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _theirs() -> Any:
+def _transformers_sdpa() -> Any:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     return sdpa_attention_forward
@@ -98,18 +99,18 @@ class _Dropped(torch.autograd.Function):
 
 
 def _times(values: Tensor, kept: Tensor, rate: float) -> Tensor:
-    """Return the values, zero where not kept and larger elsewhere: several times faster on a CPU than ``where``."""
+    """Return the kept values scaled up, and zero elsewhere; several times faster on a CPU than ``where``."""
     return (values * kept.to(values.dtype)).mul_(1 / (1 - rate))
 
 
 class GELU(nn.Module):
-    r"""GELU in its approximation by a hyperbolic tangent.
+    r"""The tanh approximation of GELU.
 
     .. math::
 
         y = \frac{x}{2} (1 + \tanh u) = x \, \sigma(2 u), \quad u = \sqrt{2 / \pi} \, (x + 0.044715 \, x^3)
 
-    The sigmoid takes a third of the time of the tangent here, and gives the slope already in the forward pass.
+    The sigmoid takes a third of the time of tanh here, and the forward pass computes the derivative as well.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -143,5 +144,5 @@ class _GELU(torch.autograd.Function):
 
 
 def _seed() -> int:
-    """Draw a seed from torch's generator, so that whoever seeds that has the same values dropped."""
+    """Draw a seed from torch's generator, so that ``torch.manual_seed`` decides which values are dropped."""
     return int(torch.randint(2**62, ()))

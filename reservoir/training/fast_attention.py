@@ -4,10 +4,10 @@ r"""Causal attention with dropout of its probabilities, on a CPU.
 
     O = \frac{M \odot P}{1 - r} V, \quad P = \mathrm{softmax}(s \, Q K^T), \quad M_{ij} = 0 \text{ with probability } r,
 
-has no fused kernel there: torch falls back on whole matrices of scores and one draw per score, which at 1,024 tokens
-takes longer than everything else. Here blocks of queries go through it one after the other, only the keys that a causal
-query sees are multiplied, and a draw takes 16 bits of a generator that is ten times faster. Of a block nothing is kept
-for the backward pass but its probabilities in the values' precision, the dropped ones with their sign turned; there
+has no fused kernel there: torch computes whole matrices of scores with one random draw per score, which at 1,024 tokens
+takes longer than everything else. Here blocks of queries are processed one after the other, only the keys that a causal
+query sees are multiplied, and a draw takes 16 bits of a generator that is ten times faster. For the backward pass a
+block keeps only its probabilities in the values' precision, the dropped ones with a negative sign; there
 
 .. math::
 
@@ -28,20 +28,20 @@ import torch
 from torch import Tensor
 
 QUERIES = 128
-"""Queries of a block: with more, more scores are computed that a causal query does not see."""
+"""Queries of a block; larger blocks compute more scores that a causal query does not see."""
 
 SCORES = 2**18
-"""Scores of a block, over several heads: little enough for a processor's cache."""
+"""Scores of a block, over several heads, which fit into a CPU's cache."""
 
 LEVELS = 2**16
-"""A share is dropped to the nearest 1 / `LEVELS`."""
+"""Dropout rates are rounded to multiples of 1 / `LEVELS`."""
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, rate: float, seed: int) -> Tensor:
     """Return causal attention (batch, heads, tokens, width), with a share ``rate`` of the probabilities dropped.
 
-    Scores, times ``scale``, are float32 in any case. The values' type, which is the result's, may be another than that
-    of the others, as rotary positions leave queries and keys in float32.
+    Scores, times ``scale``, are always float32. The result has the dtype of the values, which may differ from that of
+    queries and keys, because rotary positions leave these in float32.
     """
     return _Attention.apply(query, key, value, scale, rate, seed)
 
@@ -93,7 +93,7 @@ def generator(seed: int) -> np.random.Generator:
 
 
 def keep(shape: torch.Size, rate: float, draw: np.random.Generator) -> Tensor:
-    """Draw which values are kept: int8, 1 with probability ``1 - rate``, else 0."""
+    """Draw a mask of kept values: int8, 1 with probability ``1 - rate``, else 0."""
     count = math.prod(shape)
     bits = draw.integers(0, 2**64, -(-count // 4), dtype=np.uint64).view(np.int16)[:count]
     kept = bits >= round(rate * LEVELS) - LEVELS // 2  # NumPy compares ten times faster
@@ -101,7 +101,7 @@ def keep(shape: torch.Size, rate: float, draw: np.random.Generator) -> Tensor:
 
 
 def _blocks(q: Tensor) -> Iterator[tuple[slice, slice, int, slice]]:
-    """Yield heads and queries of each block, how many keys these queries see, and where their scores are kept."""
+    """Yield heads and queries of each block, the number of keys these queries see, and the slice of their scores."""
     heads, tokens, _ = q.shape
     start = 0
     for row in range(0, tokens, QUERIES):

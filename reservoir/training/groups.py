@@ -1,4 +1,4 @@
-"""Which parameters are trained: groups by role, and the layer below which nothing is (Lu et al. 2021, section 2.2)."""
+"""Trained parameters: groups by role, and the layer below which nothing is trained (Lu et al. 2021, section 2.2)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from reservoir.fpt import FPT
 from reservoir.inputs.native import content_digest
 
 FPT_GROUPS = ("input", "layernorm", "positions", "output")
-"""What a Frozen Pretrained Transformer trains."""
+"""Groups that a Frozen Pretrained Transformer trains."""
 
 NAMES = ("input", "output", *GROUPS, "last-attention", "all")
-"""Every group that can be asked for; ``last-attention`` is the attention of the last block, ``all`` is everything."""
+"""Groups of ``--train``; ``last-attention`` is the attention of the last block, ``all`` every parameter."""
 
 
 def parse_groups(text: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the groups of a comma-separated list, each once; an `InputError` says if one is none of `NAMES`."""
+    """Return the groups of a comma-separated list, each once; raise `InputError` for an unknown group."""
     parts = text.split(",") if isinstance(text, str) else text
     groups = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     for group in groups:
@@ -31,12 +31,12 @@ def parse_groups(text: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def default_groups(backbone: Backbone) -> tuple[str, ...]:
-    """Return those of `FPT_GROUPS` that this backbone has."""
+    """Return the groups of `FPT_GROUPS` that this backbone has."""
     return tuple(group for group in FPT_GROUPS if group in ("input", "output", *backbone.groups))
 
 
 def unfreeze(model: FPT, groups: Sequence[str]) -> tuple[str, ...]:
-    """Let exactly the parameters of some groups be trained, and return their names."""
+    """Make exactly the parameters of some groups trainable, and return their names."""
     roles = {name: _roles(model, name) for name, _ in model.named_parameters()}
     for group in groups:
         if not any(group in of for of in roles.values()):
@@ -51,7 +51,7 @@ def unfreeze(model: FPT, groups: Sequence[str]) -> tuple[str, ...]:
 
 
 def trained_layer(model: FPT) -> str | None:
-    """Return the highest layer up to which nothing is trained; None where a parameter before the first block is."""
+    """Return the highest layer up to which nothing is trained; None if a parameter before the first block is."""
     backbone = model.backbone
     blocks = [id(p) for block in backbone.blocks for p in block.parameters()]
     path = backbone.family.final_norm
@@ -68,12 +68,12 @@ def trained_layer(model: FPT) -> str | None:
 
 
 def frozen_digest(model: nn.Module) -> str:
-    """Return the SHA-256 over names, types and bytes of all parameters and buffers that are not trained."""
+    """Return the SHA-256 of names, types and bytes of all parameters and buffers that are not trained."""
     return content_digest(model, {name for name, parameter in model.named_parameters() if parameter.requires_grad})
 
 
 def count(parameters: Iterable[nn.Parameter]) -> int:
-    """Return the number of values of some parameters."""
+    """Return the total number of values of some parameters."""
     return sum(parameter.numel() for parameter in parameters)
 
 

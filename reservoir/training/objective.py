@@ -1,4 +1,4 @@
-"""What training minimises, and how right an output is."""
+"""The loss of training, and the number of correct labels."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def row_losses(logits: Tensor, y: Tensor, classes: int) -> Tensor:
 
 
 def row_hits(logits: Tensor, y: Tensor) -> Tensor:
-    """Return for each row the number of its labels whose class has the highest logit, (batch,) of int64."""
+    """Return the number of correct labels of each row, (batch,) of int64."""
     return (logits.argmax(dim=-1) == y).flatten(1).sum(dim=1)

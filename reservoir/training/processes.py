@@ -1,4 +1,4 @@
-"""One or several processes that train one model: what they share, and who writes."""
+"""Processes that train one model together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reservoir.errors import InputError
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that were launched together: this one's number, how many there are, its number on its machine."""
+    """One of the processes that were launched together: its rank, their count, and its rank on its machine."""
 
     rank: int = 0
     count: int = 1
@@ -25,25 +25,25 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes."""
+        """Whether this is the process that writes files."""
         return self.rank == 0
 
     def device(self, name: str) -> str:
-        """Return the device of this process: with several, each has a GPU of its own."""
+        """Return the device of this process; with several processes, each uses its own GPU."""
         several = self.count > 1 and name in ("auto", "cuda") and torch.cuda.is_available()
         return f"cuda:{self.local}" if several else name
 
     def wait(self) -> None:
-        """Wait until all processes are here."""
+        """Wait until all processes have reached this point."""
         if self.count > 1:
             dist.barrier()
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:
-        """Let the first process do something before the others, who find it done, or fail where it has failed."""
+        """Run a block in the first process before the others; the others fail if it failed."""
         failed = torch.ones(1)
         if not self.first and self.add(failed - 1):
-            raise InputError("the first process has failed; its message says why")
+            raise InputError("the first process failed; see its message")
         try:
             yield
             failed -= 1
@@ -52,13 +52,13 @@ class Processes:
                 self.add(failed)
 
     def add(self, tensor: Tensor) -> Tensor:
-        """Add a tensor up over all processes, in place, and return it."""
+        """Sum a tensor over all processes, in place, and return it."""
         if self.count > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Replace gradients by their means over all processes; they are few, and travel in one piece."""
+        """Replace gradients by their means over all processes, in one transfer, because they are small."""
         if self.count == 1:
             return
         held = [p for p in parameters if p.grad is not None]
@@ -69,7 +69,7 @@ class Processes:
 
 @contextmanager
 def processes() -> Iterator[Processes]:
-    """Join the processes that were launched together, for the time of the context; without a launcher there is one."""
+    """Join the processes that were launched together, inside the context; without a launcher there is one."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count <= 1:
         yield Processes()
@@ -82,7 +82,7 @@ def processes() -> Iterator[Processes]:
     if mine:
         if torch.cuda.is_available():
             torch.cuda.set_device(local)
-        # The others wait as long as the first one takes to extract what training from the cache needs.
+        # The others wait while the first process extracts the features for training from the cache.
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, timeout=timedelta(days=7))
     try:

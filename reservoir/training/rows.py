@@ -1,4 +1,4 @@
-"""Rows as a model takes them, and the endless sequence of them that training reads."""
+"""Batches of rows, and the endless sequence of rows that training reads."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Split
 
 Rows = Callable[[np.ndarray], Split]
-"""From numbers (n,) of an endless sequence of rows to these rows."""
+"""Returns the rows at some positions (n,) of an endless sequence of rows."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows on the device: what the first layer takes, right-padded; labels (rows, readout_tokens, outputs); lengths."""
+    """Rows on the device: right-padded input of the first layer, labels (rows, readout_tokens, outputs), lengths."""
 
     x: Tensor
     y: Tensor
@@ -29,12 +29,12 @@ class Batch:
 
 
 Convert = Callable[[Split], Batch]
-"""From stored rows to a batch on the device."""
+"""Converts stored rows to a batch on the device."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRows:
-    """What a training reads: rows without end, those that are scored, so many at a time, and their conversion."""
+    """Data of a training: endless training rows, rows to score (``scored`` at a time), and their conversion."""
 
     train: Rows
     valid: Split
@@ -44,7 +44,7 @@ class TrainingRows:
 
 
 class StoredRows:
-    """The rows of a split over and over, each epoch in an order of its own; ``views(x, rows, epoch)`` augments them."""
+    """The rows of a split repeated, each epoch in another order; ``views(x, rows, epoch)`` augments them."""
 
     def __init__(
         self, split: Split, seed: int, views: Callable[[np.ndarray, np.ndarray, int], np.ndarray] | None = None
@@ -53,7 +53,7 @@ class StoredRows:
         self._order = lru_cache(maxsize=2)(self._draw)
 
     def __call__(self, numbers: np.ndarray) -> Split:
-        """Return the rows of these numbers: number n is in epoch ``n // rows``."""
+        """Return the rows at some positions; position n is in epoch ``n // rows``."""
         size = len(self._split)
         epochs = numbers // size
         rows = np.empty_like(numbers)
@@ -74,7 +74,7 @@ class StoredRows:
 
 
 def raw_rows(model: LoadedModel, scaling: Scaling | None) -> Convert:
-    """Return the conversion of stored sequences into what the input layer takes."""
+    """Return the conversion of stored sequences to input of the input layer."""
 
     def convert(rows: Split) -> Batch:
         x, lengths = to_tokens(model, scaling, rows.x, rows.lengths)
@@ -84,7 +84,7 @@ def raw_rows(model: LoadedModel, scaling: Scaling | None) -> Convert:
 
 
 def hidden_rows(device: torch.device, *, cut: bool) -> Convert:
-    """Return the conversion of cached hidden states (rows, tokens, width); ``cut`` where they are whole sequences."""
+    """Return the conversion of cached hidden states (rows, tokens, width); ``cut`` removes padding."""
 
     def convert(rows: Split) -> Batch:
         x = rows.x[:, : int(rows.lengths.max())] if cut else rows.x

@@ -1,4 +1,4 @@
-"""Loss and score of a trained model over all rows of a split, and when a training has converged."""
+"""Loss and score of a trained model on a split, and convergence of a training."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from reservoir.training.processes import Processes
 from reservoir.training.rows import Convert
 
 TOLERANCE = 0.01
-"""A validation score has converged once it stays so close to its last value."""
+"""A validation score has converged when it stays this close to its last value."""
 
 VALIDATIONS = 3
-"""Before so many a score has had no chance to move, and nobody knows whether it has converged."""
+"""Smallest number of validations that can show convergence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How a model did on a split: the mean loss of its rows, and the share of right labels (R² for regression).
+    """Score of a model on a split: the mean loss of its rows, and the share of correct labels (R² for regression).
 
-    ``predicted`` (rows, labels of a row) are the class numbers or values it gave; ``margins``, of two classes, how much
-    more the second one scored than the first.
+    ``predicted`` (rows, labels of a row) holds class numbers or values; for two classes, ``margins`` holds the score of
+    the second class minus that of the first.
     """
 
     loss: float
@@ -45,7 +45,7 @@ def score(
     batch_rows: int,
     ranks: Processes,
 ) -> Score:
-    """Score ``forward(x, lengths) -> logits`` on every row of a split, the batches dealt out to the processes."""
+    """Score ``forward(x, lengths) -> logits`` on every row of a split; the processes share the batches."""
     outputs = split.y[0].size
     columns = 1 + outputs + (outputs if classes == 2 else 0)
     device = convert(split.take(np.arange(1))).x.device
@@ -64,7 +64,7 @@ def score(
 
 
 def baseline(y: np.ndarray, classes: int) -> float:
-    """Return the score of the best constant output for labels (rows, readout_tokens, outputs): of R² that is 0."""
+    """Return the score of the best constant output for labels (rows, readout_tokens, outputs); 0 for R²."""
     if not classes:
         return 0.0
     labels = y.reshape(len(y), -1)
@@ -72,10 +72,10 @@ def baseline(y: np.ndarray, classes: int) -> float:
 
 
 def converged_step(history: Sequence[tuple[int, float]], floor: float) -> int | None:
-    """Return the first of two validated steps or more from which on the score stays close to its last value.
+    """Return the first validated step after which the score stays close to its last value.
 
-    None where that is not above ``floor``, which is what a constant output scores, or there are fewer than
-    `VALIDATIONS`.
+    None if that value is not above ``floor``, the score of a constant output, if only the last validation is close, or
+    if there are fewer than `VALIDATIONS`.
     """
     if len(history) < VALIDATIONS or not history[-1][1] > floor:
         return None
@@ -91,7 +91,7 @@ def converged_step(history: Sequence[tuple[int, float]], floor: float) -> int | 
 def _run_batches(
     forward: Callable[[Tensor, Tensor], Tensor], convert: Convert, split: Split, batch_rows: int, ranks: Processes
 ) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
-    """Yield of each batch of this process the row numbers, the logits and the labels."""
+    """Yield row numbers, logits and labels of each batch of this process."""
     for number, rows in enumerate(batches(split.lengths, batch_rows)):
         if number % ranks.count == ranks.rank:
             batch = convert(split.take(rows))

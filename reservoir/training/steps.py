@@ -25,10 +25,10 @@ def default_rate(family: str, task: str) -> float:
 
 
 class FPTSteps:
-    """Steps on rows; ``forward(x, lengths)`` gives the model's logits, or those of its upper part.
+    """Training steps; ``forward(x, lengths)`` gives the logits of the model, or of its upper part.
 
-    Forward pass j of step n is that of number ``j + accumulate * (rank + processes * n)`` in the endless sequence of
-    rows and draws of dropout, so more processes, or more passes per step, change nothing but how many rows a step has.
+    Forward pass j of step n has number ``j + accumulate * (rank + processes * n)`` in the endless sequence of rows
+    and dropout draws. More processes, or more passes per step, therefore change only the number of rows of a step.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class FPTSteps:
         self._rows, self._options, self._seed, self._ranks = rows, options, seed, ranks
 
     def draw(self, step: int) -> list[Batch]:
-        """Return the batches of a step's forward passes in this process."""
+        """Return the batches of this process for the forward passes of a step."""
         size = self._options.batch
         passes = (np.arange(number * size, (number + 1) * size) for number in self._passes(step))
         return [self._rows.convert(self._rows.train(numbers)) for numbers in passes]
 
     def take(self, step: int, batch: list[Batch]) -> Tensor:
-        """Take a step; return float32 (3,): loss and share of right labels before it, and the norm before clipping."""
+        """Take a step; return float32 (3,): loss and accuracy before it, and the gradient norm before clipping."""
         self.optimizer.zero_grad(set_to_none=True)
         sums = torch.zeros(2, device=batch[0].x.device)
         for number, rows in zip(self._passes(step), batch, strict=True):
@@ -65,7 +65,7 @@ class FPTSteps:
         return torch.cat([self._ranks.add(sums) / self._ranks.count, norm.detach().reshape(1)])
 
     def numbers(self, values: list[float]) -> dict[str, float]:
-        """Name what `take` returned; a regression has no right labels."""
+        """Return the values of `take` by name; regression has no accuracy."""
         loss, accuracy, norm = values
         return {"loss": loss, "accuracy": accuracy, "norm": norm} if self._classes else {"loss": loss, "norm": norm}
 
@@ -75,7 +75,7 @@ class FPTSteps:
         return {"valid_loss": found.loss, "valid_score": found.score}
 
     def better(self, found: dict[str, float], best: dict[str, float]) -> bool:
-        """Return whether the score is higher, or as high at a lower loss."""
+        """Return whether the score is higher, or equal with a lower loss."""
         before, now = ((n["valid_score"], -n["valid_loss"]) for n in (best, found))
         return not before >= now
 

@@ -1,4 +1,4 @@
-"""Real targets in units that a training can start from, and a trained output back in the data's own."""
+"""Standardisation of real targets for training, and its inverse."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from reservoir.tasks.task import Split
 
 @dataclass(frozen=True)
 class TargetScale:
-    """Mean and deviation (outputs,) of each output over the training rows; a constant output is only shifted.
+    """Mean and deviation (outputs,) of each output over the training rows; the deviation of a constant output is 1.
 
-    A regression is trained on ``(y - mean) / deviation``, so that neither the learning rate nor the bound of divergence
+    Regression is trained on ``(y - mean) / deviation``, so that neither the learning rate nor the divergence bound
     depends on the unit of the targets.
     """
 
@@ -43,9 +43,9 @@ class TargetScale:
         return replace(split, y=((split.y - self.mean) / self.deviation).astype(np.float32))
 
     def restore(self, y: np.ndarray) -> np.ndarray:
-        """Return standardised targets (rows, readout_tokens, outputs) in the data's own unit."""
+        """Return standardised targets (rows, readout_tokens, outputs) in the unit of the data."""
         return y * self.deviation + self.mean
 
     def undo(self, coef: np.ndarray, intercept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the output (width, outputs) with intercept (outputs,) that gives targets in the data's own unit."""
+        """Return output weights (width, outputs) and intercept (outputs,) that predict in the unit of the data."""
         return coef * self.deviation, intercept * self.deviation + self.mean

@@ -1,4 +1,4 @@
-"""The one training loop: steps, validation at intervals, the best state, and what counts as divergence."""
+"""The training loop: steps, validation at intervals, the best state, and divergence."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 FLUSH_STEPS = {"cpu": 1, "cuda": 16}
-"""Steps between two readings of the loss: reading it makes a GPU wait."""
+"""Steps between two readings of the loss; each reading synchronises with the GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """Where a training stands: steps done and their seconds, the best validation's step and numbers."""
+    """Progress of a training: steps done and their seconds, step and values of the best validation."""
 
     step: int = 0
     seconds: float = 0.0
@@ -27,7 +27,7 @@ class State:
 
 
 class DivergedError(Exception):
-    """The loss of a step is not finite or above its bound; ``state`` is the last one before it."""
+    """The loss of a step is not finite or above its bound; ``state`` is the last state before that step."""
 
     def __init__(self, message: str, step: int, state: State) -> None:
         super().__init__(message)
@@ -35,39 +35,39 @@ class DivergedError(Exception):
 
 
 class Steps(Protocol):
-    """What a training computes; each step is a function of the weights and of its own number, from 0."""
+    """The steps of a training; each step depends only on the weights and on its number, from 0."""
 
     optimizer: torch.optim.Optimizer
 
     def draw(self, step: int) -> Any:
-        """Return what a step reads; called in another thread while the step before it runs."""
+        """Return the data of a step; called in another thread while the previous step runs."""
         ...
 
     def take(self, step: int, batch: Any) -> Tensor:
-        """Take a step; return its loss, whatever else is of interest, and the norm of the gradients, on the device."""
+        """Take a step; return its loss, other values, and the norm of the gradients, on the device."""
         ...
 
     def numbers(self, values: list[float]) -> dict[str, float]:
-        """Name what `take` returned, the loss first."""
+        """Return the values of `take` by name, the loss first."""
         ...
 
     def validate(self, step: int) -> dict[str, float]:
-        """Return what was measured after so many steps, the loss first."""
+        """Return the values of a validation after ``step`` steps, the loss first."""
         ...
 
     def better(self, found: dict[str, float], best: dict[str, float]) -> bool:
-        """Return whether a validation is better than the best before it."""
+        """Return whether a validation is better than the best one so far."""
         ...
 
 
 class Trainer:
-    """Takes steps, validates after every so many of them, and stops where the loss diverges; it knows no files.
+    """Takes steps, validates every ``eval_every`` steps, and stops if the loss diverges; it writes no files.
 
-    As a step depends on the weights and on its own number alone, a training that goes on from a state, with the weights
-    and the optimizer's moments of then, ends with the bits of one that was never stopped.
+    A step depends only on the weights and its number. A training that resumes from a state, with the weights and the
+    optimizer's moments of that state, therefore ends with the same bits as one that was never stopped.
 
-    ``report`` is given ``(step, numbers)`` of every step, from 1, and of every validation, of which there is one after
-    the last step too; ``keep`` the `State` after every validation. A loss above ``bound`` counts as diverged.
+    ``report`` is called with ``(step, values)`` for every step, from 1, and for every validation, including one after
+    the last step; ``keep`` with the `State` after every validation. A loss above ``bound`` counts as diverged.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Trainer:
         self._report, self._keep = report, keep
 
     def run(self, last: int) -> State:
-        """Train until so many steps are done in all, or a `DivergedError` names the step."""
+        """Train until step ``last``; raise `DivergedError` if the loss diverges."""
         while self.state.step < last:
             first = self.state.step
             pause = min(last, (first // self._eval_every + 1) * self._eval_every)

@@ -1,4 +1,4 @@
-"""The upper part of a model: from hidden states that are known already to the logits."""
+"""The upper part of a model: from cached hidden states to the logits."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from reservoir.fpt import FPT
 
 
 class UpperPart(nn.Module):
-    """A model that starts at the hidden states of one of its layers, which the whole model is changed for."""
+    """A model that starts at the hidden states of one of its layers; it modifies the given model."""
 
     def __init__(self, model: FPT, layer: str) -> None:
         super().__init__()
         self.model, self.layer = model, layer
         self._hidden: Tensor | None = None
         below = model.backbone.layers.index(layer)
-        # Nothing follows the last block where the family has no norm there.
+        # In a family without a final norm, nothing follows the last block.
         self._ends = below >= model.backbone.depth + bool(model.backbone.family.final_norm)
         if not self._ends:
             self._pass_by(below)
 
     @property
     def pooling(self) -> str:
-        """How the hidden states are pooled that come in: the output alone needs no more than the readout tokens."""
+        """Pooling of the cached hidden states: the output layer needs only the readout tokens."""
         return "last" if self.layer == "final" else "all"
 
     def forward(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        """Return the logits from the layer's hidden states: of ``final`` only those of the readout tokens."""
+        """Return the logits from the layer's hidden states; for ``final``, from those of the readout tokens."""
         if self.layer == "final":
             return self.model.logits(hidden)
         if self._ends:
@@ -45,8 +45,8 @@ class UpperPart(nn.Module):
         names = [name for block in backbone.blocks[:below] for name, _ in block.named_parameters()]
         if any(piece in name for piece in family.groups.get("positions", ()) for name in names):
             raise InputError(
-                f"--from-cache: blocks of this {family.name} share the positions of the first; train without it, or "
-                "the output alone"
+                f"--from-cache: blocks of this {family.name} share the positions of the first block; train without it, "
+                "or train only the output"
             )
         for block, in_tuple in zip(backbone.blocks[:below], self._tuples(below), strict=True):
             block.forward = partial(_same, in_tuple)
@@ -55,7 +55,7 @@ class UpperPart(nn.Module):
 
     @torch.no_grad()
     def _tuples(self, below: int) -> list[bool]:
-        """Return of each block whether it hands its hidden states on as the first of a tuple."""
+        """Return for each block whether it returns its hidden states as the first item of a tuple."""
         backbone, found = self.model.backbone, []
         handles = [
             block.register_forward_hook(lambda _module, _inputs, output: found.append(isinstance(output, tuple)))

@@ -105,7 +105,7 @@ def test_what_is_no_backbone_is_one_line(tmp_path: Path, call):
     cases = {
         ("text.onnx", "out"): "not a readable ONNX file",
         ("other.onnx", "out"): "no tensor is named",
-        ("other.onnx", "there"): "it is there already",
+        ("other.onnx", "there"): "it exists already",
         ("none.onnx", "out"): "no such file",
         ("there", "out"): "pytorch_model.bin and config.json are needed",
     }

@@ -292,7 +292,7 @@ def test_mistakes_end_in_one_line(call, text, tmp_path):
     tiny = ["--backbone", TINY]
     for arguments, words in [
         (["no-such-file", *new], "corpus no-such-file: no such file or folder"),
-        ([text, *new, "--backbone", "t5-small"], "--backbone t5-small: t5 models cannot be pretrained here"),
+        ([text, *new, "--backbone", "t5-small"], "--backbone t5-small: t5 models cannot be pretrained"),
         ([text, *new, *tiny, "--context", 65], "--context 65: gpt2:n_layer=1"),
         ([text, *new, *tiny, "--context", 1], "--context 1: give a whole number from 2"),
         ([text, *new, *tiny, "--short", 0], "--short 0: give a whole number from 1"),
@@ -303,7 +303,7 @@ def test_mistakes_end_in_one_line(call, text, tmp_path):
         ([text, *new, *tiny, "--warm-up", -1], "--warm-up -1: give a whole number from 0"),
         ([text, *new, *tiny, "--eval-every", 0], "--eval-every 0: give a whole number from 1"),
         ([text, *new, *tiny, "--vocabulary", 200], "--vocabulary 200: give 256 for bytes, or more"),
-        (["nesting", *new, *tiny, "--vocabulary", 7], "--vocabulary 7: of nesting it is an even number"),
+        (["nesting", *new, *tiny, "--vocabulary", 7], "--vocabulary 7: nesting needs an even number"),
         ([text, *tiny, *few, "--out", tmp_path / "mine"], "mine: the folder has other files in it"),
         ([text, *tiny, *few, "--out", tmp_path / "file"], "file: this is a file; name a folder"),
         ([text, *tiny], "--out"),

@@ -110,7 +110,7 @@ def test_what_it_learns_is_more_than_chance(root, tmp_path):
         (["--weight-decay", 0.0], "--weight-decay 0.0: it does not apply to bit-memory"),
         (["--learning-rate", 0], "--learning-rate 0.0: give a positive number"),
         (["--batch-tokens", 119], "--batch-tokens 119: give at least 120, the tokens of one row"),
-        (["--backbone", "lstm"], "lstm models cannot be pretrained here"),
+        (["--backbone", "lstm"], "lstm models cannot be pretrained"),
         (["--backbone", "gpt2:n_positions=119,n_layer=1"], "sequences of 120 tokens, but this gpt2 has 119 positions"),
     ],
 )

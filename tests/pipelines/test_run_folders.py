@@ -336,5 +336,5 @@ def test_other_processes_end_quietly_when_the_first_one_fails():
     """)
     first, second = pair(script)
     assert first[:2] == (2, "no such folder\n")
-    assert second[:2] == (2, "the first process has failed; its message says why\n")
+    assert second[:2] == (2, "the first process failed; see its message\n")
     assert "Traceback" not in first[2] + second[2]

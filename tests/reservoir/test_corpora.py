@@ -290,12 +290,12 @@ def test_a_streams_name_wins_and_a_path_means_the_file(tmp_path, monkeypatch):
     [
         ("uniform", 1, "--vocabulary 1: uniform has at least 2"),
         ("zipf", 0, "--vocabulary 0: zipf has at least 2"),
-        ("nesting", 255, "--vocabulary 255: of nesting it is an even number"),
+        ("nesting", 255, "--vocabulary 255: nesting needs an even number"),
         ("zipff", 256, "zipff: no such file or folder; give text, or one of uniform, zipf, nesting, bit-memory"),
         ("small", 255, "--vocabulary 255: give 256 for bytes, or more"),
-        ("small", 5000, r"--vocabulary 5000: the text gives \d+ tokens"),
-        ("empty", 256, "there is no text in it"),
-        ("bare", 256, "there is no text in it"),
+        ("small", 5000, r"--vocabulary 5000: the text gives only \d+ tokens"),
+        ("empty", 256, "it has no text"),
+        ("bare", 256, "it has no text"),
         ("broken.gz", 256, r"broken.gz: not readable"),
     ],
 )

@@ -84,8 +84,8 @@ def test_a_share_of_the_tokens_is_hidden_and_only_those_are_masked():
 @pytest.mark.parametrize(
     ("backbone", "message"),
     [
-        ("t5-small", "--backbone t5-small: t5 models cannot be pretrained here; take one of gpt2, "),
-        ("esn:units=10", "esn models cannot be pretrained here"),
+        ("t5-small", "--backbone t5-small: t5 models cannot be pretrained; use one of gpt2, "),
+        ("esn:units=10", "esn models cannot be pretrained"),
         ("gpt2:n_embd=17,n_head=2", "--backbone gpt2:n_embd=17,n_head=2: its configuration does not work"),
         ("gpt2:n_embd=abc", "n_embd takes int"),
         ("gpt2:activation_function=foo", "activation_function=foo is not an activation"),

@@ -1,7 +1,7 @@
-"""What backbones are pretrained on.
+"""Corpora for pretraining.
 
 text : a file or folder, as bytes or as the tokens of a tokenizer trained on it.
-uniform, zipf, nesting : synthetic streams of tokens, whose entropy is known.
+uniform, zipf, nesting : synthetic streams of tokens with a known entropy.
 """
 
 from pathlib import Path
@@ -14,14 +14,14 @@ from reservoir.pretraining.corpora.text import BYTES, Text
 __all__ = ["BYTES", "HELD_OUT", "MOST_TOKENS", "STREAMS", "Corpus", "HeldOut", "Text", "corpus_named"]
 
 MOST_TOKENS = 2**20
-"""Of a vocabulary: more than any tokenizer's, and few enough for their embeddings to be had."""
+"""Largest vocabulary: larger than that of any tokenizer, and small enough for its embeddings to fit in memory."""
 
 Corpus = Stream | Text
-"""Any of them: windows to train on, held-out parts, the least possible loss where it is known, and what it is."""
+"""A corpus: training windows, held-out parts, the least possible loss if known, and a description."""
 
 
 def corpus_named(name: str, vocabulary: int) -> Corpus:
-    """Return the corpus of a name: a stream, also where a file is called so, or else the text at a path."""
+    """Return the stream with a name, even if a file has the same name, or else the text at a path."""
     known = ", ".join((*STREAMS, "bit-memory"))
     if not name:
         raise InputError(f"corpus '': give text, or one of {known}")
@@ -32,7 +32,7 @@ def corpus_named(name: str, vocabulary: int) -> Corpus:
             raise InputError(f"--vocabulary {vocabulary}: {name} has at least 2 tokens")
         if name == "nesting" and vocabulary % 2:
             raise InputError(
-                f"--vocabulary {vocabulary}: of nesting it is an even number; every token has one that closes"
+                f"--vocabulary {vocabulary}: nesting needs an even number, because every token has a closing token"
             )
         return STREAMS[name](vocabulary)
     if not Path(name).exists():

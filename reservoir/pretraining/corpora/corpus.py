@@ -1,4 +1,4 @@
-"""Held-out parts of a corpus, to measure on."""
+"""Held-out parts of a corpus."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ HELD_OUT = ("valid", "test")
 class HeldOut:
     """Windows of a held-out part, int (count, tokens), each of whose tokens is predicted at most once.
 
-    ``first`` (count,) is the first token of each that counts, at least 1: the tokens before give it something to be
-    predicted from. ``bytes_per_token`` is the mean length of the text of a token; 1 where a token is no text.
+    ``first`` (count,) is the first token of each window that counts, at least 1; the tokens before it are its context.
+    ``bytes_per_token`` is the mean length of the text of a token; 1 if the corpus is not text.
     """
 
     windows: np.ndarray

@@ -18,14 +18,14 @@ BYTES = 256
 TRAIN, VALID = 0.90, 0.05
 
 SEEN = 0.25
-"""Share of a held-out window that was in the window before, so that no token is predicted from next to nothing."""
+"""Share of a held-out window that repeats the window before, so that every counted token has a context."""
 
 
 class Text:
     """The text of a file, gzipped or not, or of all files of a folder in the order of their names.
 
-    With a vocabulary of 256 a token is a byte; with more, a byte-level BPE tokenizer is trained on the training part,
-    and the text has to be UTF-8.
+    With a vocabulary of 256 a token is a byte. With a larger one, a byte-level BPE tokenizer is trained on the training
+    part, and the text must be UTF-8.
     """
 
     unit = "byte"
@@ -48,7 +48,7 @@ class Text:
         self._bytes = {name: len(part) for name, part in parts.items()}
 
     def draw(self, seed: int, step: int, count: int, tokens: int) -> np.ndarray:
-        """Return windows at random places of the training part, int64 (count, tokens)."""
+        """Return windows at random positions of the training part, int64 (count, tokens)."""
         train = self._part("train", tokens)
         places = generator(seed, "windows", step).integers(0, len(train) - tokens + 1, count)
         return train[places[:, None] + np.arange(tokens)].astype(np.int64)
@@ -64,7 +64,7 @@ class Text:
         return HeldOut(windows, first, self._bytes[split] / len(part))
 
     def entropy(self, tokens: int) -> float | None:
-        """Return None: nobody knows it."""
+        """Return None: the entropy of text is not known."""
         return None
 
     def describe(self) -> dict[str, object]:
@@ -88,5 +88,5 @@ def _read(path: Path) -> bytes:
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"corpus {path}: not readable ({error})") from error
     if not text:
-        raise InputError(f"corpus {path}: there is no text in it")
+        raise InputError(f"corpus {path}: it has no text; give another file or folder")
     return text

@@ -1,4 +1,4 @@
-"""Tokenizers of byte-level models: one token a byte, or pairs merged by frequency (BPE, Sennrich et al. 2016)."""
+"""Byte-level tokenizers: one token per byte, or pairs merged by frequency (BPE, Sennrich et al. 2016)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from reservoir.errors import InputError
 
 CHUNK = 1 << 16
-"""Bytes of text that are tokenized, or counted, at a time: long enough for its edges not to matter."""
+"""Bytes of text that are tokenized together; long enough that the cuts between chunks hardly matter."""
 
 
 def byte_tokenizer() -> Any:
-    """Return a `tokenizers.Tokenizer` whose tokens are the 256 bytes, each numbered by its value."""
+    """Return a `tokenizers.Tokenizer` whose tokens are the 256 bytes, numbered by their values."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -26,7 +26,7 @@ def byte_tokenizer() -> Any:
 
 
 def train_tokenizer(text: bytes, vocabulary: int) -> Any:
-    """Return a byte-level BPE tokenizer with so many tokens, trained on a text; its first 256 tokens are the bytes."""
+    """Return a byte-level BPE tokenizer trained on a text; its first 256 tokens are the bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -40,7 +40,7 @@ def train_tokenizer(text: bytes, vocabulary: int) -> Any:
     )
     tokenizer.train_from_iterator(_chunks(text), trainer)
     if (found := tokenizer.get_vocab_size()) < vocabulary:
-        raise InputError(f"--vocabulary {vocabulary}: the text gives {found:,} tokens; give at most so many")
+        raise InputError(f"--vocabulary {vocabulary}: the text gives only {found:,} tokens; give at most {found}")
     return tokenizer
 
 
@@ -50,7 +50,7 @@ def encode(tokenizer: Any, text: bytes) -> np.ndarray:
 
 
 def first_invalid(text: bytes) -> int | None:
-    """Return the number of the first byte that is no UTF-8, or None; a character may be cut at the end."""
+    """Return the position of the first byte that is not UTF-8, or None; a character may be cut at the end."""
     try:
         codecs.utf_8_decode(text)
     except UnicodeDecodeError as error:
@@ -59,6 +59,6 @@ def first_invalid(text: bytes) -> int | None:
 
 
 def _chunks(text: bytes) -> list[str]:
-    """Return the text in pieces, no character cut in two; one cut at its edges becomes replacement characters."""
+    """Return the text in chunks of whole characters; a character cut at the edges of the text is replaced."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     return [decoder.decode(text[at : at + CHUNK], at + CHUNK >= len(text)) for at in range(0, len(text), CHUNK)]
