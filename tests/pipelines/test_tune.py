@@ -177,11 +177,11 @@ def test_symbols_and_real_targets_are_searched_too(tmp_path):
 
 def test_costs_are_a_constant_and_a_part_that_grows_with_the_work():
     assert [seconds_of(text) for text in ("90s", "10m", "1.5h")] == [90, 600, 5400]
-    costs = Costs()
+    costs = Costs(0.5)
     assert costs.predict("mini", 100) == 0
     costs.observe("mini", 100, 2)
     assert costs.predict("mini", 100) == pytest.approx(2 * CAUTION)
-    assert costs.predict("mini", 1000) == pytest.approx(20 * CAUTION)  # nothing is known of the constant part
+    assert costs.predict("mini", 1000) == pytest.approx((1 + 10) * CAUTION)  # half is assumed to be constant
     costs.observe("mini", 400, 5)
     assert costs.predict("mini", 1000) == pytest.approx(11 * CAUTION)
     assert costs.predict("mini", 1000) < costs.predict("esn", 1000)

@@ -89,7 +89,7 @@ def _attention(task: str, settings: dict[str, Any], place: Path) -> dict[str, An
     return {
         "commands": [typed("attention", [task], *given)],
         "folder": str(plot),
-        "bytes": plot.stat().st_size + done.arrays.stat().st_size,
+        "bytes": sum(path.stat().st_size for path in (plot, done.arrays) if path.exists()),
         "values": {
             "diagonals": done.diagonal_strength,
             "map": shown.round(5).tolist(),
@@ -129,7 +129,7 @@ def _backbone(_: str, settings: dict[str, Any], place: Path) -> dict[str, Any]:
     return {
         "commands": [typed("backbone", [name], model, root, out)],
         "folder": str(plot),
-        "bytes": plot.stat().st_size,
+        "bytes": plot.stat().st_size if plot.exists() else 0,
         "values": {
             "blocks": done.depth,
             "width": done.width,

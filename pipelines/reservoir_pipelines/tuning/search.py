@@ -31,6 +31,7 @@ PROBE_SHARE = 0.2  # of the time for trials, that finding their cost on more row
 END_SHARE = 0.4  # of the budget for the final extraction and the fit; fewer reservoirs are joined otherwise
 FIRST_SHARE = 0.6  # of the time left for trials, for a round that is not the last
 CAUTION = 1.2  # times the predicted cost: the machine's load varies
+CONSTANT = 0.5  # share of the cost of trials assumed not to grow with the work: loading, files
 UNKNOWN = 3.0  # times that, for a backbone that has not been tried
 RAW_NUMBER = -1  # of the raw input among the candidates that may be joined
 START_UP = 4.0  # seconds of the final fit, whatever its size: libraries, pictures, files
@@ -42,6 +43,7 @@ JOIN_JUDGINGS = 6.0  # times the judging of a trial, that joining takes
 class Costs:
     """Seconds of trials by backbone, as a constant and a part that grows with the work."""
 
+    constant: float  # share of the cost that is assumed not to grow, as long as all works seen are alike
     seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def observe(self, backbone: str, work: float, seconds: float) -> None:
@@ -51,17 +53,18 @@ class Costs:
     def predict(self, backbone: str, work: float) -> float:
         """Return the seconds that a trial will take at most; 0 if nothing was tried yet."""
         if backbone in self.seen:
-            return CAUTION * _extrapolate(self.seen[backbone], work)
-        return UNKNOWN * CAUTION * max((_extrapolate(seen, work) for seen in self.seen.values()), default=0.0)
+            return CAUTION * _extrapolate(self.seen[backbone], work, self.constant)
+        others = [_extrapolate(seen, work, self.constant) for seen in self.seen.values()]
+        return UNKNOWN * CAUTION * max(others, default=0.0)
 
 
-def _extrapolate(seen: list[tuple[float, float]], work: float) -> float:
-    """Return the seconds for some work by a line through the smallest and the largest work seen, or through zero."""
+def _extrapolate(seen: list[tuple[float, float]], work: float, constant: float) -> float:
+    """Return the seconds for some work, by a line through the smallest and the largest work seen."""
     works = sorted({size for size, _ in seen})
     slowest = {size: max([took for each, took in seen if each == size][-5:]) for size in (works[0], works[-1])}
     low, high = works[0], works[-1]
-    if high < 2 * low:  # too close to tell the constant part: the cost cannot grow faster than the work
-        return max(slowest.values()) * max(1.0, work / low)
+    if high < 2 * low:  # too close to tell the constant part
+        return max(slowest.values()) * (constant + (1 - constant) * max(1.0, work / low))
     slope = max(0.0, (slowest[high] - slowest[low]) / (high - low))
     return max(slowest[high] + slope * (work - high), 0.5 * slowest[low])
 
@@ -79,7 +82,7 @@ class Search:
     def __post_init__(self) -> None:
         self.started = self.clock()
         self.trials = TrialFile(self.data.folder)
-        self.costs, self.extracting = Costs(), Costs()
+        self.costs, self.extracting = Costs(CONSTANT), Costs(0.0)  # the end must not take longer than predicted
         self.judges: dict[int | None, Judge] = {}
         self._seen: set[tuple[int, int | None]] = set()
         self._spent = sum(trial.seconds for trial in self.trials)
@@ -204,7 +207,9 @@ class Search:
         reserve = 0.0 if last else (1 - FIRST_SHARE) * self._trial_seconds()
         for number in islice(numbers, most):
             known = number == 0 or self.trials.get(number, limit)
-            left = self._trial_seconds() - (reserve if len(found) >= AT_LEAST else 0.0)
+            # The first ones may leave time only for fitting as few rows as they have.
+            few = len(found) < AT_LEAST
+            left = self.left - self.final_seconds(1, limit) if few else self._trial_seconds() - reserve
             if not known and self._seconds(number, limit) > left:
                 break
             if trial := self._try(number, limit, columns.get(number)):
