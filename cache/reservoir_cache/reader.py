@@ -253,7 +253,7 @@ class FeatureColumn(NDArrayOperatorsMixin):
 
     def __getitem__(self, index: Any) -> Any:
         rows, *others = index if isinstance(index, tuple) else (index,)
-        if rows is Ellipsis or rows is None:
+        if rows is Ellipsis or rows is None or (np.ndim(rows) > 1 and np.asarray(rows).dtype == bool):
             return np.asarray(self)[index]
         numbers = np.arange(len(self))[rows]
         found = self._split.gather(self._name, numbers.ravel()).reshape(-1, *self.shape[1:])
