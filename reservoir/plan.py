@@ -112,7 +112,7 @@ class Plan:
         return tuple(f"{layer}/{pooling}" for layer in self.layers for pooling in self.poolings)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the value of each option and why it is that, as JSON values."""
+        """Return the value of each option and the reason for it, as JSON values."""
         select = f"cv{self.folds}" if self.folds else "valid"
         values = self.reservoir.to_dict() | {
             "layers": ",".join(self.layers),
@@ -128,7 +128,7 @@ class Plan:
         return {option: {"value": value, "why": self.reasons[option]} for option, value in values.items()}
 
     def table(self) -> list[tuple[str, str, str]]:
-        """Return a line for each option: its name, its value, and why it is that."""
+        """Return a line for each option: its name, its value, and the reason for it."""
         lines = [(name, entry["value"], entry["why"]) for name, entry in self.to_dict().items()]
         joined = [f"{n} side by side" if (n := name.count("+") + 1) > 2 else name for name in self.candidates]
         shown = joined if len(joined) <= SHOWN_CANDIDATES else [*joined[:2], "...", joined[-1]]
@@ -356,7 +356,7 @@ def _joined_columns(widths: Mapping[str, int], *, few: bool, raw: bool) -> list[
 
 
 def _known_columns(task: Task) -> tuple[str, ...]:
-    """Return the columns that are known to suit the kind of a task's data; none where nothing is known of it.
+    """Return the columns that are known to suit the kind of a task's data; none for data of an unknown kind.
 
     Of series and symbols those with and without the segments, which tell where in the sequence something is, and these
     joined to the raw input; of symbols also all tokens of each layer.

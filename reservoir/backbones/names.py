@@ -99,7 +99,7 @@ def default_init(name: str) -> str:
 def random_init(name: str, init: str, *, published: bool = False) -> str:
     """Return the init with ``random`` and ``random-scaled`` resolved.
 
-    ``random`` is the initialisation of the family; for GPT-2 it is that of its authors, also called ``random-scaled``.
+    ``random`` is the initialisation of the family; for GPT-2 the one of its authors, also called ``random-scaled``.
     With ``published``, GPT-2 gets the initialisation of the paper's library, transformers 4.1.1: ``random-flat``. For
     other families that library did what it does today, and the LSTM's initialisation is that of the released code.
 

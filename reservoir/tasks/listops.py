@@ -227,10 +227,10 @@ class ListOps(Source):
                         f"row {row}: {len(cell)} columns, the last {cell[-1][:20]!r}; want Source and a digit"
                     )
             symbols, lengths = encode_texts([cell[0] for cell in cells])
-            said = np.array([int(cell[1]) for cell in cells], np.int8)
-            wrong = np.flatnonzero(said != evaluate(symbols)) if cells else []
+            targets = np.array([int(cell[1]) for cell in cells], np.int8)
+            wrong = np.flatnonzero(targets != evaluate(symbols)) if cells else []
             if len(wrong):
-                raise InputError(f"row {wrong[0]}: Target is {said[wrong[0]]}, and the expression has another value")
+                raise InputError(f"row {wrong[0]}: Target is {targets[wrong[0]]}, and the expression has another value")
         except InputError as error:
             message = str(error).removeprefix("row ")
             row, problem = message.split(":", 1)

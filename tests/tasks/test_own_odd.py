@@ -96,7 +96,7 @@ def test_dates_put_rows_in_order(tmp_path):
             {"comment": ["fine"] * ROWS, **WIDE, "label": LABEL},
             "'fine' is not a number in column 'comment'; leave the column out with --drop comm",
         ),
-        ({"patient": SERIES, "t": list(range(4)) * ROWS, **LONG}, "column 't' has the same times again and again"),
+        ({"patient": SERIES, "t": list(range(4)) * ROWS, **LONG}, "column 't' repeats the same times"),
         ({"id": SERIES, "date": [f"{n}/2/2024" for n in (1, 2, 3, 10)] * ROWS, **LONG}, "tell no order; write dates"),
         (
             {**WIDE, "v1": np.where(np.arange(ROWS) == 3, "inf", VALUES[:, 1]), "label": LABEL},

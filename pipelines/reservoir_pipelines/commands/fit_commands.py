@@ -101,9 +101,11 @@ def tune(task: OwnTask, given: dict[str, Any]) -> Answer:
         for t in done.trials[:SHOWN_TRIALS]
     ]
     title = f"{done.tried:,} candidates tried in {done.seconds:.0f} s, all in {done.folder}; the best:"
-    again = [("same result", line) for line in done.commands]
+    commands = [("same result", line) for line in done.commands]
     held_out_table = (("", ""), held_out, f"{done.metric} on held-out rows of train and valid")
-    return Answer(done, [(headings, best, title), *report_fit.fit_tables(done.fit), held_out_table, (("", ""), again)])
+    return Answer(
+        done, [(headings, best, title), *report_fit.fit_tables(done.fit), held_out_table, (("", ""), commands)]
+    )
 
 
 def predict(

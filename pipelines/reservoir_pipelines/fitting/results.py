@@ -92,7 +92,7 @@ class Result(Record):
 
     def tested(self, found: Evaluation) -> Result:
         """Return the result with its test score."""
-        interval = found.interval if self.metric == "accuracy" else None  # it is that of the accuracy
+        interval = found.interval if self.metric == "accuracy" else None  # the interval is that of the accuracy
         return replace(self, test_score=found.scores[self.metric], test_interval=interval)
 
 

@@ -13,7 +13,7 @@ from reservoir_pipelines.fitting.results import Result, score_matrix
 from reservoir_pipelines.training.training_result import Training
 
 MOST_POINTS = 60
-"""Points of a curve that are kept: as many as can be told apart in a small picture."""
+"""Points of a curve that are stored: as many as a small picture can show."""
 
 _TRAINED = "metric steps best_step valid_score test_score train_score converged_step diverged_step trained groups"
 

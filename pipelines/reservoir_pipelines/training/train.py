@@ -173,8 +173,8 @@ def _finished_result(run: RunFolder, options: TrainOptions, ranks: Processes, *,
             if state.step > last and ranks.first:
                 notify(f"{run.path}: this run already has {state.step:,} steps; printing its result")
             return result
-        again = result.diverged_step is not None and result.diverged_step <= last
-        if again and options.on_divergence == "report" and not options.resume:
+        diverged_before = result.diverged_step is not None and result.diverged_step <= last
+        if diverged_before and options.on_divergence == "report" and not options.resume:
             return result
     if state.step and not options.resume:
         raise InputError(

@@ -20,7 +20,7 @@ from reservoir.tasks.own.tables import Table, read_table
 def media_files(path: Path, labels: Path | None = None) -> list[Path]:
     """Return the files of a folder and of those in it that are one sequence each, by name; or the one that a path is.
 
-    A recording alone cannot be told from a table, and is none here; nor is the table of the ``labels``.
+    A single recording looks like a table and is read as one. The table of the ``labels`` is left out.
     """
     if not path.is_dir():
         return [path] if path.is_file() and kind_of([path.name]) in {"pictures", "sounds"} else []

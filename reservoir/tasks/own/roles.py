@@ -161,7 +161,7 @@ class _Chooser:
             if texts.is_unique:
                 return name
             raise InputError(
-                f"{self.table.path}: the column {name!r} has the same ids again and again; say --id {name} if their "
+                f"{self.table.path}: the column {name!r} repeats the same ids; say --id {name} if their "
                 f"rows make one sequence, --group {name} if each row is a sequence of its own, or --drop {name}"
             )
         return ""
@@ -236,10 +236,10 @@ def time_of_rows(table: Table, *, has_ids: bool) -> str:
     for name in [name for name in table.frame if name.lower() in TIMES]:
         column = table.frame[name]
         texts = column.astype(str)
-        again = 2 * texts.nunique() <= len(texts) and not texts.str.contains(".", regex=False).any()
-        if again and not has_ids:
+        repeated = 2 * texts.nunique() <= len(texts) and not texts.str.contains(".", regex=False).any()
+        if repeated and not has_ids:
             raise InputError(
-                f"{table.path}: the column {name!r} has the same times again and again, as in long form, and no column "
+                f"{table.path}: the column {name!r} repeats the same times, as in long form, and no column "
                 f"is called id; say --id NAME, or --drop {name}"
             )
         if are_times(column):

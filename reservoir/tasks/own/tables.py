@@ -125,7 +125,7 @@ def _read_csv(path: Path, text: Sequence[str] | None, rows: int | None) -> Table
     wanted = {name.lower() for name in (names if text is None else text)}
     as_text = {place: str for place, name in enumerate(names) if name.lower() in wanted}
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file, warnings.catch_warnings(record=True) as told:
+        with path.open(encoding="utf-8-sig", newline="") as file, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             read: Any = pd.read_csv  # whose stubs do not know columns by place
             frame = read(
@@ -146,7 +146,7 @@ def _read_csv(path: Path, text: Sequence[str] | None, rows: int | None) -> Table
     except (ValueError, OverflowError, csv.Error) as error:
         problem = first_line(error).removeprefix("Error tokenizing data. C error: ")
         raise InputError(f"{path}: not a readable table ({problem}); check quotes and separators") from None
-    message = " ".join(str(one.message) for one in told)
+    message = " ".join(str(one.message) for one in caught)
     if "Length of header" in message:
         raise InputError(f"{path}: its rows have more cells than its header has names; name every column")
     if not len(frame) and "Skipping" not in message:
