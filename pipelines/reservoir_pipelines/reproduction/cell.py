@@ -59,7 +59,7 @@ class Cell:
             self.task or self.settings.get("corpus", ""),
             "a backbone of this reproduction" if isinstance(backbone, Cell) else backbone,
             f"depth {depth}" if depth else "",
-            *(self.settings.get(name, "") for name in ("init", "train", "columns")),
+            *(self.settings.get(name, "") for name in ("init", "train", "readout", "columns")),
             f"seed {self.seed}",
         ]
         return " ".join(word for word in words if word)
