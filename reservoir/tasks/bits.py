@@ -46,7 +46,7 @@ class _Bits(Source):
         return check_sequences(self.task, x), full_lengths(x)
 
     def _task(self, name: str, strings: int, ignored: set[str], floor: float | None = None) -> Task:
-        """Return the description of a task that shows so many strings, and reads the last."""
+        """Return the description of a task with ``strings`` bit strings, the last of which is read out."""
         per_string = self.n // self.token_bits
         return Task(
             name=name,
@@ -147,7 +147,7 @@ class BitXor(_Bits):
 
 
 def _inputs_of(split: str, bits: int) -> np.ndarray:
-    """Return the inputs, as numbers of so many bits, that belong to a split: eight, one and one tenth by their hash."""
+    """Return the inputs of a split, as numbers of ``bits`` bits; a hash divides them 80/10/10."""
     inputs = np.arange(2**bits)
     share = row_hash(inputs) / 2.0**64
     low, high = {"train": (0.0, 0.8), "valid": (0.8, 0.9), "test": (0.9, 1.0)}[split]

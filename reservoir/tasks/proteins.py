@@ -59,7 +59,7 @@ class Homology(Source):
     data: Path | None = None  # the folder with remote_homology_train.json and its kin
     max_tokens: int = 1024
     protocol: str = "ours"
-    batch: int = 2  # rows of a batch of the paper's protocol, which are padded alike
+    batch: int = 2  # rows of a batch under the paper's protocol, padded to one length
 
     def __post_init__(self) -> None:
         check_protocol("homology", self.protocol)

@@ -1,4 +1,4 @@
-"""Augmented views of images: shifted, flipped and turned, each as its row number says."""
+"""Augmented views of images: shifted, flipped and rotated, determined by the row number."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ NAMES = ("x", "y", "lengths", "split", "groups", "ids")
 """The arrays that are read; a file may hold others."""
 
 MOST_EXPANSION = 200
-"""An array that unpacks to more than so many times its stored bytes is refused: random bits as float64 give 60."""
+"""Largest expansion of stored bytes that is accepted; random bits stored as float64 expand 60 times."""
 
 FREE_BYTES = 2**27
 """Arrays up to this size may shrink as they like: rows of zeros are harmless."""
@@ -42,7 +42,7 @@ class Arrays:
         self._arrays = dict(arrays)
         self.files: list[Path] = []  # that are read beside the one that is named
         self.notes: list[str] = []
-        self.chosen: dict[str, Any] = {}  # what was chosen by rule, and is needed to read new data alike
+        self.chosen: dict[str, Any] = {}  # choices made by rule, needed to read new data
         self.shapes = ({"x": x[0]} if x else {}) | {name: array.shape for name, array in arrays.items()}
         self.dtypes = ({"x": x[1]} if x else {}) | {name: array.dtype for name, array in arrays.items()}
 

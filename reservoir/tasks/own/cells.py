@@ -186,5 +186,7 @@ def typed(where: str, cells: Sequence[Any]) -> np.ndarray:
     except (ValueError, OverflowError):
         array = np.empty(0, object)
     if array.dtype.kind not in "biufU":
-        raise InputError(f"{where}: labels are not all numbers, all texts, or lists of one length; write them alike")
+        raise InputError(
+            f"{where}: labels are not all numbers, all texts, or lists of one length; write them in one form"
+        )
     return array

@@ -68,7 +68,7 @@ def read_fasta(path: Path) -> Table:
 
 
 def header_labels(table: Table, headers: Sequence[str], pattern: str) -> tuple[list[str], str]:
-    """Return the label of each header, and a note that says where it was found."""
+    """Return the label of each header, and a note on its place."""
     if pattern:
         return found_in_headers(table, headers, pattern, "label"), f"the label is what {pattern} finds in the header"
     if all(len(header.split()) > 1 for header in headers):

@@ -73,7 +73,7 @@ def _datasets(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def _checked(path: Path, file: Any, name: str) -> tuple[tuple[int, ...], str]:
-    """Return the shape and the type of a dataset that lies wholly in this file and is as large as it says."""
+    """Return the shape and the type of a dataset; refuse links, external data and false sizes."""
     import h5py
 
     dataset = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
@@ -127,7 +127,7 @@ def check(name: str) -> None:
 
 
 def read_once(path: Path) -> None:
-    """Read all datasets of a file; an `InputError` says what is wrong with it."""
+    """Read all datasets of a file; raise an `InputError` if one cannot be read."""
     import h5py
 
     try:

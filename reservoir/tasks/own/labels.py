@@ -107,7 +107,7 @@ def _odd_classes(names: Sequence[Any], counts: np.ndarray) -> tuple[str, ...]:
     first = {str(name).lower(): name for name in reversed(names)}
     pairs = [(first[str(name).lower()], name) for name in names if first[str(name).lower()] != name]
     return notes + tuple(
-        f"y has the classes {one!r} and {name!r}; write them alike if they are one" for one, name in pairs
+        f"y has the classes {one!r} and {name!r}; spell them the same if they are one class" for one, name in pairs
     )
 
 

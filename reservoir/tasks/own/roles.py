@@ -52,7 +52,7 @@ FEWEST_COUNTED = 4
 class Roles:
     """The columns of a table by role; "" or an empty list where no column has it.
 
-    ``chosen`` has what was found by rule and is needed to read new sequences alike; ``notes`` say it.
+    ``chosen`` has the choices made by rule, which new sequences are read with; ``notes`` describe them.
     """
 
     labels: list[str]
@@ -153,7 +153,7 @@ class _Chooser:
         return name
 
     def _unique_id(self, names: list[str]) -> str:
-        """Return a column called as ids are, of which no two cells are alike; refuse one with repetitions."""
+        """Return a column with the name of an id and without repetitions; refuse one with repetitions."""
         for name in [name for name in names if NAMED_ID.fullmatch(name)]:
             texts = self.frame[name].astype(str)
             if len(texts) < FEWEST_COUNTED or texts.str.contains(".", regex=False).any():
@@ -199,7 +199,7 @@ class _Chooser:
 
 
 def usual_labels(table: Table, others: Collection[str], *, alone: bool) -> list[str]:
-    """Return the columns called as labels are, several for several outputs; where ``alone``, refuse to choose.
+    """Return the columns with usual names of labels; if ``alone``, refuse to choose among several.
 
     ``others`` are columns that have other roles.
     """
@@ -218,7 +218,7 @@ def usual_labels(table: Table, others: Collection[str], *, alone: bool) -> list[
 
 
 def choose_labels(table: Table, asked: OwnDataOptions, others: Collection[str]) -> list[str]:
-    """Return the columns of labels of a table that holds nothing else of interest than ``others``."""
+    """Return the columns of labels in a table of labels, whose columns ``others`` have other roles."""
     if asked.label:
         if asked.label not in table.frame:
             refuse_column(table, asked.label, "label")
@@ -273,7 +273,7 @@ def dates_of(column: Any) -> np.ndarray | None:
 
 
 def refuse_column(table: Table, name: str, role: str) -> NoReturn:
-    """Say that a column that a flag names is not there."""
+    """Refuse a flag that names a column which is not in the table."""
     names = list(table.frame)
     if role == "text" and "," in name:
         raise InputError(
@@ -284,7 +284,7 @@ def refuse_column(table: Table, name: str, role: str) -> NoReturn:
 
 
 def refuse_unlabelled(table: Table, sequence: str) -> NoReturn:
-    """Say that no column is one of labels, and which may be meant."""
+    """Refuse a table without a column of labels; suggest one if only one is likely."""
     frame = table.frame
     bare = " (is the line of names missing?)" if any(DECIMAL.fullmatch(name) for name in frame) else ""
     words = [name for name in frame if name != sequence and is_text(frame[name])]

@@ -45,7 +45,7 @@ class Sound(NamedTuple):
 
 
 def open_sound(path: Path) -> Sound:
-    """Return what the header of a file says, checked against the size of the file."""
+    """Return rate and length of a sound from its header, checked against the size of the file."""
     with _opened(path) as file:
         if not RATES[0] <= file.samplerate <= RATES[1]:
             raise InputError(f"{path}: {file.samplerate} samples per second; give {RATES[0]:,} to {RATES[1]:,}")
@@ -150,7 +150,7 @@ def holds_samples(task: Task) -> bool:
 
 
 def frame_count(samples: int, rate: int) -> int:
-    """Return the frames of so many samples; a sound shorter than a frame has one."""
+    """Return the number of frames of ``samples`` samples; a sound shorter than a frame has one."""
     return 1 + max(0, samples - round(WINDOW * rate)) // round(STEP * rate)
 
 

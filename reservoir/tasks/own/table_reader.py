@@ -30,7 +30,7 @@ from reservoir.tasks.own.tables import Table
 from reservoir.tasks.own.texts import Texts
 
 MOST_NAMES = 256
-"""Up to so many columns of values are known by their names; more are places of a series, known by their number."""
+"""Columns of values are known by name up to this number; beyond it they are steps of a series, known by order."""
 
 MOST_SHOWN = 8
 
@@ -281,7 +281,7 @@ class TableReader:
 
 
 def spread(array: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Return an array of the kept rows with zeros in between for the others, (rows, ...)."""
+    """Return an array (rows, ...) with the given values in the kept rows, and zeros in the others."""
     full = np.zeros((len(kept), *array.shape[1:]), array.dtype)
     full[kept] = array
     return full

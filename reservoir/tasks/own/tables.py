@@ -164,7 +164,7 @@ def _read_csv(path: Path, text: Sequence[str] | None, rows: int | None) -> Table
 DECIMAL_COMMA = r"\s*[-+]?\d*(,\d+)?([eE][-+]?\d+)?\s*"
 
 LONG_LINE = r"Skipping line (\d+): expected \d+ fields, saw (\d+)"
-"""What pandas says of a line with more cells than the header; it counts records, from the header's 1."""
+"""The warning of pandas about a line with too many cells; its number counts records, the header being 1."""
 
 
 def _placed(path: Path, frame: Any, long: dict[int, str], blank: int) -> Table:
