@@ -11,10 +11,11 @@ import pytest
 import torch
 from reservoir_cache import CacheError, repair, verify
 from reservoir_pipelines import extract, prepare
+from reservoir_pipelines.extraction import run
 from reservoir_pipelines.extraction.spec import draw_rows
 from safetensors.torch import load_file, save_file
 
-from reservoir import InputError
+from reservoir import InputError, plan
 from reservoir.features import batches, forward, padded_lengths, token_batches
 from reservoir.options import ReservoirOptions
 from reservoir.plan import BATCH_TOKENS, BLOCK_ROWS, resolve_model
@@ -181,6 +182,27 @@ PADDED = {  # most tokens of a row, and usual ones of texts: lengths of 20 to 2,
     "words": (64, (LETTERS / 4.4 + 2).clip(max=512).astype(int)),
     "sentences": (64, np.random.default_rng(0).poisson(20, 4096) + 3),
 }
+
+
+@pytest.mark.parametrize("varied", [False, True])
+def test_features_do_not_depend_on_the_rows_of_a_file(tiny_gpt2, tmp_path, monkeypatch, varied):
+    draw, task = np.random.default_rng(0), str(tmp_path / "rows.npz")
+    lengths = draw.integers(4, 31, 270) if varied else np.full(270, 30)
+    split = np.repeat(["train", "valid", "test"], 90)
+    np.savez(task, x=draw.normal(size=(270, 30, 2)), y=np.arange(270) % 2, lengths=lengths, split=split)
+    monkeypatch.setitem(plan.BLOCK_ROWS, "cpu", 16)
+    monkeypatch.setattr(run, "LEAST_BLOCKS", 2)
+    made = []
+    for tokens in (1, 10**9):
+        monkeypatch.setattr(run, "MOST_TOKENS", tokens)
+        settings = {"backbone": str(tiny_gpt2), "layers": "embed,final", "compute": "float32", "patch": 1}
+        made.append(extract(task, cache=tmp_path / str(tokens), **settings))
+    small, large = made
+    assert small.store.entry.key == large.store.entry.key
+    assert small.store.entry.layout.block_rows == 16 < large.store.entry.layout.block_rows
+    for split in ("train", "valid", "test"):
+        for column in small.columns:
+            np.testing.assert_array_equal(small[split][column], large[split][column])
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
