@@ -52,6 +52,16 @@ def test_a_run_that_was_extended_and_killed_before_its_end_is_ended_when_it_goes
     }
 
 
+def test_a_run_killed_while_its_pictures_are_drawn_draws_them_when_it_is_resumed(go, cache, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(STAGE, "plot_training", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            go(steps=2)
+    assert RunFolder(cache / "run").result is None
+    go(steps=2, resume=True)
+    assert (cache / "run" / "curve.png").exists() and RunFolder(cache / "run").result
+
+
 def test_asking_for_fewer_steps_returns_the_finished_run(go, cache, capsys):
     done = go(steps=4)
     assert go(steps=2) == done

@@ -72,8 +72,8 @@ def pretrain(
         done = _result(out, state, model, source, recipe, steps, held_out)
         save_model(out, model, source)
         title = f"{backbone} on {done.corpus['corpus']}: {done.parameters:,} parameters"
-        run.finish(done.to_dict())
         plot_pretraining(run.path / CURVE, run.history, source.unit, done.entropy, title)
+        run.finish(done.to_dict())  # last: what was killed before draws its picture when it is resumed
         return done
 
 

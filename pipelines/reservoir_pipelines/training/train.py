@@ -131,9 +131,9 @@ def _train_one(
         done = _result(job, run, steps, rows, state, diverged, test=test)
         if ranks.first:
             title = f"{prepared.task.name}, {settings.title}: {', '.join(groups)} trained"
-            run.finish(done.to_dict())
             plot_training(run.path / CURVE, run.history, done.best_step, title, metric=done.metric)
             plot_confusion(run.path / CONFUSION, done.evaluation, title)
+            run.finish(done.to_dict())  # last: a run that was killed before draws its pictures when it is resumed
         return done
 
 
