@@ -24,6 +24,7 @@ default_role = "py:obj"
 myst_heading_anchors = 3
 suppress_warnings = ["config.cache"]  # the gallery's settings hold a function
 
+maximum_signature_line_length = 88  # longer signatures have one keyword per line
 autodoc_typehints = "none"  # the docstrings say the types
 toc_object_entries_show_parents = "hide"
 numpydoc_show_class_members = False

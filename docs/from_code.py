@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -71,9 +70,9 @@ def _group(kind: type) -> str:
     lines = [f".. py:class:: reservoir.options.{kind.__name__}", "", f"   {kind.__doc__}{with_them}", ""]
     for item in (item for item in fields(kind) if item.name in own):
         default = item.metadata["shown"] or repr(item.default)
-        said = f"{_plain(item.metadata['help'].rstrip('.'))}. Default: {_plain(default)}."
+        text = f"{_plain(item.metadata['help'].rstrip('.'))}. Default: {_plain(default)}."
         lines += [f"   .. py:attribute:: {item.name}", ""]
-        lines += [f"      ``{item.type}``. {said} On the command line ``{flag_of(item)}``.", ""]
+        lines += [f"      ``{item.type}``. {text} On the command line ``{flag_of(item)}``.", ""]
     return "\n".join(lines)
 
 
@@ -97,14 +96,5 @@ def _short_name(app: Any, env: Any, node: Any, inner: Any) -> Any:
 
 
 def _signature(app: Any, what: str, name: str, thing: Any, settings: Any, signature: str, returns: str) -> Any:
-    """Show the options of a stage as one, as its docstring does: it says which groups they are of; of a class none."""
-    if what == "class":
-        return "", ""
-    if what == "function" and hasattr(thing, "__wrapped__"):
-        from reservoir import options as groups
-
-        parameters = inspect.signature(thing.__wrapped__).parameters.values()
-        own = [p.replace(annotation=p.empty) for p in parameters if not hasattr(groups, str(p.annotation))]
-        rest = inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)
-        return str(inspect.Signature([*own, rest])), ""
-    return None
+    """Leave out the constructors of classes: they are results, which nobody creates."""
+    return ("", "") if what == "class" else None
