@@ -112,5 +112,5 @@ def test_windows_of_symbols_equal_those_of_one_hot_vectors():
     branch = Branch(model, columns)
     features = branch(torch.from_numpy(x), torch.from_numpy(lengths))
     np.testing.assert_allclose(features[0].numpy(), found["embed/max"][:, 0], atol=1e-4)
-    with pytest.raises(InputError, match=r"up to 64 symbols; those of 'letters\.csv' are 300"):
+    with pytest.raises(InputError, match=r"up to 64 symbols, and task 'letters\.csv' has 300"):
         chosen(SYMBOLS, 5).windowed(replace(SYMBOLS, form=Tokens(300)))
