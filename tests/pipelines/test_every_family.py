@@ -1,4 +1,4 @@
-"""Every family and every kind of weights goes from the command line to an accuracy, and a wrong one to exit code 2."""
+"""Every family and init runs from the command line to an accuracy, and a wrong one ends in exit code 2."""
 
 import json
 

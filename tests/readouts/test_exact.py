@@ -1,4 +1,4 @@
-"""Ridge from many blocks of stored precision: the solution of float64, where float32 products would hide a penalty."""
+"""Ridge from many blocks of stored precision equals float64, where float32 products would hide a penalty."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def solution(data):
 
 @pytest.mark.parametrize("place", [NumpyArithmetic(), TorchArithmetic("cpu")], ids=["numpy", "torch"])
 @pytest.mark.parametrize("folds", [1, 3])
-def test_coefficients_are_those_of_float64_at_every_penalty(data, solution, place, folds):
+def test_coefficients_equal_float64_solutions_at_every_penalty(data, solution, place, folds):
     x, y = data
     blocks = [(x[i : i + 5000], y[i : i + 5000]) for i in range(0, ROWS, 5000)]
     with products_on(place):

@@ -1,4 +1,4 @@
-"""Deals of rows to folds: even, even within classes, never cutting a group, and another deal at every repeat."""
+"""Assignment of rows to folds: balanced, stratified, groups kept whole, different in every repeat."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from reservoir.readouts import draw_folds
 
 @settings(max_examples=50, deadline=None)
 @given(rows=st.integers(2, 60), data=st.data(), seed=st.integers(0, 99))
-def test_folds_are_even_and_so_is_every_class(rows, data, seed):
+def test_folds_are_balanced_and_stratified(rows, data, seed):
     folds = data.draw(st.integers(2, rows))
     labels = np.random.default_rng(seed).integers(0, 4, rows)
     for kind in (None, labels):
@@ -26,7 +26,7 @@ def test_folds_are_even_and_so_is_every_class(rows, data, seed):
 
 @settings(max_examples=50, deadline=None)
 @given(folds=st.integers(2, 5), seed=st.integers(0, 99), stratified=st.booleans())
-def test_a_group_is_never_on_both_sides(folds, seed, stratified):
+def test_groups_stay_in_one_fold(folds, seed, stratified):
     rng = np.random.default_rng(seed)
     names = np.array(["a", "b", "c", "d", "e", "f", "g"])
     groups = np.concatenate([names, rng.choice(names, 80)])
@@ -36,7 +36,7 @@ def test_a_group_is_never_on_both_sides(folds, seed, stratified):
     assert len(np.unique(fold)) == folds
 
 
-def test_groups_are_dealt_as_evenly_as_by_scikit_learn():
+def test_group_folds_are_as_balanced_as_in_scikit_learn():
     rng = np.random.default_rng(0)
     groups = rng.integers(0, 60, 900)
     labels = (rng.random(900) < np.where(groups < 20, 0.8, 0.2)).astype(int)  # classes go with groups
@@ -55,7 +55,7 @@ def test_groups_are_dealt_as_evenly_as_by_scikit_learn():
     assert np.ptp(sizes) <= 20
 
 
-def test_repeats_and_seeds_are_other_deals():
+def test_repeats_and_seeds_give_different_folds():
     labels = np.arange(40) % 2
     groups = np.arange(40) // 2
     for settings_ in ({}, {"labels": labels}, {"groups": groups}, {"labels": labels, "groups": groups}):
@@ -63,7 +63,7 @@ def test_repeats_and_seeds_are_other_deals():
         assert len(deals) == 6
 
 
-def test_every_fold_needs_a_row_or_a_group():
+def test_fewer_rows_or_groups_than_folds_are_refused():
     with pytest.raises(InputError, match="5 folds of 4 rows"):
         draw_folds(4, 5)
     with pytest.raises(InputError, match="4 folds of 3 groups"):

@@ -1,4 +1,4 @@
-"""Held-out scores from a kernel matrix alone: those of a refit without each fold."""
+"""Held-out scores from a kernel matrix equal those of a refit without each fold."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def data(classes):
 
 
 @pytest.mark.parametrize("classes", [0, 2, 3])
-def test_every_fold_is_scored_as_by_a_refit_on_the_others(classes):
+def test_held_out_scores_equal_refits_on_the_other_folds(classes):
     x, y, targets = data(classes)
     folds = draw_folds(40, 5)
     z = np.where(x.std(0) > 0, (x - x.mean(0)) / np.where(x.std(0) > 0, x.std(0), 1), 0)
@@ -31,12 +31,12 @@ def test_every_fold_is_scored_as_by_a_refit_on_the_others(classes):
         np.testing.assert_allclose(scores[0], wanted, atol=2e-4)
 
 
-def test_kernels_of_columns_side_by_side_add_up():
+def test_kernel_matrices_of_columns_add_up():
     x, _, _ = data(2)
     np.testing.assert_allclose(kernel_matrix(x), kernel_matrix(x[:, :20]) + kernel_matrix(x[:, 20:]), atol=1e-3)
 
 
-def test_of_equally_accurate_penalties_the_one_of_least_loss_is_best():
+def test_ties_in_accuracy_go_to_the_smaller_loss():
     draw = np.random.default_rng(1)
     y = np.arange(30)[:, None] % 2
     x = 4.0 * y + draw.normal(0, 0.5, (30, 8))

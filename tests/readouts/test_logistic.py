@@ -1,4 +1,4 @@
-"""Logistic paths: the optimum of scikit-learn's LogisticRegression, for every penalty at once."""
+"""Logistic paths equal scikit-learn's LogisticRegression for every penalty."""
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ def assert_equal(path, i, output, targets, x, scaler, model):
 
 @pytest.mark.parametrize("classes", [2, 3, 6])
 @pytest.mark.parametrize(("rows", "width"), [(600, 20), (60, 90)])
-def test_the_optimum_is_that_of_scikit_learn(classes, rows, width):
+def test_logistic_path_equals_scikit_learn(classes, rows, width):
     x, y = data(rows, width, classes)
     targets = Targets(1, classes)
     path = logistic_path(blocks(x, y), targets, ALPHAS, gather(blocks(x, y), targets), tolerance=1e-7, passes=400)
@@ -70,7 +70,7 @@ def test_the_optimum_is_that_of_scikit_learn(classes, rows, width):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_each_output_is_a_problem_of_its_own(classes):
+def test_outputs_are_independent_problems(classes):
     x, y = data(400, 12, classes, outputs=2)
     targets = Targets(2, classes)
     path = logistic_path([(x, y)], targets, ALPHAS, gather([(x, y)], targets), tolerance=1e-7)
@@ -90,7 +90,7 @@ def test_class_weights_are_sample_weights(rows):
 
 
 @pytest.mark.parametrize("store", [np.float32, np.float16])
-def test_stored_precisions_give_nearly_the_same(store):
+def test_storage_precision_hardly_changes_the_solution(store):
     x, y = data(3000, 15, 4)
     x = x.astype(store)
     single = logistic_sweep(blocks(x, y), blocks(x, y), Targets(1, 4), ALPHAS)
@@ -100,14 +100,14 @@ def test_stored_precisions_give_nearly_the_same(store):
     np.testing.assert_allclose(single.accuracy, double.accuracy, atol=2e-3)
 
 
-def test_blocks_do_not_matter():
+def test_solution_does_not_depend_on_blocks():
     x, y = data(500, 10, 3)
     targets = Targets(1, 3)
     a, b = (logistic_path(blocks(x, y, size), targets, ALPHAS, gather([(x, y)], targets)) for size in (33, 500))
     np.testing.assert_allclose(a.coef, b.coef, rtol=1e-5, atol=1e-8)
 
 
-def test_the_sweep_scores_every_penalty_and_chooses():
+def test_logistic_sweep_scores_every_penalty():
     x, y = data(900, 10, 3)
     train, valid = blocks(x[:600], y[:600]), blocks(x[600:], y[600:])
     found = logistic_sweep(train, valid, Targets(1, 3))
@@ -136,7 +136,7 @@ def test_wrong_requests_are_refused():
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 6), st.floats(0.1, 100)), min_size=1, max_size=4), st.integers(0, 99))
-def test_problems_solved_together_reach_their_own_minima(shapes, seed):
+def test_minimise_together_reaches_each_minimum(shapes, seed):
     rng = np.random.default_rng(seed)
     problems = [(rng.standard_normal((size, size)), rng.standard_normal(size), sharp) for size, sharp in shapes]
 

@@ -1,4 +1,4 @@
-"""Moments: against float64 sums of all rows at once, however the rows arrive and are put together."""
+"""Moments equal float64 sums over all rows, for any blocks and sums of parts."""
 
 import functools
 import operator
@@ -60,7 +60,7 @@ def test_moments_of_many_blocks_equal_direct_sums(data, dtype):
 
 @settings(max_examples=15, deadline=None)
 @given(cuts=st.lists(st.integers(0, ROWS), max_size=12).map(sorted))
-def test_pieces_do_not_change_a_bit(cuts):
+def test_moments_do_not_depend_on_pieces(cuts):
     rng = np.random.default_rng(1)
     x = rng.standard_normal((ROWS, 5)).astype(np.float32) + 7
     y = rng.standard_normal((len(x), 2)).astype(np.float32)
@@ -70,7 +70,7 @@ def test_pieces_do_not_change_a_bit(cuts):
 
 @settings(max_examples=25, deadline=None)
 @given(cut=st.integers(1, 399), shift=st.floats(-100, 100), dead=st.booleans())
-def test_sum_of_two_parts_is_the_whole(cut, shift, dead):
+def test_moments_of_two_parts_add_up(cut, shift, dead):
     rng = np.random.default_rng(2)
     x, y = rng.standard_normal((400, 6)) + shift, rng.standard_normal((400, 2))
     if dead:
@@ -80,7 +80,7 @@ def test_sum_of_two_parts_is_the_whole(cut, shift, dead):
     assert not dead or (a + b).std[0] == 0
 
 
-def test_a_fold_left_out_is_the_moments_of_the_others(data):
+def test_leave_one_out_equals_moments_of_the_other_folds(data):
     x, y = data[0].astype(np.float64), data[1]
     x[:, 3] = 1.5
     x[:10, 3] = 2000  # varies in the first fold alone
@@ -92,7 +92,7 @@ def test_a_fold_left_out_is_the_moments_of_the_others(data):
     assert rests[1].std[3] > 0
 
 
-def test_two_folds_left_out():
+def test_leave_one_out_with_two_folds():
     rng = np.random.default_rng(3)
     a, b = (accumulate([(rng.standard_normal((9, 2)), rng.standard_normal((9, 1)))]) for _ in range(2))
     assert list(leave_one_out([a, b])) == [b, a]
@@ -114,7 +114,7 @@ def test_weights_count_as_repetitions(dtype):
     assert_close(weighted, repeated, 1e-12)
 
 
-def test_moments_go_on_after_being_read(data):
+def test_accumulator_continues_after_reading_moments(data):
     x, y = data
     accumulator = Accumulator(12, 3)
     half = accumulator.update(x[:3000], y[:3000]).moments()
@@ -125,7 +125,7 @@ def test_moments_go_on_after_being_read(data):
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 7), min_size=1, unique=True))
-def test_select_is_the_moments_of_those_features(indices):
+def test_select_equals_moments_of_the_selected_features(indices):
     rng = np.random.default_rng(5)
     x, y = rng.standard_normal((60, 8)), rng.standard_normal((60, 2))
     assert_close(accumulate([(x, y)]).select(np.array(indices)), direct(x[:, indices], y), 1e-12, 1e-12)
@@ -144,7 +144,7 @@ def test_a_value_that_is_not_finite_is_named(data, value):
         accumulate([(x, data[1])])
 
 
-def test_wrong_shapes_and_nothing_at_all_are_refused(data):
+def test_wrong_shapes_and_empty_data_are_refused(data):
     x, y = data
     with pytest.raises(InputError, match="no samples"):
         accumulate([])

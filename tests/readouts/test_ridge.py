@@ -1,4 +1,4 @@
-"""The ridge path: against StandardScaler + Ridge for every penalty, in both forms."""
+"""The ridge path equals StandardScaler and Ridge for every penalty, in both forms."""
 
 import numpy as np
 import pytest
@@ -78,7 +78,7 @@ KINDS = ["plain", "offset", "constant", "duplicate", "float16"]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rows", "width"), [(900, 40), (60, 40), (40, 60)])
-def test_moments_give_what_scaler_and_ridge_give(kind, rows, width):
+def test_ridge_path_equals_scaler_and_ridge(kind, rows, width):
     x = features(rows, width, kind).astype(np.float64)
     y = labels(x)
     assert_path_is(ridge_path(accumulate([(x, y)]), ALPHAS), x, y, 1e-5)
@@ -87,7 +87,7 @@ def test_moments_give_what_scaler_and_ridge_give(kind, rows, width):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rows", "width"), [(4000, 40), (400, 40), (40, 60)])
 @pytest.mark.parametrize("store", [np.float32, np.float16])
-def test_the_form_chosen_for_stored_features_gives_what_scaler_and_ridge_give(kind, rows, width, store):
+def test_solve_equals_scaler_and_ridge_for_stored_features(kind, rows, width, store):
     x = features(rows, width, kind).astype(store)
     y = labels(x)
     path = solve(gather([(x, y)], Targets(3, 0)), ALPHAS)
@@ -101,7 +101,7 @@ def test_the_form_chosen_for_stored_features_gives_what_scaler_and_ridge_give(ki
     seed=st.integers(0, 99),
     kind=st.sampled_from(["plain", "float16"]),
 )
-def test_both_forms_agree(rows, width, seed, kind):
+def test_primal_and_kernel_form_agree(rows, width, seed, kind):
     x = features(rows, width, kind, seed).astype(np.float64)
     y = np.random.default_rng(seed).standard_normal((rows, 2))
     primal, kernel = ridge_path(accumulate([(x, y)]), ALPHAS), KernelMatrix.of(x).path(y, ALPHAS)
@@ -114,7 +114,7 @@ def test_both_forms_agree(rows, width, seed, kind):
 @pytest.mark.parametrize(
     "solve", [lambda x, y: ridge_path(accumulate([(x, y)]), ALPHAS), lambda x, y: KernelMatrix.of(x).path(y, ALPHAS)]
 )
-def test_constant_channels_get_exactly_nothing(solve):
+def test_constant_channels_get_weights_of_zero(solve):
     x = features(50, 20, "constant")
     assert not solve(x, labels(x)).coef[:, [0, 3]].any()
 
@@ -141,7 +141,7 @@ def test_scores_do_not_depend_on_units(scale, shift, seed):
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 99), rows=st.integers(3, 30))
-def test_a_larger_penalty_never_fits_closer(seed, rows):
+def test_larger_penalties_never_fit_closer(seed, rows):
     x = features(rows, 12, "plain", seed)
     y = labels(x, seed=seed)
     path = ridge_path(accumulate([(x, y)]), ALPHAS)
@@ -210,7 +210,7 @@ def test_penalty_grids():
         parse_alphas("1:10:1")
 
 
-def test_a_grid_is_carried_on_where_its_end_is_best():
+def test_grid_is_extended_if_its_end_is_best():
     np.testing.assert_allclose(extended_alphas(DEFAULT_ALPHAS, 0), np.logspace(-6, 6, 37))
     np.testing.assert_allclose(extended_alphas(DEFAULT_ALPHAS, 24), np.logspace(-2, 10, 37))
     assert extended_alphas(DEFAULT_ALPHAS, 1) is None
@@ -235,7 +235,7 @@ def test_class_weights_count_as_repetitions(rows, width):
     np.testing.assert_allclose(weighted.intercept, plain.intercept, rtol=1e-8, atol=1e-9)
 
 
-def test_weighted_solutions_are_those_of_weighted_scaler_and_ridge():
+def test_weighted_solutions_equal_weighted_scaler_and_ridge():
     x = features(150, 12, "offset")
     y = (labels(x)[:, :1] > 0).astype(int)
     targets = Targets(1, 2, balanced_weights(np.bincount(y[:, 0])))
@@ -249,7 +249,7 @@ def test_weighted_solutions_are_those_of_weighted_scaler_and_ridge():
         )
 
 
-def test_balanced_weights_are_those_of_scikit_learn():
+def test_balanced_weights_equal_scikit_learn():
     y = np.array([0, 0, 0, 1, 3, 3])
     ours = np.array(balanced_weights(np.bincount(y, minlength=5)))
     np.testing.assert_allclose(ours[[0, 1, 3]], compute_class_weight("balanced", classes=np.unique(y), y=y))
@@ -262,7 +262,7 @@ def test_class_weights_need_one_output_and_one_weight_per_class(outputs, classes
         Targets(outputs, classes, weights)
 
 
-def test_the_raw_input_and_what_stands_beside_it_have_half_of_all_variance_each():
+def test_raw_input_and_other_columns_get_half_of_the_variance_each():
     emphasis = balance_raw(np.arange(13) < 3)
     assert np.square(emphasis[:3]).sum() == pytest.approx(13 / 2)
     assert np.square(emphasis).sum() == pytest.approx(13)
@@ -270,7 +270,7 @@ def test_the_raw_input_and_what_stands_beside_it_have_half_of_all_variance_each(
 
 
 @pytest.mark.parametrize(("rows", "width"), [(80, 12), (20, 30)])
-def test_emphasis_is_a_scale_of_standardised_features(rows, width):
+def test_emphasis_scales_standardised_features(rows, width):
     x, emphasis = features(rows, width, "offset"), np.geomspace(0.1, 10, width)
     y, fold = labels(x, 1), draw_folds(rows, 4)
     z, targets = StandardScaler().fit_transform(x) * emphasis, Targets(1, 0)

@@ -1,4 +1,4 @@
-"""K-fold selection against real refits, and greedy selection of columns against every subset tried by hand."""
+"""K-fold selection equals real refits, and greedy selection of columns equals trying every subset."""
 
 import itertools
 
@@ -37,7 +37,7 @@ def blocks(x, y, fold, size=37):
 @pytest.mark.parametrize("classes", [0, 2, 3])
 @pytest.mark.parametrize(("rows", "width"), [(150, 20), (40, 60)])
 @pytest.mark.parametrize("stored", [False, True])
-def test_every_fold_is_scored_as_by_a_refit_on_the_others(classes, rows, width, stored):
+def test_held_out_scores_equal_refits_on_the_other_folds(classes, rows, width, stored):
     x, y = data(rows, width, classes)
     fold = np.random.default_rng(1).integers(0, 4, rows)
     targets = Targets(1, classes)
@@ -62,7 +62,7 @@ def test_every_fold_is_scored_as_by_a_refit_on_the_others(classes, rows, width, 
 @pytest.mark.parametrize("classes", [0, 3])
 @pytest.mark.parametrize(("rows", "width"), [(150, 20), (40, 60)])
 @pytest.mark.parametrize("stored", [False, True])
-def test_repeated_deals_are_averaged(classes, rows, width, stored):
+def test_repeats_are_averaged(classes, rows, width, stored):
     x, y = data(rows, width, classes)
     targets = Targets(1, classes)
     deals = [draw_folds(rows, 4, labels=y[:, 0] if classes else None, repeat=repeat) for repeat in range(3)]
@@ -79,7 +79,7 @@ def test_repeated_deals_are_averaged(classes, rows, width, stored):
 
 
 @pytest.mark.parametrize("classes", [0, 2])
-def test_one_standard_error_takes_the_largest_penalty_that_is_about_as_good(classes):
+def test_one_standard_error_takes_the_largest_penalty_within_it(classes):
     x, y = data(90, 30, classes)
     x += np.random.default_rng(5).standard_normal(x.shape)
     targets, fold = Targets(1, classes), draw_folds(90, 6)
@@ -113,7 +113,7 @@ def test_weighted_folds_are_weighted_refits(width):
         np.testing.assert_allclose(accuracy, np.average(np.concatenate(right), weights=in_order))
 
 
-def test_a_channel_that_varies_in_one_fold_alone_is_not_blown_up_in_the_others():
+def test_channel_that_varies_in_one_fold_is_not_scaled_up_elsewhere():
     """Rounding of float16 leaves other traces of a constant in other blocks: scaled to 1 they would be noise."""
     for width in (20, 300):
         x, y = data(120, width, 2)
@@ -166,7 +166,7 @@ def test_columns_are_added_while_they_help(rows):
         assert set(steps[2].columns) == set("abd")
 
 
-def test_a_limit_of_one_is_the_best_column():
+def test_limit_of_one_selects_the_best_column():
     x, y = data(100, 20, 2)
     columns = {"left": slice(0, 10), "right": slice(10, 20)}
     steps = forward_selection([(x, y)], [(x, y)], columns, Targets(1, 2), limit=1)

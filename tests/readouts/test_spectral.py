@@ -1,4 +1,4 @@
-"""Many real targets: equal to scikit-learn's RidgeCV with a penalty for each, and to the path of all weights."""
+"""Many real targets: equal to scikit-learn's RidgeCV with a penalty per target, and to the path of all weights."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def draw(targets: int, rows: int = 60, width: int = 8) -> tuple[np.ndarray, np.n
 
 
 @pytest.mark.parametrize("targets", [3, 20])
-def test_each_target_has_the_penalty_that_scikit_learn_gives_it(targets):
+def test_penalty_per_target_equals_scikit_learn(targets):
     x, y = draw(targets)
     ours = RidgeSweepRegressor(ALPHAS, cv=KFold(len(x)), alpha_per_target=True).fit(x, y)
     z = StandardScaler().fit_transform(x)
@@ -44,7 +44,7 @@ def test_one_penalty_for_many_targets_is_the_best_on_average():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_squares_are_those_of_the_scores_of_every_penalty(dtype):
+def test_spectral_squares_equal_those_of_the_scores(dtype):
     x, y = draw(20, rows=300)
     x[:, 2] = 3000 + 0.5 * x[:, 2]
     x[:, 5] = 1  # a constant feature
@@ -55,7 +55,7 @@ def test_squares_are_those_of_the_scores_of_every_penalty(dtype):
     np.testing.assert_allclose(squares, weights @ np.square(scores - y), rtol=2e-6 if dtype == np.float32 else 1e-9)
 
 
-def test_a_validation_split_chooses_for_many_targets_as_for_few():
+def test_many_targets_choose_the_same_penalties_as_few():
     x, y = draw(20, rows=100)
     train, valid = (x[:70], y[:70]), (x[70:], y[70:])
     many = sweep([train], [valid], Targets(20, 0), ALPHAS)

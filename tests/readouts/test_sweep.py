@@ -1,4 +1,4 @@
-"""The sweep: the right form, the right accuracies, the right choice; and the readout it ends in."""
+"""The sweep: form, accuracies and choice of penalty, and the resulting readout."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def blocks(data, size=64):
 
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize(("rows", "width"), [(500, 30), (60, 90)])
-def test_accuracies_are_those_of_ridge_classifier(classes, rows, width):
+def test_accuracies_equal_ridge_classifier(classes, rows, width):
     train, valid = task(rows, width, classes)
     found = sweep(blocks(train), blocks(valid), Targets(1, classes))
     expected = [
@@ -58,7 +58,7 @@ def test_accuracies_are_those_of_ridge_classifier(classes, rows, width):
 
 @pytest.mark.parametrize("classes", [0, 2, 4])
 @pytest.mark.parametrize(("rows", "width"), [(400, 25), (50, 80)])
-def test_several_outputs_are_fitted_as_each_alone(classes, rows, width):
+def test_several_outputs_equal_separate_fits(classes, rows, width):
     train, valid = task(rows, width, classes, outputs=3)
     together = solve(gather(blocks(train), Targets(3, classes)), DEFAULT_ALPHAS)
     single = [
@@ -86,13 +86,13 @@ def test_several_tokens_share_weights():
     assert found.accuracy.max() > 0.95
 
 
-def test_blocks_do_not_change_a_bit_of_the_path():
+def test_path_does_not_depend_on_blocks():
     train, _ = task(300, 20, 3)
     a, b = (solve(gather(blocks(train, size), Targets(1, 3)), DEFAULT_ALPHAS) for size in (7, 300))
     np.testing.assert_array_equal(a.coef, b.coef)
 
 
-def test_stored_moments_replace_the_pass_over_train():
+def test_sweep_with_moments_does_not_read_train():
     train, valid = task(300, 20, 3)
     first = sweep(blocks(train), blocks(valid), Targets(1, 3))
     moments = training_moments(blocks(train), Targets(1, 3))
@@ -108,7 +108,7 @@ def test_no_training_samples_are_refused():
 
 
 @pytest.mark.parametrize("classes", [0, 2, 3])
-def test_the_readout_scores_as_its_penalty_did_and_survives_storage(classes):
+def test_readout_scores_as_in_the_sweep_also_after_storage(classes):
     train, valid = task(400, 20, classes, outputs=2)
     found = sweep(blocks(train), blocks(valid), Targets(2, classes))
     readout = found.readout()
@@ -126,7 +126,7 @@ def test_the_readout_scores_as_its_penalty_did_and_survives_storage(classes):
         np.testing.assert_array_equal(back.probabilities(valid[0]).argmax(-1), readout.predict(valid[0]))
 
 
-def test_training_moments_are_those_of_encoded_labels():
+def test_training_moments_use_encoded_labels():
     train, _ = task(300, 20, 3)
     direct = accumulate([(train[0], Targets(1, 3).encode(train[1]))])
     np.testing.assert_array_equal(training_moments(blocks(train), Targets(1, 3)).xy, direct.xy)
@@ -147,7 +147,7 @@ def test_real_targets_far_from_zero_keep_the_digits_of_their_scores(rows, width,
     np.testing.assert_allclose(found.accuracy, expected, atol=2e-6)
 
 
-def test_every_choice_scores_real_targets_far_from_zero_alike():
+def test_real_targets_far_from_zero_are_scored_alike_everywhere():
     (x, y), valid = task(400, 6, 0)
     near, far = (
         (

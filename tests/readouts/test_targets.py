@@ -1,4 +1,4 @@
-"""Codes of labels, layout of samples, accuracy and calibration: against scikit-learn and by round trips."""
+"""Coding of labels, samples, accuracy and calibration, compared with scikit-learn and by round trips."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from reservoir.readouts.sweep import best_penalty
     lead=st.integers(0, 3),
     seed=st.integers(0, 9),
 )
-def test_labels_come_back_from_their_codes(classes, outputs, rows, lead, seed):
+def test_predict_inverts_encode(classes, outputs, rows, lead, seed):
     targets = Targets(outputs, classes)
     y = np.random.default_rng(seed).integers(0, classes, (rows, outputs))
     coded = targets.encode(y)
@@ -36,7 +36,7 @@ def test_labels_come_back_from_their_codes(classes, outputs, rows, lead, seed):
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
 @pytest.mark.parametrize("alpha", [0.1, 10.0])
-def test_scores_and_labels_are_those_of_ridge_classifier(classes, alpha):
+def test_scores_and_labels_equal_ridge_classifier(classes, alpha):
     rng = np.random.default_rng(classes)
     x = rng.standard_normal((300, 8))
     x = (x - x.mean(axis=0)) / x.std(axis=0)
@@ -48,7 +48,7 @@ def test_scores_and_labels_are_those_of_ridge_classifier(classes, alpha):
     np.testing.assert_array_equal(targets.predict(scores)[:, 0], theirs.predict(x))
 
 
-def test_regression_targets_stay_as_they_are():
+def test_regression_targets_are_not_encoded():
     y = np.array([[1.5, -2.0], [3.25, 0.0]])
     for dtype in (np.float32, np.float64):
         assert Targets(2, 0).encode(y.astype(dtype)).dtype == dtype
@@ -71,7 +71,7 @@ def test_labels_of_the_wrong_shape_are_refused():
 
 
 @given(rows=st.integers(1, 5), tokens=st.integers(1, 4), readout=st.integers(1, 4), outputs=st.integers(1, 3))
-def test_samples_share_weights_over_tokens_where_every_token_is_read(rows, tokens, readout, outputs):
+def test_every_labelled_token_is_a_sample(rows, tokens, readout, outputs):
     x = np.arange(rows * tokens * 6).reshape(rows, tokens, 6)
     y = np.arange(rows * readout * outputs).reshape(rows, readout, outputs)
     features, labels = samples(x, y)
@@ -87,7 +87,7 @@ def test_samples_share_weights_over_tokens_where_every_token_is_read(rows, token
     np.testing.assert_array_equal(unsample(np.stack([labels] * 2, axis=-1), readout, outputs)[..., 1], y)
 
 
-def test_samples_need_the_same_rows():
+def test_samples_need_as_many_labels_as_rows():
     with pytest.raises(InputError, match="4 rows of features and 3 of labels"):
         samples(np.zeros((4, 1, 2)), np.zeros((3, 1, 1)))
 
@@ -99,7 +99,7 @@ def test_samples_need_the_same_rows():
     cuts=st.lists(st.integers(0, 50)).map(sorted),
     seed=st.integers(0, 9),
 )
-def test_tally_over_blocks_is_the_metric_of_scikit_learn(classes, outputs, cuts, seed):
+def test_tally_equals_scikit_learn_metrics(classes, outputs, cuts, seed):
     rng = np.random.default_rng(seed)
     targets = Targets(outputs, classes)
     scores = rng.standard_normal((3, 50, targets.columns))
@@ -116,7 +116,7 @@ def test_tally_over_blocks_is_the_metric_of_scikit_learn(classes, outputs, cuts,
     np.testing.assert_allclose(tally.accuracy(), [metric(s) for s in scores], rtol=1e-9)
 
 
-def test_r2_of_constant_targets_is_that_of_scikit_learn():
+def test_r2_of_constant_targets_equals_scikit_learn():
     y = np.array([[2.0, 1.0], [2.0, 3.0]])
     for scores in (y, y + np.array([0.5, 0])):
         assert Tally(Targets(2, 0)).update(scores[None], y).accuracy() == r2_score(y, scores)
@@ -135,7 +135,7 @@ def test_ties_go_to_the_smaller_loss_and_then_to_the_larger_penalty(found, rando
 
 
 @pytest.mark.parametrize("classes", [0, 2, 3])
-def test_the_loss_is_the_squared_distance_from_the_coding(classes):
+def test_loss_is_the_squared_distance_from_the_coding(classes):
     rng = np.random.default_rng(0)
     targets = Targets(2, classes)
     y = rng.integers(0, classes, (40, 2)) if classes else rng.standard_normal((40, 2))
@@ -146,7 +146,7 @@ def test_the_loss_is_the_squared_distance_from_the_coding(classes):
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-def test_temperature_is_the_one_of_least_loss(classes):
+def test_temperature_minimises_the_loss(classes):
     rng = np.random.default_rng(0)
     targets = Targets(1, classes)
     scores = rng.standard_normal((2000, targets.columns))
@@ -167,7 +167,7 @@ def test_temperature_is_the_one_of_least_loss(classes):
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
 @pytest.mark.parametrize("held", [8, 34, 200])
-def test_line_3_calibration_never_costs_on_rows_that_can_be_told_apart(classes, held):
+def test_calibration_never_increases_the_loss_on_separable_rows(classes, held):
     """Where validation is perfect the temperature must not run to 0: the first error would be made with certainty."""
     losses = []
     for seed in range(6):

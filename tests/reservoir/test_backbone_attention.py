@@ -1,4 +1,4 @@
-"""Attention maps equal those that transformers gives, of real tokens alone."""
+"""Attention maps equal those of transformers on the real tokens."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ EMBEDS = torch.randn(2, 7, WIDTH, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "longformer"])
-def test_maps_equal_transformers_of_each_sequence_alone(kind, tmp_path):
+def test_attention_maps_equal_those_of_transformers(kind, tmp_path):
     from transformers import AutoModel, T5EncoderModel
 
     folder = save(kind, tmp_path / kind)
@@ -47,7 +47,7 @@ def _of_encoder(encoder, hidden_states, output_attentions):
     return SimpleNamespace(attentions=maps)
 
 
-def test_the_model_is_as_fast_and_as_deep_as_before(tmp_path):
+def test_attention_maps_leave_the_model_unchanged(tmp_path):
     backbone = load_backbone(str(save("llama", tmp_path / "llama")), "pretrained")
     before = backbone(EMBEDS, LENGTHS)
     attention_maps(backbone, EMBEDS, LENGTHS, layer=1)
@@ -55,7 +55,7 @@ def test_the_model_is_as_fast_and_as_deep_as_before(tmp_path):
     assert torch.equal(backbone(EMBEDS, LENGTHS), before)
 
 
-def test_what_has_no_maps_is_refused(tmp_path):
+def test_models_without_attention_maps_are_refused(tmp_path):
     with pytest.raises(InputError, match="esn has no attention map"):
         attention_maps(load_backbone(f"esn:units={WIDTH}"), EMBEDS, LENGTHS)
     backbone = load_backbone(str(save("gpt2", tmp_path / "gpt2")))

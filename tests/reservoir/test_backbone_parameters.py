@@ -1,4 +1,4 @@
-"""Parameters by group, as they are and as the paper counts them."""
+"""Parameters by group, counted directly and as in the paper."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def without_weights(name):
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_the_papers_counts_of_every_size_of_gpt2(name):
+def test_paper_counts_for_every_size_of_gpt2(name):
     depth, width, thousands = PAPER[name]
     backbone = without_weights(name)
     counts = paper_counts(backbone, CIFAR10)
@@ -41,7 +41,7 @@ def test_the_papers_counts_of_every_size_of_gpt2(name):
         assert sum(counts.values()) // 1000 in (thousands, thousands + 1)
 
 
-def test_gpt2_small_trains_what_the_paper_says():
+def test_gpt2_small_trains_as_many_parameters_as_in_the_paper():
     backbone = without_weights("gpt2")
     counts = paper_counts(backbone, CIFAR10)
     assert counts == {"output": 7680, "input": 13056, "layernorm": 36864, "positions": 49152}
@@ -51,7 +51,7 @@ def test_gpt2_small_trains_what_the_paper_says():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_groups_add_up_and_a_cut_model_has_less(kind, tmp_path):
+def test_group_counts_add_up_and_shrink_with_depth(kind, tmp_path):
     folder = save(kind, tmp_path / kind)
     backbone = load_backbone(str(folder), "random")
     assert sum(group_counts(backbone).values()) == sum(p.numel() for p in backbone.parameters())
@@ -62,7 +62,7 @@ def test_groups_add_up_and_a_cut_model_has_less(kind, tmp_path):
         assert lost > 0 and whole_count(backbone) - whole_count(cut) == lost
 
 
-def test_trained_counts_are_of_what_gets_a_gradient():
+def test_trained_counts_equal_parameters_with_a_gradient():
     from reservoir.fpt import FPT
 
     task = Task(name="t", form=Tokens(7), max_tokens=9, classes=3, outputs=2)
@@ -82,7 +82,7 @@ def test_trained_counts_are_of_what_gets_a_gradient():
     assert paper_counts(load_backbone("esn:units=8"), task) is None
 
 
-def test_deviations_are_those_of_each_block():
+def test_deviations_of_each_block():
     backbone = load_backbone("t5-small:num_layers=2,d_model=16,d_kv=4,num_heads=2,d_ff=20")
     spread = deviations(backbone)
     weight = backbone.blocks[1].layer[0].SelfAttention.k.weight.numpy()

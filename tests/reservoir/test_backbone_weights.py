@@ -1,4 +1,4 @@
-"""Where weights come from, what names them, and what is refused in one line."""
+"""Sources and digests of weights, and mistakes that are refused in one line."""
 
 import json
 import shutil
@@ -68,7 +68,7 @@ def test_every_known_name_has_a_family():
     assert default_init("gpt2") == default_init("some/folder") == "pretrained"
 
 
-def test_the_seed_fixes_random_weights_and_a_cut_model_keeps_them():
+def test_seed_decides_random_weights_also_of_a_shallower_model():
     name = "gpt2:n_layer=3,n_embd=16,n_head=2,n_positions=20"
     whole, again, cut = load_backbone(name), load_backbone(name), load_backbone(name, depth=2)
     for parameter, tensor in whole.model.state_dict().items():
@@ -79,7 +79,7 @@ def test_the_seed_fixes_random_weights_and_a_cut_model_keeps_them():
     assert len(digests) == 3
 
 
-def test_random_weights_are_these_on_every_machine():
+def test_random_weights_are_the_same_on_every_machine():
     weights = load_backbone("gpt2:n_layer=1,n_embd=4,n_head=1,n_positions=2").model.get_parameter("wpe.weight")
     # Philox keyed by the first half of the SHA-256 of "0/wpe.weight", NumPy's ziggurat in float32, times 0.02.
     expected = [0.0303772055, -0.014048853, 0.0057907938, 0.00832299516]
@@ -87,7 +87,7 @@ def test_random_weights_are_these_on_every_machine():
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_building_never_rejects_what_memory_held_before(kind, tmp_path, monkeypatch):
+def test_building_ignores_uninitialised_memory(kind, tmp_path, monkeypatch):
     """Torch draws a truncated normal until no value is out of bounds, which without draws would be never."""
     folder = str(save(kind, tmp_path / kind))
     expected = weights_digest(load_backbone(folder))
@@ -112,7 +112,7 @@ def test_building_never_rejects_what_memory_held_before(kind, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "gpt2"])
-def test_random_scheme_has_the_spread_of_transformers_own(name):
+def test_random_weights_have_the_deviation_of_transformers(name):
     """Over many weights, each kind of tensor has the standard deviation of transformers' initialisation."""
     from transformers import GPT2Config, GPT2Model
 
@@ -131,7 +131,7 @@ def test_random_scheme_has_the_spread_of_transformers_own(name):
             assert abs(drawn.std() - theirs) < 0.05 * theirs, parameter
 
 
-def test_the_papers_random_gpt2_is_flat():
+def test_random_flat_gpt2_does_not_scale_projections():
     """Transformers 4.1.1 drew every matrix at 0.02; later ones scale `c_proj` down by the root of twice the blocks."""
     name = "gpt2:n_layer=2,n_embd=128,n_head=2"
     flat, scaled = load_backbone(name, "random-flat"), load_backbone(name, "random")
@@ -148,7 +148,7 @@ def test_the_papers_random_gpt2_is_flat():
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_flat_draw_is_the_familys_own_or_refused(kind, tmp_path):
+def test_random_flat_equals_random_or_is_refused_for_other_families(kind, tmp_path):
     folder = str(save(kind, tmp_path / kind))
     if kind == "t5":
         assert "t5 has no initializer_range; use --init random" in refusal(folder, "random-flat")
@@ -157,7 +157,7 @@ def test_a_flat_draw_is_the_familys_own_or_refused(kind, tmp_path):
         assert same == (kind not in ("gpt2", *SOUNDS))
 
 
-def test_the_released_lstm_draws_its_norms_and_its_first_states():
+def test_released_lstm_draws_norms_and_first_states():
     cell = load_backbone("lstm:width=400,depth=1", seed=2).blocks[0].cell
     for norm, size in ((cell.input_norm, 1600), (cell.hidden_norm, 1600), (cell.cell_norm, 400)):
         for drawn in (norm.weight, norm.bias):
@@ -184,7 +184,7 @@ def test_statistics_keep_mean_and_deviation_of_every_tensor(llama):
     assert weights_digest(pretrained) == weights_digest(drawn)
 
 
-def test_echo_state_network_has_its_settings():
+def test_echo_state_network_follows_its_settings():
     backbone = load_backbone("esn:units=200,sr=0.7,rc_connectivity=0.2", seed=1)
     matrix = backbone.blocks[0].recurrent.weight.numpy()
     assert abs(np.abs(np.linalg.eigvals(matrix)).max() - 0.7) < 1e-5
@@ -205,7 +205,7 @@ def test_echo_state_network_equals_reservoirpy():
     np.testing.assert_allclose(ours, theirs.run(x[0].double().numpy()), atol=1e-6)
 
 
-def test_digest_follows_the_weights_and_not_the_folder(llama, copy, tmp_path):
+def test_digest_depends_on_the_weights_and_not_on_the_folder(llama, copy, tmp_path):
     digest = weights_digest(load_backbone(str(llama), "pretrained"))
     moved = copy.rename(tmp_path / "another name")
     assert weights_digest(load_backbone(str(moved), "pretrained")) == digest
@@ -275,7 +275,7 @@ def test_wrong_settings_are_refused():
         ("HuggingFaceTB/SmolLM2-135M:num_key_value_heads=0", "key-value heads: 0; give"),
     ],
 )
-def test_settings_that_no_model_can_have_are_refused(name, words):
+def test_impossible_settings_are_refused(name, words):
     message = refusal(name)
     assert message.startswith(f"backbone {name!r}: ")
     assert words in message
@@ -304,7 +304,7 @@ def test_a_weight_that_is_not_finite_is_named(copy):
     assert "layers.2.mlp.down_proj.weight holds NaN" in refusal(str(copy), "pretrained")
 
 
-def test_recurrent_weights_are_checked_alike(tmp_path):
+def test_weights_of_recurrent_models_are_checked(tmp_path):
     folder = save("lstm", tmp_path / "lstm")
     name = "blocks.1.cell.hidden.weight"
     change(folder, lambda tensors: tensors.update({name: torch.ones(5)}))
@@ -327,7 +327,7 @@ def test_sequences_beyond_the_positions_are_refused(llama):
         FPT(task, backbone)
 
 
-def test_loading_in_threads_leaves_transformers_as_it_was(tiny_gpt2):
+def test_loading_in_threads_leaves_transformers_unchanged(tiny_gpt2):
     """Transformers replaces its own functions while it loads; threads must not leave them so."""
     from concurrent.futures import ThreadPoolExecutor
 

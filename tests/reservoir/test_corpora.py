@@ -1,4 +1,4 @@
-"""Corpora: draws that depend on their numbers alone, text split and read as it is, streams of the known entropy."""
+"""Corpora: draws that depend only on seed and step, text in order, streams with the stated entropy."""
 
 import gzip
 import itertools
@@ -31,7 +31,7 @@ def prose(tmp_path):
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_a_draw_depends_on_its_numbers_alone(name):
+def test_drawn_windows_depend_only_on_seed_and_step(name):
     first, again = STREAMS[name](64), STREAMS[name](64)
     windows = first.draw(3, 7, 5, 200)
     assert windows.dtype == np.int64 and windows.shape == (5, 200)
@@ -55,7 +55,7 @@ def chi_square(found, probabilities):
 
 
 @pytest.mark.parametrize("name", ["uniform", "zipf", "nesting"])
-def test_tokens_have_the_probabilities_that_they_should(name):
+def test_tokens_have_the_stated_probabilities(name):
     windows = STREAMS[name](40).draw(0, 0, 400, 500)
     count = np.bincount(windows.ravel(), minlength=40)
     rank = 1 / np.arange(1, 21 if name == "nesting" else 41)
@@ -79,7 +79,7 @@ def lengths_of_sequences(window, half):
     return ends
 
 
-def test_nested_sequences_are_balanced_and_of_the_lengths_that_they_should_have():
+def test_nested_sequences_are_balanced_and_have_the_stated_lengths():
     nesting = Nesting(12, shortest=6, longest=10)
     windows = nesting.windows(generator(0), 600, 100)
     for window in windows:
@@ -96,7 +96,7 @@ def test_nested_sequences_are_balanced_and_of_the_lengths_that_they_should_have(
         assert lengths_of_sequences(sequence[:length], 6)[-1] == length
 
 
-def test_a_free_place_opens_with_the_probability_of_the_grammar():
+def test_tokens_open_with_the_probability_of_the_grammar():
     sequences, lengths = Nesting(2)._sequences(generator(2), 4000)
     opens = np.where(sequences < 1, 1, -1)
     depth = np.cumsum(opens, axis=1) - opens
@@ -134,7 +134,7 @@ def enumerated_opening(found, pattern, at):
 
 
 @pytest.mark.parametrize("tokens", [2, 5, 11])
-def test_the_filter_is_what_enumeration_says(tokens):
+def test_opening_probability_equals_enumeration(tokens):
     found = enumerate_windows(tokens, **TINY)
     assert sum(found.values()) == pytest.approx(1)
     patterns = list(found)
@@ -144,7 +144,7 @@ def test_the_filter_is_what_enumeration_says(tokens):
         np.testing.assert_allclose(opening[row], expected, atol=1e-12)
 
 
-def test_the_entropy_is_that_of_every_window_there_is():
+def test_entropy_equals_that_of_all_windows():
     """Over whole tokens: the entropy of a window, less that of its first token, over the other places."""
     tokens, law = 9, zipf_law(2)
     windows = []
@@ -158,7 +158,7 @@ def test_the_entropy_is_that_of_every_window_there_is():
 
 
 @pytest.mark.parametrize(("grammar", "gain"), [({}, 0.0005), ({"push": 0.6, "shortest": 8, "longest": 16}, 0.02)])
-def test_no_reader_does_better_and_one_who_forgets_the_lengths_does_worse(grammar, gain):
+def test_entropy_is_the_least_loss_of_any_predictor(grammar, gain):
     nesting, tokens = Nesting(32, **grammar), 241
     windows = nesting.windows(generator("others"), 1500, tokens)
     opens = windows < 16
@@ -187,7 +187,7 @@ def test_entropies_of_independent_tokens(vocabulary):
 # ---- text
 
 
-def test_text_is_split_in_order_and_its_bytes_are_the_tokens(tmp_path):
+def test_text_is_split_in_order_into_bytes(tmp_path):
     data = bytes(np.random.default_rng(0).integers(0, 256, 2000, np.uint8))
     (tmp_path / "data.txt").write_bytes(data)
     (tmp_path / "data.txt.gz").write_bytes(gzip.compress(data))
@@ -200,7 +200,7 @@ def test_text_is_split_in_order_and_its_bytes_are_the_tokens(tmp_path):
     assert text.entropy(5) is None and text.unit == "byte" and text.vocabulary == BYTES
 
 
-def test_windows_of_text_come_from_everywhere_in_the_training_part(tmp_path):
+def test_text_windows_cover_the_training_part(tmp_path):
     (tmp_path / "data").write_bytes(bytes(range(250)) * 4)
     text = Text(tmp_path / "data")
     windows = text.draw(0, 5, 4000, 6)
@@ -213,7 +213,7 @@ def test_windows_of_text_come_from_everywhere_in_the_training_part(tmp_path):
     assert Text(tmp_path / "data").draw(0, 0, 50, 900)[:, 0].max() == 0
 
 
-def test_a_folder_is_its_files_in_the_order_of_their_names(tmp_path):
+def test_folder_is_read_in_the_order_of_file_names(tmp_path):
     (tmp_path / "books" / "b").mkdir(parents=True)
     (tmp_path / "books" / "c.txt").write_bytes(b"3" * 50)
     (tmp_path / "books" / "b" / "x.txt.gz").write_bytes(gzip.compress(b"2" * 30))
@@ -225,7 +225,7 @@ def test_a_folder_is_its_files_in_the_order_of_their_names(tmp_path):
 
 @settings(max_examples=60, deadline=None)
 @given(length=st.integers(40, 1500), tokens=st.integers(2, 40))
-def test_every_held_out_token_counts_once(tmp_path_factory, length, tokens):
+def test_each_held_out_token_counts_once(tmp_path_factory, length, tokens):
     path = tmp_path_factory.mktemp("text") / "text"
     path.write_bytes(bytes(length * 20 * [65]))
     text = Text(path)
@@ -239,7 +239,7 @@ def test_every_held_out_token_counts_once(tmp_path_factory, length, tokens):
     assert (held.first[1:] >= tokens // 4).all()
 
 
-def test_merged_tokens_give_the_text_back(prose):
+def test_tokenizer_decodes_to_the_same_text(prose):
     text = Text(prose, 300)
     data = prose.read_bytes()
     train, valid = int(len(data) * 0.9), int(len(data) * 0.95)
@@ -255,7 +255,7 @@ def test_merged_tokens_give_the_text_back(prose):
     assert again.tokenizer.to_str() == text.tokenizer.to_str()
 
 
-def test_a_tokenizer_reads_utf8_only_and_bytes_are_anything(prose, tmp_path):
+def test_trained_tokenizers_need_utf8_and_bytes_do_not(prose, tmp_path):
     data = bytearray(prose.read_bytes())
     (tmp_path / "cut.txt").write_bytes("ä🎲".encode() * 20_000 + "🎲".encode()[:3])  # in chunks, and at the end
     assert Text(tmp_path / "cut.txt", 258).vocabulary == 258
@@ -266,7 +266,7 @@ def test_a_tokenizer_reads_utf8_only_and_bytes_are_anything(prose, tmp_path):
     assert Text(tmp_path / "broken.txt").vocabulary == BYTES
 
 
-def test_the_tokenizer_of_bytes_numbers_them_by_value(prose):
+def test_byte_tokenizer_numbers_bytes_by_value(prose):
     tokenizer = Text(prose).tokenizer
     assert tokenizer.get_vocab_size() == BYTES
     assert tokenizer.encode(PROSE).ids == list(PROSE.encode())
@@ -278,7 +278,7 @@ def test_the_tokenizer_of_bytes_numbers_them_by_value(prose):
 # ---- mistakes
 
 
-def test_a_streams_name_wins_and_a_path_means_the_file(tmp_path, monkeypatch):
+def test_stream_names_win_over_files_of_the_same_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "zipf").write_bytes(b"text" * 100)
     assert corpus_named("zipf", 300).describe() == {"corpus": "zipf", "vocabulary": 300}

@@ -1,4 +1,4 @@
-"""Every family, layer and pooling equals the model run by hand, whatever the padding and the batch mates."""
+"""Every family, layer and pooling equals the model run by hand, for any padding and batch."""
 
 import itertools
 
@@ -66,7 +66,7 @@ def all_columns(model):
     return [f"{layer}/{pooling}" for layer in model.backbone.layers for pooling in POOLINGS]
 
 
-def test_features_equal_the_model_run_by_hand(kind, model, batch, by_hand):
+def test_features_equal_a_model_run_by_hand(kind, model, batch, by_hand):
     assert list(model.backbone.layers) == layer_names(kind)
     features = model.features(*batch, all_columns(model))
     for column, values in features.items():
@@ -87,7 +87,7 @@ def test_features_do_not_depend_on_batch_mates_or_padding(model, batch):
             torch.testing.assert_close(kept, alone[column][0], atol=1e-5, rtol=1e-5)
 
 
-def test_bfloat16_is_float32_to_its_rounding(kind, folder, model, batch):
+def test_bfloat16_equals_float32_up_to_rounding(kind, folder, model, batch):
     rounded = FPT(TASK, load_backbone(str(folder), "pretrained", seed=5), seed=3)
     rounded.backbone.set_compute(torch.bfloat16)
     columns = all_columns(model)
@@ -105,7 +105,7 @@ def test_every_parameter_belongs_to_a_group(model):
     assert not any(parameter.requires_grad for parameter in model.backbone.parameters())
 
 
-def test_random_and_statistics_weights_are_alive(folder, model, batch):
+def test_random_and_statistics_weights_give_varied_states(folder, model, batch):
     """Drawn weights differ from the pretrained ones and from each other, and give finite features."""
     digests = {}
     columns = ["final/last", "final/mean"]

@@ -1,4 +1,4 @@
-"""Faster forms give the same values and gradients, and drop the share they are asked to."""
+"""Faster equivalents give the same values and gradients, and drop the given share."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def kept(heads, tokens, rate, seed):
     rate=st.sampled_from([0.1, 0.5]),
     seed=st.integers(0, 2**40),
 )
-def test_attention_is_that_of_whole_matrices(batch, heads, tokens, rate, seed):
+def test_block_attention_equals_attention_with_whole_matrices(batch, heads, tokens, rate, seed):
     draw = torch.Generator().manual_seed(seed)
     q, k, v, w = (torch.randn(batch, heads, tokens, 8, generator=draw).requires_grad_() for _ in range(4))
     found = fast_attention.causal_attention(q, k, v, 0.4, rate, seed)
@@ -56,7 +56,7 @@ def test_scores_are_not_rounded_in_bfloat16():
     torch.testing.assert_close(found.float(), exact, atol=0.02, rtol=0.02)
 
 
-def test_values_may_be_rounded_where_queries_and_keys_are_not():
+def test_values_in_bfloat16_with_queries_and_keys_in_float32():
     """Rotary positions leave queries and keys in float32 under autocast, and the values in bfloat16."""
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 2, 70, 16, generator=draw).requires_grad_() for _ in range(3))
@@ -71,7 +71,7 @@ def test_values_may_be_rounded_where_queries_and_keys_are_not():
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 3e-6), (torch.bfloat16, 0.02)])
-def test_gelu_and_its_slope_are_those_of_torch(dtype, close):
+def test_gelu_and_its_derivative_equal_torch(dtype, close):
     draw = torch.Generator().manual_seed(0)
     values = torch.cat([torch.linspace(-30, 30, 100_001), torch.randn(60_001, generator=draw), torch.zeros(1)])
     for x in (values.to(dtype), values[:12].view(3, 4).T.to(dtype)):
@@ -87,7 +87,7 @@ def test_gelu_and_its_slope_are_those_of_torch(dtype, close):
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.25, 0.5])
-def test_dropout_drops_its_share_and_keeps_the_mean(rate):
+def test_dropout_drops_the_given_share_and_keeps_the_mean(rate):
     torch.manual_seed(0)
     x = torch.ones(400, 500, requires_grad=True)
     module = fast.Dropout(rate)
@@ -103,7 +103,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean(rate):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "bert", "vit", "t5", "lstm", "lstm-norm"])
-def test_a_faster_model_is_the_same_model(kind, tmp_path):
+def test_faster_model_gives_the_same_outputs(kind, tmp_path):
     folder = str(save(kind, tmp_path / kind))
     task = Task(name="t", form=Vectors(3), max_tokens=12, classes=4)
     x, lengths = torch.randn(2, 12, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([12, 7])

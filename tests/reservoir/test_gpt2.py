@@ -1,4 +1,4 @@
-"""GPT-2 as it is built here is transformers' GPT-2, whatever its settings and however its weights are stored."""
+"""The GPT-2 of this package equals that of transformers for all settings and storage formats."""
 
 import pytest
 import torch
@@ -31,14 +31,14 @@ def saved(folder, kind=GPT2Model, **settings):
         {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True},
     ],
 )
-def test_it_equals_transformers(tmp_path, settings):
+def test_gpt2_equals_transformers(tmp_path, settings):
     model, folder = saved(tmp_path, **settings)
     with torch.no_grad():
         expected = model(inputs_embeds=EMBEDS).last_hidden_state
     torch.testing.assert_close(load_backbone(folder, "pretrained")(EMBEDS), expected, atol=1e-6, rtol=1e-5)
 
 
-def test_its_settings_are_those_of_transformers():
+def test_gpt2_config_has_the_defaults_of_transformers():
     theirs = GPT2Config().to_dict()
     for name, value in gpt2_model.GPT2Config().to_dict().items():
         assert theirs[name] == value, name
@@ -47,7 +47,7 @@ def test_its_settings_are_those_of_transformers():
 
 
 @pytest.mark.parametrize("form", ["with a head", "with masks", "in parts"])
-def test_weights_are_the_same_however_they_are_stored(tmp_path, form):
+def test_weights_are_equal_for_every_storage_format(tmp_path, form):
     model, folder = saved(tmp_path / "plain")
     expected = load_backbone(folder, "pretrained")(EMBEDS)
     other = tmp_path / "other"

@@ -1,4 +1,4 @@
-"""Which parameters are trained: against lists written by hand for every family."""
+"""Trained parameters, compared with lists written by hand for every family."""
 
 import pytest
 import torch
@@ -80,7 +80,7 @@ def model(kind, folder):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_fpt_trains_what_the_hand_written_list_says(kind, tmp_path):
+def test_fpt_trains_the_listed_parameters(kind, tmp_path):
     fpt = model(kind, tmp_path)
     pattern, names = BLOCK[kind]
     inside = [pattern.format(i) + name for i in range(fpt.backbone.depth) for name in names]
@@ -91,7 +91,7 @@ def test_an_fpt_trains_what_the_hand_written_list_says(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "t5", "llama", "lstm-star", "esn"])
-def test_exactly_the_trained_parameters_get_gradients_and_move(kind, tmp_path):
+def test_only_trained_parameters_get_gradients_and_change(kind, tmp_path):
     fpt = model(kind, tmp_path)
     groups = [name for name in ("attention", "recurrent", "output") if name in (*fpt.backbone.groups, "output")]
     trained = unfreeze(fpt, groups)
@@ -130,7 +130,7 @@ def test_groups_of_gpt2(tmp_path):
         (["input", "output"], None),
     ],
 )
-def test_the_layer_below_which_nothing_is_trained(groups, layer, tmp_path):
+def test_lowest_trained_layer(groups, layer, tmp_path):
     fpt = model("gpt2", tmp_path)
     unfreeze(fpt, groups)
     assert trained_layer(fpt) == layer
@@ -145,7 +145,7 @@ def test_the_layer_below_which_nothing_is_trained(groups, layer, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_dropout_changes_the_output_of_every_family_and_none_does_not(kind, tmp_path):
+def test_dropout_changes_outputs_and_zero_dropout_does_not(kind, tmp_path):
     fpt = model(kind, tmp_path)
     unfreeze(fpt, ["all"])
     x, lengths = torch.randn(2, 8, 3), torch.tensor([8, 6])
@@ -156,7 +156,7 @@ def test_dropout_changes_the_output_of_every_family_and_none_does_not(kind, tmp_
     assert not torch.allclose(fpt.train()(x, lengths), still, atol=1e-3)
 
 
-def test_groups_that_are_not_there_are_refused(tmp_path):
+def test_missing_groups_are_refused(tmp_path):
     with pytest.raises(InputError, match="--train norms: no such group; choose among input, output"):
         parse_groups("input, norms")
     with pytest.raises(InputError, match="name at least one"):

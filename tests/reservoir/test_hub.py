@@ -1,4 +1,4 @@
-"""The hub: what it gives and keeps; and where it does not answer, one line, what is cached, and folders."""
+"""Models of the hub: download, cache, and one-line errors if the hub does not answer."""
 
 import json
 import os
@@ -84,7 +84,7 @@ def hub(tiny_gpt2):
     server.server_close()
 
 
-def test_models_come_from_the_hub_and_then_without_it(tmp_path, tiny_gpt2, hub):
+def test_hub_models_load_from_the_cache_without_a_network(tmp_path, tiny_gpt2, hub):
     name, folder = "tiny/gpt2=pretrained", f"{tiny_gpt2}=pretrained"
     answers, err = ask(hub, tmp_path, name, "tiny/other=pretrained")
     digest = answers[name]
@@ -104,12 +104,12 @@ def test_models_come_from_the_hub_and_then_without_it(tmp_path, tiny_gpt2, hub):
     ("name", "said"),
     [("gtp2", "did you mean gpt2"), ("berd", "did you mean bert"), ("nothing-like-it", "no known name, and no such")],
 )
-def test_an_unknown_name_is_told_without_a_network(name, said, monkeypatch):
+def test_unknown_names_are_refused_without_a_network(name, said, monkeypatch):
     monkeypatch.setattr(names, "local_files_only", lambda _source: pytest.fail("the network was asked"))
     with pytest.raises(InputError, match=said):
         names.find(name)
 
 
-def test_the_name_of_a_family_means_its_base_size():
+def test_family_names_mean_the_base_size():
     assert {name: full_name(name) for name in SHORT} == SHORT
     assert all(known in names.KNOWN for known in SHORT.values())

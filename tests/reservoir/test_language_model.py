@@ -1,4 +1,4 @@
-"""Language models of every family: float32, without dropout, with every token of the corpus and what hides one."""
+"""Language models of every family: float32, no dropout, no token treated as padding, masking."""
 
 import json
 
@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("family", [*CAUSAL, *BOTH_WAYS])
-def test_a_family_gives_logits_that_see_what_they_may_and_freezes_again(family, folder, tmp_path):
+def test_language_model_logits_and_backbone_of_every_family(family, folder, tmp_path):
     shape = folder(family)
     model = LanguageModel(shape, 40, 1).train()
     assert {p.dtype for p in model.parameters()} == {torch.float32}
@@ -50,7 +50,7 @@ def test_a_family_gives_logits_that_see_what_they_may_and_freezes_again(family, 
 
 
 @pytest.mark.parametrize(("name", "first"), [(TINY, 0), ("roberta-base:" + ROBERTA, 2)])
-def test_positions_are_repeated(name, first):
+def test_repeat_positions(name, first):
     model = LanguageModel(name, 40)
     (table,) = [p for n, p in model.named_parameters() if "wpe" in n or "position_embeddings" in n]
     before = table.detach().clone()
@@ -61,7 +61,7 @@ def test_positions_are_repeated(name, first):
 
 
 @pytest.mark.parametrize("name", ["roberta-base", "distilbert-base-uncased:dim=16,n_heads=2,hidden_dim=24"])
-def test_every_token_of_the_corpus_is_one_like_the_others(name):
+def test_no_corpus_token_is_treated_as_padding(name):
     """RoBERTa's own padding is token 1, which is a byte or a kind of token here: it has a position like all others."""
     model = LanguageModel(name + (":" + ROBERTA if name == "roberta-base" else ""), 6)
     (embedding,) = [m for n, m in model.named_modules() if n.endswith("word_embeddings")]
@@ -71,7 +71,7 @@ def test_every_token_of_the_corpus_is_one_like_the_others(name):
     torch.testing.assert_close(model(tokens.masked_fill(tokens == 4, 1)), model(tokens))
 
 
-def test_a_share_of_the_tokens_is_hidden_and_only_those_are_masked():
+def test_hide_masks_the_given_share_of_tokens():
     model = LanguageModel("bert-base-uncased:num_hidden_layers=1,hidden_size=16,num_attention_heads=2", 30)
     windows = torch.from_numpy(np.random.default_rng(0).integers(0, 30, (400, 50)))
     inputs, hidden = model.hide(windows, 3, "train", 0)
@@ -94,7 +94,7 @@ def test_a_share_of_the_tokens_is_hidden_and_only_those_are_masked():
         ("nothing-like-it", "nothing-like-it"),
     ],
 )
-def test_what_is_no_language_model_is_told_in_one_line(backbone, message):
+def test_backbones_that_cannot_be_pretrained_are_refused(backbone, message):
     with pytest.raises(InputError, match=message) as caught:
         LanguageModel(backbone, 256)
     assert "\n" not in str(caught.value)

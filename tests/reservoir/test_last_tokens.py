@@ -1,4 +1,4 @@
-"""Where only the last tokens are read, the last feedforward sees no others, and what is read stays the same."""
+"""If only the last tokens are read, the last feedforward skips the others and the result stays the same."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def run(backbone, last, count):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_tokens_that_are_read_are_those_of_the_whole(kind, tmp_path):
+def test_last_tokens_equal_those_of_the_whole_model(kind, tmp_path):
     backbone = load_backbone(str(save(kind, tmp_path / kind)), "pretrained")
     seen = []
     for path in backbone.family.feedforward:
@@ -35,14 +35,14 @@ def test_the_tokens_that_are_read_are_those_of_the_whole(kind, tmp_path):
     assert seen == [*[{1}] * parts, *[{tokens}] * parts, *[{2}] * parts, *[{tokens}] * parts]
 
 
-def test_every_token_is_read_where_so_many_are_wanted(tmp_path):
+def test_all_tokens_are_computed_if_all_are_read(tmp_path):
     backbone = load_backbone(str(save("gpt2", tmp_path / "gpt2")), "pretrained")
     embeds = torch.randn(2, 5, backbone.width)
     assert torch.equal(backbone(embeds, last=5), backbone(embeds))
     torch.testing.assert_close(backbone(embeds, last=4)[:, 1:], backbone(embeds)[:, 1:], atol=2e-6, rtol=1e-5)
 
 
-def test_a_block_that_is_computed_again_reads_the_same_tokens(tmp_path):
+def test_recomputed_block_reads_the_same_tokens(tmp_path):
     backbone = load_backbone(str(save("bert", tmp_path / "bert")), "pretrained")
     expected = run(backbone, 2, 2)
     forward = backbone.blocks[-1].forward

@@ -1,4 +1,4 @@
-"""Every layer and pooling equals a hand-run transformers model, whatever the padding and the batch mates."""
+"""Every layer and pooling equals a hand-run transformers model, for any padding and batch."""
 
 import itertools
 
@@ -122,7 +122,7 @@ def test_bfloat16_keeps_the_residual_stream_in_float32(tiny_gpt2, batch):
     assert (a - b).abs().max() < a.abs().max() * 2**-8
 
 
-def test_the_output_starts_as_said():
+def test_initial_weights_of_the_output():
     """Orthogonal as the input layer is, or as torch's own linear layers start, which are the authors'."""
     task = Task(name="t", form=Vectors(5), max_tokens=12, classes=10)
     backbone = load_backbone("gpt2:n_layer=1,n_embd=256,n_head=2,n_positions=20")

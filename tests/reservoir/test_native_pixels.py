@@ -1,4 +1,4 @@
-"""A vision model's own way in, beside transformers' processor and model run by hand."""
+"""Native input of vision models, compared with transformers' processor and model run by hand."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +62,7 @@ def by_hand(folder: Path, shown: np.ndarray) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_features_are_those_of_a_script_with_transformers(case: str, tmp_path: Path):
+def test_features_equal_a_script_with_transformers(case: str, tmp_path: Path):
     folder = save_with_processor(case.partition("-")[0], tmp_path / case, **SETTINGS[case])
     expected = by_hand(folder, images())
     model = load(folder)
@@ -75,7 +75,7 @@ def test_features_are_those_of_a_script_with_transformers(case: str, tmp_path: P
     assert model.fpt.task.max_tokens == model.fpt.backbone.max_tokens
 
 
-def test_the_door_is_named_by_processor_and_patches(tmp_path: Path):
+def test_input_digests_depend_on_processor_and_patches(tmp_path: Path):
     folder = save_with_processor("vit", tmp_path / "vit", **SETTINGS["vit"])
     first = load(folder)
     assert load(folder).input_digests == first.input_digests and set(first.input_digests) == {"processor", "embeddings"}
@@ -89,7 +89,7 @@ def test_the_door_is_named_by_processor_and_patches(tmp_path: Path):
     assert load(folder).digest != first.digest
 
 
-def test_named_tasks_of_images_are_seen_as_published():
+def test_named_image_tasks_are_read_as_published():
     draw = np.random.default_rng(0)
     grey = draw.integers(0, 256, (2, 28, 28), np.uint8)
     np.testing.assert_array_equal(Mnist().pictures(Mnist().encode(grey)[0]), grey)
@@ -99,7 +99,7 @@ def test_named_tasks_of_images_are_seen_as_published():
     np.testing.assert_array_equal(Digits().pictures(Digits().encode(digit)[0]), np.rint(digit * 15.9375))
 
 
-def test_the_natively_unreadable_is_refused(tmp_path: Path):
+def test_data_that_the_model_cannot_read_is_refused(tmp_path: Path):
     folder = save_with_processor("vit", tmp_path / "vit", **SETTINGS["vit"])
 
     def refused(task: Task = TASK) -> str:
@@ -118,7 +118,7 @@ def test_the_natively_unreadable_is_refused(tmp_path: Path):
     assert "preprocessor_config.json is not usable (the folder has none)" in refused()
 
 
-def test_vectors_pass_a_vision_model_as_before(tmp_path: Path):
+def test_vision_models_still_read_vectors(tmp_path: Path):
     """Nothing of its pictures is counted where none are read."""
     from reservoir.backbones import load_backbone
 

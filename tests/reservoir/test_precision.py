@@ -1,4 +1,4 @@
-"""The precision that --compute auto takes on a CPU."""
+"""The precision that --compute auto chooses on a CPU."""
 
 import pytest
 import torch
@@ -16,9 +16,7 @@ from reservoir import reservoir
         (False, True, True, True, "float32"),  # the library is kept from what the processor has
     ],
 )
-def test_a_trial_decides_only_where_the_instructions_leave_it_open(
-    monkeypatch, used, tiles, products, faster, precision
-):
+def test_bfloat16_trial_runs_only_if_instructions_do_not_decide(monkeypatch, used, tiles, products, faster, precision):
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: used, raising=False)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: products)

@@ -1,4 +1,4 @@
-"""One decision, one generator: its numbers hang on all its parts and on nothing else."""
+"""Keyed generators: the numbers of a decision depend on all its parts and on nothing else."""
 
 import hashlib
 
@@ -14,6 +14,6 @@ def test_a_generator_is_philox_keyed_by_its_parts():
     assert random_key("a", 1, size=8) == int.from_bytes(hashlib.sha256(b"a/1").digest()[:8], "big")
 
 
-def test_other_parts_give_other_numbers():
+def test_different_parts_give_different_numbers():
     draws = {generator(*parts).random() for parts in ((0,), (1,), (0, "a"), ("a", 0), (0, "b"))}
     assert len(draws) == 5

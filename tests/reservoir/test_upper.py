@@ -1,4 +1,4 @@
-"""From the hidden states of a layer to the same logits, for every family and every layer."""
+"""The upper part of a model gives the same logits from hidden states, for every family and layer."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ TASK = Task(name="t", form=Vectors(3), max_tokens=9, classes=4, readout_tokens=2
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_upper_part_gives_the_logits_and_gradients_of_the_whole(kind, tmp_path):
+def test_upper_part_gives_the_logits_and_gradients_of_the_model(kind, tmp_path):
     folder = save(kind, tmp_path / kind)
     whole = FPT(TASK, load_backbone(str(folder), "pretrained"))
     x, lengths = torch.randn(3, 9, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([9, 4, 6])
