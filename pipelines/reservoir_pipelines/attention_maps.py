@@ -38,9 +38,9 @@ class Attention(Record):
     """Attention maps of one block: of one sequence, and their mean over rows.
 
     ``one`` (heads, queries, keys) has the real tokens of a sequence, whose names are ``labels``; ``mean`` (heads,
-    tokens, tokens) is over the rows in which both tokens are real, NaN where there is none. ``diagonals`` tells of bit
-    tasks how many tokens before a readout token the paper saw it attend to, and to what. ``top`` is the attention at
-    the top of the picture's one colour scale.
+    tokens, tokens) is over the rows in which both tokens are real, NaN if there are none. For bit tasks ``diagonals``
+    are the distances in tokens at which the paper saw readout tokens attend, with what they attend to. ``top`` is the
+    attention at the top of the colour scale that all maps of the picture share.
     """
 
     task: str
@@ -57,7 +57,7 @@ class Attention(Record):
 
     @property
     def diagonal_strength(self) -> float | None:
-        """Mean weight that readout tokens put on the diagonals, over that on all other tokens they see."""
+        """Mean weight of readout tokens on the diagonals, divided by that on all other tokens they see."""
         if not self.diagonals:
             return None
         mean = np.nan_to_num(self.mean.mean(axis=0))
@@ -80,11 +80,12 @@ def attention(
 ) -> Attention:
     """Draw and save the attention maps of one block over the first rows of a task's split.
 
-    With ``run``, the folder of a run of `train`, the model, the task's parameters and the scaling are the run's.
+    If ``run``, the folder of a run of `train`, is given, the model, the parameters of the task and the scaling are
+    those of the run.
     """
     out, run, layer = options.out, options.run, options.layer
     if out is not None and (out.is_dir() or out.suffix == ".h5"):
-        raise InputError(f"--out {out}: name the picture, such as maps.png; the arrays stand beside it as maps.h5")
+        raise InputError(f"--out {out}: name a picture such as maps.png; the arrays go to maps.h5 in the same folder")
     root = cache_root(place.cache)
     if run:
         prepared, scaling = _prepare_for(run, task, reservoir, source, root)
@@ -121,7 +122,7 @@ def attention(
 def average_maps(
     model: LoadedModel, scaling: Scaling | None, x: np.ndarray, lengths: np.ndarray, layer: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the maps of the first stored row, and the mean over all; ``lengths`` are of the values."""
+    """Return the maps of the first row and the mean over all rows; ``lengths`` counts values, not tokens."""
     import torch
 
     from reservoir.backbones import attention_maps
@@ -151,7 +152,7 @@ def average_maps(
 
 
 def token_labels(task: Task, x: np.ndarray, length: int) -> list[str]:
-    """Return short names of the tokens of a stored sequence: a symbol, a single value, a bit's string and place."""
+    """Return short names of the tokens of a sequence: a symbol, a value, or the string and place of a bit."""
     numbers = range(length)
     strings = _bit_strings(task)
     if strings:
@@ -179,14 +180,14 @@ def bit_diagonals(task: Task) -> dict[int, str]:
 def _prepare_for(
     run: Path, task: str, reservoir: ReservoirOptions, source: TaskOptions, cache: Path
 ) -> tuple[Prepared, Scaling | None]:
-    """Return the data of a run's task and the scaling that the run was trained with, or refuse what contradicts it."""
+    """Return the data of a run's task and the scaling of its training; raise if options contradict the run."""
     config = RunFolder(run).model_config
     trained = Task.from_dict(config["settings"]["spec"]["task"])
     if trained.name != (task if task in TASKS else own_name(task)):
-        raise InputError(f"--run {run}: it was trained on {trained.name!r}, not on {task!r}; name that task")
+        raise InputError(f"--run {run}: it was trained on {trained.name!r}, not on {task!r}; name {trained.name!r}")
     settings = resolve_model(reservoir, published=source.published)
     if reservoir != ReservoirOptions() and settings != Reservoir(**config["reservoir"]):
-        raise InputError(f"--run {run}: the run has a model of its own; leave out the options that choose another")
+        raise InputError(f"--run {run}: the run determines the model; leave out the options that choose another")
     prepared = prepare(task, _as_trained(task, trained, source), cache=cache)
     old, new = ({**t.to_dict(), "parameters": None, **t.parameters} for t in (trained, prepared.task))
     different = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]

@@ -40,7 +40,7 @@ def test_a_line_comes_every_thirty_seconds(pass_time, capsys):
     ]
 
 
-def test_what_shows_no_progress_is_not_silent_either(monkeypatch, capsys):
+def test_stages_without_progress_print_a_line_too(monkeypatch, capsys):
     monkeypatch.setattr(output, "SECONDS", 0.02)
     with heartbeat("reservoir"):
         time.sleep(0.2)
@@ -60,14 +60,14 @@ def test_the_command_line_is_never_silent_for_long(monkeypatch, call, tmp_path):
     assert "reservoir: running for" in error
 
 
-def test_training_says_its_means_and_counts_from_where_it_went_on(pass_time, capsys):
+def test_training_shows_running_means_and_counts_from_the_checkpoint(pass_time, capsys):
     with training_meter(100, 50, "loss {0:.2f}", each=4096, unit="tokens") as show:
         pass_time(40)
         show(70, 1.5)
     assert capsys.readouterr().err == "train: 70 of 100 (70%), 2.05e+03 tokens/s  loss 1.50, 60 s left\n"
 
 
-def test_nothing_is_said_where_somebody_else_shows_how_it_goes(pass_time, capsys):
+def test_silenced_stages_print_nothing(pass_time, capsys):
     with silenced(), meter("extract", 10) as bar:
         pass_time(100)
         bar.advance(5)

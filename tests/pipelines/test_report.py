@@ -1,4 +1,4 @@
-"""The page: complete in itself, readable by machines, true to what was kept, and safe from what is named in it."""
+"""The page is self-contained, valid HTML, shows what was stored, and escapes every name."""
 
 import base64
 import re
@@ -100,7 +100,7 @@ def test_a_page_is_complete_and_escapes_what_it_names(cache, tmp_path, monkeypat
     assert EVIL not in report([], markdown=True).page.read_text()
 
 
-def test_a_fit_and_a_run_alone_have_a_page(cache, tmp_path):
+def test_a_page_shows_a_fit_and_a_run(cache, tmp_path):
     from reservoir_pipelines import extract, fit, train
 
     small = {"backbone": "mini:n_layer=1,n_embd=16,n_head=2"}
@@ -126,10 +126,10 @@ def test_a_fit_and_a_run_alone_have_a_page(cache, tmp_path):
         report([done.saved.parent])
 
 
-def test_what_cannot_be_reported_is_named(cache, tmp_path, call):
+def test_report_refuses_folders_without_results(cache, tmp_path, call):
     code, _, err = call("report")
     assert (code, err.count("\n")) == (2, 1)
-    assert "nothing to report on yet" in err
+    assert "nothing to report yet" in err
     code, _, err = call("report", tmp_path)
     assert (code, err.count("\n")) == (2, 1)
 
@@ -147,7 +147,7 @@ def test_every_number_of_an_evaluation_is_on_the_page(cache, tmp_path):
     assert "<dt>majority baseline</dt>" in text
 
 
-def test_labels_in_pictures_are_whole_apart_and_literal(painted):
+def test_labels_in_pictures_are_complete_and_literal(painted):
     classes = [f"a class of a long name, number {number}" for number in range(12)]
     classes[3:6] = EVIL, "$x_{$", "\x1b\ud800"
     side = 6.0

@@ -80,7 +80,7 @@ class Clock:
         return self.now
 
 
-def test_a_search_that_was_stopped_goes_on(searched, waves, tmp_path):
+def test_a_stopped_search_continues(searched, waves, tmp_path):
     done, computed = searched
     assert computed == [2]
     assert {trial.number for trial in done.trials} == {0, 1, 2}
@@ -96,7 +96,7 @@ def test_two_workers_find_what_one_process_does(searched, waves, tmp_path):
     assert same[0] == same[1]
 
 
-def test_a_line_that_was_damaged_is_tried_again(searched, tmp_path):
+def test_a_damaged_line_is_ignored(searched, tmp_path):
     lines = (searched[0].folder / "trials.jsonl").read_text().splitlines()
     (tmp_path / "trials.jsonl").write_text(lines[0] + "\n" + lines[1].replace('"score": ', '"score": 1') + "\n{")
     assert [trial.number for trial in TrialFile(tmp_path)] == [0]

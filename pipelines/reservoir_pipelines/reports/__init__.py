@@ -1,1 +1,1 @@
-"""The stage ``report``: one page, complete in itself, about a reproduction, a fit, a run, or all that is kept."""
+"""The stage ``report``: one self-contained page about reproductions, fits and runs."""

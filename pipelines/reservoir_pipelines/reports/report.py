@@ -44,7 +44,7 @@ def report(sources: Sequence[str | Path], result: OutOptions, place: CacheOption
     root = cache_root(place.cache)
     parts = [_part(Path(path), number) for number, path in enumerate(sources, start=1)] or _all_parts(root)
     if not parts:
-        raise InputError(f"{root}: nothing to report on yet; run reservoir fit TASK or reproduce TABLE first")
+        raise InputError(f"{root}: nothing to report yet; run reservoir fit TASK or reservoir reproduce TABLE first")
     out = result.out or root / ("report.md" if markdown else "report.html")
     text = _tables(parts) if markdown else _page(parts)
     with writing(out):
@@ -53,13 +53,13 @@ def report(sources: Sequence[str | Path], result: OutOptions, place: CacheOption
 
 
 def _all_parts(root: Path) -> list[dict[str, Any]]:
-    """Return the parts of all that is kept; what cannot be shown is named and left out."""
+    """Return the parts about everything in the cache; a message names what cannot be shown."""
     parts = []
     for number, path in enumerate(_all(root), start=1):
         try:
             parts.append(_part(path, number))
         except InputError as error:
-            notify(f"left out: {error}")
+            notify(f"not on the page: {error}")
     return parts
 
 
@@ -84,8 +84,8 @@ def _part(path: Path, number: int) -> dict[str, Any]:
         if is_run(path):
             return run_part(path, number)
     except (KeyError, TypeError) as error:  # the files are undamaged, but their fields have other names now
-        raise InputError(f"{path}: kept by another version of reservoir ({error}); run its command again") from error
-    raise InputError(f"{path}: not a folder that reproduce, fit or train has finished; name one of these")
+        raise InputError(f"{path}: made by another version of reservoir ({error}); run its command again") from error
+    raise InputError(f"{path}: not a finished folder of reproduce, fit or train; name one")
 
 
 def _tables(parts: Sequence[dict[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""What the page shows of a reproduction: its tables beside the paper's, its pictures, and the command of every cell."""
+"""What the page shows of a reproduction: tables with the paper's numbers, pictures, and the command of every cell."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
     """Return the page's part about a reproduction."""
     tables = folder.tables()
     if not tables:
-        what = "made by another version of reservoir" if any(folder.path.glob("tables/*.json")) else "no table is there"
+        what = "made by another version of reservoir" if any(folder.path.glob("tables/*.json")) else "it has no table"
         raise InputError(f"{folder.path}: {what}; run the same reproduce again")
     keys = dict.fromkeys(
         k for t in tables for row in t["rows"] for s in row["spots"] if s for c in s["cells"] for k in c
