@@ -114,5 +114,5 @@ def test_other_pages_cite_what_stands_there(results):
     mean = next(row for row in results.parsed(results.block("series")) if row["set"] == "mean")
     text = " ".join((ROOT / "docs" / "comparison.md").read_text().split())
     default, mini, hydra, raw = (mean[k] for k in ("default", "MiniRocket", "MultiRocket-Hydra", "raw ridge"))
-    said = f"mean accuracy of {default}, MiniRocket {mini}, MultiRocket-Hydra {hydra}, and a ridge on the raw values {raw}"
-    assert said in text
+    assert f"a mean accuracy of {default}, MiniRocket {mini}, MultiRocket-Hydra {hydra}," in text
+    assert f"and a ridge on the raw values {raw}" in text
