@@ -75,6 +75,8 @@ def run(arguments: list[str]) -> int:
         return _fault(error.format_message().replace("\n", " ").rstrip(".") + hint)
     except (InputError, CacheError) as error:
         return _fault(str(error))
+    except typer.Abort:  # Ctrl-C or Ctrl-D at a question
+        return _fault("interrupted", 130)
     except BrokenPipeError:  # the reader of our output, such as head, has ended
         sys.stderr.close()
         return 0

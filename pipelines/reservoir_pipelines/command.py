@@ -175,9 +175,21 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
             raise InputError(f"--config {file}: {name} has no setting {key!r}; it has {', '.join(sorted(options))}")
         joined = isinstance(value, list) and not options[flag].multiple
         found[options[flag].name] = ",".join(map(str, value)) if joined else value
-    refuse_modules(found, f"--config {file}")
+    _refuse_code(file, found)
     context.default_map = found
     return file
+
+
+def _refuse_code(file: Path, found: Mapping[str, Any]) -> None:
+    """Refuse settings that would import a module or load a readout that can run code."""
+    pairs = found.get("override")
+    for values in (found, parse_parameters(pairs, "--override") if isinstance(pairs, list) else {}):
+        refuse_modules(values, f"--config {file}")
+    if found.get("trust"):
+        raise InputError(
+            f"--config {file}: 'trust' lets a readout run code, and a file cannot decide that; remove it, and pass "
+            "--trust on the command line if you trust whoever made the readout"
+        )
 
 
 def _refuse_unread(file: Path, name: str, tables: Mapping[str, Any], commands: set[str]) -> None:

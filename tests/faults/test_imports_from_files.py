@@ -75,6 +75,20 @@ def test_a_configuration_file_names_no_function_as_its_task(evil, tmp_path, call
     assert "c.toml: the task" in refused(call, evil, "backbone", "mini", "--config", "c.toml")
 
 
+def test_a_configuration_file_overrides_no_readout_of_a_recipe(evil, tmp_path, call):
+    (tmp_path / "r.toml").write_text(RECIPE.format(top="", column="", row=""))
+    (tmp_path / "c.toml").write_text('[reproduce]\noverride = [" readout=evilmod.Est"]\n')
+    line = refused(call, evil, "reproduce", "r.toml", "--config", "c.toml", "--out", tmp_path / "out")
+    assert "c.toml: the readout 'evilmod.Est' would import a module" in line
+
+
+def test_a_configuration_file_does_not_say_which_readouts_are_trusted(evil, tmp_path, call):
+    (tmp_path / "c.toml").write_text("[predict]\ntrust = true\n")
+    line = refused(call, evil, "predict", tmp_path, tmp_path, "--config", "c.toml")
+    assert "c.toml: 'trust' lets a readout run code" in line
+    assert "pass --trust on the command line" in line
+
+
 def test_a_readout_that_is_typed_is_imported(evil, extracted, tmp_path, call):
     (tmp_path / "c.toml").write_text('[fit]\nselect = "valid"\n')
     code, _, err = call("fit", extracted, "--readout", "evilmod.Est", "--config", "c.toml")

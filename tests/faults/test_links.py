@@ -78,6 +78,15 @@ def test_a_reproduction_whose_folders_are_elsewhere_is_refused(tmp_path, outside
         ReproductionFolder(tmp_path / "out").create()
 
 
+@pytest.mark.parametrize("name", ["reproductions", "reproductions/smoke"])
+def test_reproduce_does_not_write_through_a_link_in_the_cache(cache, outside, call, name):
+    (cache / name).parent.mkdir(parents=True)
+    (cache / name).symlink_to(outside)
+    code, _, err = call("reproduce", "figure6")
+    assert code == 2 and f"{name}: a symbolic link" in err
+    assert untouched(outside)
+
+
 @pytest.mark.parametrize("name", ["prepared/evil/sub", "readouts/evil/sub", "prepared/evil"])
 def test_cache_remove_does_not_follow_a_link_out_of_the_cache(cache, outside, call, name):
     for kind in ("prepared", "readouts"):

@@ -106,16 +106,16 @@ def test_prune_removes_nothing_without_a_yes_where_nobody_can_be_asked(call, two
     assert all(entry.exists() for entry in two_entries)
 
 
-@pytest.mark.parametrize(("answer", "code"), [("n", 1), ("y", 0)])
+@pytest.mark.parametrize(("answer", "code"), [("n\n", 1), ("y\n", 0), ("\x04", 130)], ids=["no", "yes", "Ctrl-D"])
 def test_prune_asks_on_a_terminal(cache, two_entries, answer, code):
     master, terminal = pty.openpty()
     command = [sys.executable, "-m", "reservoir_pipelines", "cache", "prune", "--older", "30d"]
     process = subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, stderr=terminal)
-    os.write(master, f"{answer}\n".encode())
+    os.write(master, answer.encode())
     assert process.wait() == code
     shown = os.read(master, 10_000).decode()
-    assert two_entries[0].name in shown and "Remove 1 entries" in shown
-    assert two_entries[0].exists() == (answer == "n") and two_entries[1].exists()
+    assert two_entries[0].name in shown and "Remove 1 entries" in shown and "Traceback" not in shown
+    assert two_entries[0].exists() == (code != 0) and two_entries[1].exists()
 
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])

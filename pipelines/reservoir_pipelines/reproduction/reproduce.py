@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reservoir_cache import path_below
+
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
 from reservoir_pipelines.output import Record, notify, silenced
@@ -111,7 +113,8 @@ def _cells(recipes: Sequence[Recipe]) -> list[Cell]:
 def _folder(options: ReproduceOptions, place: PlaceOptions) -> ReproductionFolder:
     changed = "-".join(f"{name}-{value}" for name, value in sorted((options.override or {}).items()))
     name = "".join(c if c.isalnum() or c in "._-" else "-" for c in "-".join(filter(None, (options.scale, changed))))
-    return ReproductionFolder(Path(options.out or cache_root(place.cache) / "reproductions" / name).absolute())
+    folder = options.out or path_below(cache_root(place.cache), "reproductions", name)
+    return ReproductionFolder(Path(folder).absolute())
 
 
 def _places(source: TaskOptions, place: PlaceOptions) -> dict[str, Any]:
