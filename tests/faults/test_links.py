@@ -4,6 +4,8 @@ import os
 
 import pytest
 from reservoir_cache import CacheError, open_lock, path_below
+from reservoir_pipelines.reproduction.cell import Cell
+from reservoir_pipelines.reproduction.stages import run_cell
 from reservoir_pipelines.reproduction_folder import ReproductionFolder
 from reservoir_pipelines.training.checkpoint import remove_others
 from reservoir_pipelines.training.run_folder import RunFolder
@@ -76,6 +78,14 @@ def test_a_reproduction_whose_folders_are_elsewhere_is_refused(tmp_path, outside
     (tmp_path / "out" / name).symlink_to(outside)
     with pytest.raises(CacheError, match=f"{name}: a symbolic link"):
         ReproductionFolder(tmp_path / "out").create()
+
+
+def test_a_cell_does_not_write_through_a_link_in_place_of_its_folder(tmp_path, outside):
+    cell = Cell("pretrain", None, {"corpus": "nesting"})
+    (tmp_path / cell.key).symlink_to(outside)
+    with pytest.raises(CacheError, match=f"{cell.key}: a symbolic link"):
+        run_cell(cell, tmp_path, {}, {})
+    assert untouched(outside)
 
 
 @pytest.mark.parametrize("name", ["reproductions", "reproductions/smoke"])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import untracked
+from reservoir_cache import refuse_links, untracked
 
 from reservoir.errors import InputError
 from reservoir.option_fields import typed
@@ -39,6 +39,7 @@ MOST_TOKENS = 120
 
 def run_cell(cell: Cell, folder: Path, folders: Mapping[str, str], places: Mapping[str, Any]) -> dict[str, Any]:
     """Run a cell and return its result; ``folders`` are those of the cells that it needs, by their keys."""
+    refuse_links(folder / cell.key)
     found = _RUNNERS[cell.stage](cell.task or "", {**cell.resolved(folders), **places}, folder / cell.key)
     made_with = versions("torch", "transformers", "numpy") | {"device": str(choose_device("auto"))}
     return found | {"made_with": made_with}
