@@ -34,7 +34,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from reservoir_pipelines import prepare
-from reservoir_pipelines.extraction.run import start_run
+from reservoir_pipelines.extraction.run import row_count, start_run
 from reservoir_pipelines.output import silenced
 from torch import nn
 from transformers import GPT2Config, GPT2Model
@@ -173,7 +173,7 @@ def extracted(backbone: str, rows: int, tokens: int) -> np.ndarray:
             ["final/last"],
         )
         entry, missing = run.open()
-        with speed_of(missing) as speed:
+        with speed_of(row_count(entry, missing)) as speed:
             run.compute(entry, lambda rows, written: None)
         return speed
 

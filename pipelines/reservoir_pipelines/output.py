@@ -33,9 +33,11 @@ def as_json(value: Any) -> Any:
         return {name: as_json(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [as_json(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value.to_dict() if hasattr(value, "to_dict") else str(value) if isinstance(value, Path) else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Path):
+        return str(value)
+    return value.to_dict() if hasattr(value, "to_dict") else value
 
 
 def print_json(value: Any) -> None:
