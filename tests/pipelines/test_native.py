@@ -54,6 +54,7 @@ def test_a_search_begins_with_the_own_way_in(cache: Path, tmp_path: Path):
 
 
 def test_sounds_are_trained_on_and_searched_as_the_model_hears_them(cache: Path, tmp_path: Path):
+    pytest.importorskip("soundfile")
     folder = save_with_extractor("wav2vec2", tmp_path / "model")
     draw = np.random.default_rng(0)
     for row in range(30):
