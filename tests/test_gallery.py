@@ -32,4 +32,4 @@ def test_every_script_ends_with_a_picture(name, narrow_mini, painted, cache, tmp
     exec(compile(text.replace(size, smaller), name, "exec"), {"__name__": name})
     plt.close("all")
     assert (tmp_path / "shown.png").stat().st_size > 2000
-    assert "are right" in capsys.readouterr().out
+    assert "accuracy" in capsys.readouterr().out

@@ -15,7 +15,7 @@ from reservoir_pipelines import attention, train
 # Three blocks, trained on newly generated rows at every step.
 STEPS = 300
 done = train("bit-xor", depth=3, steps=STEPS, eval_every=STEPS, batch=16)
-print(f"{done.test_score:.1%} of the bits are correct after {STEPS} steps with {done.trained:,} trained parameters")
+print(f"bit accuracy {done.test_score:.1%} after {STEPS} steps with {done.trained:,} trained parameters")
 
 # %%
 # Attention in the first block before and after training, averaged over 64 rows. A row of a map is a query token, a

@@ -38,7 +38,7 @@ def listed(call):
     return listing
 
 
-def test_line_12_readouts_runs_and_prepared_data_are_listed_and_removed(call, cache, listed):
+def test_readouts_runs_and_prepared_data_are_listed_and_removed(call, cache, listed):
     extraction = extract("digits", **SMALL)
     fit(extraction)
     train("digits", backbone=SHAPE, init="random", limit=60, steps=1)
@@ -55,7 +55,7 @@ def test_line_12_readouts_runs_and_prepared_data_are_listed_and_removed(call, ca
     assert [each["entry"] for each in listed()[0]] == [str(extraction.entry)]
 
 
-def test_line_12_the_entry_that_a_task_means_is_named_when_it_is_removed(call, cache, listed):
+def test_the_entry_that_a_task_means_is_named_when_it_is_removed(call, cache, listed):
     first, last = (extract("digits", **SMALL, seed=seed).entry for seed in (0, 1))
     _, out, _ = call("cache", "remove", "digits")
     assert str(last) in out
@@ -63,7 +63,7 @@ def test_line_12_the_entry_that_a_task_means_is_named_when_it_is_removed(call, c
     assert [each["entry"] for each in listed()[0]] == [str(first)]
 
 
-def test_line_12_batches_of_estimators_are_one_line_and_go_together(call, cache, listed):
+def test_batches_of_estimators_are_one_line_and_go_together(call, cache, listed):
     entry = extract("digits", **SMALL).entry
     rng = np.random.default_rng(0)
     for _ in range(3):
@@ -131,7 +131,7 @@ def test_line_16_the_precision_is_listed_and_stands_in_the_card(call, cache, lis
 
 @pytest.mark.parametrize("value", [np.zeros((30, 8)), [[1, 2], [3, 4]], 3, None])
 @pytest.mark.parametrize("stage", [attention, explain, extract, fit, plan, predict, prepare, train, tune])
-def test_line_12_what_is_no_path_is_one_line_with_the_way_in_for_arrays(stage, value):
+def test_what_is_no_path_is_one_line_with_the_way_in_for_arrays(stage, value):
     others = {"file": "new.npz"} if stage in (explain, predict) else {}
     with pytest.raises(InputError, match="not a name or a path") as caught:
         stage(value, **others)
@@ -140,8 +140,8 @@ def test_line_12_what_is_no_path_is_one_line_with_the_way_in_for_arrays(stage, v
     assert type(value).__name__ in str(caught.value)
 
 
-def test_line_12_an_option_that_is_none_is_answered_with_the_nearest():
-    with pytest.raises(TypeError, match=r"^fit\(\) has no 'colums'; did you mean 'columns'\?$"):
+def test_an_option_that_is_none_is_answered_with_the_nearest():
+    with pytest.raises(TypeError, match=r"^fit\(\) has no keyword 'colums'; did you mean 'columns'\?$"):
         fit("digits", colums="all")
-    with pytest.raises(TypeError, match=r"^tune\(\) has no 'tsak'; did you mean 'task'\?$"):
+    with pytest.raises(TypeError, match=r"^tune\(\) has no keyword 'tsak'; did you mean 'task'\?$"):
         tune(tsak="digits")

@@ -261,7 +261,7 @@ def test_integers_are_read_as_in_files_with_a_warning(classifier, tmp_path, x, v
     y = np.arange(60) % 2
     np.savez(tmp_path / "d.npz", x=x, y=y)
     source = task_named(str(tmp_path / "d.npz"))
-    why = source.notes()[0].partition(": x read as ")[2].partition(";")[0]
+    why = source.notes()[0].partition(": x read as ")[2].partition(";")[0].rstrip(")")
     with pytest.warns(UserWarning, match=re.escape(f"X read as {why}")):
         model = classifier(layers="embed").fit(x, y)
     assert model.vocabulary_ == getattr(source.task.form, "vocabulary", None) == vocabulary

@@ -164,10 +164,10 @@ def test_a_worker_with_the_same_program_is_accepted(share):
 
 
 def test_a_worker_that_computes_other_features_is_refused(share, monkeypatch):
-    from reservoir import fpt
+    from reservoir.pooling import LayerPooling
 
-    pool = fpt.pool
-    monkeypatch.setattr(fpt, "pool", lambda *arguments, **settings: pool(*arguments, **settings) + 1.5)
+    pool = LayerPooling.__call__
+    monkeypatch.setattr(LayerPooling, "__call__", lambda self, pooling: pool(self, pooling) + 1.5)
     with pytest.raises(InputError, match=r"^worker \S+, process \d+: its features of embed/mean differ"):
         shares._open(share)
 

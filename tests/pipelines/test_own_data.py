@@ -23,7 +23,7 @@ def write(path, seed):
 def test_files_of_one_name_are_told_apart(cache, tmp_path):
     first, second = write(tmp_path / "a" / "data.npz", 1), write(tmp_path / "b" / "data.npz", 2)
     of_first = extract(str(first), **SHAPE).entry
-    with pytest.raises(InputError, match=r"what is cached under this name is of .*a.data\.npz"):
+    with pytest.raises(InputError, match=r"what is cached under this name was made of .*a.data\.npz"):
         find_entry(cache, str(second))
     of_second = extract(str(second), **SHAPE).entry
     assert find_entry(cache, str(first)).path == of_first

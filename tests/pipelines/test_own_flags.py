@@ -160,14 +160,14 @@ def test_no_group_is_on_both_sides_of_a_split_or_a_fold(cache, tmp_path, seed):
             np.testing.assert_array_equal(fold, by_hand)
 
 
-def test_fit_deals_folds_by_group_and_says_so(cache, tmp_path, capsys):
+def test_fit_assigns_folds_by_group_and_says_so(cache, tmp_path, capsys):
     path = table(tmp_path / "t.csv", subject=[f"s{n}" for n in np.arange(90) // 30 * 2 + np.arange(90) % 2])
     features = extract(path, label="ward", group="subject", pool="mean", **SMALL)
     count = len({*features["train"].groups.tolist(), *features["valid"].groups.tolist()})
     judge = Judge.of(ColumnSource(features.store, "embed/mean"), 2)  # of tune
     groups = groups_of(features.store)
-    assert judge.deals.max() == count - 1
-    assert all(len(np.unique(deal[groups == one])) == 1 for deal in judge.deals for one in np.unique(groups))
+    assert judge.folds.max() == count - 1
+    assert all(len(np.unique(folds[groups == one])) == 1 for folds in judge.folds for one in np.unique(groups))
     fit(features)
     assert f"{count}-fold cross-validation by group" in capsys.readouterr().err
     with pytest.raises(InputError, match=f"cross-validation: {count + 1} folds of {count} groups"):

@@ -34,7 +34,7 @@ def test_the_papers_protocol_initialises_gpt2_as_its_library_did(backbone, said,
 
 
 def test_random_scaled_is_a_way_to_draw_gpt2():
-    with pytest.raises(InputError, match="random-scaled': a way to draw GPT-2, which 'lstm' is not"):
+    with pytest.raises(InputError, match="random-scaled': only for GPT-2, which 'lstm' is not"):
         resolve_model(ReservoirOptions(backbone="lstm", init="random-scaled"))
 
 
@@ -101,7 +101,7 @@ def test_what_a_protein_reads_is_part_of_its_key(proteins, cache):
     assert np.array_equal(same, longer == 0)
 
 
-def test_bit_memory_is_shown_with_what_copying_gets(cache, call):
+def test_bit_memory_is_shown_with_the_copy_baseline(cache, call):
     small = {"n": 8, "token_bits": 4, "patterns": 2, **FEW}
     task = task_named("bit-memory", **small).task
     assert task.floor == 0.75 and type(task).from_dict(task.to_dict()) == task
@@ -112,7 +112,7 @@ def test_bit_memory_is_shown_with_what_copying_gets(cache, call):
     assert (guessed == rows.y).mean() == pytest.approx(0.75, abs=2e-3)
     params = [f"--param={name}={value}" for name, value in small.items()]
     code, out, _ = call("train", "bit-memory", "--backbone", TINY, "--steps", 1, "--batch", 4, *params)
-    assert code == 0 and "75.0%, by a constant or by copying what is shown" in out
+    assert code == 0 and "75.0%, by a constant or by copying the input" in out
     assert call("extract", "bit-memory", "--backbone", TINY, "--layers=final", "--pool=last", *params)[0] == 0
     code, out, _ = call("fit", "bit-memory", "--select", "valid")
     assert code == 0 and "copy baseline" in out and "75.0%" in out
@@ -121,7 +121,7 @@ def test_bit_memory_is_shown_with_what_copying_gets(cache, call):
 def test_columns_that_read_a_part_of_the_tokens_are_named(cache, call):
     given = ["--backbone", TINY, "--param=train_rows=40", "--param=valid_rows=20", "--param=test_rows=20"]
     assert call("extract", "bit-xor", *given, "--layers=final", "--pool=last,all")[0] == 0
-    assert "final/all: name one to try it" in call("fit", "bit-xor")[2]
+    assert "final/all; name one to try it" in call("fit", "bit-xor")[2]
     assert "name one to try it" not in call("fit", "bit-xor", "--columns", "final/all")[2]
 
 
@@ -132,6 +132,6 @@ def test_attention_maps_have_one_colour_scale(cache, call, monkeypatch):
     monkeypatch.setattr(Axes, "imshow", lambda *a, **k: (tops.append(k["vmax"]), draw(*a, **k))[1])
     given = ["--backbone", TINY, "--average", 4, *(f"--param={name}={value}" for name, value in FEW.items())]
     code, out, _ = call("attention", "bit-xor", *given)
-    assert code == 0 and len(tops) == 4 and len(set(tops)) == 1 and f"from 0 to {tops[0]:.3g}" in out
+    assert code == 0 and len(tops) == 4 and len(set(tops)) == 1 and f"0 to {tops[0]:.3g}; pass --top" in out
     tops.clear()
     assert call("attention", "bit-xor", *given, "--top", "0.25")[0] == 0 and set(tops) == {0.25}
