@@ -143,5 +143,5 @@ def test_what_is_no_path_is_one_line_with_the_way_in_for_arrays(stage, value):
 def test_an_option_that_is_none_is_answered_with_the_nearest():
     with pytest.raises(TypeError, match=r"^fit\(\) has no keyword 'colums'; did you mean 'columns'\?$"):
         fit("digits", colums="all")
-    with pytest.raises(TypeError, match=r"^tune\(\) has no keyword 'tsak'; did you mean 'task'\?$"):
-        tune(tsak="digits")
+    with pytest.raises(TypeError, match=r"^tune\(\) has no keyword 'budgte'; did you mean 'budget'\?$"):
+        tune("digits", budgte="1m")
