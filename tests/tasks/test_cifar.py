@@ -8,9 +8,9 @@ import pytest
 
 from reservoir.errors import InputError
 from reservoir.tasks import encode, task_named
-from reservoir.tasks.images.augment import augmented
 from reservoir.tasks.images.cifar import grey
-from reservoir.tasks.images.cifar_pickle import read_pickle
+from reservoir.tasks.images.cifar_files import read_pickle
+from reservoir.tasks.images.patches import augmented
 from reservoir.tasks.rows import held_out
 from tests.tasks import samples
 

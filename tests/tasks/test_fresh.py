@@ -6,7 +6,7 @@ import pytest
 from reservoir.tasks.bits import BitMemory, BitXor
 from reservoir.tasks.fresh import FRESH_ROWS, FreshRows
 from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, Mnist
-from reservoir.tasks.images.augment import augmented
+from reservoir.tasks.images.patches import augmented
 from reservoir.tasks.listops import ListOps
 
 GENERATED = [

@@ -6,7 +6,7 @@ import pytest
 
 from reservoir.errors import InputError
 from reservoir.tasks import Piece, check_split, encode, task_named
-from reservoir.tasks.images.idx import read_idx
+from reservoir.tasks.images.mnist import read_idx
 from reservoir.tasks.images.patches import patches
 from tests.tasks import samples
 

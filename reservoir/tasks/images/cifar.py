@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.images.augment import augmented
 from reservoir.tasks.images.cifar_files import BATCH_ROWS, Batches, find_batches, read_batches
-from reservoir.tasks.images.patches import image_split, joined, patches
+from reservoir.tasks.images.patches import augmented, image_split, joined, patches
 from reservoir.tasks.rows import held_out
 from reservoir.tasks.source import Piece, Source, check_sequences, full_lengths
 from reservoir.tasks.task import Scaling, Split, Task, Vectors

@@ -6,21 +6,27 @@ form                as a folder                           as an archive
 binary              ``cifar-10-batches-bin/*.bin``        ``cifar-10-binary.tar.gz``
 pickled (Python)    ``cifar-10-batches-py/*``             ``cifar-10-python.tar.gz``
 ==================  ====================================  =============================
+
+Pickles are read without running anything. Python's own unpickler would call what a file names, and a ten-byte pickle
+can make it take gigabytes for its memo, whatever names are allowed. `pickletools` only splits a pickle into
+instructions. Those that build lists, tuples, dicts, texts and numbers are followed here; what should be called is noted
+as a `Call`, and an array is known by its form.
 """
 
 from __future__ import annotations
 
 import gzip
+import pickletools
 import tarfile
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from reservoir.errors import InputError
-from reservoir.tasks.images.cifar_pickle import read_pickle
+from reservoir.errors import InputError, first_line
 from reservoir.tasks.source import REMEDY, data_folder
 
 BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
@@ -58,12 +64,11 @@ def find_batches(task: str, data: Path | None) -> Batches:
     for suffix in (".bin", ""):
         for folder in FOLDERS:
             paths = tuple(data / folder / f"{batch}{suffix}" for batch in BATCHES)
-            there = [path for path in paths if path.is_file()]
-            if len(there) == len(paths):
+            missing = [path for path in paths if not path.is_file()]
+            if not missing:
                 return Batches(paths, suffix == ".bin")
-            if there:
-                missing = next(path for path in paths if path not in there)
-                raise InputError(f"task {task!r}: {missing} is missing; unpack the archive again")
+            if len(missing) < len(paths):
+                raise InputError(f"task {task!r}: {missing[0]} is missing; unpack the archive again")
     for name in ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"):
         for folder in FOLDERS:
             if (data / folder / name).is_file():
@@ -73,16 +78,15 @@ def find_batches(task: str, data: Path | None) -> Batches:
 
 def read_batches(found: Batches, wanted: slice) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return images (rows, 32, 32, 3) and labels (rows,), bytes, of some of the six batches."""
-    if not found.packed:
-        return [_parse(str(path), _read(path), found.binary) for path in found.paths[wanted]]
-    members = _unpack(found.paths[0], [f"{b}.bin" if found.binary else b for b in BATCHES[wanted]])
-    return [_parse(f"{found.paths[0]}: {name}", data, found.binary) for name, data in members.items()]
-
-
-def _read(path: Path) -> bytes:
-    if path.stat().st_size > MOST_BYTES:
-        raise InputError(f"{path}: {path.stat().st_size} bytes; a batch has 31 million; check that it is one")
-    return path.read_bytes()
+    if found.packed:
+        members = _unpack(found.paths[0], [f"{b}.bin" if found.binary else b for b in BATCHES[wanted]])
+        return [_parse(f"{found.paths[0]}: {name}", data, found.binary) for name, data in members.items()]
+    batches = []
+    for path in found.paths[wanted]:
+        if path.stat().st_size > MOST_BYTES:
+            raise InputError(f"{path}: {path.stat().st_size} bytes; a batch has 31 million; check that it is one")
+        batches.append(_parse(str(path), path.read_bytes(), found.binary))
+    return batches
 
 
 def _unpack(path: Path, names: list[str]) -> dict[str, bytes]:
@@ -100,9 +104,9 @@ def _unpack(path: Path, names: list[str]) -> dict[str, bytes]:
                         raise InputError(f"{path}: {member.name} claims {member.size} bytes; a batch has 31 million")
                     file = archive.extractfile(member)
                     found[name] = file.read() if file else b""
+    except InputError:
+        raise
     except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"{path}: damaged or cut short ({error}); fetch the archive again") from None
     for name in names:
         if name not in found:
@@ -125,32 +129,123 @@ class _Counted:
 
 
 def _parse(where: str, data: bytes, binary: bool) -> tuple[np.ndarray, np.ndarray]:
-    images, labels = _parse_records(where, data) if binary else _parse_pickle(where, data)
+    if binary:  # a record is a label and the red, green and blue values, a byte each
+        if not data or len(data) % RECORD or len(data) > BATCH_ROWS * RECORD:
+            raise InputError(f"{where}: {len(data)} bytes are not 1 to {BATCH_ROWS} records of {RECORD}; fetch again")
+        records = np.frombuffer(data, np.uint8).reshape(-1, RECORD)
+        images, labels = records[:, 1:], records[:, 0]
+    else:
+        try:
+            values = read_pickle(data)
+        except ValueError as error:
+            raise InputError(f"{where}: not a batch of CIFAR-10 ({error}); fetch the file again") from None
+        images, numbers = values.get("data"), values.get("labels")
+        if not isinstance(images, np.ndarray) or images.shape[1:] != (3072,):
+            raise InputError(f"{where}: no array 'data' of bytes (rows, 3072); is it a batch of CIFAR-10?")
+        if not isinstance(numbers, list) or not all(type(label) is int and 0 <= label < 256 for label in numbers):
+            numbers = []
+        if len(numbers) != len(images) or not numbers:
+            raise InputError(f"{where}: {len(images)} images need as many 'labels' from 0 to 9; fetch the file again")
+        labels = np.array(numbers, np.uint8)
     if labels.max() > 9:
         row = int(np.argmax(labels > 9))
         raise InputError(f"{where}, row {row}: label {labels[row]} is not in 0..9; fetch the file again")
     return images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
 
 
-def _parse_records(where: str, data: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Return images (rows, 3072) and labels; a record is a label and the red, green and blue values, a byte each."""
-    if not data or len(data) % RECORD or len(data) > BATCH_ROWS * RECORD:
-        raise InputError(f"{where}: {len(data)} bytes are not 1 to {BATCH_ROWS} records of {RECORD}; fetch it again")
-    records = np.frombuffer(data, np.uint8).reshape(-1, RECORD)
-    return records[:, 1:], records[:, 0]
+# ---- pickles
 
 
-def _parse_pickle(where: str, data: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images and labels of a batch in Python's format; `read_pickle` runs nothing of it."""
+MARK = object()
+
+Stack = list[Any]
+
+
+class Call(NamedTuple):
+    """What a pickle asks to be called, and with which arguments; nothing is called."""
+
+    name: Any
+    arguments: Any
+
+
+def _to_mark(stack: Stack) -> Stack:
+    items = []
+    while (item := stack.pop()) is not MARK:
+        items.append(item)
+    return items[::-1]
+
+
+def _set(stack: Stack, items: Stack) -> None:
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        name = _as_bytes(key)
+        name = name.decode("latin-1") if isinstance(name, bytes) else name
+        if type(name) is not str:  # hashing or printing nested tuples may take for ever
+            raise ValueError("a key that is no text")
+        stack[-1][name] = value
+
+
+STEPS: dict[str, Callable[[Stack, Any], Any]] = {
+    **dict.fromkeys(["PROTO", "STOP"], lambda stack, argument: None),
+    "MARK": lambda stack, argument: stack.append(MARK),
+    "NONE": lambda stack, argument: stack.append(None),
+    "NEWFALSE": lambda stack, argument: stack.append(False),
+    "NEWTRUE": lambda stack, argument: stack.append(True),
+    "EMPTY_LIST": lambda stack, argument: stack.append([]),
+    "EMPTY_DICT": lambda stack, argument: stack.append({}),
+    "EMPTY_TUPLE": lambda stack, argument: stack.append(()),
+    "TUPLE1": lambda stack, argument: stack.append((stack.pop(),)),
+    "TUPLE2": lambda stack, argument: stack.append((stack.pop(-2), stack.pop())),
+    "TUPLE3": lambda stack, argument: stack.append((stack.pop(-3), stack.pop(-2), stack.pop())),
+    "TUPLE": lambda stack, argument: stack.append(tuple(_to_mark(stack))),
+    "APPEND": lambda stack, argument: stack[-2].append(stack.pop()),
+    "APPENDS": lambda stack, argument: (items := _to_mark(stack)) and stack[-1].extend(items),
+    "SETITEM": lambda stack, argument: _set(stack, [stack.pop(-2), stack.pop()]),
+    "SETITEMS": lambda stack, argument: (items := _to_mark(stack)) and _set(stack, items),
+    **dict.fromkeys(["REDUCE", "BUILD"], lambda stack, argument: stack.append(Call(stack.pop(-2), stack.pop()))),
+    **dict.fromkeys(
+        ["GLOBAL", "BININT", "BININT1", "BININT2", "BINSTRING", "SHORT_BINSTRING", "BINUNICODE"],
+        lambda stack, argument: stack.append(argument),
+    ),
+}
+"""What each instruction does to the stack; all others are refused."""
+
+
+def read_pickle(data: bytes) -> dict[str, Any]:
+    """Return the entries of a pickled dict: numbers, texts, lists of these, and arrays of bytes.
+
+    Raises
+    ------
+    ValueError
+        If the pickle is damaged, or is anything else.
+    """
+    stack: Stack = []
+    memo: dict[Any, Any] = {}
     try:
-        values = read_pickle(data)
-    except ValueError as error:
-        raise InputError(f"{where}: not a batch of CIFAR-10 ({error}); fetch the file again") from None
-    images, labels = values.get("data"), values.get("labels")
-    if not isinstance(images, np.ndarray) or images.shape[1:] != (3072,):
-        raise InputError(f"{where}: no array 'data' of bytes (rows, 3072); is it a batch of CIFAR-10?")
-    if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < 256 for label in labels):
-        labels = []
-    if len(labels) != len(images) or not labels:
-        raise InputError(f"{where}: {len(images)} images need as many 'labels' from 0 to 9; fetch the file again")
-    return images, np.array(labels, np.uint8)
+        for instruction, argument, _ in pickletools.genops(data):
+            if instruction.name in {"BINPUT", "LONG_BINPUT"}:
+                memo[argument] = stack[-1]
+            elif instruction.name in {"BINGET", "LONG_BINGET"}:
+                stack.append(memo[argument])
+            else:
+                STEPS[instruction.name](stack, argument)
+        (entries,) = stack
+        return {name: _as_array(value) for name, value in dict.items(entries)}
+    except Exception as error:  # a damaged pickle lets all kinds of steps fail
+        raise ValueError(f"no pickle of a batch: {type(error).__name__}: {first_line(error)}") from None
+
+
+def _as_bytes(value: Any) -> Any:
+    """Return the bytes that Python 3 writes as a call of ``_codecs.encode``; other values as they are."""
+    match value:
+        case Call("_codecs encode", (str(text), "latin1")):
+            return text.encode("latin-1")
+    return value
+
+
+def _as_array(value: Any) -> Any:
+    """Return the array of bytes that nested calls describe; other values as they are."""
+    match value:
+        case Call(Call(str(), _), (1, shape, Call(Call(str(), ("u1" | b"u1", *_)), _), False, data)):
+            raw = _as_bytes(data)
+            return np.frombuffer(raw.encode("latin-1") if isinstance(raw, str) else raw, np.uint8).reshape(shape)
+    return value

@@ -9,7 +9,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
-from reservoir.tasks.images.idx import read_idx
+from reservoir.tasks.images.mnist import read_idx
 from reservoir.tasks.own.files import SUFFIXES, open_arrays
 from reservoir.tasks.own.letters import texts_of
 from reservoir.tasks.own.media import media_files
