@@ -12,16 +12,13 @@ from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
 from reservoir.errors import InputError
 
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 DURATION = re.compile(r"(?=.*[1-9])(\d+(?:\.\d+)?)([smhd])")
-"""A time: a number of seconds, minutes, hours or days above zero."""
-
-SEEDS = 2**63
-"""Number of seeds: those of torch's generators have 63 bits."""
+SEEDS = 2**63  # those of torch's generators have 63 bits
 
 MODULE_FUNCTION = re.compile(r"(?!hf:)[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
 """The task ``module:function``; ``hf:NAME`` is a data set of the hub."""
@@ -74,52 +71,37 @@ def option(
     return field(default=default, metadata={"help": text, "check": check, "flag": flag, "shown": shown, "where": where})
 
 
+def _must(fit: Callable[[Any], object], remedy: str) -> Check:
+    return lambda value: None if fit(value) else remedy
+
+
 def at_least(low: int) -> Check:
     """Check that a number is whole and at least ``low``."""
-    return lambda value: None if value == int(value) and value >= low else f"give a whole number from {low}"
+    return _must(lambda value: value == int(value) and value >= low, f"give a whole number from {low}")
 
 
 def one_of(*names: str) -> Check:
     """Check that a value is one of these."""
-    return lambda value: None if value in names else f"choose among {', '.join(names)}"
-
-
-def positive(value: float) -> str | None:
-    """Check that a number is finite and above zero."""
-    return None if 0 < value < float("inf") else "give a positive number"
+    return _must(names.__contains__, f"choose among {', '.join(names)}")
 
 
 def within(low: float, high: float) -> Check:
     """Check that a number is neither below ``low`` nor above ``high``."""
-    return lambda value: None if low <= value <= high else f"give a number from {low:g} to {high:g}"
+    return _must(lambda value: low <= value <= high, f"give a number from {low:g} to {high:g}")
 
 
-def share(value: float) -> str | None:
-    """Check that a number is from 0 up to, not including, 1."""
-    return None if 0 <= value < 1 else "give a share from 0 up to, not including, 1"
-
-
-def seed_number(value: int) -> str | None:
-    """Check that a number can seed a generator."""
-    return None if 0 <= value < SEEDS else f"give a whole number from 0 to {SEEDS - 1}"
-
-
-def dilation_list(value: str) -> str | None:
-    """Check that a text is ``auto``, or whole numbers from 1, comma-separated."""
-    fits = value == "auto" or all(part.isdecimal() and int(part) > 0 for part in value.split(","))
-    return None if fits else "give auto, or whole numbers from 1 such as 1,2,4"
-
-
-def span(value: str) -> str | None:
-    """Check that a text is a duration."""
-    return None if DURATION.fullmatch(value) else "give a time such as 90s, 10m, 1h or 30d"
+positive = _must(lambda value: 0 < value < float("inf"), "give a positive number")
+share = _must(lambda value: 0 <= value < 1, "give a share from 0 up to, not including, 1")
+seed_number = _must(lambda value: 0 <= value < SEEDS, f"give a whole number from 0 to {SEEDS - 1}")
+dilation_list = _must(
+    re.compile(r"auto|0*[1-9]\d*(,0*[1-9]\d*)*").fullmatch, "give auto, or whole numbers from 1 such as 1,2,4"
+)
+span = _must(DURATION.fullmatch, "give a time such as 90s, 10m, 1h or 30d")
 
 
 def seconds_of(text: str) -> float:
     """Return the seconds of a text that `span` has checked."""
-    found = DURATION.fullmatch(text)
-    assert found
-    return float(found[1]) * SECONDS[found[2]]
+    return float(text[:-1]) * SECONDS[text[-1]]
 
 
 def number_lists(*names: str) -> Check:
@@ -135,14 +117,16 @@ def number_lists(*names: str) -> Check:
     return check
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option,))
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """A group of options, checked when it is created."""
+    """A group of options, checked when it is created. Each subclass becomes a frozen dataclass."""
 
     def __init_subclass__(cls, panel: str = "Options") -> None:
         own = {name: item for name, item in vars(cls).items() if isinstance(item, Field)}
         _where.update(name for name, item in own.items() if item.metadata.get("where"))
         panels.update(dict.fromkeys(own, panel))
+        dataclass(frozen=True, kw_only=True)(cls)
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -150,10 +134,11 @@ class Options:
             value = _plain(getattr(self, item.name))
             value = Path(value) if "Path" in kinds and isinstance(value, str) else value
             object.__setattr__(self, item.name, value)
-            if not any(isinstance(value, KINDS[kind][0]) for kind in kinds) or not _texts(value):
+            texts = not isinstance(value, list | tuple) or all(isinstance(each, str) for each in value)
+            if not texts or not any(isinstance(value, KINDS[kind][0]) for kind in kinds):
                 words = " or ".join(KINDS[kind][1] for kind in kinds if kind != "None")
-                shown, says = " ".join(reprlib.repr(value).split()), item.metadata.get("help", "")
-                raise InputError(f"{flag_of(item)} {shown}: give {words}. {says}".strip())
+                shown = " ".join(reprlib.repr(value).split())
+                raise InputError(f"{flag_of(item)} {shown}: give {words}. {item.metadata.get('help', '')}".strip())
             if check and value is not None and (fault := check(value)):
                 raise InputError(f"{flag_of(item)} {value}: {fault}")
 
@@ -175,28 +160,12 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, Integral) else float(value)
 
 
-def _texts(value: Any) -> bool:
-    """Whether what is listed is texts alone; what is no list is not asked."""
-    return not isinstance(value, list | tuple) or all(isinstance(each, str) for each in value)
-
-
 def without_where(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
     """Return the options of an entry, a recipe or a run, as far as a file may decide them.
 
-    A file says what is computed. Where work runs and where results go is decided by the command line, the Python call
-    and the person's own ``--config``: a scheduler named by a file, say, could send code back.
-
-    Parameters
-    ----------
-    values : mapping
-        Options by name.
-    source : str
-        The file, for a message. Without it such options are dropped.
-
-    Raises
-    ------
-    InputError
-        If ``source`` is given and holds such an option.
+    Where work runs and where results go is decided by the command line, the Python call and the person's own
+    ``--config``: a scheduler named by a file, say, could send code back. With ``source``, the file, such an option
+    raises `InputError`; without it such options are dropped.
     """
     named = sorted(_where & values.keys())
     if named and source:
@@ -215,15 +184,12 @@ def refuse_modules(values: Mapping[str, Any], source: str) -> None:
     """
     task, readout = (str(values.get(name) or "") for name in ("task", "readout"))
     path = readout.partition(":")[0]
-    for name, value, imports in (
-        ("task", task, MODULE_FUNCTION.fullmatch(task)),
-        ("readout", readout, "." in path and not path.startswith("sklearn.")),
-    ):
-        if imports:
-            raise InputError(
-                f"{source}: the {name} {value!r} would import a module, and a file cannot decide that; if you trust "
-                "it, type it on the command line"
-            )
+    imports = {"task": MODULE_FUNCTION.fullmatch(task), "readout": "." in path and not path.startswith("sklearn.")}
+    for name in (name for name, found in imports.items() if found):
+        raise InputError(
+            f"{source}: the {name} {values[name]!r} would import a module, and a file cannot decide that; if you trust "
+            "it, type it on the command line"
+        )
 
 
 def as_group(options: Options | Mapping[str, Any], kind: type[G]) -> G:
@@ -242,27 +208,21 @@ def flag_of(item: Any) -> str:
     return "--" + (item.metadata.get("flag") or item.name.replace("_", "-"))
 
 
-def flags(options: Options) -> list[str]:
-    """Return the flags that give a group's values where they are not the defaults."""
-    parts: list[str] = []
-    for item in fields(options):
-        value, flag = getattr(options, item.name), flag_of(item)
+def typed(name: str, arguments: Sequence[str], *groups: Options) -> str:
+    """Return the command line with these options, where they are not the defaults."""
+    parts = ["reservoir", name, *arguments]
+    for item, value in ((item, getattr(group, item.name)) for group in groups for item in fields(group)):
+        flag = flag_of(item)
         if value == item.default or value is None:
             continue
         if isinstance(value, Mapping):
-            parts += [part for name, each in value.items() for part in (flag, f"{name}={listed(each)}")]
+            parts += [part for name, each in value.items() for part in (flag, f"{name}={_listed(each)}")]
         elif isinstance(value, bool):
             parts.append(flag if value else f"--no-{flag[2:]}")
         else:
-            parts += [flag, listed(value)]
-    return parts
+            parts += [flag, _listed(value)]
+    return shlex.join(parts)
 
 
-def listed(value: Any) -> str:
-    """Return a value as a flag takes it, several of them comma-separated."""
+def _listed(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def typed(name: str, arguments: Sequence[str], *groups: Options) -> str:
-    """Return the command line with these options."""
-    return shlex.join(["reservoir", name, *arguments, *(part for group in groups for part in flags(group))])

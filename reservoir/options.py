@@ -1,27 +1,133 @@
 """Every option, declared once: its name, type, default, check and one line of help.
 
 These fields become the keywords of a Python call, the flags of the command line, the keys of a configuration file, the
-parameters of the estimators, and the record of how an entry or a run was made. The options of data are in
-`reservoir.data_options`. ``panel`` is the heading under which ``--help`` lists a group's own options.
+parameters of the estimators, and the record of how an entry or a run was made. ``panel`` is the
+heading under which ``--help`` lists a group's own options.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from reservoir import option_fields as of
-from reservoir.data_options import CorpusOptions, DownloadOptions, OwnDataOptions, RowOptions, TaskOptions  # noqa: F401
-from reservoir.option_fields import Options, at_least, dilation_list, one_of, option, positive, seed_number, share, span
+from reservoir.errors import InputError
+from reservoir.option_fields import (
+    Options,
+    at_least,
+    dilation_list,
+    flag_of,
+    number_lists,
+    one_of,
+    option,
+    positive,
+    seed_number,
+    share,
+    span,
+    within,
+)
 
 SERIES = "{} for your own series, else {}"
 OWN = "{} for your own series and symbols, else {}"
 """Data-dependent defaults, as the help shows them."""
 
 
-@dataclass(frozen=True, kw_only=True)
+def own_parameters(given: Mapping[str, Any]) -> str | None:
+    """Check that no task parameter is one of the options, which have flags."""
+    flags = {item.name: flag_of(item) for item in fields(TaskOptions) if item.name not in ("views", "protocol")}
+    return next((f"write {flags[name]} {value}" for name, value in given.items() if name in flags), None)
+
+
+class OwnDataOptions(Options, panel="Data"):
+    """How your own files are read."""
+
+    label: str | None = option(None, "Column of the labels. For FASTA: pattern of the label in the header.")
+    labels: str | None = option(
+        None, "Table with the labels of the files of a folder, or of the records of a FASTA file, joined by name."
+    )
+    id: str | None = option(None, "Column of row names; in long form, of sequence names.")
+    time: str | None = option(None, "Column that orders the rows of a sequence, in long form.")
+    group: str | None = option(
+        None, "Column of groups, such as patients; a group is in one split only. For FASTA: pattern in the header."
+    )
+    drop: str | Sequence[str] | None = option(None, "Columns to ignore, comma-separated.")
+    text: str | None = option(None, "Column of texts or of sequences of letters.")
+    values: bool = option(False, "Read whole numbers as values.")
+    symbols: bool = option(False, "Read whole numbers as symbols.")
+    regression: bool = option(False, "Read whole-number labels as targets of a regression.")
+    classes: bool = option(False, "Read whole-number labels as classes.")
+    missing: str = option(
+        "refuse",
+        "NaN and empty cells: refuse, interpolate along the series, or mask (0, and a channel that marks them).",
+        one_of("refuse", "interpolate", "mask"),
+    )
+    standardise: bool = option(True, "Scale floats to mean 0 and standard deviation 1 per channel.")
+    skip_bad_rows: bool = option(False, "Leave out rows that cannot be read, and print how many.")
+    rate: int | None = option(None, "Samples per second to which sounds are resampled.", at_least(1000), shown="16000")
+    waveform: bool = option(
+        False, "Read the samples of sounds instead of spectrum frames; the default for models that read samples."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for one, other in (("values", "symbols"), ("regression", "classes")):
+            if getattr(self, one) and getattr(self, other):
+                raise InputError(f"--{one} --{other}: give one of the two")
+        if self.drop is not None and not isinstance(self.drop, str):
+            object.__setattr__(self, "drop", ",".join(self.drop))
+
+    @property
+    def explicit(self) -> dict[str, Any]:
+        """The options that differ from their defaults."""
+        own = ((item, getattr(self, item.name)) for item in fields(OwnDataOptions))
+        return {item.name: value for item, value in own if value != item.default}
+
+
+class TaskOptions(OwnDataOptions, panel="Data"):
+    """The files of a task and its parameters, or how your own files are read."""
+
+    data: Path | None = option(None, "Folder of the data set's files.", shown="RESERVOIR_DATA", where=True)
+    parameters: Mapping[str, Any] | None = option(
+        None, "Parameter of the task, NAME=VALUE; repeat for more.", own_parameters, flag="param"
+    )
+    views: int | None = option(None, "Number of augmented copies of each training row (cifar10).")
+    protocol: str | None = option(
+        None, "paper: data, random weights and training as in the authors' code.", one_of("ours", "paper")
+    )
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The parameters of the task, including those that are options."""
+        flags = {"views": self.views, "protocol": self.protocol}
+        named = {name: value for name, value in flags.items() if value is not None}
+        return dict(self.parameters or {}) | named | self.explicit
+
+    @property
+    def published(self) -> bool:
+        """Whether the authors' protocol is followed."""
+        return self.given.get("protocol") == "paper"
+
+
+class RowOptions(TaskOptions, panel="Data"):
+    """Which data, and how many rows of it."""
+
+    limit: int | None = option(None, "Most rows per split; a fixed random draw.", at_least(1))
+
+
+class DownloadOptions(Options, panel="Data"):
+    """Whether the data set's files are downloaded."""
+
+    fetch: bool = option(False, "Download the files that are missing.", flag="download", where=True)
+    mirrors: Sequence[str] = option((), "Addresses to try first.", flag="mirror", where=True)
+
+
+class CorpusOptions(Options, panel="Data"):
+    """The corpus of a recipe's language model."""
+
+    corpus: str | None = option(None, "A text file or a folder of them, nesting, zipf, uniform or bit-memory.")
+
+
 class ShapeOptions(Options, panel="Model"):
     """The backbone, and the seed of all random numbers."""
 
@@ -31,7 +137,6 @@ class ShapeOptions(Options, panel="Model"):
     seed: int = option(0, "Seed of random weights, of the input layer and of the order of rows.", seed_number)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelOptions(ShapeOptions, panel="Model"):
     """A backbone with its weights."""
 
@@ -51,7 +156,6 @@ class ModelOptions(ShapeOptions, panel="Model"):
         return f"{name or 'backbone'}{depth}-{self.init}"
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReservoirOptions(ModelOptions, panel="Model"):
     """A reservoir: a frozen backbone behind a fixed input layer."""
 
@@ -97,7 +201,6 @@ class ReservoirOptions(ModelOptions, panel="Model"):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class CacheOptions(Options, panel="Output"):
     """Where everything is stored."""
 
@@ -106,19 +209,16 @@ class CacheOptions(Options, panel="Output"):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class DeviceOptions(Options, panel="Run"):
     """Where the arithmetic runs."""
 
     device: str = option("auto", "cpu, cuda, or auto: a GPU if there is one.", where=True)
 
 
-@dataclass(frozen=True, kw_only=True)
 class PlaceOptions(CacheOptions, DeviceOptions):
     """Where everything is stored, and where the arithmetic runs."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ComputeOptions(Options, panel="Run"):
     """The precision in which a model runs."""
 
@@ -129,7 +229,6 @@ class ComputeOptions(Options, panel="Run"):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class PrecisionOptions(ComputeOptions, panel="Features"):
     """The precision in which a model runs and its features are stored."""
 
@@ -141,7 +240,6 @@ class PrecisionOptions(ComputeOptions, panel="Features"):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class FeatureOptions(PrecisionOptions, panel="Features"):
     """Which hidden states are stored, and how they are pooled."""
 
@@ -158,12 +256,10 @@ class FeatureOptions(PrecisionOptions, panel="Features"):
     batch_rows: int | None = option(None, "Rows of full length per batch, for a new entry.", at_least(1))
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExtractOptions(PlaceOptions, FeatureOptions, RowOptions, ReservoirOptions):
     """The rows, the reservoir they go through, the stored features and their place."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClusterOptions(Options, panel="Run"):
     """Other processes that share the work."""
 
@@ -171,14 +267,12 @@ class ClusterOptions(Options, panel="Run"):
     scheduler: str | None = option(None, "Address of a dask.distributed scheduler: tcp://host:port.", where=True)
 
 
-@dataclass(frozen=True, kw_only=True)
 class OutOptions(Options, panel="Output"):
     """Where results are written."""
 
     out: Path | None = option(None, "Folder or file of the results.", shown="in the cache", where=True)
 
 
-@dataclass(frozen=True, kw_only=True)
 class FitOptions(OutOptions, ClusterOptions, panel="Readout"):
     """Which readouts are tried, and how one is chosen."""
 
@@ -199,7 +293,6 @@ class FitOptions(OutOptions, ClusterOptions, panel="Readout"):
     curve: str | None = option(None, "Draw a learning curve at these numbers of training rows, such as 100,1000.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class TuneOptions(Options, panel="Search"):
     """How long reservoirs are searched for, and how many may be joined."""
 
@@ -208,7 +301,6 @@ class TuneOptions(Options, panel="Search"):
     join: int = option(4, "Most reservoirs to read side by side.", at_least(1))
 
 
-@dataclass(frozen=True, kw_only=True)
 class StepOptions(Options, panel="Training"):
     """The steps of train and of pretrain."""
 
@@ -224,14 +316,12 @@ class StepOptions(Options, panel="Training"):
     resume: bool = option(False, "Resume from the last checkpoint.")
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunOptions(Options, panel="Output"):
     """The folder of a run of train."""
 
     run: Path | None = option(None, "Folder of a run of train.", shown="in the cache", where=True)
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrustOptions(Options, panel="Run"):
     """Whether files that can run code are loaded."""
 
@@ -242,7 +332,6 @@ RECIPE = ("batch", "accumulate", "learning_rate", "clip", "dropout")
 """The options of a training that change its result, besides the trained groups and the rows."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
     """Which parameters are trained, and how."""
 
@@ -269,12 +358,11 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
         None,
         "Train with several values of learning_rate, dropout, clip, batch or accumulate, such as "
         "learning_rate=1e-4,1e-3; repeat for a grid. Validation data choose; test is scored once.",
-        of.number_lists(*RECIPE),
+        number_lists(*RECIPE),
     )
     track: str | None = option(None, "Also log to tensorboard, wandb or mlflow.", where=True)
 
 
-@dataclass(frozen=True, kw_only=True)
 class PretrainOptions(StepOptions, ComputeOptions, panel="Training"):
     """How a language model is pretrained."""
 
@@ -285,13 +373,12 @@ class PretrainOptions(StepOptions, ComputeOptions, panel="Training"):
     context: int | None = option(None, "Context length in tokens.", at_least(2), shown="1024, or the model's maximum")
     short: int | None = option(None, "Context length in the first steps.", at_least(1), shown="a quarter of context")
     short_share: float = option(
-        0.6, "Share of the steps with the short context, which is doubled afterwards.", of.within(0, 1)
+        0.6, "Share of the steps with the short context, which is doubled afterwards.", within(0, 1)
     )
     warm_up: int = option(200, "Steps of linear warm-up; a cosine schedule follows.", at_least(0))
-    weight_decay: float = option(0.1, "Weight decay of AdamW on matrices.", of.within(0, 1e9))
+    weight_decay: float = option(0.1, "Weight decay of AdamW on matrices.", within(0, 1e9))
 
 
-@dataclass(frozen=True, kw_only=True)
 class AttentionOptions(RunOptions, OutOptions, panel="Attention"):
     """Which attention maps are drawn."""
 
@@ -301,7 +388,6 @@ class AttentionOptions(RunOptions, OutOptions, panel="Attention"):
     top: float | None = option(None, "Attention at the top of the colour scale, to compare pictures.", positive)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReproduceOptions(OutOptions, panel="Tables"):
     """Which part of a table is reproduced, and at what size."""
 
@@ -317,7 +403,6 @@ class ReproduceOptions(OutOptions, panel="Tables"):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImportOptions(Options, panel="Model"):
     """A foreign file whose weights become a backbone."""
 
@@ -329,7 +414,6 @@ class ImportOptions(Options, panel="Model"):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class ExplainOptions(OutOptions, panel="Output"):
     """Which sequences are explained."""
 

@@ -30,7 +30,6 @@ MOST_SYMBOLS = 64
 """The largest vocabulary of which windows are made, with one channel per symbol."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Reservoir(ReservoirOptions):
     """`ReservoirOptions` with every default decided, see `reservoir.plan`."""
 

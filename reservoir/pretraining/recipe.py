@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from reservoir.errors import InputError
@@ -19,7 +18,6 @@ RECIPE = ("steps", "batch_tokens", "context", "short", "short_share", "learning_
 """Options that change the result, besides the corpus and the precision."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class PretrainRecipe(PretrainOptions):
     """`PretrainOptions` with all defaults resolved, and constants of the training.
 
