@@ -273,7 +273,7 @@ class OutOptions(Options, panel="Output"):
     out: Path | None = option(None, "Folder or file of the results.", shown="in the cache", where=True)
 
 
-class FitOptions(OutOptions, ClusterOptions, panel="Readout"):
+class FitOptions(OutOptions, panel="Readout"):
     """Which readouts are tried, and how one is chosen."""
 
     columns: str | Sequence[str] = option(

@@ -477,8 +477,6 @@ def extract(
 def fit(
     features: Features | Sequence[Features],
     *,
-    workers: int = 0,
-    scheduler: str | None = None,
     out: StrPath | None = None,
     columns: str | Sequence[str] = 'all',
     readout: str = 'ridge',
@@ -496,10 +494,6 @@ def fit(
     features : Extraction, FeatureStore or path-like, or a sequence of these
         What `extract` returned, or the folder of an entry. Several entries of the same rows are fitted together; their
         columns are named ``1:block06/mean``, ``2:block06/mean`` and so on.
-    workers : int, default=0
-        Number of local worker processes; 0 for none.
-    scheduler : str, optional
-        Address of a dask.distributed scheduler: tcp://host:port.
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
     columns : str or sequence of str, default='all'

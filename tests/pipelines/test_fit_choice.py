@@ -1,18 +1,28 @@
 """How a readout is chosen: the grid of penalties, the metric, class weights, and chance on random labels."""
 
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from reservoir_cache.shard import decode, encode
-from reservoir_pipelines import extract
-from reservoir_pipelines.fitting.fitters import LogisticFitter, RidgeFitter
-from reservoir_pipelines.fitting.sklearn_readout import EstimatorFitter
-from reservoir_pipelines.fitting.sources import ColumnSource
+from reservoir_pipelines import extract, fit
+from reservoir_pipelines.fitting.fitters import EstimatorFitter, LogisticFitter, RidgeFitter, stored_moments
+from reservoir_pipelines.fitting.sources import ColumnSource, fold_blocks
 from sklearn.metrics import balanced_accuracy_score
 
-from reservoir.readouts import LOGISTIC_ALPHAS, RereadableBlocks, balanced_weights, sweep
+from reservoir import InputError
+from reservoir.readouts import (
+    LOGISTIC_ALPHAS,
+    RereadableBlocks,
+    Targets,
+    accumulate,
+    balanced_weights,
+    fold_moments,
+    sweep,
+)
 from reservoir.readouts.evaluation import compare, evaluate
 
 ALPHAS = np.logspace(-2, 6, 25)
@@ -24,15 +34,13 @@ class Held:
 
     splits: Any
     columns: tuple[str, ...] = ("held",)
+    store: Any = field(default_factory=lambda: defaultdict(lambda: SimpleNamespace(groups=None)))
 
     def blocks(self, split):
         yield self.splits[split]
 
     def labels(self, split):
         return self.splits[split][1]
-
-    def groups(self):
-        return None
 
     def tokens(self):
         return 1
@@ -174,3 +182,20 @@ def test_a_balanced_estimator_is_chosen_by_balanced_accuracy():
     assert found.result.metric == "balanced_accuracy"
     expected = balanced_accuracy_score(y, found.readout.predict(x))
     assert found.result.valid_score == pytest.approx(expected, abs=0.03)
+
+
+def test_stored_moments_are_those_of_the_whole_column(tiny_gpt2, tmp_path):
+    settings = {"backbone": str(tiny_gpt2), "cache": tmp_path, "layers": "final", "pool": "mean"}
+    extracted = extract("digits", limit=600, **settings)
+    source, targets = ColumnSource(extracted.store, "final/mean"), Targets(1, 10)
+    part = source.store["train"]
+    expected = [accumulate([(part["final/mean"], targets.encode(part.labels[:, 0]))])]
+    expected += fold_moments(fold_blocks(source, 3, 10), targets, 3)
+    for _ in range(2):  # computed, then read from the entry
+        found = [moments for folds in (0, 3) for moments in stored_moments(source, targets, folds)]
+        for a, b in zip(found, expected, strict=True):
+            for name, value in b.to_arrays().items():
+                np.testing.assert_allclose(a.to_arrays()[name], value, rtol=1e-10, atol=1e-10 * np.abs(value).max())
+    for device, words in [("nowhere", "nowhere"), ("meta", "cpu or cuda")]:
+        with pytest.raises(InputError, match=words):
+            fit(extracted, out=tmp_path, device=device)

@@ -150,7 +150,7 @@ def test_no_group_is_on_both_sides_of_a_split_or_a_fold(cache, tmp_path, seed):
     of_split = {name: set(store[name].groups.tolist()) for name in store.splits}
     assert sum(map(len, of_split.values())) == len(set(subjects.tolist())) == len(set().union(*of_split.values()))
     source = ColumnSource(store, "embed/mean")
-    groups = source.groups()
+    groups = groups_of(source.store)
     both = [store[name].labels[:, 0, 0] for name in ("train", "valid")]
     for folds in (2, 5):
         for repeat in range(3):

@@ -15,7 +15,7 @@ from reservoir.readouts import DEFAULT_ALPHAS, LinearReadout, Targets, balance_r
 from reservoir.readouts.estimators import drop_weightless, fold_numbers, sample_weights
 from reservoir_pipelines.estimators.reservoir_estimator import ReservoirEstimator
 from reservoir_pipelines.estimators.sequences import Rows
-from reservoir_pipelines.fitting.column_fit import ColumnFit, column_fit, with_wider_grid
+from reservoir_pipelines.fitting.fitters import ColumnFit, fit_penalties
 
 
 class ReservoirPredictor(ReservoirEstimator):
@@ -112,12 +112,7 @@ class ReservoirPredictor(ReservoirEstimator):
         how: dict[str, Any] = {"folds": int(block[2].max()) + 1, "repeats": block[2].shape[1], "emphasis": emphasis}
         swept = partial(cross_sweep, [block], targets, **how)
         given = DEFAULT_ALPHAS if self.alphas is None else np.asarray(self.alphas, np.float64)
-        columns = tuple(name.split("+"))
-
-        def fitted(alphas: np.ndarray) -> ColumnFit:
-            return column_fit("ridge", columns, swept(alphas))
-
-        return with_wider_grid(fitted, given) if self.alphas is None else fitted(given)
+        return fit_penalties("ridge", tuple(name.split("+")), swept, given, widens=self.alphas is None)
 
     def _scores(self, x: npt.ArrayLike) -> np.ndarray:
         """Return the scores (n, targets) of new sequences."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import operator
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,9 +24,13 @@ from reservoir.readouts import (
     LinearReadout,
     NumpyArithmetic,
     RereadableBlocks,
+    Sweep,
     TorchArithmetic,
+    fold_moments,
     forward_selection,
     products_on,
+    ridge_path,
+    score,
 )
 from reservoir.readouts.evaluation import Evaluation, Readout, compare, evaluate
 from reservoir.reservoir import choose_device
@@ -32,14 +38,25 @@ from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task
 from reservoir_pipelines.files import write_checked, writing
 from reservoir_pipelines.fitting.bundle import Bundle, locked
-from reservoir_pipelines.fitting.column_fit import ColumnFit, column_fit
-from reservoir_pipelines.fitting.column_moments import compute_moments
-from reservoir_pipelines.fitting.curve import learning_curve, parse_sizes
-from reservoir_pipelines.fitting.fitters import Fitter, RidgeFitter, make_fitter
+from reservoir_pipelines.fitting.fitters import (
+    ColumnFit,
+    EstimatorFitter,
+    Fitter,
+    RidgeFitter,
+    column_fit,
+    make_fitter,
+    score_split,
+)
 from reservoir_pipelines.fitting.pool import Features, Pool, choose_columns
 from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, Result, score_matrix, write_table
-from reservoir_pipelines.fitting.sklearn_readout import EstimatorFitter
-from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, Source, groups_of
+from reservoir_pipelines.fitting.sources import (
+    ColumnSource,
+    JoinedSource,
+    Source,
+    emphasis_of,
+    groups_of,
+    stage_blocks,
+)
 from reservoir_pipelines.output import meter, notify
 from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep
 from reservoir_pipelines.preparation.prepared import scaling_from_json
@@ -49,60 +66,6 @@ GREEDY_WIDTH = 6144
 
 FEW_ROWS, FEW_PER_CLASS = 100, 5
 """Fewer validation rows in all, or per class, cannot tell readouts apart."""
-
-
-def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, place: DeviceOptions) -> Fit:
-    """Fit a readout to every column under every setting, and choose one by validation."""
-    started = time.monotonic()
-    pool = Pool.of(features)
-    task = Task.from_dict(pool.entry.spec.task)
-    rows = {split: pool.store[split].rows for split in ("train", "valid", "test")}
-    groups = groups_of(pool.store)
-    fitter = make_fitter(options, task.classes, rows, None if groups is None else len(np.unique(groups)))
-    folds = fitter.folds if isinstance(fitter, RidgeFitter) else 0
-    names, most = choose_columns(pool, options.columns, folds)
-    sizes = _curve_sizes(options, fitter, most, rows["train"])
-    folder = _folder(pool, names, most, options)
-    _announce(pool, task, len(names), folds, grouped=groups is not None)
-    with _products(place.device):
-        fits = _fit_columns(pool, names, fitter, options)
-        if most and isinstance(fitter, RidgeFitter):
-            fits += _greedy(pool, fits, fitter, most)
-        best = max(fits, key=lambda fit: fit.result.merit)
-        source = pool.source(best.result.name)
-        points = learning_curve(source, fitter, sizes) if sizes and isinstance(fitter, RidgeFitter) else ()
-        chosen = _finish(best, source, fitter, task)
-        raw = _finish_raw(pool, fits, fitter, task)
-    p_value = compare(chosen.evaluation, raw.evaluation) if raw else None
-    on_reservoir = chosen.result
-    # A named task is a benchmark of the reservoir. On the user's own data the better of both is saved.
-    if raw and options.columns == "all" and task.name not in TASKS and raw.result.merit > chosen.result.merit:
-        chosen = raw
-    table = tuple(result for fit in fits for result in fit.results)
-    _warn(chosen, len(table), rows["valid"], folds, task.classes)
-    raw_result = raw.result if raw else None
-    scaling = scaling_from_json(pool.entry.made_with["scaling"])
-    with locked(folder):  # so that all files in it are of one fit
-        write_table(folder / "results.csv", table, chosen.result, raw_result)
-        saved = Bundle.from_entries(pool.stores, scaling, chosen.readout, chosen.result).write(folder)
-        done = Fit(
-            entry=pool.entry.path,
-            best=chosen.result,
-            evaluation=chosen.evaluation,
-            raw=raw_result,
-            p_value=p_value,
-            table=table,
-            curve=points,
-            readout=chosen.readout,
-            results=folder / "results.csv",
-            plot=folder / "sweep.png",
-            saved=saved,
-            seconds=round(time.monotonic() - started, 3),
-        )
-        about = {"title": chosen.result.title, "commands": _commands(pool, options)}
-        write_checked(folder / SUMMARY, {**done.to_dict(), **about})
-        _draw(folder, f"{task.name}, {pool.title}", done, on_reservoir)
-    return done
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,16 +78,79 @@ class FinalReadout:
     at_edge: bool
 
 
-def _curve_sizes(options: FitOptions, fitter: Fitter, most: int, rows: int) -> tuple[int, ...]:
-    """Return the sizes of the learning curve; refuse options that need ridge readouts, or a choice on valid."""
-    if options.curve and not isinstance(fitter, RidgeFitter):
+def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, place: DeviceOptions) -> Fit:
+    """Fit a readout to every column under every setting, and choose one by validation."""
+    started = time.monotonic()
+    pool = Pool.of(features)
+    task, groups = Task.from_dict(pool.entry.spec.task), groups_of(pool.store)
+    rows = {split: pool.store[split].rows for split in ("train", "valid", "test")}
+    fitter = make_fitter(options, task.classes, rows, None if groups is None else len(np.unique(groups)))
+    folds = fitter.folds if isinstance(fitter, RidgeFitter) else 0
+    names, most = choose_columns(pool, options.columns, folds)
+    sizes = _parse_sizes(options.curve, rows["train"]) if options.curve else ()
+    if sizes and not isinstance(fitter, RidgeFitter):
         raise InputError(f"--curve {options.curve}: a learning curve needs ridge readouts, not {options.readout}")
-    if most and (not isinstance(fitter, RidgeFitter) or fitter.folds):
+    if most and (not isinstance(fitter, RidgeFitter) or folds):
         raise InputError("--columns best:K needs ridge readouts chosen on valid; join columns by name, as in a+b")
-    return parse_sizes(options.curve, rows) if options.curve else ()
+    device = choose_device(place.device)
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"--device {place.device}: readouts are fitted on cpu or cuda")
+    folder = _make_folder(pool, names, most, options)
+    for number, store in enumerate(pool.stores if len(pool.stores) > 1 else (), start=1):
+        notify(f"{number}: {store.entry.path.name}")
+    how = f"{folds}-fold cross-validation{'' if groups is None else ' by group'}" if folds else "valid"
+    notify(f"fit {task.name}: {len(names)} columns on {rows['train']:,} rows, chosen by {how}")
+    with products_on(NumpyArithmetic() if device.type == "cpu" else TorchArithmetic(str(device))):
+        fits = _fit_columns(pool, names, fitter)
+        if most and isinstance(fitter, RidgeFitter):
+            fits += _greedy(pool, fits, fitter, most)
+        best = max(fits, key=lambda fit: fit.result.merit)
+        source = pool.source(best.result.name)
+        curve = _learning_curve(source, fitter, sizes) if sizes and isinstance(fitter, RidgeFitter) else ()
+        chosen = _finish(best, source, fitter, task)
+        raw = _finish_raw(pool, fits, fitter, task)
+    on_reservoir = chosen.result
+    # A named task is a benchmark of the reservoir. On the user's own data the better of both is saved.
+    better = raw and options.columns == "all" and task.name not in TASKS and raw.result.merit > chosen.result.merit
+    kept = raw if raw and better else chosen
+    table = tuple(result for fit in fits for result in fit.results)
+    _warn(kept, len(table), rows["valid"], folds, task.classes)
+    with locked(folder):  # so that all files in it are of one fit
+        scaling = scaling_from_json(pool.entry.made_with["scaling"])
+        write_table(folder / "results.csv", table, kept.result, raw and raw.result)
+        done = Fit(
+            entry=pool.entry.path,
+            best=kept.result,
+            evaluation=kept.evaluation,
+            raw=raw and raw.result,
+            p_value=compare(chosen.evaluation, raw.evaluation) if raw else None,
+            table=table,
+            curve=curve,
+            readout=kept.readout,
+            results=folder / "results.csv",
+            plot=folder / "sweep.png",
+            saved=Bundle.from_entries(pool.stores, scaling, kept.readout, kept.result).write(folder),
+            seconds=round(time.monotonic() - started, 3),
+        )
+        made = [store.entry.made_with.get("call", {}).get("command") for store in pool.stores]
+        commands = [*filter(None, made), typed("fit", [str(store.entry.path) for store in pool.stores], options)]
+        write_checked(folder / SUMMARY, {**done.to_dict(), "title": kept.result.title, "commands": commands})
+        _draw(folder, f"{task.name}, {pool.title}", done, on_reservoir)
+    return done
 
 
-def _folder(pool: Pool, names: Sequence[str], most: int, options: FitOptions) -> Path:
+def _parse_sizes(text: str, rows: int) -> tuple[int, ...]:
+    """Return ``100,1000,10000`` as ascending numbers of rows, none larger than ``rows``."""
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise InputError(f"--curve {text}: give numbers of rows, such as 100,1000,10000")
+    return tuple(sorted({min(size, rows) for size in sizes}))
+
+
+def _make_folder(pool: Pool, names: Sequence[str], most: int, options: FitOptions) -> Path:
     """Create the folder of the results; its default name differs between fits of other columns or options."""
     settings = [names, most, options.readout, options.alphas, options.select, options.class_weight]
     if options.one_standard_error:
@@ -142,30 +168,7 @@ def _folder(pool: Pool, names: Sequence[str], most: int, options: FitOptions) ->
     return folder
 
 
-def _announce(pool: Pool, task: Task, columns: int, folds: int, *, grouped: bool) -> None:
-    """Print what is fitted, and the number of each of several entries."""
-    for number, store in enumerate(pool.stores if len(pool.stores) > 1 else (), start=1):
-        notify(f"{number}: {store.entry.path.name}")
-    how = f"{folds}-fold cross-validation{' by group' if grouped else ''}" if folds else "valid"
-    notify(f"fit {task.name}: {columns} columns on {pool.store['train'].rows:,} rows, chosen by {how}")
-
-
-def _products(device: str) -> AbstractContextManager[None]:
-    """Return the context in which matrix products run on a device."""
-    place = choose_device(device)
-    if place.type not in ("cpu", "cuda"):
-        raise InputError(f"--device {device}: readouts are fitted on cpu or cuda")
-    return products_on(NumpyArithmetic() if place.type == "cpu" else TorchArithmetic(str(place)))
-
-
-def _fit_columns(pool: Pool, names: Sequence[str], fitter: Fitter, options: FitOptions) -> list[ColumnFit]:
-    """Fit every column, after other processes have computed the moments if any were asked for."""
-    if options.workers or options.scheduler:
-        cached = (fitter.cached_moments(pool.source(name)) for name in names)
-        missing = [moments for moments in cached if moments and not moments.load()]
-        with meter("read", len(missing), unit="columns") as bar:
-            for _ in compute_moments(missing, workers=options.workers, scheduler=options.scheduler):
-                bar.advance(1)
+def _fit_columns(pool: Pool, names: Sequence[str], fitter: Fitter) -> list[ColumnFit]:
     fits: list[ColumnFit] = []
     with meter("fit", len(names), unit="columns") as bar:
         for name in names:
@@ -178,20 +181,35 @@ def _greedy(pool: Pool, fits: Sequence[ColumnFit], fitter: RidgeFitter, most: in
     """Join columns to the best one as long as the validation score rises; return the fit of each number of columns."""
     parts: list[ColumnSource] = []
     places: dict[str, slice] = {}
-    stop = 0
+    width = 0
     for fit in sorted(fits, key=lambda fit: fit.result.merit, reverse=True):
         source = pool.column(fit.result.columns[0])
         if not isinstance(source, ColumnSource):
             continue
-        start, stop_here = stop, stop + source.width()
-        if not parts or (source.tokens() == parts[0].tokens() and stop_here <= GREEDY_WIDTH):
+        wider = width + source.width()
+        if not parts or (source.tokens() == parts[0].tokens() and wider <= GREEDY_WIDTH):
             parts.append(source)
-            places[source.columns[0]], stop = slice(start, stop_here), stop_here
+            places[source.columns[0]], width = slice(width, wider), wider
     joined = JoinedSource(tuple(parts))
-    targets = fitter.targets(joined)
     train, valid = (RereadableBlocks(joined.blocks, (split,)) for split in ("train", "valid"))
-    steps = forward_selection(train, valid, places, targets, fitter.alphas, limit=most)
+    steps = forward_selection(train, valid, places, fitter.targets(joined), fitter.alphas, limit=most)
     return [column_fit("ridge", step.columns, step.sweep) for step in steps[1:]]
+
+
+def _learning_curve(source: Source, fitter: RidgeFitter, sizes: Sequence[int]) -> tuple[tuple[int, float, float], ...]:
+    """Return (rows, validation score, test score) for growing numbers of training rows.
+
+    Each size draws its rows from the next larger one, and has its own penalty, chosen on valid. One pass over the rows
+    gives the moments of each stage, whose running sums are the moments of every size.
+    """
+    targets = fitter.targets(source)
+    stages = fold_moments(stage_blocks(source, np.asarray(sizes)), targets, len(sizes))
+    points, emphasis = [], emphasis_of(source)
+    for size, moments in zip(sizes, itertools.accumulate(stages, operator.add), strict=True):
+        path = ridge_path(moments, fitter.alphas, emphasis=emphasis)
+        swept = Sweep.of(path, score(path, source.blocks("valid"), targets))
+        points.append((size, float(swept.accuracy[swept.best]), score_split(swept.readout(), source, "test")))
+    return tuple(points)
 
 
 def _finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> FinalReadout:
@@ -234,12 +252,6 @@ def _warn(chosen: FinalReadout, readouts: int, valid: int, folds: int, classes: 
             f"CAUTION: {valid} validation rows are too few to choose among {readouts:,} readouts; choose by "
             "cross-validation (--select cv5), or give more validation rows"
         )
-
-
-def _commands(pool: Pool, options: FitOptions) -> list[str]:
-    """Return the commands that extract the entries and fit them."""
-    made = [store.entry.made_with.get("call", {}).get("command") for store in pool.stores]
-    return [*filter(None, made), typed("fit", [str(store.entry.path) for store in pool.stores], options)]
 
 
 def _draw(folder: Path, title: str, done: Fit, on_reservoir: Result) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,7 @@ from reservoir.errors import InputError, require_path
 from reservoir.plan import RAW, readout_candidates, single_columns
 from reservoir.tasks.task import Task
 from reservoir_pipelines.extraction.extract import Extraction
-from reservoir_pipelines.fitting.raw import RawSource
-from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, Source
+from reservoir_pipelines.fitting.sources import ColumnSource, JoinedSource, RawSource, Source
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import Prepared
 
@@ -37,7 +36,14 @@ class Pool:
         given = [features] if isinstance(features, str) or not isinstance(features, Sequence) else features
         if not given:
             raise InputError("fit: give at least one entry")
-        stores = tuple(_open(one) for one in given)
+        stores = tuple(
+            one.store
+            if isinstance(one, Extraction)
+            else one
+            if isinstance(one, FeatureStore)
+            else FeatureStore(Path(require_path(one, "fit: features")))
+            for one in given
+        )
         for store in stores:
             if lacking := [split for split in ("train", "valid", "test") if split not in store.splits]:
                 name = store.entry.path.name
@@ -76,9 +82,10 @@ class Pool:
 
     def columns(self) -> list[str]:
         """Return the names of all columns that every split of an entry holds."""
-        found = _cached(self.store)
-        if len(self.stores) > 1:
-            found = [f"{n}:{column}" for n, store in enumerate(self.stores, start=1) for column in _cached(store)]
+        found = []
+        for number, store in enumerate(self.stores, start=1):
+            whole = [c for c in store["train"].columns if all(c in store[split].columns for split in store.splits)]
+            found += [f"{number}:{column}" for column in whole] if len(self.stores) > 1 else whole
         return [column for column in found if self.only is None or column in self.only]
 
     def source(self, name: str) -> Source:
@@ -114,7 +121,16 @@ def choose_columns(pool: Pool, columns: str | Sequence[str], folds: int = 0) -> 
             raise InputError(f"--columns {wanted[0]}: write best:K with K of at least 1, such as best:4")
         wanted, most = ["all"], int(number)
     if wanted == ["all"]:
-        wanted = _defaults(pool, cached, alone=bool(most), cross_validated=bool(folds))
+        available = [*cached, RAW] if pool.raw() else cached
+        sources = {column: pool.column(column) for column in cached}
+        widths = {c: s.width() for c, s in sources.items() if isinstance(s, ColumnSource) and s.tokens() == 1}
+        native = len(pool.stores) > 1 or pool.entry.spec.input["kind"] == "native"
+        task, rows = Task.from_dict(pool.entry.spec.task), pool.store["train"].rows
+        wanted = (
+            [*single_columns(available)]
+            if most
+            else [*readout_candidates(task, available, widths, rows, cross_validated=bool(folds), native=native)]
+        )
         tried = {part for name in wanted for part in name.split("+")}
         if left := [column for column in cached if column.endswith("/all") and column not in tried]:
             notify(f"--columns {columns} leaves out the columns of all tokens, {', '.join(left)}; name one to try it")
@@ -126,28 +142,3 @@ def choose_columns(pool: Pool, columns: str | Sequence[str], folds: int = 0) -> 
         have = f"name some of {', '.join(cached)}" if cached else "run reservoir extract again to finish the entry"
         raise InputError(f"no columns to fit; {have}")
     return tuple(dict.fromkeys(wanted)), most
-
-
-def _defaults(pool: Pool, cached: Sequence[str], *, alone: bool, cross_validated: bool) -> list[str]:
-    """Return the columns that are tried by default; with ``alone``, none joined."""
-    sources = {column: pool.column(column) for column in cached}
-    widths = {c: s.width() for c, s in sources.items() if isinstance(s, ColumnSource) and s.tokens() == 1}
-    native = len(pool.stores) > 1 or pool.entry.spec.input["kind"] == "native"
-    available = [*cached, RAW] if pool.raw() else cached
-    task, rows = Task.from_dict(pool.entry.spec.task), pool.store["train"].rows
-    if alone:
-        return list(single_columns(available))
-    return list(readout_candidates(task, available, widths, rows, cross_validated=cross_validated, native=native))
-
-
-def _open(features: Features) -> FeatureStore:
-    if isinstance(features, FeatureStore):
-        return features
-    if isinstance(features, Extraction):
-        return features.store
-    return FeatureStore(Path(require_path(features, "fit: features")))
-
-
-def _cached(store: FeatureStore) -> list[str]:
-    columns: Mapping[str, Sequence[str]] = {split: store[split].columns for split in store.splits}
-    return [c for c in columns["train"] if all(c in others for others in columns.values())]

@@ -1,4 +1,4 @@
-"""Any scikit-learn estimator as a readout: standardised features, a grid over its parameters.
+"""A fitted scikit-learn estimator as a readout.
 
 A linear one is stored as coefficients, like the readouts of this project. Any other is stored as a skops archive, which
 can run code when it is loaded or used, so `load_estimator` is called only where the user trusts its origin.
@@ -6,26 +6,17 @@ can run code when it is loaded or used, so `load_estimator` is called only where
 
 from __future__ import annotations
 
-import ast
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib import import_module
-from itertools import product
 from typing import Any
 
 import numpy as np
 
 from reservoir import InputError
 from reservoir.readouts import LinearReadout, Targets
-from reservoir.readouts.evaluation import Readout
 from reservoir.readouts.linear import LINKS
-from reservoir_pipelines.fitting.column_fit import ColumnFit, make_targets, metric_of, score_split
-from reservoir_pipelines.fitting.results import Result
-from reservoir_pipelines.fitting.sources import Source
 from reservoir_pipelines.output import notify
 
-MOST_BYTES = 2 * 10**9  # of float32 features, which an estimator gets all at once
 PROBE_ROWS = 512  # on which coefficients must give what their estimator gives
 
 
@@ -140,146 +131,3 @@ def load_estimator(data: bytes, name: str, where: str) -> Any:
     if not isinstance(model, Pipeline):
         raise InputError(f"{where}: it holds a {type(model).__name__}, not a fitted pipeline; fit it again")
     return model
-
-
-@dataclass(frozen=True, kw_only=True)
-class EstimatorFitter:
-    """Fits a scikit-learn estimator, given by its import path, with every combination of the given parameters."""
-
-    path: str
-    grid: tuple[dict[str, Any], ...]
-    classes: int
-    balanced: bool = False
-
-    @classmethod
-    def parse(cls, text: str, classes: int, *, balanced: bool = False) -> EstimatorFitter:
-        """Return the fitter of ``module.Class:name=value,value;name=value``."""
-        path, _, settings = text.partition(":")
-        values: dict[str, list[Any]] = {}
-        for part in filter(None, settings.split(";")):
-            name, equals, choices = part.partition("=")
-            if not equals or not choices:
-                raise InputError(f"--readout {text}: write parameters as name=value,value;name=value")
-            values[name.strip()] = [_literal(choice) for choice in choices.split(",")]
-        if balanced:
-            values["class_weight"] = ["balanced"]
-        known = _default(path, classes).get_params()
-        for name in values:
-            if name not in known:
-                raise InputError(f"--readout {path}: it has no parameter {name!r}; it has {', '.join(sorted(known))}")
-        grid = tuple(dict(zip(values, choice, strict=True)) for choice in product(*values.values()))
-        return cls(path=path, grid=grid, classes=classes, balanced=balanced)
-
-    def cached_moments(self, source: Source) -> None:
-        """Return None: an estimator reads the features themselves."""
-
-    def fit(self, source: Source) -> ColumnFit:
-        """Fit every combination to a source and choose one by its score on valid."""
-        targets = make_targets(source, self.classes, self.balanced)
-        x, y = _training_data(source, self.path)
-        found: list[tuple[Result, Readout]] = []
-        for settings in self.grid:
-            model, converged = _fit(_pipeline(self.path, settings, targets), x, y, source)
-            fitted = EstimatorReadout(model=model, targets=targets, name=self.path)
-            readout = linear_form(fitted, x) or fitted
-            values = ", ".join(f"{name}={value}" for name, value in settings.items())
-            result = Result(
-                columns=source.columns,
-                readout=f"{self.path}({values})" if values else self.path,
-                alpha=None,
-                valid_score=score_split(readout, source, "valid"),
-                metric=metric_of(targets),
-                converged=converged,
-            )
-            found.append((result, readout))
-        results, readouts = zip(*found, strict=True)
-        best = max(range(len(results)), key=lambda number: results[number].valid_score)
-        return ColumnFit(results=results, best=best, readout=readouts[best])
-
-
-def _training_data(source: Source, path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the features (n, w) and labels (n, outputs) of all training samples."""
-    blocks, size = [], 0
-    for block in source.blocks("train"):
-        size += block[0].nbytes
-        if size > MOST_BYTES:
-            raise InputError(
-                f"--readout {path}: the features of the training rows need more than {MOST_BYTES / 1e9:.0f} GB of "
-                "memory; use ridge or logistic, which read them in blocks, or fewer rows"
-            )
-        blocks.append(block)
-    x, y = zip(*blocks, strict=True)
-    return np.concatenate(x), np.concatenate(y)
-
-
-def _pipeline(path: str, settings: dict[str, Any], targets: Targets) -> Any:
-    """Return a scaler followed by an estimator, or by one estimator per output if there are several."""
-    from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    estimator = _import(path)(**settings)
-    if targets.outputs > 1:
-        estimator = (MultiOutputClassifier if targets.classes else MultiOutputRegressor)(estimator)
-    return make_pipeline(StandardScaler(), estimator)
-
-
-def _fit(model: Any, x: np.ndarray, y: np.ndarray, source: Source) -> tuple[Any, bool]:
-    """Fit a pipeline; return it and whether it converged."""
-    from sklearn.exceptions import ConvergenceWarning
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ConvergenceWarning)
-        try:
-            model.fit(x, y.ravel() if y.shape[1] == 1 else y)
-        except (ValueError, TypeError) as error:
-            reason = str(error).replace("\n", " ")
-            raise InputError(f"readout {type(model[-1]).__name__} on {'+'.join(source.columns)}: {reason}") from error
-    return model, not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
-
-
-def _import(path: str) -> Any:
-    from sklearn.base import BaseEstimator
-
-    module, _, name = path.rpartition(".")
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(
-            f"--readout {path}: no such readout ({error}); use ridge, logistic or an import path such as "
-            "sklearn.linear_model.LogisticRegression"
-        ) from error
-    estimates = isinstance(found, type) and issubclass(found, BaseEstimator) and hasattr(found, "predict")
-    # A recipe may name scikit-learn's estimators, but nothing else that its modules happen to hold.
-    foreign = estimates and path.startswith("sklearn.") and not found.__module__.startswith("sklearn.")
-    if not estimates or foreign:
-        raise InputError(f"--readout {path}: it is no scikit-learn classifier or regressor")
-    return found
-
-
-def _default(path: str, classes: int) -> Any:
-    """Return an estimator with its default parameters; refuse one that does not suit the task's labels."""
-    from sklearn.base import is_classifier, is_regressor
-
-    try:
-        found = _import(path)()
-    except TypeError as error:
-        raise InputError(f"--readout {path}: it cannot be made from numbers and names alone ({error})") from error
-    if classes and not is_classifier(found):
-        raise InputError(
-            f"--readout {path}: it is no classifier, and the task has {classes} classes; choose one, such as "
-            "sklearn.linear_model.LogisticRegression"
-        )
-    if not classes and not is_regressor(found):
-        raise InputError(
-            f"--readout {path}: it is no regressor, and the task's targets are real values; choose one, such as "
-            "sklearn.linear_model.Ridge"
-        )
-    return found
-
-
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError):
-        return text.strip()

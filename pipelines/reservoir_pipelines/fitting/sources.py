@@ -1,4 +1,4 @@
-"""Streams of features and labels for readouts: from one cached column, or from several side by side."""
+"""Streams of features and labels for readouts: of a cached column, of the raw input, or of several side by side."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reservoir import InputError
-from reservoir.readouts import RereadableBlocks, draw_folds, has_labels, samples
+from reservoir.plan import RAW
+from reservoir.raw_input import raw_features
+from reservoir.readouts import RereadableBlocks, balance_raw, draw_folds, has_labels, samples
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
+
+    from reservoir_pipelines.preparation.prepared import Prepared
+
+RAW_ROWS = 1024
+PICTURE_ROWS = 64  # of photographs, whose files have megabytes
+MEMORY_BYTES = 2**28  # of features that cross-validation keeps in memory
 
 
 class Source(ABC):
@@ -45,10 +53,6 @@ class Source(ABC):
         y = self.store[split].labels
         return has_labels(y).sum(axis=1) if self.tokens() > 1 else np.ones(len(y), int)
 
-    def groups(self) -> np.ndarray | None:
-        """Return the group of each row of train, then of valid, (rows,); None where the rows have no groups."""
-        return groups_of(self.store)
-
 
 @dataclass(frozen=True)
 class ColumnSource(Source):
@@ -63,11 +67,10 @@ class ColumnSource(Source):
         """The title, or else the name of the column."""
         return (self.title or self.column,)
 
-    def blocks(self, split: str, start: int = 0, stop: int | None = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the samples of each shard from number ``start`` up to ``stop``."""
+    def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the samples of each shard."""
         part = self.store[split]
-        ranges = self.store.entry.blocks(split)[start:stop]
-        for (low, high), values in zip(ranges, part.blocks(self.column, start, stop), strict=True):
+        for (low, high), values in zip(self.store.entry.blocks(split), part.blocks(self.column), strict=True):
             yield samples(values, part.labels[low:high])
 
     def width(self) -> int:
@@ -83,6 +86,32 @@ class ColumnSource(Source):
 
 
 @dataclass(frozen=True)
+class RawSource(Source):
+    """Samples of the raw input."""
+
+    prepared: Prepared
+    store: FeatureStore
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The name of the raw input."""
+        return (RAW,)
+
+    def tokens(self) -> int:
+        """Return 1, or the number of tokens where each token has a label of its own."""
+        return self.prepared.task.readout_tokens if self.prepared.task.each else 1
+
+    def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield blocks of features (m, width), float32, and labels (m, outputs)."""
+        part, whole = self.store[split], self.prepared.split(split)
+        step = PICTURE_ROWS if self.prepared.task.pictures else RAW_ROWS
+        for start in range(0, part.rows, step):
+            read = whole.take(part.index[start : start + step])
+            x = raw_features(self.prepared.task, self.prepared.scaling, read.x, read.lengths)
+            yield samples(x if x.ndim == 3 else x[:, None], part.labels[start : start + step])
+
+
+@dataclass(frozen=True)
 class JoinedSource(Source):
     """Samples of several columns side by side, which may come from several entries of the same rows."""
 
@@ -94,14 +123,8 @@ class JoinedSource(Source):
         object.__setattr__(self, "store", first.store)
         for part in self.parts[1:]:
             if part.tokens() != first.tokens():
-                raise InputError(
-                    f"columns {self.name}: one has a sample per token, the other one per row; join columns of one kind"
-                )
-
-    @property
-    def name(self) -> str:
-        """The names of the columns, joined by ``+``."""
-        return "+".join(self.columns)
+                names = "+".join(self.columns)
+                raise InputError(f"{names}: one has a sample per token, another one per row; join columns of one kind")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -119,9 +142,8 @@ class JoinedSource(Source):
             rows = min(len(x) for x, _ in found)
             y = found[0][1][:rows]
             if len(found) < len(streams) or any(not np.array_equal(other[:rows], y) for _, other in found):
-                raise InputError(
-                    f"columns {self.name}: the entries hold different rows; extract both with the same --limit"
-                )
+                names = "+".join(self.columns)
+                raise InputError(f"{names}: the entries hold different rows; extract both with the same --limit")
             yield np.concatenate([x[:rows] for x, _ in found], axis=1), y
             for number, (x, labels) in enumerate(found):
                 if len(x) > rows:
@@ -132,13 +154,18 @@ class JoinedSource(Source):
         return self.parts[0].tokens()
 
 
+def emphasis_of(source: Source) -> np.ndarray | None:
+    """Return the weight of each feature, (w,), for columns joined with the raw input; else None."""
+    if not isinstance(source, JoinedSource) or not any(isinstance(part, RawSource) for part in source.parts):
+        return None
+    sides = [np.full(next(part.blocks("train"))[0].shape[1], isinstance(part, RawSource)) for part in source.parts]
+    return balance_raw(np.concatenate(sides))
+
+
 def groups_of(store: FeatureStore) -> np.ndarray | None:
     """Return the group of each row of train, then of valid, (rows,); None where the rows have no groups."""
     found = [groups for split in ("train", "valid") if (groups := store[split].groups) is not None]
     return np.concatenate(found) if len(found) == 2 else None
-
-
-MEMORY_BYTES = 2**28
 
 
 def in_memory_if_small(stream: RereadableBlocks) -> Iterable[Any]:
@@ -169,8 +196,8 @@ def assign_folds(source: Source, folds: int, classes: int, repeat: int = 0) -> n
     labels = np.concatenate([source.labels(split) for split in ("train", "valid")])
     single = classes and source.tokens() == labels.shape[1] == 1
     counts = np.concatenate([source.counts(split) for split in ("train", "valid")])
-    groups = source.groups()
-    found = draw_folds(len(counts), folds, labels=labels[:, 0] if single else None, groups=groups, repeat=repeat)
+    of = labels[:, 0] if single else None
+    found = draw_folds(len(counts), folds, labels=of, groups=groups_of(source.store), repeat=repeat)
     return np.repeat(found, counts)
 
 

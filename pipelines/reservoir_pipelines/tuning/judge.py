@@ -10,8 +10,8 @@ from reservoir_cache import FeatureStore
 
 from reservoir.plan import AUTO_FOLDS, RAW, repeats_of
 from reservoir.readouts import HeldOutScore, Targets, kernel_matrix, score_by_kernel
-from reservoir_pipelines.fitting.column_fit import make_targets
-from reservoir_pipelines.fitting.sources import ColumnSource, Source, assign_folds
+from reservoir_pipelines.fitting.fitters import make_targets
+from reservoir_pipelines.fitting.sources import ColumnSource, Source, assign_folds, groups_of
 
 VALUES = ("quantiles", "shares", "mean", "std", "max", "min")
 """Poolings that tell which values a channel takes, which are judged side by side; others are judged one by one."""
@@ -73,7 +73,7 @@ class Judge:
     def of(cls, source: Source, classes: int) -> Judge:
         """Assign the samples of a source to folds."""
         y = np.concatenate([source.labels(split) for split in KNOWN])
-        groups = source.groups()
+        groups = groups_of(source.store)
         number = min(AUTO_FOLDS, len(y) // source.tokens() if groups is None else len(np.unique(groups)))
         folds = np.stack([assign_folds(source, number, classes, repeat) for repeat in range(repeats_of(len(y)))])
         return cls(y=y, targets=make_targets(source, classes), folds=folds, tokens=source.tokens())

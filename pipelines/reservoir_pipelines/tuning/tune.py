@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from reservoir.option_fields import as_group, seconds_of, typed
@@ -139,8 +139,7 @@ def _fit_winners(
     names = [prefixes.get(number, "") + column for number, each in columns.items() for column in each]
     options = FitOptions(columns="+".join(names), alphas=f"{alpha!r}:{alpha!r}:1", out=result.out)
     device, place = as_group(data.options, DeviceOptions), as_group(data.options, CacheOptions)
-    shared = replace(options, workers=cluster.workers, scheduler=cluster.scheduler)
-    fitted = fit([entry.entry for entry in entries], shared, device)
+    fitted = fit([entry.entry for entry in entries], options, device)
     keys = [entry.store.entry.key[:16] for entry in entries]
     extracting: Sequence[str] = [data.command(number, limit) for number in numbers]
     return fitted, (*extracting, typed("fit", keys, options, device, place))
