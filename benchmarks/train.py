@@ -32,11 +32,10 @@ from torch import Tensor, nn
 from reservoir.options import TrainOptions
 from reservoir.reservoir import LoadedModel, Reservoir
 from reservoir.tasks.task import Split, Task, Vectors
-from reservoir.training.dropout import set_dropout
-from reservoir.training.processes import Processes
+from reservoir.training.groups import set_dropout
 from reservoir.training.rows import StoredRows, TrainingRows, raw_rows
 from reservoir.training.steps import FPTSteps
-from reservoir.training.trainer import Trainer
+from reservoir.training.trainer import Processes, Trainer
 
 DIM, CLASSES = 16, 10
 ROWS = {"cpu": {64: 16, 512: 4, 1024: 2}, "cuda": {64: 256, 512: 32, 1024: 16}}

@@ -1,10 +1,16 @@
-"""Trained parameters: groups by role, and the layer below which nothing is trained (Lu et al. 2021, section 2.2)."""
+"""Trained parameters: groups by role, dropout, and the part above the layer below which nothing is trained.
+
+The groups are those of Lu et al. 2021, section 2.2.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from reservoir.backbones import GROUPS, Backbone
 from reservoir.errors import InputError
@@ -37,14 +43,20 @@ def default_groups(backbone: Backbone) -> tuple[str, ...]:
 
 def unfreeze(model: FPT, groups: Sequence[str]) -> tuple[str, ...]:
     """Make exactly the parameters of some groups trainable, and return their names."""
-    roles = {name: _roles(model, name) for name, _ in model.named_parameters()}
+    backbone = model.backbone
+    last = f".{backbone.family.blocks}.{backbone.depth - 1}."
+    groups_of: dict[str, set[str]] = {}
+    for name, _ in model.named_parameters():
+        part, _, rest = name.partition(".")
+        own = part.removesuffix("s") if part in ("inputs", "output") else backbone.group_of(rest)
+        groups_of[name] = {own, "all"} | ({"last-attention"} if own == "attention" and last in f".{rest}" else set())
+    have = [name for name in NAMES if any(name in of for of in groups_of.values())]
     for group in groups:
-        if not any(group in of for of in roles.values()):
-            have = [name for name in NAMES if any(name in of for of in roles.values())]
+        if group not in have:
             raise InputError(
-                f"--train {group}: this {model.backbone.family.name} has no such parameters; it has {', '.join(have)}"
+                f"--train {group}: this {backbone.family.name} has no such parameters; it has {', '.join(have)}"
             )
-    trained = tuple(name for name, of in roles.items() if of & set(groups))
+    trained = tuple(name for name, of in groups_of.items() if of & set(groups))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)
     return trained
@@ -53,18 +65,14 @@ def unfreeze(model: FPT, groups: Sequence[str]) -> tuple[str, ...]:
 def trained_layer(model: FPT) -> str | None:
     """Return the highest layer up to which nothing is trained; None if a parameter before the first block is."""
     backbone = model.backbone
-    blocks = [id(p) for block in backbone.blocks for p in block.parameters()]
-    path = backbone.family.final_norm
-    norm = [id(p) for p in backbone.model.get_submodule(path).parameters()] if path else []
-    inside = {id(p) for p in backbone.parameters()}
-    behind = {id(p) for p in model.output.parameters()} | set(blocks) | set(norm)
-    if any(p.requires_grad and id(p) not in behind for p in model.parameters()):
-        return None
-    for number, block in enumerate(backbone.blocks):
-        if any(p.requires_grad for p in block.parameters()):
-            return backbone.layers[number]
-    trains_norm = any(p.requires_grad and id(p) in inside for p in model.parameters())
-    return backbone.layers[backbone.depth] if trains_norm else "final"
+    layers, norm = backbone.layers, backbone.family.final_norm
+    below = {id(p): "final" for p in model.output.parameters()}
+    if norm:
+        below |= {id(p): layers[backbone.depth] for p in backbone.model.get_submodule(norm).parameters()}
+    for layer, block in reversed([*zip(layers, backbone.blocks, strict=False)]):
+        below |= {id(p): layer for p in block.parameters()}
+    found = [below.get(id(p)) for p in model.parameters() if p.requires_grad]
+    return None if None in found else min((layer for layer in found if layer), key=layers.index, default="final")
 
 
 def frozen_digest(model: nn.Module) -> str:
@@ -72,15 +80,89 @@ def frozen_digest(model: nn.Module) -> str:
     return content_digest(model, {name for name, parameter in model.named_parameters() if parameter.requires_grad})
 
 
-def count(parameters: Iterable[nn.Parameter]) -> int:
-    """Return the total number of values of some parameters."""
-    return sum(parameter.numel() for parameter in parameters)
+def set_dropout(model: FPT, rate: float, *, below: bool = False) -> None:
+    """Set the rate of every dropout of a model, after its trained parameters were unfrozen.
+
+    Below the lowest trained layer the rate is zero, unless ``below``: nothing there can overfit, and hidden states that
+    are always the same can come from a cache. The authors' code uses dropout there too.
+    """
+    layer = None if below else trained_layer(model)
+    _set_rate(model.modules(), rate if layer is None else 0.0)
+    if layer is not None:
+        for block in model.backbone.blocks[model.backbone.layers.index(layer) :]:
+            _set_rate(block.modules(), rate)
+    config: Any = getattr(model.backbone.model, "config", None)
+    if hasattr(config, "layerdrop"):  # audio models skip whole blocks at random in training
+        config.layerdrop = 0.0
 
 
-def _roles(model: FPT, name: str) -> set[str]:
-    part, _, rest = name.partition(".")
-    if part in ("inputs", "output"):
-        return {part.removesuffix("s"), "all"}
-    group = model.backbone.group_of(rest)
-    last = f"{model.backbone.family.blocks}.{model.backbone.depth - 1}."
-    return {group, "all"} | ({"last-attention"} if group == "attention" and f".{last}" in f".{rest}" else set())
+def _set_rate(modules: Iterator[nn.Module], rate: float) -> None:
+    for module in modules:
+        if isinstance(module, nn.Dropout):
+            module.p = rate
+        # Families whose attention is a function keep the rate as a number.
+        for name in [n for n, value in vars(module).items() if "dropout" in n and isinstance(value, float)]:
+            setattr(module, name, rate)
+
+
+class UpperPart(nn.Module):
+    """A model that starts at the cached hidden states of one of its layers; it modifies the given model."""
+
+    def __init__(self, model: FPT, layer: str) -> None:
+        super().__init__()
+        self.model, self.layer = model, layer
+        self._hidden: Tensor | None = None
+        backbone, family = model.backbone, model.backbone.family
+        below = backbone.layers.index(layer)
+        # In a family without a final norm, nothing follows the last block.
+        self._ends = below >= backbone.depth + bool(family.final_norm)
+        if self._ends:
+            return
+        skipped = backbone.blocks[:below]
+        if any(piece in name for piece in family.groups.get("positions", ()) for name, _ in skipped.named_parameters()):
+            raise InputError(
+                f"--from-cache: blocks of this {family.name} share the positions of the first block; train without it, "
+                "or train only the output"
+            )
+        for block, in_tuple in zip(skipped, _return_tuples(backbone, skipped), strict=True):
+            block.forward = partial(_same, in_tuple)
+        first = backbone.blocks[below] if below < backbone.depth else backbone.model.get_submodule(family.final_norm)
+        first.register_forward_pre_hook(self._replace)
+
+    @property
+    def pooling(self) -> str:
+        """Pooling of the cached hidden states: the output layer needs only the readout tokens."""
+        return "last" if self.layer == "final" else "all"
+
+    def forward(self, hidden: Tensor, lengths: Tensor) -> Tensor:
+        """Return the logits from the layer's hidden states; for ``final``, from those of the readout tokens."""
+        if self.layer == "final":
+            return self.model.logits(hidden)
+        if not self._ends:
+            self._hidden = hidden
+            hidden = self.model.backbone(hidden, lengths, self.model.task.readout_tokens)
+        return self.model.read(hidden, lengths)
+
+    def _replace(self, _module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        assert self._hidden is not None
+        surplus = inputs[0].shape[1] - self._hidden.shape[1]
+        return (nn.functional.pad(self._hidden, (0, 0, 0, surplus)) if surplus else self._hidden, *inputs[1:])
+
+
+@torch.no_grad()
+def _return_tuples(backbone: Backbone, blocks: nn.ModuleList) -> list[bool]:
+    """Return for each block whether it returns its hidden states as the first item of a tuple."""
+    found: list[bool] = []
+    handles = [
+        block.register_forward_hook(lambda _module, _inputs, output: found.append(isinstance(output, tuple)))
+        for block in blocks
+    ]
+    device = next(backbone.parameters()).device
+    backbone(torch.zeros(1, 1, backbone.width, device=device), torch.ones(1, dtype=torch.int64, device=device))
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def _same(in_tuple: bool, hidden: Tensor, *_rest: Any, **_named: Any) -> Any:
+    return (hidden,) if in_tuple else hidden

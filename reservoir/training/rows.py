@@ -1,10 +1,11 @@
-"""Batches of rows, and the endless sequence of rows that training reads."""
+"""Batches of rows, the endless sequence of rows that training reads, and standardised targets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,19 +55,15 @@ class StoredRows:
 
     def __call__(self, numbers: np.ndarray) -> Split:
         """Return the rows at some positions; position n is in epoch ``n // rows``."""
-        size = len(self._split)
-        epochs = numbers // size
-        rows = np.empty_like(numbers)
-        for epoch in np.unique(epochs):
-            inside = epochs == epoch
-            rows[inside] = self._order(int(epoch))[numbers[inside] % size]
-        x = self._split.x[rows]
+        epochs, places = np.divmod(numbers, len(self._split))
+        rows, inside = np.empty_like(numbers), {int(epoch): epochs == epoch for epoch in np.unique(epochs)}
+        for epoch, which in inside.items():
+            rows[which] = self._order(epoch)[places[which]]
+        found = Split(x=self._split.x[rows], y=self._split.y[rows], lengths=self._split.lengths[rows])
         if self._views:
-            x = x.copy()
-            for epoch in np.unique(epochs):
-                inside = epochs == epoch
-                x[inside] = self._views(x[inside], rows[inside], int(epoch))
-        return Split(x=x, y=self._split.y[rows], lengths=self._split.lengths[rows])
+            for epoch, which in inside.items():
+                found.x[which] = self._views(found.x[which], rows[which], epoch)
+        return found
 
     def _draw(self, epoch: int) -> np.ndarray:
         key = random_key(self._seed, "order", epoch, size=8)
@@ -96,3 +93,43 @@ def hidden_rows(device: torch.device, *, cut: bool) -> Convert:
 def _batch(x: np.ndarray, y: np.ndarray, lengths: np.ndarray, device: torch.device) -> Batch:
     arrays = (x, y, lengths.astype(np.int64))
     return Batch(*(torch.from_numpy(array).to(device, non_blocking=True) for array in arrays))
+
+
+@dataclass(frozen=True)
+class TargetScale:
+    """Mean and deviation (outputs,) of each output over the training rows; the deviation of a constant output is 1.
+
+    Regression is trained on ``(y - mean) / deviation``, so that neither the learning rate nor the divergence bound
+    depends on the unit of the targets.
+    """
+
+    mean: np.ndarray
+    deviation: np.ndarray
+
+    @classmethod
+    def of(cls, y: np.ndarray) -> TargetScale:
+        """Measure the targets (rows, readout_tokens, outputs) of the training rows."""
+        flat = y.reshape(-1, y.shape[-1]).astype(np.float64)
+        deviation = flat.std(axis=0)
+        return cls(flat.mean(axis=0), np.where(deviation > 0, deviation, 1.0))
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> TargetScale:
+        """Build what `to_json` returned."""
+        return cls(np.array(values["mean"]), np.array(values["deviation"]))
+
+    def to_json(self) -> dict[str, list[float]]:
+        """Return mean and deviation as JSON values."""
+        return {"mean": self.mean.tolist(), "deviation": self.deviation.tolist()}
+
+    def apply(self, split: Split) -> Split:
+        """Return a split whose targets are standardised."""
+        return replace(split, y=((split.y - self.mean) / self.deviation).astype(np.float32))
+
+    def restore(self, y: np.ndarray) -> np.ndarray:
+        """Return standardised targets (rows, readout_tokens, outputs) in the unit of the data."""
+        return y * self.deviation + self.mean
+
+    def undo(self, coef: np.ndarray, intercept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return output weights (width, outputs) and intercept (outputs,) that predict in the unit of the data."""
+        return coef * self.deviation, intercept * self.deviation + self.mean

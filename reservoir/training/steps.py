@@ -1,27 +1,50 @@
-"""The steps of a training end to end: Adam on an FPT's trained parameters, everything else frozen."""
+"""The steps of a training end to end: the loss, Adam on an FPT's trained parameters, and scores on a split."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from reservoir.features import batches
 from reservoir.fpt import FPT
 from reservoir.options import TrainOptions
 from reservoir.random import random_key
-from reservoir.training.objective import row_hits, row_losses
-from reservoir.training.processes import Processes
+from reservoir.readouts import Tally, Targets
 from reservoir.training.rows import Batch, TrainingRows
-from reservoir.training.scoring import Score, score
+from reservoir.training.trainer import Processes
 
 LEARNING_RATE = 1e-3
 LEARNING_RATES = {"lstm": 3e-4, "homology": 1e-4}
 """The paper's: of its LSTMs, and of its homology task; `LEARNING_RATE` of everything else."""
 
+TOLERANCE = 0.01
+"""A validation score has converged when it stays this close to its last value."""
+
+VALIDATIONS = 3
+"""Smallest number of validations that can show convergence."""
+
 
 def default_rate(family: str, task: str) -> float:
     """Return the paper's learning rate for a family of backbones and a task."""
     return LEARNING_RATES.get(family) or LEARNING_RATES.get(task) or LEARNING_RATE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Score of a model on a split: the mean loss of its rows, and the share of correct labels (R² for regression).
+
+    ``predicted`` (rows, labels of a row) holds class numbers or values; for two classes, ``margins`` holds the score of
+    the second class minus that of the first.
+    """
+
+    loss: float
+    score: float
+    predicted: np.ndarray
+    margins: np.ndarray | None
 
 
 class FPTSteps:
@@ -57,7 +80,11 @@ class FPTSteps:
             loss = row_losses(logits, rows.y, self._classes).mean() / len(batch)
             loss.backward()
             with torch.no_grad():
-                right = row_hits(logits, rows.y).sum() / rows.y.numel() if self._classes else torch.zeros_like(loss)
+                right = (
+                    (logits.argmax(dim=-1) == rows.y).sum() / rows.y.numel()
+                    if self._classes
+                    else torch.zeros_like(loss)
+                )
                 sums += torch.stack([loss.detach(), right / len(batch)])
         self._ranks.average_gradients(self._parameters)
         norm = nn.utils.clip_grad_norm_(self._parameters, self._options.clip)
@@ -79,11 +106,61 @@ class FPTSteps:
         before, now = ((n["valid_score"], -n["valid_loss"]) for n in (best, found))
         return not before >= now
 
-    def score(self, split: str) -> Score:
-        """Score the model, in evaluation mode, on ``valid`` or ``test``."""
-        rows = self._rows.valid if split == "valid" else self._rows.test
-        return score(self._forward, self._rows.convert, rows, self._classes, self._rows.scored, self._ranks)
+    @torch.no_grad()
+    def score(self, name: str) -> Score:
+        """Score the model, in evaluation mode, on ``valid`` or ``test``; the processes share the batches."""
+        split, classes = self._rows.valid if name == "valid" else self._rows.test, self._classes
+        outputs = split.y[0].size
+        columns = 1 + outputs + (outputs if classes == 2 else 0)
+        table = torch.zeros(len(split), columns, dtype=torch.float64, device=self._parameters[0].device)
+        for number, rows in enumerate(batches(split.lengths, self._rows.scored)):
+            if number % self._ranks.count != self._ranks.rank:
+                continue
+            batch = self._rows.convert(split.take(rows))
+            logits, index = self._forward(batch.x, batch.lengths), torch.from_numpy(rows).to(table.device)
+            table[index, 0] = row_losses(logits, batch.y, classes).double()
+            table[index, 1 : 1 + outputs] = (logits.argmax(-1) if classes else logits).flatten(1).double()
+            if classes == 2:
+                table[index, 1 + outputs :] = (logits[..., 1] - logits[..., 0]).flatten(1).double()
+        values = self._ranks.add(table).cpu().numpy()
+        predicted, y = values[:, 1 : 1 + outputs], split.y.reshape(len(split), -1)
+        if classes:
+            found = (predicted == y).mean()
+        else:
+            found = Tally(Targets(outputs, 0)).update(predicted[None], y).accuracy()[0]
+        margins = values[:, 1 + outputs :] if classes == 2 else None
+        return Score(loss=float(values[:, 0].mean()), score=float(found), predicted=predicted, margins=margins)
 
     def _passes(self, step: int) -> range:
         first = (step * self._ranks.count + self._ranks.rank) * self._options.accumulate
         return range(first, first + self._options.accumulate)
+
+
+def row_losses(logits: Tensor, y: Tensor, classes: int) -> Tensor:
+    r"""Return the loss of each row, the mean over its tokens and outputs: cross-entropy, or the squared error."""
+    if classes:
+        each = nn.functional.cross_entropy(logits.flatten(0, 2).float(), y.flatten(), reduction="none")
+    else:
+        each = (logits[..., 0].float() - y).square()
+    return each.view(len(y), -1).mean(dim=1)
+
+
+def baseline(y: np.ndarray, classes: int) -> float:
+    """Return the score of the best constant output for labels (rows, readout_tokens, outputs); 0 for R²."""
+    if not classes:
+        return 0.0
+    labels = y.reshape(len(y), -1)
+    return float(np.mean([np.bincount(column).max() / len(y) for column in labels.T]))
+
+
+def converged_step(history: Sequence[tuple[int, float]], floor: float) -> int | None:
+    """Return the first validated step after which the score stays close to its last value.
+
+    None if that value is not above ``floor``, the score of a constant output, if only the last validation is close, or
+    if there are fewer than `VALIDATIONS`.
+    """
+    if len(history) < VALIDATIONS or not history[-1][1] > floor:
+        return None
+    close = [abs(value - history[-1][1]) <= TOLERANCE for _, value in history]
+    first = len(close) - close[::-1].index(False) if False in close else 0
+    return history[first][0] if first < len(history) - 1 else None

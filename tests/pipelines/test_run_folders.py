@@ -334,7 +334,7 @@ def test_other_processes_end_quietly_when_the_first_one_fails():
     script = textwrap.dedent("""
         import sys
         from reservoir import InputError
-        from reservoir.training.processes import processes
+        from reservoir.training.trainer import processes
 
         try:
             with processes() as group, group.first_alone():

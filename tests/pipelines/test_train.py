@@ -13,7 +13,7 @@ from reservoir_pipelines.training.training_result import Training
 from safetensors.torch import load_file
 
 from reservoir.errors import InputError
-from reservoir.training.scoring import baseline, converged_step
+from reservoir.training.steps import baseline, converged_step
 from reservoir.training.trainer import DivergedError
 from tests.processes import Child, pair
 

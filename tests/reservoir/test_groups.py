@@ -7,9 +7,8 @@ from reservoir.backbones import load_backbone
 from reservoir.errors import InputError
 from reservoir.fpt import FPT
 from reservoir.tasks.task import Task, Vectors
-from reservoir.training.dropout import set_dropout
-from reservoir.training.groups import default_groups, frozen_digest, parse_groups, trained_layer, unfreeze
-from reservoir.training.objective import row_losses
+from reservoir.training.groups import default_groups, frozen_digest, parse_groups, set_dropout, trained_layer, unfreeze
+from reservoir.training.steps import row_losses
 from tests.reservoir.models import KINDS, save
 
 TASK = Task(name="t", form=Vectors(3), max_tokens=8, classes=4)

@@ -7,8 +7,8 @@ from reservoir.backbones import load_backbone
 from reservoir.errors import InputError
 from reservoir.fpt import FPT
 from reservoir.tasks.task import Task, Vectors
-from reservoir.training.objective import row_hits, row_losses
-from reservoir.training.upper import UpperPart
+from reservoir.training.groups import UpperPart
+from reservoir.training.steps import row_losses
 from tests.reservoir.models import KINDS, save
 
 TASK = Task(name="t", form=Vectors(3), max_tokens=9, classes=4, readout_tokens=2)
@@ -36,13 +36,12 @@ def test_upper_part_gives_the_logits_and_gradients_of_the_model(kind, tmp_path):
         torch.testing.assert_close(model.output.weight.grad, whole.output.weight.grad, atol=1e-3, rtol=1e-3)
 
 
-def test_losses_and_hits_of_rows():
+def test_losses_of_rows():
     logits = torch.randn(5, 2, 3, 4)
     y = torch.randint(0, 4, (5, 2, 3))
-    losses, hits = row_losses(logits, y, 4), row_hits(logits, y)
+    losses = row_losses(logits, y, 4)
     for row in range(5):
         each = [-logits[row, t, o].log_softmax(0)[y[row, t, o]] for t in range(2) for o in range(3)]
         torch.testing.assert_close(losses[row], torch.stack(each).mean())
-        assert hits[row] == sum(logits[row, t, o].argmax() == y[row, t, o] for t in range(2) for o in range(3))
     values = torch.randn(6, 1, 2)
     torch.testing.assert_close(row_losses(values[..., None], values + 2, 0), torch.full((6,), 4.0))

@@ -11,7 +11,7 @@ from reservoir.errors import InputError
 from reservoir.readouts import LinearReadout, Targets
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks.task import Task
-from reservoir.training.target_scale import TargetScale
+from reservoir.training.rows import TargetScale
 from reservoir_pipelines.fitting.bundle import Bundle, Part
 from reservoir_pipelines.preparation.prepared import scaling_from_json
 from reservoir_pipelines.training.checkpoint import trained_output

@@ -15,9 +15,8 @@ from reservoir.reservoir import LoadedModel
 from reservoir.tasks.fresh import FreshRows
 from reservoir.tasks.source import Source
 from reservoir.tasks.task import Split
-from reservoir.training.rows import Rows, StoredRows, TrainingRows, hidden_rows, raw_rows
-from reservoir.training.target_scale import TargetScale
-from reservoir.training.upper import UpperPart
+from reservoir.training.groups import UpperPart
+from reservoir.training.rows import Rows, StoredRows, TargetScale, TrainingRows, hidden_rows, raw_rows
 from reservoir_pipelines.output import size_text
 from reservoir_pipelines.preparation.prepared import Prepared
 

@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from torch import nn
 
 from reservoir.options import StepOptions
-from reservoir.training.processes import Processes
-from reservoir.training.trainer import State, Steps, Trainer
+from reservoir.training.trainer import Processes, State, Steps, Trainer
 from reservoir_pipelines.output import training_meter
 from reservoir_pipelines.training.checkpoint import load_optimizer, load_trained, remove_others, save_checkpoint
 from reservoir_pipelines.training.journal import Journal

@@ -23,15 +23,10 @@ from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks import Task, task_named
 from reservoir.tasks.own.sounds import holds_samples
-from reservoir.training.dropout import set_dropout
-from reservoir.training.groups import count, frozen_digest, parse_groups, trained_layer
-from reservoir.training.processes import Processes, processes
-from reservoir.training.rows import TrainingRows
-from reservoir.training.scoring import Score, baseline, converged_step
-from reservoir.training.steps import FPTSteps, default_rate
-from reservoir.training.target_scale import TargetScale
-from reservoir.training.trainer import DivergedError, State
-from reservoir.training.upper import UpperPart
+from reservoir.training.groups import UpperPart, frozen_digest, parse_groups, set_dropout, trained_layer
+from reservoir.training.rows import TargetScale, TrainingRows
+from reservoir.training.steps import FPTSteps, Score, baseline, converged_step, default_rate
+from reservoir.training.trainer import DivergedError, Processes, State, processes
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.extraction.spec import check_windows, draw_rows, make_spec
 from reservoir_pipelines.output import notify
@@ -263,7 +258,7 @@ def _result(
         converged_step=converged_step(scores, floor),
         diverged_step=diverged,
         groups=tuple(job.options.train or ()),
-        trained=count(trained),
+        trained=sum(p.numel() for p in trained),
         frozen_tensors=len(fpt.state_dict()) - len(trained),
         seconds=round(state.seconds, 3),
         evaluation=_evaluate(found, rows.test.y, task, job.targets, kept) if found else None,
