@@ -1,6 +1,6 @@
-"""Where features live: a cache of HDF5 shards that are finished or absent. FORMAT.md is the format.
+"""A cache of features in HDF5 shards that are complete or absent; FORMAT.md describes the format.
 
-Nothing here imports h5py or numpy until it is used, so that a command line may import this package and stay quick.
+Nothing here imports h5py or numpy before it is used, so that the command line starts quickly.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from reservoir_cache.catalog import (
     summarize,
 )
 from reservoir_cache.entry import Entry
-from reservoir_cache.errors import CacheError, Problem
-from reservoir_cache.fault_points import fault_point
 from reservoir_cache.locks import untracked
 from reservoir_cache.publish import (
+    CacheError,
+    Problem,
+    fault_point,
     file_crc32,
     make_folder,
     open_lock,
@@ -38,56 +39,22 @@ from reservoir_cache.spec import FORMAT, STORES, Layout, Spec, rows_per_block
 
 if TYPE_CHECKING:
     from reservoir_cache.derived import load_arrays, save_arrays
-    from reservoir_cache.hdf import new_file
     from reservoir_cache.reader import FeatureStore, SplitFeatures
+    from reservoir_cache.shard import new_file
     from reservoir_cache.verification import repair, verify
     from reservoir_cache.writer import ShardWriter, write_block, write_targets
 
-__all__ = [
-    "FORMAT",
-    "STORES",
-    "CacheError",
-    "Entry",
-    "EntrySummary",
-    "FeatureStore",
-    "Layout",
-    "Problem",
-    "ShardWriter",
-    "Spec",
-    "SplitFeatures",
-    "broken_entries",
-    "check_space",
-    "fault_point",
-    "file_crc32",
-    "folder_bytes",
-    "last_entry",
-    "list_entries",
-    "load_arrays",
-    "make_folder",
-    "new_file",
-    "open_lock",
-    "path_below",
-    "prunable",
-    "publish_json",
-    "read_json",
-    "refuse_links",
-    "remove",
-    "repair",
-    "required_bytes",
-    "rows_per_block",
-    "save_arrays",
-    "summarize",
-    "sync",
-    "untracked",
-    "verify",
-    "write_block",
-    "write_targets",
-]
+__all__ = ["EntrySummary", "broken_entries", "check_space", "folder_bytes", "last_entry", "list_entries", "prunable"]
+__all__ += ["CacheError", "Entry", "Problem", "fault_point", "remove", "required_bytes", "summarize", "untracked"]
+__all__ += ["file_crc32", "make_folder", "open_lock", "path_below", "publish_json", "read_json", "refuse_links"]
+__all__ += ["FORMAT", "STORES", "Layout", "Spec", "load_arrays", "rows_per_block", "save_arrays", "sync"]
+__all__ += ["FeatureStore", "SplitFeatures", "new_file", "repair", "verify"]
+__all__ += ["ShardWriter", "write_block", "write_targets"]
 
 _LATER = {
     **dict.fromkeys(("load_arrays", "save_arrays"), "derived"),
-    "new_file": "hdf",
     **dict.fromkeys(("FeatureStore", "SplitFeatures"), "reader"),
+    "new_file": "shard",
     **dict.fromkeys(("repair", "verify"), "verification"),
     **dict.fromkeys(("ShardWriter", "write_block", "write_targets"), "writer"),
 }

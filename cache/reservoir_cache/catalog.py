@@ -13,10 +13,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from reservoir_cache.entry import Entry
-from reservoir_cache.errors import CacheError, Problem
-from reservoir_cache.fault_points import fault_point
 from reservoir_cache.locks import LOCK_FILE, entry_locks
-from reservoir_cache.publish import is_regular, refuse_links, sync
+from reservoir_cache.publish import CacheError, Problem, fault_point, is_regular, refuse_links, sync
 from reservoir_cache.spec import SPEC_FILE, STORES, Layout, Spec
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*-[0-9a-f]{16}")
@@ -89,8 +87,8 @@ def summarize(entry: Entry) -> EntrySummary:
     return EntrySummary(
         entry=entry,
         bytes=folder_bytes(entry.path),
-        created=_date(_times(entry.path / SPEC_FILE)[0]),
-        used=_date(max(_times(entry.path / LOCK_FILE))),
+        created=datetime.fromtimestamp(_times(entry.path / SPEC_FILE)[0] / 1e9, UTC),
+        used=datetime.fromtimestamp(max(_times(entry.path / LOCK_FILE)) / 1e9, UTC),
         columns=tuple(sorted(columns)),
         blocks_done=done,
         blocks=sum(map(entry.block_count, entry.splits)),
@@ -164,14 +162,7 @@ def required_bytes(spec: Spec, layout: Layout, rows: Mapping[str, int], shapes: 
 
         sum over splits of  rows * sum(tokens * width) * itemsize + blocks * overhead + offsets * sum(4 * width)
 
-    Parameters
-    ----------
-    spec, layout
-        For the stored type, and the number of blocks.
-    rows : mapping of str to int
-        Rows of each split that are still to be extracted.
-    shapes : mapping of str to (tokens, width)
-        The columns.
+    ``rows`` maps each split to its rows that are still to be extracted, ``shapes`` each column to (tokens, width).
     """
     per_row = sum(tokens * width for tokens, width in shapes.values()) * STORES[spec.store]
     per_block = _FILE_OVERHEAD + len(shapes) * _COLUMN_OVERHEAD
@@ -246,7 +237,3 @@ def _times(path: Path) -> tuple[int, int]:
     except FileNotFoundError:
         return 0, 0
     return status.st_mtime_ns, status.st_atime_ns
-
-
-def _date(nanoseconds: int) -> datetime:
-    return datetime.fromtimestamp(nanoseconds / 1e9, UTC)

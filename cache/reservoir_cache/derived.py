@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reservoir_cache.entry import Entry
-from reservoir_cache.errors import CacheError
-from reservoir_cache.hdf import UNREADABLE, member, read_array
 from reservoir_cache.locks import entry_locks
 from reservoir_cache.manifest import NAME
-from reservoir_cache.publish import file_crc32, is_regular, make_entry_folder, publish, publish_json, read_json
+from reservoir_cache.publish import CacheError, file_crc32, is_regular, publish, publish_json, read_json
+from reservoir_cache.shard import UNREADABLE, dataset_names, read_array
 from reservoir_cache.spec import canonical_json, check_name
 
 FOLDER = "moments"
@@ -56,7 +55,6 @@ def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Ma
     try:
         locks = entry_locks(entry.path)
         with locks.run(), locks.mutex():
-            make_entry_folder(folder)
             # The manifest, which is published next, syncs the folder.
             size, crc = publish(path, image.getbuffer(), sync_folder=False)
             line = {"bytes": size, "crc32": crc}
@@ -73,7 +71,10 @@ def load_arrays(entry: Entry, name: str) -> tuple[dict[str, NDArray], dict[str, 
     if line is None or fault(path, line):
         return None
     try:
-        return _read(path)
+        with h5py.File(path, "r", locking=False) as file:
+            names = [found for found in dataset_names(file) if found.startswith("arrays/")]
+            meta = json.loads(read_array(file, "meta").tobytes())
+            return {found.removeprefix("arrays/"): read_array(file, found) for found in names}, meta
     except UNREADABLE:
         return None
 
@@ -113,12 +114,3 @@ def fault(path: Path, line: Mapping[str, Any], *, contents: bool = True) -> str 
         return None if sound else "damaged: its checksum does not match"
     except OSError as error:
         return f"unreadable ({error.strerror})"
-
-
-def _read(path: Path) -> tuple[dict[str, NDArray], dict[str, Any]]:
-    with h5py.File(path, "r", locking=False) as file:
-        meta = json.loads(read_array(file, "meta").tobytes())
-        group, names = member(file, "arrays"), list[str]()
-        if isinstance(group, h5py.Group):
-            group.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-        return {name: read_array(file, f"arrays/{name}") for name in names}, meta

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache.errors import CacheError, repair_command
-from reservoir_cache.locks import entry_locks, live_runs, mark_oldest, may_write, touch
-from reservoir_cache.manifest import Manifest, Shard, is_sound, page_name, page_of_block, read_page
-from reservoir_cache.publish import make_entry_folder, refuse_links
-from reservoir_cache.spec import FORMAT, SPEC_FILE, Layout, Spec, check_name, read_spec, write_spec
+from reservoir_cache.locks import entry_locks, live_runs, may_write, touch
+from reservoir_cache.manifest import Manifest, is_sound, page_name, page_of, read_page
+from reservoir_cache.publish import CacheError, make_folder, publish_json, refuse_links, repair_command
+from reservoir_cache.spec import FORMAT, SPEC_FILE, Layout, Spec, check_name, read_spec
 
 MOST_BLOCKS = 1_000_000
 
@@ -70,12 +69,18 @@ class Entry:
         path = folder / f"{check_name(name, 'entry name')}-{spec.key[:16]}"
         _refuse_links(path)
         if not (path / SPEC_FILE).exists() or may_write(path):
-            make_entry_folder(path)
+            try:
+                make_folder(path)
+            except OSError as error:
+                raise CacheError(
+                    f"{path}: cannot be created ({error.strerror}); choose another folder with --cache"
+                ) from error
             locks = entry_locks(path, create=True)
             with locks.run(whole=False), locks.mutex(whole=False):
                 if not (path / SPEC_FILE).exists():
-                    mark_oldest(path)
-                    write_spec(path, spec, layout, made_with)
+                    touch(path, new=True)
+                    content = {"spec": spec.to_dict(), "key": spec.key, "layout": layout.to_dict()}
+                    publish_json(path / SPEC_FILE, content | {"made_with": {**made_with}}, indent=2)
         entry = cls.open(path)
         if entry.key != spec.key:
             raise CacheError(f"{path}: holds key {entry.key}, not {spec.key}; remove it")
@@ -109,7 +114,7 @@ class Entry:
 
     def page_count(self, split: str) -> int:
         """Return the number of pages that a split's manifest may have."""
-        return page_of_block(self.block_count(split) - 1) + 1
+        return page_of(self.block_count(split) - 1) + 1
 
     def manifest(self, split: str) -> Manifest:
         """Return what exists of a split; an empty manifest if nothing does."""
@@ -136,8 +141,7 @@ class Entry:
 
     def missing(self, split: str, columns: Iterable[str]) -> dict[int, tuple[str, ...]]:
         """Return the blocks that lack any of the columns, with those they lack."""
-        wanted = tuple(dict.fromkeys(columns))
-        held = self._held(split, self.manifest(split).shards)
+        wanted, held = dict.fromkeys(columns), self.manifest(split).held(self.path / split)
         lacking = {
             block: tuple(name for name in wanted if name not in held.get(block, ()))
             for block in range(self.block_count(split))
@@ -146,16 +150,9 @@ class Entry:
 
     def lacking(self, split: str, block: int, columns: Iterable[str]) -> tuple[str, ...]:
         """Return those of the columns that one block lacks; ask after claiming it."""
-        held = self._held(split, self.page(split, page_of_block(block)).of_block(block))
-        return tuple(name for name in dict.fromkeys(columns) if name not in held.get(block, ()))
-
-    def _held(self, split: str, shards: Iterable[Shard]) -> dict[int, set[str]]:
-        """Return the columns of each block that are there in files of their size."""
-        found: dict[int, set[str]] = {}
-        for shard in shards:
-            if is_sound(self.path / split, shard):
-                found.setdefault(shard.block, set()).update(shard.columns)
-        return found
+        shards = self.page(split, page_of(block)).of_block(block)
+        sound = [shard for shard in shards if is_sound(self.path / split, shard)]
+        return tuple(name for name in dict.fromkeys(columns) if not any(name in shard.columns for shard in sound))
 
     def progress(self, manifests: Mapping[str, Manifest] | None = None) -> dict[str, tuple[int, int]]:
         """Return for each split how many blocks are finished, and how many there are.
@@ -175,9 +172,8 @@ class Entry:
     def claim(self, split: str, block: int) -> Iterator[bool]:
         """Try to take a block for this process: yields whether it could, at once.
 
-        The claim ends with the ``with``, or, if the block was handed to a ``ShardWriter`` meanwhile, when it is on
-        disk; it ends with the process in any case. After taking it, ask ``lacking``: another run may have finished the
-        block in between.
+        The claim ends with the context, or, if the block was given to a ``ShardWriter`` meanwhile, when it is on disk;
+        it ends with the process in any case. Then ask ``lacking``: another run may have just finished the block.
         """
         number, locks = self.block_number(split, block), entry_locks(self.path)
         with locks.run():

@@ -18,16 +18,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache.errors import CacheError
-from reservoir_cache.publish import open_lock, publish_json, read_json, run_identity, temporary_owner
+from reservoir_cache.publish import CacheError, open_lock, publish_json, read_json, run_identity
 from reservoir_cache.spec import SPEC_FILE
 
 LOCK_FILE = "lock"
-MUTEX_BYTE = 0
-FIRST_BLOCK_BYTE = 1
+MUTEX_BYTE, FIRST_BLOCK_BYTE = 0, 1
 
 _untracked = ContextVar("untracked", default=False)
 
@@ -42,19 +41,23 @@ class EntryLocks:
         self._guard = threading.RLock()
         self._claims: dict[int, int] = {}
         self._runs = 0
-        self._record: int | None = None
+        self._record = -1
 
     @contextmanager
     def mutex(self, *, whole: bool = True) -> Iterator[None]:
         """Hold the entry's mutex, waiting for it: for reading, changing and replacing a manifest. Not reentrant.
 
-        Whoever waited while the entry was removed gets a CacheError, also if another has been made in its place.
+        Raises CacheError if the entry was removed meanwhile, even if another has been made in its place. ``whole``:
+        whether the entry must have its ``spec.json``.
         """
         with self._guard:
             self._lock(MUTEX_BYTE, fcntl.LOCK_EX)
             try:
-                if not self._is_there() or (whole and not (self._folder / SPEC_FILE).exists()):
-                    raise self._removed()
+                try:
+                    same = os.path.samestat((self._folder / LOCK_FILE).stat(), os.fstat(self._descriptor))
+                except FileNotFoundError:
+                    same = False
+                self._check_present(same and (not whole or (self._folder / SPEC_FILE).exists()))
                 yield
             finally:
                 self._lock(MUTEX_BYTE, fcntl.LOCK_UN)
@@ -93,7 +96,6 @@ class EntryLocks:
             if self._runs == 0:
                 with self.mutex(whole=whole):
                     self._register()
-                    self._sweep()
             self._runs += 1
         try:
             yield run_identity()
@@ -101,7 +103,8 @@ class EntryLocks:
             with self._guard:
                 self._runs -= 1
                 if self._runs == 0:
-                    self._unregister()
+                    (self._folder / "runs" / f"{run_identity()}.json").unlink(missing_ok=True)
+                    os.close(self._record)
 
     @contextmanager
     def removal(self) -> Iterator[None]:
@@ -121,39 +124,29 @@ class EntryLocks:
             self._descriptor = -1
 
     def _register(self) -> None:
+        """Write the record of this run, lock it, and remove the records and temporary files of dead runs.
+
+        The mutex is held, so no other run is registering itself.
+        """
         path = self._folder / "runs" / f"{run_identity()}.json"
-        path.parent.mkdir(exist_ok=True)
-        publish_json(path, _record(), durable=False)  # no run survives a power loss
+        publish_json(path, _run_record(), durable=False)  # no run survives a power loss
         self._record = os.open(path, os.O_RDWR)
         fcntl.lockf(self._record, fcntl.LOCK_EX, 1)
+        records = _records(self._folder)
+        alive = {path.stem for path in records if path.stem == run_identity() or _is_locked(path)}
+        runs = {path: path.stem for path in records}
+        runs |= {path: path.name[:-4].rpartition(".")[2] for path in self._folder.rglob(".*.tmp")}
+        for path, run in runs.items():
+            if run not in alive:
+                with suppress(OSError):  # only its owner may remove it
+                    path.unlink(missing_ok=True)
 
-    def _unregister(self) -> None:
-        (self._folder / "runs" / f"{run_identity()}.json").unlink(missing_ok=True)
-        if self._record is not None:
-            os.close(self._record)
-            self._record = None
-
-    def _sweep(self) -> None:
-        """Remove the records and temporary files of dead runs; the mutex is held, so none is being born."""
-        alive = {run_identity()} | {path.stem for path in _records(self._folder) if _is_locked(path)}
-        dead = [path for path in _records(self._folder) if path.stem not in alive]
-        dead += [path for path in self._folder.rglob(".*.tmp") if temporary_owner(path) not in alive]
-        for path in dead:
-            with suppress(OSError):  # only its owner may remove it
-                path.unlink(missing_ok=True)
-
-    def _is_there(self) -> bool:
-        try:
-            return os.path.samestat((self._folder / LOCK_FILE).stat(), os.fstat(self._descriptor))
-        except FileNotFoundError:
-            return False
-
-    def _removed(self) -> CacheError:
-        return CacheError(f"{self._folder}: was removed while it was being worked on; run the same command again")
+    def _check_present(self, present: bool) -> None:
+        if not present:
+            raise CacheError(f"{self._folder}: was removed while it was being worked on; run the same command again")
 
     def _lock(self, byte: int, operation: int) -> bool:
-        if self._descriptor < 0:
-            raise self._removed()
+        self._check_present(self._descriptor >= 0)
         try:
             fcntl.lockf(self._descriptor, operation, 1, byte)
         except OSError as error:
@@ -168,7 +161,6 @@ class EntryLocks:
 
 _open_locks: dict[tuple[int, int], EntryLocks] = {}
 _open_guard = threading.Lock()
-_started = ""
 
 
 def entry_locks(folder: Path, *, create: bool = False) -> EntryLocks:
@@ -199,7 +191,7 @@ def may_write(folder: Path) -> bool:
 
 @contextmanager
 def untracked() -> Iterator[None]:
-    """Within the context no extraction becomes its task's last: it is a step of another command, such as a search."""
+    """Within the context no extraction becomes its task's last one: it is a step of another command, say a search."""
     token = _untracked.set(True)
     try:
         yield
@@ -207,19 +199,17 @@ def untracked() -> Iterator[None]:
         _untracked.reset(token)
 
 
-def mark_oldest(folder: Path) -> None:
-    """Date a new entry back if it is created within `untracked`, so that it is older than all tracked entries."""
-    if _untracked.get():
-        with suppress(OSError):
-            os.utime(folder / LOCK_FILE, ns=(time.time_ns(), 0))
+def touch(folder: Path, *, new: bool = False) -> None:
+    """Make an entry the last one of its task, by the modification time of its lock file.
 
-
-def touch(folder: Path) -> None:
-    """Make an entry the last one of its task, by the modification time of its lock file, unless within `untracked`."""
-    if _untracked.get():
-        return
+    Within `untracked` a new entry gets a time before all others, and an older one keeps its time.
+    """
     path, now = folder / LOCK_FILE, time.time_ns()
     with suppress(OSError):
+        if _untracked.get():
+            if new:
+                os.utime(path, ns=(now, 0))
+            return
         # Later than all others, even if the clock was ahead when they were made and has been set back since.
         last = max(
             (each.stat().st_mtime_ns for each in folder.parent.glob(f"*/{LOCK_FILE}") if each != path), default=0
@@ -243,17 +233,17 @@ def live_runs(folder: Path) -> list[dict[str, Any]]:
     found = []
     for path in _records(folder):
         if path.stem == run_identity():  # not read from the file: closing that would drop the lock on it
-            found.append(_record())
+            found.append(_run_record())
         elif _is_locked(path):
             with suppress(FileNotFoundError, CacheError):  # it may end between the two looks
                 found.append(read_json(path))
     return found
 
 
-def _record() -> dict[str, Any]:
-    global _started  # noqa: PLW0603
-    _started = _started or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return {"host": socket.gethostname(), "pid": os.getpid(), "started": _started}
+@cache
+def _run_record() -> dict[str, Any]:
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {"host": socket.gethostname(), "pid": os.getpid(), "started": started}
 
 
 def _records(folder: Path) -> list[Path]:
@@ -261,9 +251,7 @@ def _records(folder: Path) -> list[Path]:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether another process holds a run record. Never opens this process's own: closing it would drop its lock."""
-    if path.stem == run_identity():
-        return True
+    """Whether another process holds a run record; not for this process's own: closing it would drop its lock."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -282,10 +270,10 @@ def _is_locked(path: Path) -> bool:
 
 def _forget() -> None:
     """Start afresh in a forked child, which has the tables of its parent but none of its locks."""
-    global _open_guard, _started  # noqa: PLW0603
+    global _open_guard  # noqa: PLW0603
     _open_locks.clear()
     _open_guard = threading.Lock()
-    _started = ""
+    _run_record.cache_clear()
 
 
 os.register_at_fork(after_in_child=_forget)

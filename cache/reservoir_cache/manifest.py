@@ -11,9 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache.errors import CacheError
-from reservoir_cache.fault_points import fault_point
-from reservoir_cache.publish import is_regular, publish_json, read_json
+from reservoir_cache.publish import CacheError, fault_point, is_regular, publish_json, read_json
 from reservoir_cache.spec import check_name
 
 NAME = "manifest.json"
@@ -79,11 +77,12 @@ class Manifest:
         """Return the shards of one block."""
         return [shard for shard in self.shards if shard.block == block]
 
-    def held(self) -> dict[int, dict[str, Shard]]:
-        """Return for each block that has any the shard that holds each of its columns."""
+    def held(self, folder: Path | None = None) -> dict[int, dict[str, Shard]]:
+        """Return the shard of each column of each block; with ``folder``, only of shards whose file has its size."""
         found: dict[int, dict[str, Shard]] = {}
         for shard in self.shards:
-            found.setdefault(shard.block, {}).update(dict.fromkeys(shard.columns, shard))
+            if folder is None or is_sound(folder, shard):
+                found.setdefault(shard.block, {}).update(dict.fromkeys(shard.columns, shard))
         return found
 
     def with_shard(self, shard: Shard, columns: dict[str, Column]) -> Manifest:
@@ -151,27 +150,19 @@ def page_name(page: int) -> str:
     return f"manifest-{page}.json" if page else NAME
 
 
-def page_of(file: str) -> int:
-    """Return the page that a file is, or that lists it; raises CacheError for any other name."""
+def page_of(file: str | int) -> int:
+    """Return the page that a file is, or that lists it, or a block; raises CacheError for any other name."""
+    if isinstance(file, int):
+        return file // PAGE_BLOCKS
     if match := _PAGE_FILE.fullmatch(file):
         return int(match[1] or 0)
-    return 0 if file == TARGETS_FILE else page_of_block(block_of(file))
-
-
-def page_of_block(block: int) -> int:
-    """Return the page that lists the shards of a block."""
-    return block // PAGE_BLOCKS
-
-
-def shard_name(block: int, part: int) -> str:
-    """Return the name of a shard's file."""
-    return f"{block:05d}-{part}.h5"
+    return 0 if file == TARGETS_FILE else block_of(file) // PAGE_BLOCKS
 
 
 def block_of(file: str) -> int:
     """Return the block of a shard by its file's name; raises CacheError for any other name."""
     match = _SHARD_FILE.fullmatch(file)
-    if not match or file != shard_name(int(match[1]), int(match[2])):
+    if not match or match[1] != f"{int(match[1]):05d}":
         raise CacheError(f"{file!r} is not the name of a shard")
     return int(match[1])
 
@@ -193,7 +184,7 @@ def _check(manifest: Manifest, page: int) -> None:
         numbers += [shape.tokens - 1, shape.width - 1]
     for shard in manifest.shards:
         held = {(shard.block, name) for name in shard.columns}
-        elsewhere = block_of(shard.file) != shard.block or page_of_block(shard.block) != page
+        elsewhere = block_of(shard.file) != shard.block or page_of(shard.block) != page
         if elsewhere or seen & held or not shard.columns.keys() <= manifest.columns.keys():
             raise CacheError(f"{shard.file} is of another block, or holds a column twice, or one that is not listed")
         seen |= held

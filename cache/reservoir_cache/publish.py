@@ -19,18 +19,65 @@ import json
 import os
 import re
 import secrets
+import signal
 import socket
 import stat
 import zlib
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from reservoir_cache.errors import CacheError
-from reservoir_cache.fault_points import fault_point
 
 _CHUNK = 1 << 20
 _counter = itertools.count()
 _identity = ""
+_reached: Counter[str] = Counter()
+
+
+class CacheError(ValueError):
+    """An error of the cache: a file, a specification, a value or the disk.
+
+    The message is one line that says what is wrong, where, and what to do.
+    """
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Damage on disk: the file (or folder), what is wrong with it, and what to do about it."""
+
+    path: Path
+    what: str
+    repair: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what}; {self.repair}"
+
+    @classmethod
+    def of(cls, path: Path, error: CacheError, repair: str) -> Problem:
+        """Make a problem of an error message of the form 'where: what; what to do'."""
+        return cls(path, str(error).partition(": ")[2].partition(";")[0], repair)
+
+
+def repair_command(key: str) -> str:
+    """Return the end of a message about damage: the command that repairs the entry."""
+    return f"run 'reservoir cache repair {key[:16]}', then the same extract again"
+
+
+def fault_point(step: str) -> None:
+    """Die or fail at a named step if ``RESERVOIR_FAULT`` says so: the tests show that the next run recovers.
+
+    The variable has the form ``STEP[:N[:ERROR]]``: at the N-th visit of the step the process is killed, or an OSError
+    such as ENOSPC is raised.
+    """
+    if not (armed := os.environ.get("RESERVOIR_FAULT")):
+        return
+    name, number, error = (*armed.split(":"), "", "")[:3]
+    _reached[step] += 1
+    if name == step and _reached[step] == int(number or 1):
+        if not error:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise OSError(code := getattr(errno, error), os.strerror(code))
 
 
 def publish(
@@ -41,7 +88,7 @@ def publish(
     Parameters
     ----------
     final : Path
-        The final name; its folder exists. A file of that name is replaced in one step.
+        The final name. A file of that name is replaced in one step.
     content : bytes or another buffer
     sync_file, sync_folder : bool
         Whether the content, and the name, must survive a power loss once this has returned.
@@ -59,6 +106,7 @@ def publish(
     view = memoryview(content).cast("B")
     temporary = final.with_name(f".{final.name}.{next(_counter)}.{run_identity()}.tmp")
     try:
+        make_folder(final.parent)
         fault_point("begun")
         with temporary.open("xb") as file:
             file.write(view)
@@ -77,7 +125,8 @@ def publish(
         why = " ".join(str(error).split())
         raise CacheError(f"{final}: cannot be written ({why}); check free space and permissions") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
     return len(view), f"{zlib.crc32(view):08x}"
 
 
@@ -120,13 +169,6 @@ def run_identity() -> str:
     return _identity
 
 
-def temporary_owner(path: Path) -> str | None:
-    """Return the run that a temporary file belongs to, or None if the file is no temporary one."""
-    if not (path.name.startswith(".") and path.name.endswith(".tmp")):
-        return None
-    return path.name.removesuffix(".tmp").rpartition(".")[2]
-
-
 def make_folder(path: Path) -> None:
     """Create a folder with its parents, each of which survives a power loss; raises OSError if it cannot be created."""
     if not path.is_dir():
@@ -134,14 +176,6 @@ def make_folder(path: Path) -> None:
             make_folder(path.parent)
         path.mkdir(exist_ok=True)
         sync(path.parent)
-
-
-def make_entry_folder(path: Path) -> None:
-    """Create a folder of the cache as ``make_folder`` does; raises CacheError if it cannot be created."""
-    try:
-        make_folder(path)
-    except OSError as error:
-        raise CacheError(f"{path}: cannot be created ({error.strerror}); choose another folder with --cache") from error
 
 
 def is_regular(path: Path, size: int | None = None) -> bool:
@@ -157,7 +191,7 @@ def refuse_links(*paths: Path) -> None:
     """Raise CacheError if any of the paths is a symbolic link, which may lead out of the cache."""
     for path in paths:
         if path.is_symlink():
-            raise _link(path)
+            raise CacheError(f"{path}: a symbolic link, which is not followed here; remove it")
 
 
 def path_below(root: Path, *names: str) -> Path:
@@ -181,7 +215,7 @@ def open_lock(path: Path, *, create: bool = True) -> int:
         return os.open(path, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise _link(path) from error
+            refuse_links(path)
         raise
 
 
@@ -205,10 +239,6 @@ def _holds(path: Path, content: memoryview) -> bool:
     return done == len(content)
 
 
-def _link(path: Path) -> CacheError:
-    return CacheError(f"{path}: a symbolic link, which is not followed here; remove it")
-
-
 def _checksum(content: dict[str, Any]) -> str:
     return f"{zlib.crc32(_text(content, None).encode()):08x}"
 
@@ -226,3 +256,4 @@ def _identify() -> None:
 
 _identify()
 os.register_at_fork(after_in_child=_identify)
+os.register_at_fork(after_in_child=_reached.clear)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import DTypeLike, NDArray
 
 from reservoir_cache.entry import Entry
-from reservoir_cache.errors import CacheError, repair_command
-from reservoir_cache.hdf import UNREADABLE, read_targets, target_ranks
 from reservoir_cache.locks import mark_used
 from reservoir_cache.manifest import NAME, Shard, Targets, is_sound
-from reservoir_cache.publish import file_crc32
-from reservoir_cache.shard import Encoded, Place, decode, places
+from reservoir_cache.publish import CacheError, file_crc32, repair_command
+from reservoir_cache.shard import UNREADABLE, Encoded, Place, decode, places, read_array, target_ranks
 
 FEW = 1 / 8
 """Share of the rows of a block below which they are read one by one."""
@@ -63,6 +63,7 @@ class SplitFeatures:
         self._folder = entry.path / split
         self._manifest = entry.manifest(split)
         self._ranges = entry.blocks(split)
+        self._shards = self._manifest.held()
         self._places: dict[str, tuple[Stamp, dict[str, Place]]] = {}
         for line in self._manifest.files.values():
             if not is_sound(self._folder, line):
@@ -135,13 +136,15 @@ class SplitFeatures:
         path = self._folder / line.file
         try:
             stamp = (*_stamp(path.stat()), "")
-            sound = stamp in _checked or file_crc32(path) == line.crc32
-            found = read_targets(path) if sound else {}
+            if stamp not in _checked and file_crc32(path) != line.crc32:
+                raise self._damaged(line)
+            with h5py.File(path, "r", locking=False) as file:
+                found = {name: read_array(file, name) for name in target_ranks(file)}
         except UNREADABLE as error:
-            raise self._damaged(line, "") from error
+            raise self._damaged(line) from error
         ranks = {name: array.ndim for name, array in found.items()}
         if ranks != target_ranks(found) or {*map(len, found.values())} != {self.rows}:
-            raise self._damaged(line, "")
+            raise self._damaged(line)
         _checked.add(stamp)
         return found
 
@@ -170,10 +173,6 @@ class SplitFeatures:
         """The number of the group of each row, (rows,); None where rows are in no groups."""
         return self._targets.get("groups")
 
-    @cached_property
-    def _shards(self) -> dict[int, dict[str, Shard]]:
-        return self._manifest.held()
-
     def _decode(self, encoded: Encoded, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         return decode(encoded, self.entry.spec.store, self.entry.layout.offset_rows, out)
 
@@ -189,7 +188,7 @@ class SplitFeatures:
                 stamp = _stamp(os.fstat(file.fileno()))
                 place = self._place(shard, column, stamp)
                 wrong = place.values.shape != (high - low, shape.tokens, shape.width)
-                if wrong or (place.offset and place.offset.length != -(-(high - low) // step)):
+                if wrong or (place.offset and math.prod(place.offset.shape[:-1]) != -(-(high - low) // step)):
                     raise self._damaged(shard, column)
                 if rows is not None and (*stamp, column) in _checked and len(rows) < FEW * (high - low):
                     return place.read_rows(file, rows, step)
@@ -219,7 +218,7 @@ class SplitFeatures:
             what = f"no column {column} of {self.split}; it has {', '.join(self.columns) or 'none'}"
         raise CacheError(f"{self.entry.path}: {what}; extract it into this entry")
 
-    def _damaged(self, line: Shard | Targets, column: str) -> CacheError:
+    def _damaged(self, line: Shard | Targets, column: str = "") -> CacheError:
         where = f" (column {column})" if column else ""
         return CacheError(f"{self._folder / line.file}: damaged{where}; {repair_command(self.entry.key)}")
 

@@ -1,4 +1,4 @@
-"""One shard: an HDF5 file with some columns of one block of rows, rounded to the stored type.
+"""One shard, an HDF5 file with some columns of one block of rows; and how this package reads and writes HDF5.
 
     /                          attributes format, key, split, block, low, high
     /<layer>/<pooling>/values  (rows, tokens, width), contiguous; attributes encoding, crc32
@@ -16,8 +16,11 @@ The same arrays give the same bytes: no times, no variable-length strings, objec
 from __future__ import annotations
 
 import io
+import math
+import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -25,11 +28,11 @@ from typing import BinaryIO
 
 import h5py
 import numpy as np
+from h5py import h5l  # pyright: ignore[reportAttributeAccessIssue]
 from numpy.typing import NDArray
 
-from reservoir_cache.errors import CacheError
-from reservoir_cache.hdf import Extent, member, names, read_attribute
 from reservoir_cache.manifest import Column, check_column_name
+from reservoir_cache.publish import CacheError
 
 STORED_DTYPE = {"float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
 
@@ -38,6 +41,89 @@ _OVERFLOW = {"float16": np.float32(65520.0), "bfloat16": np.uint32(0x7F7F8000).v
 
 _INNER = 512  # values of an inner loop: numpy takes as long for 16 of them
 _SLAB = 2**16  # values that are widened and added to while they are in the processor's cache
+
+TARGET_RANKS = {"y": 3, "lengths": 1, "index": 1, "groups": 1}
+"""Dimensions of each dataset of ``targets.h5``, in the order in which they are written; groups are optional."""
+
+# What HDF5 and h5py raise on a damaged file: CacheError, which says more, is a ValueError.
+UNREADABLE = (OSError, KeyError, ValueError, TypeError, RuntimeError, MemoryError)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The bytes of a file that hold an array: their position, and its shape and data type."""
+
+    position: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @classmethod
+    def of(cls, group: h5py.Group, name: str) -> Extent:
+        """Find a dataset of numbers; raises KeyError if it is absent, or its values do not lie in this very file.
+
+        Links and datasets may name other files (virtual and external storage), and one without storage reads as zeros.
+        """
+        parts = name.split("/")
+        for depth in range(1, len(parts) + 1):
+            if group.id.links.get_info("/".join(parts[:depth]).encode()).type != h5l.TYPE_HARD:
+                raise KeyError(f"{name} is not in the file itself")
+        item = group[name]
+        if not isinstance(item, h5py.Dataset) or item.dtype.kind not in "biufc":
+            raise KeyError(f"{name} is not a dataset of numbers")
+        properties = item.id.get_create_plist()
+        contiguous = properties.get_layout() == h5py.h5d.CONTIGUOUS and not properties.get_external_count()
+        position = item.id.get_offset()
+        if not contiguous or item.id.get_storage_size() != item.nbytes or (position is None and item.nbytes):
+            raise KeyError(f"{name} does not lie in the file in one piece")
+        return cls(position or 0, item.shape, item.dtype)
+
+    def read_rows(self, file: BinaryIO, rows: Iterable[int]) -> NDArray:
+        """Read some rows of the array from the open file; raises OSError if the file ends before one does."""
+        size = math.prod(self.shape[1:]) * self.dtype.itemsize
+        parts = [os.pread(file.fileno(), size, self.position + int(row) * size) for row in rows]
+        if any(len(part) < size for part in parts):
+            raise OSError("the file ends too early")
+        return np.frombuffer(b"".join(parts), self.dtype).reshape(-1, *self.shape[1:])
+
+    def read(self, file: BinaryIO) -> NDArray:
+        """Read the array from the open file; raises OSError if the file ends before it does."""
+        count = math.prod(self.shape)
+        file.seek(self.position)
+        found = np.fromfile(file, self.dtype, count)
+        if len(found) < count:
+            raise OSError("the file ends too early")
+        return found.reshape(self.shape)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[h5py.File]:
+    """Make an HDF5 file in memory and write it to ``path``, which must not exist.
+
+    HDF5 itself never meets a full disk: after a failed write it cannot close the file, and crashes the process later.
+    """
+    image = io.BytesIO()
+    with h5py.File(image, "w") as file:
+        yield file
+    with path.open("xb") as disk:
+        disk.write(image.getbuffer())
+
+
+def read_array(group: h5py.Group, name: str) -> NDArray:
+    """Read a whole dataset of numbers; raises KeyError if it is absent, or its values do not lie in this very file."""
+    Extent.of(group, name)
+    return np.asarray(group[name][()])  # pyright: ignore[reportIndexIssue]
+
+
+def dataset_names(group: h5py.Group) -> list[str]:
+    """Return the names of the datasets below a group of this very file; links to other files are not followed."""
+    found = list[str]()
+    group.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
+    return found
+
+
+def target_ranks(names: Container[str]) -> dict[str, int]:
+    """Return the numbers of dimensions that datasets of targets must have, with groups if these are among them."""
+    return {name: rank for name, rank in TARGET_RANKS.items() if name != "groups" or name in names}
 
 
 @dataclass(frozen=True)
@@ -79,6 +165,17 @@ class Place:
     values: Extent
     offset: Extent | None
 
+    @classmethod
+    def of(cls, file: h5py.File, column: str, store: str) -> Place:
+        """Find a column; raises KeyError if it is absent, CacheError for other data types or shapes."""
+        values = Extent.of(file, f"{column}/values")
+        offset = Extent.of(file, f"{column}/offset") if store != "float32" else None
+        if values.dtype != STORED_DTYPE[store] or len(values.shape) != 3:
+            raise CacheError(f"{file.filename}: column {column} is not stored as {store}")
+        if offset and (offset.dtype != np.dtype("<f4") or offset.shape[-1:] != values.shape[-1:]):
+            raise CacheError(f"{file.filename}: column {column} has an offset of {offset.dtype} {offset.shape}")
+        return cls(values, offset)
+
     def read(self, file: BinaryIO) -> Encoded:
         """Read the column from the open file."""
         return Encoded(self.values.read(file), self._offset(file))
@@ -105,9 +202,9 @@ def encode(
         with np.errstate(invalid="ignore"):
             mean = part.reshape(-1, width).mean(axis=0, dtype=np.float64)
         if not np.isfinite(mean).all():  # float32 values cannot overflow a float64 sum, so one of them is not finite
-            place = _place(~np.isfinite(part))
+            place, where = _farthest(~np.isfinite(part), column, first_row + low)
             raise CacheError(
-                f"{_named(place, column, first_row + low)}: {part[place]} is not finite and cannot be stored; the "
+                f"{where}: {part[place]} is not finite and cannot be stored; the "
                 "forward pass failed there: check that row of the input, or compute in float32"
             )
         if store == "float32":
@@ -116,11 +213,11 @@ def encode(
         with np.errstate(over="ignore"):
             residual = part - offsets[number]
         if residual.max() >= _OVERFLOW[store] or residual.min() <= -_OVERFLOW[store]:
-            place = _place(np.abs(residual))
+            place, where = _farthest(np.abs(residual), column, first_row + low)
             distance = abs(float(part[place]) - mean[place[-1]])
             wider = "--store float32" if store == "bfloat16" else "--store float32 or --store bfloat16"
             raise CacheError(
-                f"{_named(place, column, first_row + low)}: {part[place]:g} lies {distance:.3g} from its channel's "
+                f"{where}: {part[place]:g} lies {distance:.3g} from its channel's "
                 f"mean, which overflows {store}; extract with {wider}"
             )
         values[low : low + step] = residual if store == "float16" else bfloat16_bits(residual)
@@ -169,17 +266,6 @@ def bfloat16_bits(x: NDArray[np.float32]) -> NDArray[np.uint16]:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
 
 
-def check_column(name: str, x: NDArray, rows: int, known: Column | None) -> None:
-    """Refuse what is not float32 (rows, tokens, width) named ``layer/pooling``, or shaped unlike in other blocks."""
-    check_column_name(name)
-    if x.dtype != np.float32 or x.ndim != 3 or len(x) != rows or 0 in x.shape:
-        raise CacheError(f"column {name}: needs float32 of shape ({rows}, tokens, width), not {x.dtype} {x.shape}")
-    if known and x.shape[1:] != (known.tokens, known.width):
-        raise CacheError(
-            f"column {name}: shape {x.shape[1:]} per row, but other blocks have {known.tokens, known.width}"
-        )
-
-
 def shard_image(header: ShardHeader, columns: Mapping[str, Encoded], store: str) -> memoryview:
     """Return the content of a shard's file."""
     image = io.BytesIO()
@@ -203,7 +289,7 @@ def places(path: Path, store: str, columns: Mapping[str, object]) -> dict[str, P
     with h5py.File(path, "r", locking=False) as file:
         for column in columns:
             try:
-                found[column] = _place_of(file, column, store)
+                found[column] = Place.of(file, column, store)
             except (KeyError, CacheError):
                 continue
     return found
@@ -213,32 +299,19 @@ def inspect_shard(path: Path, store: str) -> tuple[ShardHeader, dict[str, Column
     """Read a shard by itself: its header, and each column's shape and CRC-32, checked against its own record."""
     shapes, crcs = {}, {}
     with h5py.File(path, "r", locking=False) as file, path.open("rb") as raw:
-        header = ShardHeader(**{field.name: read_attribute(file, field.name) for field in fields(ShardHeader)})  # pyright: ignore[reportArgumentType]
-        for name in [f"{layer}/{pooling}" for layer in names(file) for pooling in names(file, layer)]:
+        found = [file.attrs[field.name] for field in fields(ShardHeader)]
+        header = ShardHeader(*(value.decode() if isinstance(value, bytes) else int(value) for value in found))  # pyright: ignore[reportArgumentType]
+        for name in [name.removesuffix("/values") for name in dataset_names(file) if name.endswith("/values")]:
             check_column_name(name)
-            encoded = _place_of(file, name, store).read(raw)
+            encoded = Place.of(file, name, store).read(raw)
             crcs[name] = encoded.crc32
-            if read_attribute(member(file, f"{name}/values"), "crc32") != crcs[name]:
+            if file[f"{name}/values"].attrs["crc32"] != crcs[name].encode():
                 raise CacheError(f"{path}: column {name} is damaged")
             shapes[name] = Column(*encoded.values.shape[1:])
     return header, shapes, crcs
 
 
-def _place_of(file: h5py.File, column: str, store: str) -> Place:
-    """Return where a column lies; raises KeyError if it is absent, CacheError for other data types or shapes."""
-    values = Extent.of(file, f"{column}/values")
-    offset = Extent.of(file, f"{column}/offset") if store != "float32" else None
-    if values.dtype != STORED_DTYPE[store] or len(values.shape) != 3:
-        raise CacheError(f"{file.filename}: column {column} is not stored as {store}")
-    if offset and (offset.dtype != np.dtype("<f4") or offset.shape[-1:] != values.shape[-1:]):
-        raise CacheError(f"{file.filename}: column {column} has an offset of {offset.dtype} {offset.shape}")
-    return Place(values, offset)
-
-
-def _place(x: NDArray) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.unravel_index(int(x.argmax()), x.shape))
-
-
-def _named(place: tuple[int, ...], column: str, first_row: int) -> str:
-    row, token, channel = place
-    return f"column {column}, row {first_row + row}, token {token}, channel {channel}"
+def _farthest(x: NDArray, column: str, first_row: int) -> tuple[tuple[int, ...], str]:
+    """Return the index of the largest value, and its place in words."""
+    row, token, channel = (int(i) for i in np.unravel_index(int(x.argmax()), x.shape))
+    return (row, token, channel), f"column {column}, row {first_row + row}, token {token}, channel {channel}"

@@ -1,4 +1,4 @@
-"""What an entry is: the specification, its canonical text, the key that names it, and ``spec.json`` that keeps them."""
+"""The specification of an entry, its canonical text and key, and how it is read from ``spec.json``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache.errors import CacheError
-from reservoir_cache.publish import publish_json, read_json
+from reservoir_cache.publish import CacheError, read_json
 
 FORMAT = 1
 BLOCK_BYTES = 2**24
@@ -83,18 +82,21 @@ class Spec:
             if lacking := [key for key in needed if key not in value]:
                 raise CacheError(f"specification: {name} lacks {', '.join(lacking)}")
         check_name(self.task["name"], "task name")
-        _check_rows(self.data["rows"])
+        if not isinstance(rows := self.data["rows"], dict) or not rows:
+            raise CacheError("specification: data.rows must map each split to its number of rows")
+        for split, count in rows.items():
+            check_name(split, "split name")
+            if split in {"moments", "runs"}:
+                raise CacheError(f"specification: a split cannot be called {split!r}; that folder has another use")
+            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+                raise CacheError(f"specification: data.rows.{split} is {count!r}; leave out a split without rows")
         if self.store not in STORES:
             raise CacheError(f"specification: store is {self.store!r}; choose one of {', '.join(STORES)}")
-
-    def canonical(self) -> str:
-        """Return the canonical JSON: sorted keys, no white space, ASCII, a whole number without a decimal point."""
-        return canonical_json(self.to_dict())
 
     @cached_property
     def key(self) -> str:
         """SHA-256 of the canonical JSON, 64 hexadecimal digits."""
-        return hashlib.sha256(self.canonical().encode()).hexdigest()
+        return hashlib.sha256(canonical_json(self.to_dict()).encode()).hexdigest()
 
     @property
     def rows(self) -> dict[str, int]:
@@ -159,16 +161,9 @@ class Layout:
 
 
 def rows_per_block(row_bytes: int, unit: int, most: int) -> int:
-    """Return the rows of a block of about `BLOCK_BYTES`, but at most ``most``: a multiple of ``unit``, at least one.
+    """Return the rows of a block of about `BLOCK_BYTES`: a multiple of ``unit``, at most ``most`` or one unit.
 
-    Parameters
-    ----------
-    row_bytes : int
-        Bytes that all columns of a row take on disk.
-    unit : int
-        Rows that are computed together.
-    most : int
-        Rows that may be lost by a kill, or that are few enough for several processes to share the work.
+    A row takes ``row_bytes`` on disk; ``unit`` rows are computed together.
     """
     return max(1, min(BLOCK_BYTES // max(row_bytes, 1), most) // unit) * unit
 
@@ -185,16 +180,21 @@ def check_name(name: object, what: str) -> str:
     return name
 
 
-def write_spec(folder: Path, spec: Spec, layout: Layout, made_with: Mapping[str, Any]) -> None:
-    """Publish ``spec.json`` in an entry's folder."""
-    content = {"spec": spec.to_dict(), "key": spec.key, "layout": layout.to_dict(), "made_with": {**made_with}}
-    publish_json(folder / SPEC_FILE, content, indent=2)
-
-
 def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
     """Read an entry's ``spec.json``; raises CacheError if it is absent, damaged, of another format or key."""
     path = folder / SPEC_FILE
-    _check_format(path)
+    try:
+        # Another format is refused before anything else in the file is believed.
+        version = json.loads(path.read_bytes())["spec"]["format"]
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CacheError(f"{folder}: not an entry of the cache, it has no {SPEC_FILE}") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        version = FORMAT  # the file is damaged, which is reported below
+    if version != FORMAT:
+        raise CacheError(
+            f"{path}: format version {version}, but this program reads version {FORMAT}; "
+            "install a newer version of reservoir-features, or extract again with another --cache"
+        )
     try:
         content = read_json(path, indent=2)
         spec, layout = Spec.from_dict(content["spec"]), Layout(**content["layout"])
@@ -209,21 +209,6 @@ def read_spec(folder: Path) -> tuple[Spec, Layout, dict[str, Any]]:
             f"remove {folder} and extract again"
         )
     return spec, layout, made_with
-
-
-def _check_format(path: Path) -> None:
-    """Refuse another format version before anything else is believed of the file."""
-    try:
-        version = json.loads(path.read_bytes())["spec"]["format"]
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise CacheError(f"{path.parent}: not an entry of the cache, it has no {SPEC_FILE}") from error
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return  # damaged, which the caller finds and says
-    if version != FORMAT:
-        raise CacheError(
-            f"{path}: format version {version}, but this program reads version {FORMAT}; "
-            "install a newer version of reservoir-features, or extract again with another --cache"
-        )
 
 
 def _plain(value: Any, where: str) -> Any:
@@ -243,14 +228,3 @@ def _plain(value: Any, where: str) -> Any:
             raise CacheError(f"specification: {where} has a key {wrong[0]!r} that is not a string")
         return {str(key): _plain(item, f"{where}.{key}") for key, item in value.items()}
     raise CacheError(f"specification: {where} is of type {type(value).__name__}; only JSON types can be part of a key")
-
-
-def _check_rows(rows: object) -> None:
-    if not isinstance(rows, dict) or not rows:
-        raise CacheError("specification: data.rows must map each split to its number of rows")
-    for split, count in rows.items():
-        check_name(split, "split name")
-        if split in {"moments", "runs"}:
-            raise CacheError(f"specification: a split cannot be called {split!r}; that folder has another use")
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise CacheError(f"specification: data.rows.{split} is {count!r}; leave out a split without rows")

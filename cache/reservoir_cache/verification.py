@@ -10,13 +10,10 @@ from typing import Any
 from reservoir_cache import derived
 from reservoir_cache.derived import fault
 from reservoir_cache.entry import Entry
-from reservoir_cache.errors import CacheError, Problem, repair_command
-from reservoir_cache.fault_points import fault_point
-from reservoir_cache.hdf import UNREADABLE
-from reservoir_cache.locks import EntryLocks, entry_locks
+from reservoir_cache.locks import entry_locks
 from reservoir_cache.manifest import NAME, Manifest, Shard, block_of, page_name, page_of
-from reservoir_cache.publish import file_crc32, is_regular
-from reservoir_cache.shard import ShardHeader, inspect_shard
+from reservoir_cache.publish import CacheError, Problem, fault_point, file_crc32, is_regular, repair_command
+from reservoir_cache.shard import UNREADABLE, ShardHeader, inspect_shard
 from reservoir_cache.spec import FORMAT
 
 
@@ -26,9 +23,12 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
     Damage names the file, an unfinished split its folder. An entry is finished if every split has its labels and every
     block has all columns that any block has. Without ``contents`` files are not read; only their sizes are compared.
     """
-    problems, remedy = [], repair_command(entry.key)
+    problems, remedy = list[Problem](), repair_command(entry.key)
     for split in entry.splits:
-        folder, beside = entry.path / split, _pages_needed(entry, split)
+        folder, filled = entry.path / split, set[int]()
+        for path in folder.glob("*.h5"):
+            with suppress(CacheError):
+                filled.add(page_of(path.name))
         for page in range(entry.page_count(split)):
             path = folder / page_name(page)
             try:
@@ -36,15 +36,31 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
             except CacheError as error:
                 problems.append(Problem.of(path, error, remedy))
             else:
-                problems += _faults(path, lines, remedy, beside=page in beside, contents=contents)
+                problems += _damage(path, lines, remedy, files_exist=page in filled, contents=contents)
     damaged = {problem.path.parent.name for problem in problems}
     path, remedy = entry.path / derived.FOLDER / NAME, "it is computed again when needed"
     lines = derived.listed(path.parent)
     if lines is None:
         problems.append(Problem(path, "damaged", remedy))
     else:
-        problems += _faults(path, lines, remedy, beside=any(path.parent.glob("*.h5")), contents=contents)
-    return problems + [problem for problem in _unfinished(entry) if problem.path.name not in damaged]
+        problems += _damage(path, lines, remedy, files_exist=any(path.parent.glob("*.h5")), contents=contents)
+    with suppress(CacheError):  # of a damaged manifest, which has been reported above
+        for split, (done, count) in entry.progress().items():
+            if done < count and split not in damaged:
+                what = f"not finished, {done} of {count} blocks are there"
+                problems.append(Problem(entry.path / split, what, "run the same extract again"))
+    return problems
+
+
+def _damage(
+    manifest: Path, lines: Mapping[str, Mapping[str, Any]], remedy: str, *, files_exist: bool, contents: bool
+) -> list[Problem]:
+    """Compare files with the lines of their manifest; ``files_exist``: whether there are any that it should list."""
+    if not lines and files_exist:
+        return [Problem(manifest, "missing, though there are files that it should list", remedy)]
+    paths = {manifest.with_name(file): line for file, line in lines.items()}
+    faults = {path: fault(path, line, contents=contents) for path, line in paths.items()}
+    return [Problem(path, what, remedy) for path, what in faults.items() if what]
 
 
 def repair(entry: Entry, problems: Iterable[Problem] | None = None) -> list[Problem]:
@@ -78,48 +94,43 @@ def repair(entry: Entry, problems: Iterable[Problem] | None = None) -> list[Prob
                 if folder.name == derived.FOLDER:
                     derived.forget(folder, files)
                 else:
-                    files = _repair(entry, folder.name, files, locks)
+                    files = _repair(entry, folder.name, files)
             except OSError as error:
                 raise CacheError(f"{folder}: cannot be repaired ({error}); remove the entry by hand") from error
         repaired += [problem for problem in found if problem.path.name in files]
     return repaired
 
 
-def _repair(entry: Entry, split: str, files: set[str], locks: EntryLocks) -> set[str]:
-    """Rebuild damaged pages and remove damaged files from the others; return the files that were repaired."""
-    repaired_files = set[str]()
+def _repair(entry: Entry, split: str, files: set[str]) -> set[str]:
+    """Rebuild damaged pages, and remove damaged files that no run is writing; return the files that were repaired."""
+    folder, locks, repaired = entry.path / split, entry_locks(entry.path), set[str]()
     for page in sorted({page_of(file) for file in files}):
+        listed = {file for file in files if page_of(file) == page}
         if page_name(page) in files:
-            _rebuild(entry, split, page).write(entry.path / split, page)
-            repaired_files |= {file for file in files if page_of(file) == page}
-        else:
-            repaired_files |= _drop(entry, split, page, {file for file in files if page_of(file) == page}, locks)
-    return repaired_files
-
-
-def _drop(entry: Entry, split: str, page: int, files: set[str], locks: EntryLocks) -> set[str]:
-    """Remove those files of a page that are still damaged and that no run is writing; return them."""
-    folder, manifest = entry.path / split, entry.page(split, page)
-    lines = manifest.files
-    still = {file for file in files & lines.keys() if fault(folder / file, vars(lines[file]))}
-    claimed = []
-    for file in sorted(still):
-        line = lines[file]
-        if isinstance(line, Shard):
-            number = entry.block_number(split, line.block)
-            if locks.claim(number):
-                claimed.append(number)
-            else:
-                still.discard(file)
-    try:
-        manifest.without(still).write(folder, page)
-        fault_point("unlisted")
-        for file in still:
-            (folder / file).unlink(missing_ok=True)
-    finally:
-        for number in claimed:
-            locks.release(number)
-    return still
+            _rebuild(entry, split, page).write(folder, page)
+            repaired |= listed
+            continue
+        manifest = entry.page(split, page)
+        still = {file for file in listed & manifest.files.keys() if fault(folder / file, vars(manifest.files[file]))}
+        claimed = []
+        for file in sorted(still):
+            line = manifest.files[file]
+            if isinstance(line, Shard):
+                number = entry.block_number(split, line.block)
+                if locks.claim(number):
+                    claimed.append(number)
+                else:
+                    still.discard(file)
+        try:
+            manifest.without(still).write(folder, page)
+            fault_point("unlisted")
+            for file in still:
+                (folder / file).unlink(missing_ok=True)
+        finally:
+            for number in claimed:
+                locks.release(number)
+        repaired |= still
+    return repaired
 
 
 def _rebuild(entry: Entry, split: str, page: int) -> Manifest:
@@ -135,41 +146,8 @@ def _rebuild(entry: Entry, split: str, page: int) -> Manifest:
         except UNREADABLE:
             continue
         known = {name for shard in manifest.of_block(block) for name in shard.columns}
-        if header == ShardHeader(FORMAT, entry.key, split, block, *ranges[block]) and not known & crcs.keys():
+        right = header == ShardHeader(FORMAT, entry.key, split, block, *ranges[block])
+        if right and crcs and not known & crcs.keys():
             line = Shard(path.name, block, path.stat().st_size, file_crc32(path), crcs)
             manifest = manifest.with_shard(line, shapes)
     return manifest
-
-
-def _pages_needed(entry: Entry, split: str) -> set[int]:
-    """Return the pages that should list any of the files that are there."""
-    found = set[int]()
-    for path in (entry.path / split).glob("*.h5"):
-        with suppress(CacheError):
-            found.add(page_of(path.name))
-    return found
-
-
-def _faults(
-    manifest: Path, lines: Mapping[str, Mapping[str, Any]], remedy: str, *, beside: bool, contents: bool
-) -> list[Problem]:
-    """Compare files with the lines of their manifest; ``beside``: whether files exist that it should list."""
-    if not lines and beside:
-        return [Problem(manifest, "missing, though there are files that it should list", remedy)]
-    faults = {
-        manifest.with_name(file): fault(manifest.with_name(file), line, contents=contents)
-        for file, line in lines.items()
-    }
-    return [Problem(path, what, remedy) for path, what in faults.items() if what]
-
-
-def _unfinished(entry: Entry) -> list[Problem]:
-    try:
-        progress = entry.progress()
-    except CacheError:
-        return []  # a damaged manifest, which has been reported already
-    return [
-        Problem(entry.path / split, f"not finished, {done} of {count} blocks are there", "run the same extract again")
-        for split, (done, count) in progress.items()
-        if done < count
-    ]

@@ -15,12 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reservoir_cache.entry import Entry
-from reservoir_cache.errors import CacheError
-from reservoir_cache.hdf import target_ranks
 from reservoir_cache.locks import entry_locks
-from reservoir_cache.manifest import TARGETS_FILE, Column, Shard, Targets, is_sound, page_of_block, shard_name
-from reservoir_cache.publish import make_entry_folder, publish
-from reservoir_cache.shard import ShardHeader, check_column, encode, shard_image
+from reservoir_cache.manifest import TARGETS_FILE, Column, Shard, Targets, check_column_name, is_sound, page_of
+from reservoir_cache.publish import CacheError, publish
+from reservoir_cache.shard import ShardHeader, encode, shard_image, target_ranks
 from reservoir_cache.spec import FORMAT
 
 
@@ -62,7 +60,6 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
     locks = entry_locks(entry.path)
     with locks.run(), locks.mutex():
         if not _has_targets(entry, split):
-            make_entry_folder(folder)
             image = io.BytesIO()
             with h5py.File(image, "w") as file:
                 for name in ranks:
@@ -144,7 +141,7 @@ def _store(entry: Entry, split: str, block: int, arrays: Mapping[str, NDArray[np
     The shard is ``<block>-<part>.h5``, with the lowest part that no sound shard of the block has: so a rerun after
     any interruption or repair makes the same names, and an unlisted file that a killed run left is replaced.
     """
-    folder, number = entry.path / split, page_of_block(block)
+    folder, number = entry.path / split, page_of(block)
     page, (low, high) = entry.page(split, number), entry.layout.block(entry.spec.rows[split], block)
     of_block = page.of_block(block)
     sound = [shard for shard in of_block if is_sound(folder, shard)]
@@ -154,13 +151,19 @@ def _store(entry: Entry, split: str, block: int, arrays: Mapping[str, NDArray[np
         return 0
     known = page.columns if new.keys() <= page.columns.keys() else entry.page(split, 0).columns | page.columns
     for name, x in new.items():
-        check_column(name, x, high - low, known.get(name))
+        check_column_name(name)
+        if x.dtype != np.float32 or x.ndim != 3 or len(x) != high - low or 0 in x.shape:
+            raise CacheError(
+                f"column {name}: needs float32 of shape ({high - low}, tokens, width), not {x.dtype} {x.shape}"
+            )
+        if name in known and Column(*x.shape[1:]) != known[name]:
+            other = known[name].tokens, known[name].width
+            raise CacheError(f"column {name}: shape {x.shape[1:]} per row, but other blocks have {other}")
     store, step = entry.spec.store, entry.layout.offset_rows
     encoded = {name: encode(x, store, column=name, first_row=low, offset_rows=step) for name, x in new.items()}
     header = ShardHeader(FORMAT, entry.key, split, block, low, high)
     taken = {shard.file for shard in sound}
-    file = next(name for part in range(len(taken) + 1) if (name := shard_name(block, part)) not in taken)
-    make_entry_folder(folder)
+    file = next(name for part in range(len(taken) + 1) if (name := f"{block:05d}-{part}.h5") not in taken)
     size, crc = publish(folder / file, shard_image(header, encoded, store))
     line = Shard(file, block, size, crc, {name: each.crc32 for name, each in sorted(encoded.items())})
     shapes = {name: Column(*x.shape[1:]) for name, x in new.items()}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from reservoir_cache import fault_points
+from reservoir_cache import publish
 from reservoir_pipelines.cli import run
 
 from tests.faults.rounds import Count, command, different, ended, forked
@@ -53,7 +53,7 @@ def together(stage: Stage, root: Path, log: Path, rounds: int) -> Count:
 
 def steps_of(stage: Stage, log: Path, draw: random.Random) -> list[str]:
     """Return every visit to a step that an undisturbed run makes, each step's first visit before all others."""
-    work = lambda: run([str(a) for a in stage.command]) or print(json.dumps(fault_points._reached))  # noqa: E731
+    work = lambda: run([str(a) for a in stage.command]) or print(json.dumps(publish._reached))  # noqa: E731
     said = ended(forked(work, log, fault="none"), log, 0).said
     reached: dict[str, int] = json.loads(said.splitlines()[-1])
     later = [f"{step}:{visit}" for step, visits in reached.items() for visit in range(2, visits + 1)]

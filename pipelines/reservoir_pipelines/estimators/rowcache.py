@@ -185,7 +185,7 @@ def row_spec(model: LoadedModel) -> Spec:
 def shared_cache(root: Path, model: LoadedModel, plan: Plan) -> RowCache:
     """Return the row cache of a model, one per process."""
     layout = Layout(block_rows=plan.block_rows, batch_rows=plan.batch_rows)
-    return _shared(root, model.settings.title, row_spec(model).canonical(), plan.columns, layout)
+    return _shared(root, model.settings.title, json.dumps(row_spec(model).to_dict()), plan.columns, layout)
 
 
 @lru_cache(maxsize=4)
