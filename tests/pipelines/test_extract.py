@@ -12,7 +12,7 @@ import torch
 from reservoir_cache import CacheError, repair, verify
 from reservoir_pipelines import extract, prepare
 from reservoir_pipelines.extraction import run
-from reservoir_pipelines.extraction.spec import draw_rows
+from reservoir_pipelines.extraction.run import draw_rows
 from safetensors.torch import load_file, save_file
 
 from reservoir import InputError, plan

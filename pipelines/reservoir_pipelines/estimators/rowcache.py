@@ -26,8 +26,7 @@ from reservoir.features import column_shapes, forward
 from reservoir.plan import Plan
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks.task import Task, Tokens, Vectors
-from reservoir_pipelines.extraction.run import compute_missing
-from reservoir_pipelines.extraction.spec import frozen_fields
+from reservoir_pipelines.extraction.run import compute_missing, frozen_fields
 from reservoir_pipelines.files import stamp
 from reservoir_pipelines.workspace import ROWS
 

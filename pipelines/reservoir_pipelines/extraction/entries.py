@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from reservoir_cache import Entry, last_entry, list_entries
 
 from reservoir.errors import InputError
-from reservoir.option_fields import without_where
+from reservoir.option_fields import as_group, without_where
 from reservoir.options import RowOptions
 from reservoir.reservoir import full_name
 from reservoir.tasks import TASKS, own_name
@@ -44,10 +43,23 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
     def matches(entry: Entry) -> bool:
         return _has_options(entry, wanted) and (not own or _same_data(entry, name, root, labels))
 
-    found = last_entry(root, task, matches)
-    if found and not own and task not in TASKS and ":" not in name:
-        notify(f"{name} not found; using the last extraction of {_origin(found)}")
-    return found or _refuse(root, name, task, wanted, entries)
+    if found := last_entry(root, task, matches):
+        if not own and task not in TASKS and ":" not in name:
+            notify(f"{name} not found; using the last extraction of {_origin(found)}")
+        return found
+    extract = f"run reservoir extract {quote(name)}"
+    same = [entry for entry in entries if entry.spec.task["name"] == task]
+    if wanted and any(not _has_options(entry, wanted) for entry in same):
+        given = ", ".join(f"{flag} {value}" for flag, value in wanted.items())
+        raise InputError(f"nothing extracted for {name!r} with {given}; {extract} with these options first")
+    if any(_origin(entry) == str(Path(name).resolve()) for entry in same):
+        raise InputError(f"{name}: the file has changed since it was extracted; {extract} again")
+    if same and Path(name).exists():
+        why = f"what is cached under this name was made of {_origin(same[0])}"
+    else:
+        tasks = sorted({entry.spec.task["name"] for entry in entries})
+        why = f"the cache in {root} holds {', '.join(tasks)}" if tasks else f"the cache in {root} is empty"
+    raise InputError(f"nothing extracted for {name!r}: {why}; {extract} first")
 
 
 def _has_options(entry: Entry, wanted: dict[str, Any]) -> bool:
@@ -60,36 +72,16 @@ def _has_options(entry: Entry, wanted: dict[str, Any]) -> bool:
 
 def _same_data(entry: Entry, file: str, root: Path, labels: str | None) -> bool:
     """Return whether an entry was made of what a file holds now."""
-    from reservoir_pipelines.extraction.spec import data_digest, draw_rows
+    from reservoir_pipelines.extraction.run import data_digest, draw_rows
     from reservoir_pipelines.preparation.prepare import prepare
 
-    options = RowOptions(**{key: value for key, value in _settings(entry).items() if key in vars(RowOptions())})
-    options = replace(options, labels=labels) if labels else options
+    given = _settings(entry) | ({"labels": labels} if labels else {})
+    options = as_group(given, RowOptions)
     try:
         prepared = prepare(file, options, cache=root)
     except InputError:  # the file can no longer be read with these options, so it has changed
         return False
     return entry.spec.data["digest"] == data_digest(prepared, draw_rows(prepared, options.limit))
-
-
-def _refuse(root: Path, name: str, task: str, wanted: dict[str, Any], entries: list[Entry]) -> Entry:
-    """Raise `InputError` that says why there is no entry, and how to make it."""
-    extract = f"run reservoir extract {quote(name)}"
-    same = [entry for entry in entries if entry.spec.task["name"] == task]
-    of_path = [e for e in same if _origin(e) == str(Path(name).resolve())]
-    if wanted and any(not _has_options(entry, wanted) for entry in same):
-        given = ", ".join(f"{flag} {value}" for flag, value in wanted.items())
-        raise InputError(f"nothing extracted for {name!r} with {given}; {extract} with these options first")
-    if of_path:
-        raise InputError(f"{name}: the file has changed since it was extracted; {extract} again")
-    if same and Path(name).exists():
-        other = _origin(same[0])
-        raise InputError(
-            f"nothing extracted for {name!r}: what is cached under this name was made of {other}; {extract} first"
-        )
-    tasks = sorted({entry.spec.task["name"] for entry in entries})
-    have = f"the cache in {root} holds {', '.join(tasks)}" if tasks else f"the cache in {root} is empty"
-    raise InputError(f"nothing extracted for {name!r}: {have}; {extract} first")
 
 
 def _origin(entry: Entry) -> str | None:

@@ -1,25 +1,40 @@
-"""The stage ``extract``: one frozen forward pass over a task, its pooled hidden states cached to HDF5."""
+"""The stage ``extract``: one frozen forward pass over a task, its pooled hidden states cached to HDF5.
+
+Receipts of finished extractions let an equal call find its entry without the model and without torch.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import socket
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reservoir_cache import FeatureStore, folder_bytes
+from reservoir_cache import CacheError, Entry, FeatureStore, folder_bytes, path_below, verify
 
+from reservoir import backbone_names
 from reservoir.options import ClusterOptions, ExtractOptions
-from reservoir_pipelines.extraction.receipts import recall, remember, request_of
+from reservoir_pipelines.files import read_checked, stamp, write_checked
 from reservoir_pipelines.output import Record, meter, notify
 from reservoir_pipelines.preparation.prepare import prepare_for_model
+from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.workspace import cache_root
 
 if TYPE_CHECKING:
     from reservoir_cache import SplitFeatures
 
     from reservoir.plan import Plan
+
+PACKAGES = (Path(backbone_names.__file__).parent, Path(__file__).parents[1])
+"""The code that resolves and computes a call, with the weights that come with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +80,7 @@ class Extraction(Record):
 
 
 def resolved_plan(task: str, options: ExtractOptions) -> Plan:
-    """Return the plan of an extraction, each option with its value and the reason for it; nothing is computed.
-
-    The data is prepared if it is not yet.
-    """
+    """Return the plan of an extraction, for which the data is prepared if it is not yet; nothing is computed."""
     from reservoir_pipelines.extraction.run import plan_of  # which imports torch
 
     options, prepared = prepare_for_model(task, options, cache_root(options.cache))
@@ -82,18 +94,14 @@ def extract(
     *,
     splits: Sequence[str] | None = None,
 ) -> Extraction:
-    """Run a frozen transformer over a task once and cache its pooled hidden states.
-
-    Whatever is cached already is reused: a finished extraction runs nothing, an interrupted one goes on, a new column
-    is added without computing the others again. The same options give the same bytes, however often it was stopped.
-    """
+    """Run a frozen transformer over a task once and cache its pooled hidden states; see `api.extract`."""
     started = time.monotonic()
     root = cache_root(options.cache)
     options, prepared = prepare_for_model(task, options, root)
     for note in prepared.notes():
         notify(note)
-    request = request_of(prepared, options, splits)
-    if found := recall(root, request):
+    request = _request_of(prepared, options, splits)
+    if found := _recall(root, request):
         entry, columns, computed = *found, 0
     else:
         from reservoir_pipelines.extraction.run import row_count, start_run  # which imports torch
@@ -106,7 +114,12 @@ def extract(
             computed = share_blocks(run, entry, todo, options, cluster, bar.advance) if shared else 0
             computed += run.compute(entry, bar.advance)
         columns = run.columns
-        remember(root, request, entry, columns, run.splits)
+        if request:
+            receipt = {"entry": str(entry.path.relative_to(root)), "key": entry.key}
+            file = path_below(root, "receipts", f"{request[:32]}.json")
+            with suppress(OSError):  # a cache that others own can be read only
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_checked(file, receipt | {"columns": list(columns), "splits": list(run.splits)})
     if not computed:
         name = f"{prepared.task.name} x {entry.path.name.rpartition('-')[0]}"
         notify(f"{name}: everything is cached already in {entry.path}; no forward pass")
@@ -119,3 +132,62 @@ def extract(
         reused=computed == 0,
         computed_rows=computed,
     )
+
+
+def _request_of(prepared: Prepared, options: ExtractOptions, splits: Sequence[str] | None) -> str | None:
+    """Return the SHA-256 of all that decides the result of a call; None for models of the hub, which may change."""
+    given = asdict(replace(options, cache=None))
+    folders = [Path(name) for name in (options.backbone, options.init) if name and Path(name).exists()]
+    name = options.backbone or "mini"
+    drawn = str(options.init).startswith("random") and name.partition(":")[0] in backbone_names.NAMES
+    if not (folders or drawn or name == "mini"):
+        return None
+    here = {
+        "host": [socket.gethostname(), _machine()],
+        "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "code": _code(),
+        "weights": [_stamps(folder) for folder in folders],
+        "versions": [version(name) for name in ("torch", "transformers")],
+    }
+    text = json.dumps([prepared.digest, given, splits, here], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _recall(root: Path, request: str | None) -> tuple[Entry, tuple[str, ...]] | None:
+    """Return the entry and columns of an earlier, equal request if all are still there, and mark the entry as last."""
+    if request is None:
+        return None
+    try:
+        kept = read_checked(path_below(root, "receipts", f"{request[:32]}.json"))
+        entry = Entry.open(root / kept["entry"])
+        columns = tuple(kept["columns"])
+        faults = [problem for problem in verify(entry, contents=False) if problem.path.name not in entry.splits]
+        unlabelled = any(entry.page(split, 0).targets is None for split in entry.splits)
+        lacks = faults or unlabelled or any(entry.missing(split, columns) for split in kept["splits"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, CacheError):
+        return None  # no receipt, or a damaged one
+    if lacks or entry.key != kept["key"]:
+        return None
+    name = entry.path.name.rpartition("-")[0]
+    return Entry.create(root, name, entry.spec, entry.layout, entry.made_with), columns
+
+
+@cache
+def _machine() -> str:
+    """Return what distinguishes machines of the same name, where the system has it."""
+    for name in ("/etc/machine-id", "/proc/sys/kernel/random/boot_id"):
+        with suppress(OSError):
+            if number := Path(name).read_text().strip():
+                return number
+    return ""
+
+
+@cache
+def _code() -> list[tuple[str, list[int]]]:
+    return [stamp for package in PACKAGES for stamp in _stamps(package)]
+
+
+def _stamps(place: Path) -> list[tuple[str, list[int]]]:
+    """Return name and stamp of a file, or of every file below a folder."""
+    files = sorted(path for path in place.rglob("*") if path.suffix != ".pyc") if place.is_dir() else [place]
+    return [(str(path), stamp(path)) for path in files if path.is_file()]

@@ -7,9 +7,10 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from reservoir_cache import required_bytes
 
-from reservoir.features import column_shapes, forward, model_batches, to_pieces
+from reservoir.features import forward, model_batches, to_pieces
 from reservoir.options import ExtractOptions
 from reservoir_pipelines.extraction.run import Run, start_run
 from reservoir_pipelines.output import Record, notify
@@ -75,15 +76,27 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
     run = start_run(task, options, prepared, root)
     loading = clock() - started
     notify(f"plan: data and model loaded in {loading:.0f} s; timing the model for about {SECONDS * REPEATS:.0f} s")
-    present = sum(run.spec.rows.values())
+    present, count = sum(run.spec.rows.values()), run.layout.batch_rows
     rows = rows or present
-    x, stored = _sample(run, run.layout.block_rows)
-    lengths = _lengths(run, x, stored)
-    padded, tokens = _tokens(run, lengths) / len(x), float(lengths.sum()) / len(x)
-    speed = 1 / (_seconds_per_token(run) * padded)
-    shapes = column_shapes(run.model.fpt.task, run.model.fpt.backbone.width, run.columns)
+    x, lengths = _sample(run, run.layout.block_rows)
+    padded, tokens = (total / len(x) for total in _tokens(run, x, lengths))
+    found: list[float] = []  # seconds per token of each trial, on more and more rows until one is long enough
+    while len(found) < REPEATS:
+        x, lengths = _sample(run, count, len(found))
+        started = clock()
+        forward(run.model, prepared.scaling, x, lengths, run.columns, run.layout.batch_rows)
+        seconds = clock() - started
+        if seconds >= SECONDS or len(x) < count or count >= run.layout.block_rows:
+            found.append(seconds / _tokens(run, x, lengths)[0])
+        else:
+            count = min(run.layout.block_rows, max(2 * count, int(count * SECONDS / max(seconds, 1e-3))))
+    speed = 1 / (sorted(found)[REPEATS // 2] * padded)
+    if run.model.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(run.model.device)
+    else:
+        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     shares = {split: -(-count * rows // present) for split, count in run.spec.rows.items()}
-    block = 4 * run.layout.block_rows * sum(kept * width for kept, width in shapes.values())
+    block = 4 * run.layout.block_rows * sum(kept * width for kept, width in run.shapes.values())
     return Forecast(
         task=prepared.task.name,
         backbone=run.model.settings.title,
@@ -94,8 +107,8 @@ def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers
         rows_per_second=speed,
         workers=workers,
         seconds=loading + rows / (speed * workers),
-        bytes=required_bytes(run.spec, run.layout, shares, shapes),
-        memory=_peak_memory(run) + QUEUED * block,
+        bytes=required_bytes(run.spec, run.layout, shares, run.shapes),
+        memory=peak + QUEUED * block,
         device=str(run.model.device),
         compute=run.model.compute,
     )
@@ -109,34 +122,8 @@ def _sample(run: Run, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray
     return part.x, part.lengths
 
 
-def _lengths(run: Run, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    return to_pieces(run.model, run.prepared.scaling, x, lengths)[1]
-
-
-def _tokens(run: Run, lengths: np.ndarray) -> float:
-    """Return the tokens that go through the model for rows of these lengths, padding included."""
-    return float(sum(len(rows) * tokens for rows, tokens in model_batches(run.model, lengths, run.layout.batch_rows)))
-
-
-def _seconds_per_token(run: Run) -> float:
-    """Run the model on more and more rows until a trial is long enough; return the median of such trials."""
-    count, found = run.layout.batch_rows, list[float]()
-    while len(found) < REPEATS:
-        x, lengths = _sample(run, count, len(found))
-        started = clock()
-        forward(run.model, run.prepared.scaling, x, lengths, run.columns, run.layout.batch_rows)
-        seconds = clock() - started
-        if seconds >= SECONDS or len(x) < count or count >= run.layout.block_rows:
-            found.append(seconds / _tokens(run, _lengths(run, x, lengths)))
-        else:
-            count = min(run.layout.block_rows, max(2 * count, int(count * SECONDS / max(seconds, 1e-3))))
-    return sorted(found)[REPEATS // 2]
-
-
-def _peak_memory(run: Run) -> int:
-    """Return the most bytes that this process has held so far."""
-    import torch
-
-    if run.model.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(run.model.device)
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def _tokens(run: Run, x: np.ndarray, lengths: np.ndarray) -> tuple[float, float]:
+    """Return the tokens that go through the model for some rows, with padding and without."""
+    lengths = to_pieces(run.model, run.prepared.scaling, x, lengths)[1]
+    batches = model_batches(run.model, lengths, run.layout.batch_rows)
+    return float(sum(len(rows) * tokens for rows, tokens in batches)), float(lengths.sum())

@@ -1,7 +1,9 @@
-"""One extraction: its plan, its model, and the blocks that its entry still lacks."""
+"""One extraction: its plan and model, the specification that names its entry, and the blocks that it still lacks."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from reservoir_cache import (
     STORES,
     Entry,
@@ -23,14 +26,18 @@ from reservoir_cache import (
     verify,
     write_targets,
 )
+from torch import nn
 
+from reservoir.backbones import describe_weights
+from reservoir.errors import InputError
 from reservoir.features import column_shapes, forward
 from reservoir.option_fields import as_group, typed
 from reservoir.options import ExtractOptions, FeatureOptions, RowOptions
 from reservoir.plan import Plan, resolve
 from reservoir.reservoir import LoadedModel, load_model
 from reservoir.tasks import TASKS
-from reservoir_pipelines.extraction.spec import check_windows, draw_rows, make_spec
+from reservoir.tasks.task import Tokens
+from reservoir.tasks.windows import Windows
 from reservoir_pipelines.output import notify, size_text
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 from reservoir_pipelines.workspace import versions
@@ -38,6 +45,8 @@ from reservoir_pipelines.workspace import versions
 Compute = Callable[[str, int, int, Sequence[str]], Mapping[str, np.ndarray]]
 """Called with a split, its first and last row, and columns; returns their values (rows, tokens, width)."""
 
+PADDING = "right, masked"
+LIMIT_SEED = 0
 MOST_TOKENS = 2**17  # of a block of several parts: what a kill may lose, about a minute of GPT-2 on two cores
 LEAST_BLOCKS = 8  # which several workers can share
 POLL = 0.5  # seconds between looks at the blocks that other processes have claimed
@@ -58,6 +67,13 @@ def start_run(
         notify(note)
     rows = draw_rows(prepared, options.limit)
     check_windows(prepared, rows, model.windows)
+    spec = make_spec(prepared, rows, model, plan.store)
+    shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, plan.columns)
+    # A file holds several of the blocks of the plan, where they are small and quick.
+    row_bytes = STORES[plan.store] * sum(tokens * width for tokens, width in shapes.values())
+    most = min(MOST_TOKENS // prepared.task.max_tokens, sum(spec.rows.values()) // LEAST_BLOCKS)
+    block_rows = rows_per_block(row_bytes, plan.block_rows, most)
+    layout = Layout(block_rows=block_rows, batch_rows=plan.batch_rows, offset_rows=plan.block_rows)
     kept = as_group(options, FeatureOptions).to_dict()
     kept |= {"layers": ",".join(plan.layers), "pool": ",".join(plan.poolings)}
     call = {
@@ -65,52 +81,37 @@ def start_run(
         "settings": plan.reservoir.to_dict() | as_group(options, RowOptions).to_dict() | kept,
         "command": typed("extract", [str(task)], options),
     }
-    spec = make_spec(prepared, rows, model, plan.store)
-    return Run(root, prepared, plan, model, rows, spec, call, splits or list(rows))
+    return Run(root, prepared, plan.columns, shapes, layout, model, rows, spec, call, splits or list(rows))
 
 
 @dataclass
 class Run:
-    """An extraction that is ready to be computed."""
+    """An extraction that is ready to be computed.
+
+    ``shapes`` holds (tokens, width) of a row of each column; ``layout`` is how a new entry is cut.
+    """
 
     root: Path
     prepared: Prepared
-    plan: Plan
+    columns: tuple[str, ...]
+    shapes: dict[str, tuple[int, int]]
+    layout: Layout
     model: LoadedModel
     rows: dict[str, np.ndarray]
     spec: Spec
     call: dict[str, Any]
     splits: Sequence[str]
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that the entry will hold."""
-        return self.plan.columns
-
-    @property
-    def layout(self) -> Layout:
-        """How a new entry is cut: a file for several of the blocks of the plan, where they are small and quick."""
-        unit, shapes = self.plan.block_rows, self._shapes
-        row_bytes = STORES[self.spec.store] * sum(tokens * width for tokens, width in shapes.values())
-        most = min(MOST_TOKENS // self.prepared.task.max_tokens, sum(self.spec.rows.values()) // LEAST_BLOCKS)
-        block_rows = rows_per_block(row_bytes, unit, most)
-        return Layout(block_rows=block_rows, batch_rows=self.plan.batch_rows, offset_rows=unit)
-
-    @property
-    def _shapes(self) -> dict[str, tuple[int, int]]:
-        return column_shapes(self.model.fpt.task, self.model.fpt.backbone.width, self.columns)
-
     def open(self) -> tuple[Entry, list[tuple[str, int]]]:
         """Create or open the entry, write its labels, drop damaged blocks; return it and the blocks that it lacks."""
-        name = f"{self.spec.task['name']} x {self.model.settings.title}"
-        space = required_bytes(self.spec, self.layout, self.spec.rows, self._shapes)
-        folder = f"{self.model.settings.title}-{self.spec.key[:16]}"
-        exists = (self.root / "features" / self.spec.task["name"] / folder).is_dir()
+        task, title = self.spec.task["name"], self.model.settings.title
+        rows = sum(self.spec.rows.values())
+        space = required_bytes(self.spec, self.layout, self.spec.rows, self.shapes)
+        exists = (self.root / "features" / task / f"{title}-{self.spec.key[:16]}").is_dir()
         if not exists:
-            rows = sum(self.spec.rows.values())
-            notify(f"{name}: {rows:,} rows, {len(self.columns)} columns, {size_text(space)} on disk")
+            notify(f"{task} x {title}: {rows:,} rows, {len(self.columns)} columns, {size_text(space)} on disk")
             check_space(self.root, space)
-        entry = Entry.create(self.root, self.model.settings.title, self.spec, self.layout, self._made_with())
+        entry = Entry.create(self.root, title, self.spec, self.layout, self._made_with())
         repair(entry, verify(entry, contents=False))
         for split, index in self.rows.items():
             whole = self.prepared.split(split)
@@ -121,25 +122,19 @@ class Run:
         if exists and todo:
             count = row_count(entry, todo)
             lacking = max(len(entry.lacking(split, block, self.columns)) for split, block in todo)
-            part = space * count * lacking // (sum(self.spec.rows.values()) * len(self.columns))
-            notify(f"{name}: {count:,} rows still to compute, at most {size_text(part)} more on disk")
+            part = space * count * lacking // (rows * len(self.columns))
+            notify(f"{task} x {title}: {count:,} rows still to compute, at most {size_text(part)} more on disk")
             check_space(self.root, part)
         return entry, todo
 
     def compute(self, entry: Entry, advance: Callable[[int, int], None]) -> int:
         """Compute all missing blocks; return the number of rows computed by this process."""
-        computed = compute_missing(entry, self.splits, self.columns, partial(self._forward, entry.layout), advance)
+        computed = compute_missing(entry, self.splits, self.columns, partial(self.forward, entry.layout), advance)
         if note := self.model.reader.note if self.model.reader else "":
             notify(f"{self.spec.task['name']}: {note}")
         return computed
 
-    def compute_blocks(self, entry: Entry, blocks: Sequence[tuple[str, int]], columns: Sequence[str]) -> int:
-        """Compute some blocks; return the number of rows."""
-        return compute_blocks(entry, blocks, columns, partial(self._forward, entry.layout))
-
-    def _forward(
-        self, layout: Layout, split: str, low: int, high: int, columns: Sequence[str]
-    ) -> dict[str, np.ndarray]:
+    def forward(self, layout: Layout, split: str, low: int, high: int, columns: Sequence[str]) -> dict[str, np.ndarray]:
         """Compute the columns of some rows, `Layout.offset_rows` at a time: values do not depend on the blocks."""
         parts = []
         for start in range(low, high, layout.offset_rows):
@@ -149,10 +144,6 @@ class Run:
         return {column: np.concatenate([part[column] for part in parts]) for column in columns}
 
     def _made_with(self) -> dict[str, Any]:
-        import torch
-
-        from reservoir.backbones import describe_weights
-
         on_cpu = self.model.device.type == "cpu"
         return {
             "call": self.call,
@@ -165,6 +156,66 @@ class Run:
             "instructions": torch.backends.cpu.get_cpu_capability() if on_cpu else torch.cuda.get_device_name(),
             "versions": versions("torch", "transformers", "h5py", "numpy"),
         }
+
+
+def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:
+    """Return the row numbers used of each split, ascending: all, or a fixed random draw of ``limit``."""
+    drawn = {}
+    for split, count in prepared.rows.items():
+        if limit is None or limit >= count:
+            drawn[split] = np.arange(count)
+        else:
+            drawn[split] = np.sort(np.random.default_rng(LIMIT_SEED).permutation(count)[:limit])
+    return drawn
+
+
+def check_windows(prepared: Prepared, rows: Mapping[str, np.ndarray], windows: Windows) -> None:
+    """Raise `InputError` naming the first row that is shorter than a window, before anything is computed."""
+    for split, index in rows.items():
+        lengths = prepared.split(split).lengths[index]
+        if not windows.plain and not windows.counts(lengths.min()):
+            row, shortest, patch = int(index[lengths.argmin()]), lengths.min(), windows.patch
+            remedy = "use a smaller patch" if shortest < patch else "use smaller dilations, or --pad same"
+            raise InputError(f"--patch {patch}: row {row} of {split} has {shortest} values; {remedy}")
+
+
+def data_digest(prepared: Prepared, rows: Mapping[str, np.ndarray]) -> str:
+    """Return the SHA-256 of the prepared data and of the row numbers used."""
+    digest = hashlib.sha256(prepared.digest.encode())
+    for split, index in sorted(rows.items()):
+        digest.update(json.dumps([split, len(index)]).encode())
+        digest.update(index.astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def make_spec(prepared: Prepared, rows: Mapping[str, np.ndarray], model: LoadedModel, store: str) -> Spec:
+    """Return everything that changes a number in the entry, and nothing else."""
+    data = {"digest": data_digest(prepared, rows), "rows": {split: len(index) for split, index in rows.items()}}
+    return Spec(task=prepared.task.to_dict(), data=data, **frozen_fields(model), store=store)
+
+
+def frozen_fields(model: LoadedModel) -> dict[str, Any]:
+    """Return the fields of a specification that name a frozen model, whatever it is applied to."""
+    settings, windows = model.settings, model.windows
+    # How GELU with tanh is computed decides the last bits of features.
+    tanh = any(isinstance(part, nn.GELU) and part.approximate == "tanh" for part in model.fpt.backbone.modules())
+    if model.reader:
+        long = {} if settings.long == "cut" else {"long": settings.long}
+        inputs = {"kind": "native", "seed": 0, "gain": 1.0, "patch": 1, "stride": 1, **model.input_digests, **long}
+    else:
+        # Part of the key only where they differ from the plain ones, as keys had no such fields at first.
+        further = {"dilations": list(windows.dilations), "pad": windows.pad, "normalise": windows.normalise}
+        plain = {"dilations": [1], "pad": "valid", "normalise": "channel"}
+        inputs = {name: getattr(settings, name) for name in ("seed", "gain", "patch", "stride")}
+        inputs["kind"] = "gaussian" if isinstance(model.fpt.task.form, Tokens) else settings.input
+        inputs |= {name: value for name, value in further.items() if value != plain[name]}
+    return {
+        "backbone": {"family": model.family, "digest": model.digest} | ({"gelu": "one step"} if tanh else {}),
+        "init": {"kind": settings.init, "seed": 0 if settings.init == "pretrained" else settings.seed},
+        "input": inputs,
+        "padding": PADDING,
+        "compute": model.compute,
+    }
 
 
 def missing_blocks(entry: Entry, splits: Sequence[str], columns: Sequence[str]) -> list[tuple[str, int]]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
+import torch
 from reservoir_cache import Entry
 
 from reservoir.errors import InputError
 from reservoir.features import forward
 from reservoir.options import ClusterOptions, ExtractOptions
 from reservoir.reservoir import full_name
-from reservoir_pipelines.extraction.run import Run, start_run
+from reservoir_pipelines.extraction.run import Run, compute_blocks, start_run
 from reservoir_pipelines.output import notify, silenced
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.workers import check_versions, map_pieces, program_versions, this_worker
@@ -40,8 +42,8 @@ class Share:
     prepared: Path
     key: str
     threads: int | None = None
-    versions: Mapping[str, str] | None = None
-    probe: Mapping[str, tuple[float, float]] | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    probe: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def share_blocks(
@@ -56,55 +58,44 @@ def share_blocks(
 
     Blocks of a worker that dies go to another worker; published blocks are not computed again.
     """
-    import torch
-
     size = min(TASK_BLOCKS, -(-len(todo) // MOST_TASKS) or 1)
-    threads = max(1, torch.get_num_threads() // cluster.workers) if cluster.workers else None
-    share = Share(
-        task=run.call["task"],
-        options=with_full_paths(options, run.root),
-        prepared=run.prepared.path.resolve(),
-        key=entry.key,
-        threads=threads,
-        versions=program_versions() if cluster.scheduler else None,
-        probe=probe(run) if cluster.scheduler else None,
-    )
-    _runs[entry.key] = run  # this process has loaded the model already
-    tasks = [
-        (share, entry.path.resolve(), run.columns, todo[first : first + size]) for first in range(0, len(todo), size)
-    ]
-    try:
-        done = map_pieces(
-            work, tasks, workers=cluster.workers, scheduler=cluster.scheduler, done=advance, notify=notify
-        )
-        return sum(done)
-    finally:
-        del _runs[entry.key]
-
-
-def with_full_paths(options: ExtractOptions, root: Path) -> ExtractOptions:
-    """Return the options with full paths, for processes that were started in another folder."""
-    return replace(
+    init = Path(options.init or "")
+    full = replace(  # full paths, for processes that were started in another folder
         options,
         data=options.data and options.data.resolve(),
         backbone=options.backbone and full_name(options.backbone),
-        init=str(Path(options.init).resolve()) if options.init and Path(options.init).is_dir() else options.init,
-        cache=root.resolve(),
+        init=str(init.resolve()) if options.init and init.is_dir() else options.init,
+        cache=run.root.resolve(),
     )
+    share = Share(
+        task=run.call["task"],
+        options=full,
+        prepared=run.prepared.path.resolve(),
+        key=entry.key,
+        threads=max(1, torch.get_num_threads() // cluster.workers) if cluster.workers else None,
+        versions=program_versions() if cluster.scheduler else {},
+        probe=probe(run) if cluster.scheduler else {},
+    )
+    _runs[entry.key] = run  # this process has loaded the model already
+    starts = range(0, len(todo), size)
+    tasks = [(share, entry.path.resolve(), run.columns, todo[start : start + size]) for start in starts]
+    try:
+        places = {"workers": cluster.workers, "scheduler": cluster.scheduler}
+        return sum(map_pieces(work, tasks, **places, done=advance, notify=notify))
+    finally:
+        del _runs[entry.key]
 
 
 def work(share: Share, path: Path, columns: tuple[str, ...], blocks: Sequence[tuple[str, int]]) -> int:
     """Compute and publish some blocks of an entry; return the number of their rows."""
     with _one_pass, silenced():
-        run = _runs.get(share.key) or _open(share)
-        return run.compute_blocks(Entry.open(path), blocks, columns)
+        run, entry = _runs.get(share.key) or _open(share), Entry.open(path)
+        return compute_blocks(entry, blocks, columns, partial(run.forward, entry.layout))
 
 
 def _open(share: Share) -> Run:
-    """Load the model in this process, once; raise `InputError` if its cache key is not the caller's."""
-    import torch
-
-    check_versions(share.versions or {})
+    """Load the model in this process, once; raise `InputError` if it is another one than the caller's."""
+    check_versions(share.versions)
     if share.threads:
         torch.set_num_threads(share.threads)
     prepared = Prepared.open(share.prepared, verify=False)  # the caller has verified it
@@ -115,7 +106,14 @@ def _open(share: Share) -> Run:
             f"the worker's cache key {run.spec.key[:16]} differs from {share.key[:16]}: another model, data, precision "
             "or version of this program. Give all workers the same, and name --compute"
         )
-    _check_probe(share.probe or {}, run)
+    found = probe(run) if share.probe else {}
+    for column, (mean, deviation) in share.probe.items():
+        difference = max(abs(found[column][0] - mean), abs(found[column][1] - deviation))
+        if difference > PROBE_TOLERANCE * max(deviation, 1e-6):
+            raise InputError(
+                f"{this_worker()}: its features of {column} differ from those of the process that started the command; "
+                "install the same version of reservoir everywhere"
+            )
     _runs.clear()
     _runs[share.key] = run
     return run
@@ -127,15 +125,3 @@ def probe(run: Run) -> dict[str, tuple[float, float]]:
     part = run.prepared.split(split).take(index[:PROBE_ROWS])
     values = forward(run.model, run.prepared.scaling, part.x, part.lengths, run.columns, len(part.lengths))
     return {column: (float(array.mean()), float(array.std())) for column, array in values.items()}
-
-
-def _check_probe(expected: Mapping[str, tuple[float, float]], run: Run) -> None:
-    """Raise `InputError` if this worker computes other features than the process that started the command."""
-    found = probe(run) if expected else {}
-    for column, (mean, deviation) in expected.items():
-        difference = max(abs(found[column][0] - mean), abs(found[column][1] - deviation))
-        if difference > PROBE_TOLERANCE * max(deviation, 1e-6):
-            raise InputError(
-                f"{this_worker()}: its features of {column} differ from those of the process that started the command; "
-                "install the same version of reservoir everywhere"
-            )

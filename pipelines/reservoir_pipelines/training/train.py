@@ -28,7 +28,7 @@ from reservoir.training.rows import TargetScale, TrainingRows
 from reservoir.training.steps import FPTSteps, Score, baseline, converged_step, default_rate
 from reservoir.training.trainer import DivergedError, Processes, State, processes
 from reservoir_pipelines.extraction.extract import extract
-from reservoir_pipelines.extraction.spec import check_windows, draw_rows, make_spec
+from reservoir_pipelines.extraction.run import check_windows, draw_rows, make_spec
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.plots import plot_confusion
 from reservoir_pipelines.preparation.prepare import prepare

@@ -14,8 +14,7 @@ from reservoir.option_fields import typed
 from reservoir.options import ClusterOptions, ExtractOptions
 from reservoir.reservoir import full_name, load_model
 from reservoir_pipelines.extraction.extract import Extraction, extract
-from reservoir_pipelines.extraction.run import plan_of
-from reservoir_pipelines.extraction.spec import data_digest, draw_rows
+from reservoir_pipelines.extraction.run import data_digest, draw_rows, plan_of
 from reservoir_pipelines.preparation.prepare import prepare_for_model
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.tuning.judge import KNOWN
