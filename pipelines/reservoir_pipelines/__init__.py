@@ -19,7 +19,6 @@ FUNCTIONS = (
     "export",
     "extract",
     "fit",
-    "import_backbone",
     "plan",
     "predict",
     "prepare",
@@ -31,7 +30,7 @@ FUNCTIONS = (
 )
 """The functions of ``api.py``. ``__init__.pyi`` has their signatures; ``python docs/stub.py`` writes it."""
 
-CLASSES = {
+PLACES = {
     "Attention": "attention_maps",
     "Explanation": "prediction.explain",
     "Export": "prediction.export",
@@ -51,17 +50,18 @@ CLASSES = {
     "Result": "fitting.results",
     "Training": "training.training_result",
     "Tuning": "tuning.tune",
+    "import_backbone": "foreign_backbone",
 }
-"""The classes with their modules."""
+"""The modules of all other public names."""
 
-__all__ = [*CLASSES, *FUNCTIONS]  # noqa: PLE0604 (pyright reads the stub)
+__all__ = [*PLACES, *FUNCTIONS]  # noqa: PLE0604 (pyright reads the stub)
 
 
 def __getattr__(name: str) -> Any:
     # Stages import torch and scikit-learn; the command line has to answer --help without them.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{CLASSES.get(name, 'api')}"), name)
+    return getattr(import_module(f"{__name__}.{PLACES.get(name, 'api')}"), name)
 
 
 def __dir__() -> list[str]:

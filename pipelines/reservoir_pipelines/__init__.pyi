@@ -16,6 +16,7 @@ from reservoir_pipelines.extraction.forecast import Forecast as Forecast
 from reservoir_pipelines.fitting.results import Fit as Fit
 from reservoir_pipelines.fitting.results import Result as Result
 from reservoir_pipelines.foreign_backbone import Imported as Imported
+from reservoir_pipelines.foreign_backbone import import_backbone as import_backbone
 from reservoir_pipelines.prediction.explain import Explanation as Explanation
 from reservoir_pipelines.prediction.export import Export as Export
 from reservoir_pipelines.prediction.predict import Prediction as Prediction
@@ -536,43 +537,6 @@ def fit(
     >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"))
     >>> found.best.metric, found.best.test_score > 0.5
     ('accuracy', True)
-    """
-
-def import_backbone(
-    source: StrPath,
-    out: StrPath,
-) -> Imported:
-    """Write the weights of a foreign file as a folder that ``backbone=`` takes; no code of the file is run.
-
-    Parameters
-    ----------
-    source : str or path-like
-        An ONNX file of a ViT or DINOv2 whose tensors have transformers' names; a GGUF file; or a ``pytorch_model.bin``
-        beside its ``config.json``, or their folder.
-    out : str or path-like
-        A new folder.
-
-    Returns
-    -------
-    Imported
-        The folder, and the tensors that were left out.
-
-    Raises
-    ------
-    InputError
-        If the weights cannot be read without running code, or no backbone can be loaded from them.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from transformers import GPT2Config, GPT2Model
-    >>> from reservoir_pipelines import import_backbone
-    >>> model = GPT2Model(GPT2Config(n_layer=1, n_embd=16, n_head=2, n_positions=64, vocab_size=50))
-    >>> model.config.save_pretrained("old")
-    >>> torch.save(model.state_dict(), "old/pytorch_model.bin")
-    >>> imported = import_backbone("old", "new")
-    >>> sorted(path.name for path in imported.folder.iterdir())
-    ['config.json', 'model.safetensors']
     """
 
 def plan(

@@ -14,29 +14,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from reservoir import options as opt
 from reservoir.errors import nearest, require_path
 from reservoir.option_fields import Options, as_group, keyword
-from reservoir.options import (
-    AttentionOptions,
-    CacheOptions,
-    ClusterOptions,
-    DeviceOptions,
-    DownloadOptions,
-    ExplainOptions,
-    ExtractOptions,
-    FitOptions,
-    OutOptions,
-    PlaceOptions,
-    PretrainOptions,
-    ReproduceOptions,
-    ReservoirOptions,
-    RowOptions,
-    ShapeOptions,
-    TaskOptions,
-    TrainOptions,
-    TrustOptions,
-    TuneOptions,
-)
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
@@ -45,7 +25,6 @@ if TYPE_CHECKING:
     from reservoir_pipelines.extraction.extract import Extraction
     from reservoir_pipelines.extraction.forecast import Forecast
     from reservoir_pipelines.fitting.results import Fit
-    from reservoir_pipelines.foreign_backbone import Imported
     from reservoir_pipelines.prediction.explain import Explanation
     from reservoir_pipelines.prediction.export import Export
     from reservoir_pipelines.prediction.predict import Predictions
@@ -70,16 +49,15 @@ def takes(*groups: type[Options]) -> Callable[[F], F]:
         items = {item.name: item for group in groups for item in fields(group)}
         items = {name: item for name, item in items.items() if name not in {p.name for p in own}}
         options = [keyword(item.name, item.default, str(item.type)) for item in items.values()]
-        vars(function)["__signature__"] = inspect.Signature([*own, *options], return_annotation=_returned(function))
+        returned = function.__annotations__["return"]
+        vars(function).update(
+            groups=groups, __signature__=inspect.Signature([*own, *options], return_annotation=returned)
+        )
         described = "\n".join(map(_described, items.values()))
         function.__doc__ = (function.__doc__ or "").replace("    **options", described)
         return function
 
     return document
-
-
-def _returned(function: Callable[..., Any]) -> str:
-    return str(function.__annotations__["return"])
 
 
 def _described(item: Field[Any]) -> str:
@@ -93,14 +71,15 @@ def _described(item: Field[Any]) -> str:
     return f"    {item.name} : {' or '.join(words)}, {default}\n{below}"
 
 
-def _check(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Raise `TypeError` for a keyword that a function does not have."""
+def groups_of(function: Callable[..., Any], given: Mapping[str, Any]) -> list[Any]:
+    """Return each group of options of a function with the values given; raise `TypeError` for a wrong keyword."""
     known = inspect.signature(function).parameters
     for name in given.keys() - known.keys():
         raise TypeError(f"{function.__name__}() has no keyword {name!r}{nearest(name, known)}")
+    return [as_group(given, group) for group in vars(function)["groups"]]
 
 
-@takes(TaskOptions, ClusterOptions, DownloadOptions, CacheOptions)
+@takes(opt.TaskOptions, opt.ClusterOptions, opt.DownloadOptions, opt.CacheOptions)
 def prepare(task: StrPath, **options: Any) -> Prepared:
     """Prepare a task's data, or open it if that has been done.
 
@@ -126,14 +105,11 @@ def prepare(task: StrPath, **options: Any) -> Prepared:
     """
     from reservoir_pipelines.preparation.prepare import prepare as run
 
-    _check(prepare, options)
-    cluster, files = as_group(options, ClusterOptions), as_group(options, DownloadOptions)
-    cache = as_group(options, CacheOptions).cache
-    task = require_path(task, "prepare: task")
-    return run(task, as_group(options, TaskOptions), cache=cache, cluster=cluster, files=files)
+    chosen, cluster, files, place = groups_of(prepare, options)
+    return run(require_path(task, "prepare: task"), chosen, cache=place.cache, cluster=cluster, files=files)
 
 
-@takes(ExtractOptions, ClusterOptions)
+@takes(opt.ExtractOptions, opt.ClusterOptions)
 def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: Any) -> Extraction:
     """Run a frozen transformer over a task once and cache its pooled hidden states.
 
@@ -168,12 +144,10 @@ def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: An
     """
     from reservoir_pipelines.extraction.extract import extract as run
 
-    _check(extract, options)
-    task = require_path(task, "extract: task")
-    return run(task, as_group(options, ExtractOptions), as_group(options, ClusterOptions), splits=splits)
+    return run(require_path(task, "extract: task"), *groups_of(extract, options), splits=splits)
 
 
-@takes(ExtractOptions)
+@takes(opt.ExtractOptions)
 def plan(task: StrPath, *, rows: int | None = None, workers: int = 1, **options: Any) -> Forecast:
     """Measure a few seconds of an extraction and estimate the time, disk and memory of all of it.
 
@@ -201,11 +175,10 @@ def plan(task: StrPath, *, rows: int | None = None, workers: int = 1, **options:
     """
     from reservoir_pipelines.extraction.forecast import plan as run
 
-    _check(plan, options)
-    return run(require_path(task, "plan: task"), as_group(options, ExtractOptions), rows=rows, workers=workers)
+    return run(require_path(task, "plan: task"), *groups_of(plan, options), rows=rows, workers=workers)
 
 
-@takes(FitOptions, DeviceOptions)
+@takes(opt.FitOptions, opt.DeviceOptions)
 def fit(features: Features | Sequence[Features], **options: Any) -> Fit:
     """Fit a readout to every column under every setting and choose one by validation.
 
@@ -240,11 +213,10 @@ def fit(features: Features | Sequence[Features], **options: Any) -> Fit:
     """
     from reservoir_pipelines.fitting.fit import fit as run
 
-    _check(fit, options)
-    return run(features, as_group(options, FitOptions), as_group(options, DeviceOptions))
+    return run(features, *groups_of(fit, options))
 
 
-@takes(TuneOptions, ShapeOptions, RowOptions, PlaceOptions, ClusterOptions, OutOptions)
+@takes(opt.TuneOptions, opt.ShapeOptions, opt.RowOptions, opt.PlaceOptions, opt.ClusterOptions, opt.OutOptions)
 def tune(task: StrPath, **options: Any) -> Tuning:
     """Search for the reservoirs that suit some data, and fit a readout to the best of them side by side.
 
@@ -280,13 +252,10 @@ def tune(task: StrPath, **options: Any) -> Tuning:
     """
     from reservoir_pipelines.tuning.tune import tune as run
 
-    _check(tune, options)
-    groups = (as_group(options, TuneOptions), as_group(options, ShapeOptions), as_group(options, RowOptions))
-    place, cluster = as_group(options, PlaceOptions), as_group(options, ClusterOptions)
-    return run(require_path(task, "tune: task"), *groups, place, cluster, as_group(options, OutOptions))
+    return run(require_path(task, "tune: task"), *groups_of(tune, options))
 
 
-@takes(DeviceOptions, TrustOptions)
+@takes(opt.DeviceOptions, opt.TrustOptions)
 def predict(readout: StrPath, file: StrPath, **options: Any) -> Predictions:
     """Apply a saved readout to the sequences of a file.
 
@@ -315,12 +284,11 @@ def predict(readout: StrPath, file: StrPath, **options: Any) -> Predictions:
     """
     from reservoir_pipelines.prediction.predict import predict as run
 
-    _check(predict, options)
     readout, file = require_path(readout, "predict: readout"), require_path(file, "predict: file")
-    return run(Path(readout), Path(file), as_group(options, DeviceOptions), as_group(options, TrustOptions))
+    return run(Path(readout), Path(file), *groups_of(predict, options))
 
 
-@takes(ExplainOptions)
+@takes(opt.ExplainOptions)
 def explain(readout: StrPath, file: StrPath, **options: Any) -> Explanation:
     """Draw what each position of some sequences adds to the score of the predicted class.
 
@@ -357,12 +325,11 @@ def explain(readout: StrPath, file: StrPath, **options: Any) -> Explanation:
     """
     from reservoir_pipelines.prediction.explain import explain as run
 
-    _check(explain, options)
     readout, file = require_path(readout, "explain: readout"), require_path(file, "explain: file")
-    return run(Path(readout), Path(file), as_group(options, ExplainOptions))
+    return run(Path(readout), Path(file), *groups_of(explain, options))
 
 
-@takes(OutOptions)
+@takes(opt.OutOptions)
 def export(readout: StrPath, *, to: str = "torch", **options: Any) -> Export:
     """Write a saved readout and its frozen model as one file, from a raw sequence to logits.
 
@@ -394,11 +361,10 @@ def export(readout: StrPath, *, to: str = "torch", **options: Any) -> Export:
     """
     from reservoir_pipelines.prediction.export import export as run
 
-    _check(export, options)
-    return run(Path(require_path(readout, "export: readout")), as_group(options, OutOptions), to=to)
+    return run(Path(require_path(readout, "export: readout")), *groups_of(export, options), to=to)
 
 
-@takes(ReservoirOptions, RowOptions, TrainOptions, PlaceOptions)
+@takes(opt.ReservoirOptions, opt.RowOptions, opt.TrainOptions, opt.PlaceOptions)
 def train(task: StrPath, **options: Any) -> Training:
     """Train some groups of a model's parameters on a task, with everything else frozen.
 
@@ -429,13 +395,10 @@ def train(task: StrPath, **options: Any) -> Training:
     """
     from reservoir_pipelines.training.train import train as run
 
-    _check(train, options)
-    reservoir, source = as_group(options, ReservoirOptions), as_group(options, RowOptions)
-    recipe, place = as_group(options, TrainOptions), as_group(options, PlaceOptions)
-    return run(require_path(task, "train: task"), reservoir, source, recipe, place)
+    return run(require_path(task, "train: task"), *groups_of(train, options))
 
 
-@takes(ShapeOptions, PretrainOptions, PlaceOptions)
+@takes(opt.ShapeOptions, opt.PretrainOptions, opt.PlaceOptions)
 def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> Pretraining:
     """Pretrain a backbone on a corpus.
 
@@ -468,13 +431,11 @@ def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> Pretraining:
     """
     from reservoir_pipelines.pretraining.pretrain import pretrain as run
 
-    _check(pretrain, options)
-    corpus, folder = require_path(corpus, "pretrain: corpus"), Path(require_path(out, "pretrain: out"))
-    shape, recipe = as_group(options, ShapeOptions), as_group(options, PretrainOptions)
-    return run(corpus, shape, recipe, as_group(options, PlaceOptions), out=folder)
+    folder = Path(require_path(out, "pretrain: out"))
+    return run(require_path(corpus, "pretrain: corpus"), *groups_of(pretrain, options), out=folder)
 
 
-@takes(ReservoirOptions, TaskOptions, AttentionOptions, PlaceOptions)
+@takes(opt.ReservoirOptions, opt.TaskOptions, opt.AttentionOptions, opt.PlaceOptions)
 def attention(task: StrPath, **options: Any) -> Attention:
     """Draw and save the attention maps of one block over the first rows of a split.
 
@@ -499,51 +460,10 @@ def attention(task: StrPath, **options: Any) -> Attention:
     """
     from reservoir_pipelines.attention_maps import attention as run
 
-    _check(attention, options)
-    reservoir, source = as_group(options, ReservoirOptions), as_group(options, TaskOptions)
-    drawn, place = as_group(options, AttentionOptions), as_group(options, PlaceOptions)
-    return run(require_path(task, "attention: task"), reservoir, source, drawn, place)
+    return run(require_path(task, "attention: task"), *groups_of(attention, options))
 
 
-def import_backbone(source: StrPath, out: StrPath) -> Imported:
-    """Write the weights of a foreign file as a folder that ``backbone=`` takes; no code of the file is run.
-
-    Parameters
-    ----------
-    source : str or path-like
-        An ONNX file of a ViT or DINOv2 whose tensors have transformers' names; a GGUF file; or a ``pytorch_model.bin``
-        beside its ``config.json``, or their folder.
-    out : str or path-like
-        A new folder.
-
-    Returns
-    -------
-    Imported
-        The folder, and the tensors that were left out.
-
-    Raises
-    ------
-    InputError
-        If the weights cannot be read without running code, or no backbone can be loaded from them.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from transformers import GPT2Config, GPT2Model
-    >>> from reservoir_pipelines import import_backbone
-    >>> model = GPT2Model(GPT2Config(n_layer=1, n_embd=16, n_head=2, n_positions=64, vocab_size=50))
-    >>> model.config.save_pretrained("old")
-    >>> torch.save(model.state_dict(), "old/pytorch_model.bin")
-    >>> imported = import_backbone("old", "new")
-    >>> sorted(path.name for path in imported.folder.iterdir())
-    ['config.json', 'model.safetensors']
-    """
-    from reservoir_pipelines.foreign_backbone import import_backbone as run
-
-    return run(Path(source), Path(out))
-
-
-@takes(ReproduceOptions, ClusterOptions, TaskOptions, PlaceOptions)
+@takes(opt.ReproduceOptions, opt.ClusterOptions, opt.TaskOptions, opt.PlaceOptions)
 def reproduce(
     names: StrPath | Sequence[StrPath], *, confirm: Callable[[Any, Any], bool] | None = None, **options: Any
 ) -> Reproduction:
@@ -575,13 +495,10 @@ def reproduce(
     """
     from reservoir_pipelines.reproduction.reproduce import reproduce as run
 
-    _check(reproduce, options)
-    chosen, cluster = as_group(options, ReproduceOptions), as_group(options, ClusterOptions)
-    source, place = as_group(options, TaskOptions), as_group(options, PlaceOptions)
-    return run(_several(names, "reproduce: names"), chosen, cluster, source, place, confirm=confirm)
+    return run(_several(names, "reproduce: names"), *groups_of(reproduce, options), confirm=confirm)
 
 
-@takes(OutOptions, CacheOptions)
+@takes(opt.OutOptions, opt.CacheOptions)
 def report(sources: StrPath | Sequence[StrPath], *, markdown: bool = False, **options: Any) -> Report:
     """Write a page about folders of `reproduce`, `fit` and `train`.
 
@@ -611,9 +528,7 @@ def report(sources: StrPath | Sequence[StrPath], *, markdown: bool = False, **op
     """
     from reservoir_pipelines.reports.report import report as run
 
-    _check(report, options)
-    out, place = as_group(options, OutOptions), as_group(options, CacheOptions)
-    return run(_several(sources, "report: sources"), out, place, markdown=markdown)
+    return run(_several(sources, "report: sources"), *groups_of(report, options), markdown=markdown)
 
 
 def _several(values: StrPath | Sequence[StrPath], what: str) -> list[str]:

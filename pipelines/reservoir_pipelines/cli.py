@@ -9,15 +9,21 @@ from typing import Annotated, Any
 
 import typer
 
-from reservoir_pipelines.command import HELP
-from reservoir_pipelines.commands import (
-    cache_commands,
-    data_commands,
-    fit_commands,
-    model_commands,
-    reproduce_commands,
-    train_commands,
+from reservoir.options import (
+    CacheOptions,
+    ClusterOptions,
+    ImportOptions,
+    ModelOptions,
+    OutOptions,
+    PlaceOptions,
+    ReproduceOptions,
+    ReservoirOptions,
+    RowOptions,
+    TaskOptions,
 )
+from reservoir_pipelines import api
+from reservoir_pipelines.command import HELP, command
+from reservoir_pipelines.commands import cache_commands, data_commands, fit_commands, model_commands, reproduce_commands
 from reservoir_pipelines.faults import Interruptible, system_fault
 from reservoir_pipelines.output import heartbeat, printable
 
@@ -32,8 +38,30 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for commands in (data_commands, fit_commands, model_commands, train_commands, reproduce_commands, cache_commands):
-    commands.register(app)
+caches = typer.Typer(help="Look after what is kept.", context_settings=HELP, rich_markup_mode=None)
+
+# Each command with its groups of options; those of a public function stand for all of its groups.
+_DATA, _PROTOCOL = (TaskOptions, "data"), (TaskOptions, "data", "protocol")
+_MODEL = (ModelOptions, "init", "seed", "depth")
+command(app, data_commands.tasks, _DATA, CacheOptions)
+command(app, data_commands.doctor, _DATA, CacheOptions)
+command(app, data_commands.prepare, api.prepare)
+command(app, data_commands.extract, api.extract)
+command(app, data_commands.plan, api.plan)
+command(app, fit_commands.fit, api.fit, CacheOptions, ReservoirOptions, RowOptions)
+command(app, fit_commands.tune, api.tune)
+command(app, fit_commands.predict, api.predict)
+command(app, fit_commands.explain, api.explain)
+command(app, fit_commands.export, api.export)
+command(app, model_commands.backbone, _MODEL, _PROTOCOL, ImportOptions, OutOptions, CacheOptions)
+command(app, model_commands.attention, api.attention)
+command(app, model_commands.train, api.train)
+command(app, model_commands.pretrain, api.pretrain)
+command(app, reproduce_commands.reproduce, ReproduceOptions, ClusterOptions, _DATA, PlaceOptions)
+command(app, reproduce_commands.report, api.report)
+for _name in ("list_", "show", "verify", "repair", "remove", "prune"):
+    command(caches, getattr(cache_commands, _name), CacheOptions)
+app.add_typer(caches, name="cache")
 
 
 def _print_version(wanted: bool) -> None:

@@ -14,33 +14,19 @@ import typer
 from typer.core import TyperCommand
 
 from reservoir.errors import InputError
-from reservoir.option_fields import Options, flag_of, keyword, panels, refuse_modules
-from reservoir_pipelines.early import check_names
+from reservoir.option_fields import flag_of, keyword, panels, refuse_modules
 from reservoir_pipelines.output import print_json, print_table
 
 HELP = {"help_option_names": ["-h", "--help"]}
 """The flags that print the help."""
-
-Group = type[Options] | tuple[Any, ...]
-"""A class of options, or a class followed by the names of the options that a command has."""
 
 _TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "Path": Path}
 
 OwnTask = Annotated[str, typer.Argument(help="A task's name, or the path of your own data.")]
 
 SECTIONS = (
-    "Arguments",
-    "Data",
-    "Model",
-    "Features",
-    "Readout",
-    "Search",
-    "Training",
-    "Attention",
-    "Tables",
-    "Output",
-    "Run",
-    "Options",
+    *("Arguments", "Data", "Model", "Features", "Readout", "Search"),
+    *("Training", "Attention", "Tables", "Output", "Run", "Options"),
 )
 """The sections of a command's help, in their order."""
 
@@ -75,40 +61,54 @@ class Answer:
     wrong: bool = False
 
 
-def command(app: typer.Typer, *groups: Group, name: str | None = None) -> Callable[[Callable[..., Answer | None]], Any]:
+def command(app: typer.Typer, function: Callable[..., Answer | None], *groups: Any) -> None:
     """Register a function as a command with its own arguments, the options of some groups, --json and --config.
 
-    The function is called with its own arguments and ``given``, a dict of the options that were set; also with ``json``
-    if it has such a parameter. Its answer is printed as JSON or as tables; for None nothing is printed.
+    A group is a class of options, a tuple of such a class and the names of some of its options, or a public function,
+    for all of its groups. The function is called with its own arguments and ``given``, a dict of the options that were
+    set; also with ``json`` if it has such a parameter. Its answer is printed as JSON or as tables; for None nothing is
+    printed.
     """
+    parameters = inspect.signature(function, eval_str=True).parameters
+    own = [p for p in parameters.values() if p.name not in ("given", "json")]
+    items = {item.name: item for group in groups for item in _fields(group) if item.name not in parameters}
 
-    def register(function: Callable[..., Answer | None]) -> Callable[..., Answer | None]:
-        parameters = inspect.signature(function, eval_str=True).parameters
-        own = [p for p in parameters.values() if p.name not in ("given", "json")]
-        wants_json = {"json"} & parameters.keys()
-        items = [item for group in groups for item in _fields(group)]
-        pairs = {item.name: flag_of(item) for item in items if str(item.type).startswith("Mapping")}
+    def run(config: Path | None = None, json: bool = False, **values: Any) -> None:
+        given = {name: value for name in items if (value := values.pop(name)) is not None}
+        for name, value in given.items():
+            if str(items[name].type).startswith("Mapping"):
+                given[name] = parse_parameters(value, flag_of(items[name]))
+        check_names({**values, **given})
+        answer = function(**values, given=given, **({"json": json} if "json" in parameters else {}))
+        if answer and json:
+            print_json(answer.value)
+        for table in answer.tables if answer and not json else ():
+            print_table(*table)
+        if answer and answer.wrong:
+            raise typer.Exit(1)
 
-        def run(config: Path | None = None, json: bool = False, **values: Any) -> None:
-            given = {item.name: value for item in items if (value := values.pop(item.name)) is not None}
-            for pair in pairs.keys() & given.keys():
-                given[pair] = parse_parameters(given[pair], pairs[pair])
-            check_names({**values, **given})
-            answer = function(**values, given=given, **dict.fromkeys(wants_json, json))
-            if answer and json:
-                print_json(answer.value)
-            for table in answer.tables if answer and not json else ():
-                print_table(*table)
-            if answer and answer.wrong:
-                raise typer.Exit(1)
+    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    signature = inspect.Signature([*own, *map(_parameter, items.values()), *_COMMON])
+    vars(run)["__signature__"], run.__doc__ = signature, function.__doc__
+    app.command(function.__name__.rstrip("_"), cls=SectionedCommand)(run)
 
-        own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-        run.__signature__ = inspect.Signature([*own, *map(_parameter, items), *_COMMON])  # pyright: ignore
-        run.__doc__, run.__name__ = function.__doc__, function.__name__
-        app.command(name, cls=SectionedCommand)(run)
-        return function
 
-    return register
+def check_names(given: Mapping[str, Any]) -> None:
+    """Raise `InputError` for an unknown task or backbone, or a missing file, before anything heavy is imported."""
+    if backbone := given.get("backbone"):
+        from reservoir.backbone_names import check_backbone_name
+
+        check_backbone_name(backbone)
+    if task := given.get("task"):
+        from reservoir.tasks import TASKS, task_named
+
+        source = task_named(task)
+        if task not in TASKS:
+            source.files()
+    for name, what in (("readout", "a folder that fit or train wrote"), ("file", "your data")):
+        path = given.get(name)
+        if isinstance(path, Path) and not path.exists():
+            raise InputError(f"{path}: no such file or folder; name {what}")
 
 
 def parse_parameters(texts: Sequence[str], flag: str = "--param") -> dict[str, Any]:
@@ -125,9 +125,11 @@ def parse_parameters(texts: Sequence[str], flag: str = "--param") -> dict[str, A
     return given
 
 
-def _fields(group: Group) -> list[Field[Any]]:
+def _fields(group: Any) -> list[Field[Any]]:
     kind, *names = group if isinstance(group, tuple) else (group,)
-    return [item for item in fields(kind) if not names or item.name in names]
+    return [
+        item for each in getattr(kind, "groups", [kind]) for item in fields(each) if not names or item.name in names
+    ]
 
 
 def _parameter(item: Field[Any]) -> inspect.Parameter:
@@ -138,16 +140,15 @@ def _parameter(item: Field[Any]) -> inspect.Parameter:
     shown = item.metadata["shown"] or (item.default if plain else "")
     text = item.metadata["help"] + (f" [default: {shown}]" if shown != "" else "")
     flag = flag_of(item)
-    flags = [f"{flag}/--no-{flag[2:]}"] if item.default is True else [flag]
     more: dict[str, Any] = {"metavar": "NAME=VALUE"} if kind.startswith("Mapping") else {}
-    annotation = (list[str] if several else _TYPES.get(kind, str)) | None
-    return keyword(
-        item.name,
-        None,
-        Annotated[
-            annotation, typer.Option(*flags, help=text, show_default=False, rich_help_panel=panels[item.name], **more)
-        ],
+    found = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if item.default is True else flag,
+        help=text,
+        show_default=False,
+        rich_help_panel=panels[item.name],
+        **more,
     )
+    return keyword(item.name, None, Annotated[(list[str] if several else _TYPES.get(kind, str)) | None, found])
 
 
 def _read_config(context: typer.Context, file: Path | None) -> Path | None:
@@ -159,29 +160,26 @@ def _read_config(context: typer.Context, file: Path | None) -> Path | None:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"--config {file}: not readable ({error})") from error
     name = str(context.info_name)
-    _refuse_unread(file, name, tables, _command_names(name, context.find_root().command))
+    top: dict[str, Any] = getattr(context.find_root().command, "commands", {})
+    known = {name, *(key for n, member in top.items() for key in getattr(member, "commands", [n]))}
+    for key, value in tables.items():
+        if key not in known:
+            table = isinstance(value, dict)
+            what = f"the table [{key}] is not named after a command" if table else f"{key!r} stands outside of a table"
+            raise InputError(f"--config {file}: {what}; write the settings of {name} below a line [{name}]")
     values = tables.get(name, {})
     if not isinstance(values, dict):
         raise InputError(f"--config {file}: write the settings of {name} below a line [{name}]")
-    options: dict[str, Any] = {}
-    for parameter in context.command.params:
-        if parameter.param_type_name == "option" and parameter.name != "config":
-            flag = parameter.opts[0].removeprefix("--").replace("-", "_")
-            options[flag] = parameter
+    flags = [p for p in context.command.params if p.param_type_name == "option" and p.name != "config"]
+    options: dict[str, Any] = {p.opts[0].removeprefix("--").replace("-", "_"): p for p in flags}
     found: dict[str, Any] = {}
     for key, value in values.items():
-        flag = str(key).replace("-", "_")
-        if flag not in options:
+        option = options.get(str(key).replace("-", "_"))
+        if option is None:
             raise InputError(f"--config {file}: {name} has no setting {key!r}; it has {', '.join(sorted(options))}")
-        joined = isinstance(value, list) and not options[flag].multiple
-        found[options[flag].name] = ",".join(map(str, value)) if joined else value
-    _refuse_code(file, found)
-    context.default_map = found
-    return file
-
-
-def _refuse_code(file: Path, found: Mapping[str, Any]) -> None:
-    """Refuse settings that would import a module or load a readout that can run code."""
+        joined = isinstance(value, list) and not option.multiple
+        found[option.name] = ",".join(map(str, value)) if joined else value
+    # A file must not decide which code runs.
     pairs = found.get("override")
     for values in (found, parse_parameters(pairs, "--override") if isinstance(pairs, list) else {}):
         refuse_modules(values, f"--config {file}")
@@ -190,22 +188,8 @@ def _refuse_code(file: Path, found: Mapping[str, Any]) -> None:
             f"--config {file}: 'trust' lets a readout run code, and a file cannot decide that; remove it, and pass "
             "--trust on the command line if you trust whoever made the readout"
         )
-
-
-def _refuse_unread(file: Path, name: str, tables: Mapping[str, Any], commands: set[str]) -> None:
-    """Refuse settings outside of tables, and tables that are not named after a command: nothing would read them."""
-    for key, value in tables.items():
-        table = isinstance(value, dict)
-        if key not in commands:
-            what = f"the table [{key}] is not named after a command" if table else f"{key!r} stands outside of a table"
-            raise InputError(f"--config {file}: {what}; write the settings of {name} below a line [{name}]")
-
-
-def _command_names(name: str, found: Any) -> set[str]:
-    """Return the name of a command, or those of the commands of a group."""
-    if not hasattr(found, "commands"):
-        return {name}
-    return {inner for key, member in found.commands.items() for inner in _command_names(key, member)}
+    context.default_map = found
+    return file
 
 
 _JSON = typer.Option("--json", help="Print one JSON object and nothing else on stdout.")

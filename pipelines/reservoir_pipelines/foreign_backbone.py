@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +38,15 @@ class Imported(Record):
     notes: tuple[str, ...]
 
 
-def import_backbone(source: str | Path, out: str | Path) -> Imported:
+def import_backbone(source: str | PathLike[str], out: str | PathLike[str]) -> Imported:
     """Convert the weights in a file or folder to a model folder for ``--backbone``, without running any code of theirs.
 
     Parameters
     ----------
-    source : str or Path
+    source : str or path-like
         An ONNX file of a ViT or DINOv2 whose tensors have transformers' names; a GGUF file; or a ``pytorch_model.bin``
         beside its ``config.json``, or their folder.
-    out : str or Path
+    out : str or path-like
         A new folder.
 
     Returns

@@ -10,19 +10,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from reservoir_pipelines.cli import run
 
-
-@pytest.fixture
-def call(cache, capfd):
-    """Run a command in this process; return its exit code, stdout and stderr."""
-
-    def calling(*arguments):
-        code = run([str(a) for a in arguments])
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return calling
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def test_the_main_path_in_json(call, tiny_gpt2, tmp_path):

@@ -5,11 +5,8 @@ import json
 import h5py
 import numpy as np
 import pytest
-import typer
 from reservoir_pipelines import attention
 from reservoir_pipelines.attention_maps import average_maps, bit_diagonals, token_labels
-from reservoir_pipelines.commands.model_commands import register
-from typer.testing import CliRunner
 
 from reservoir.errors import InputError
 from reservoir.options import ReservoirOptions
@@ -21,18 +18,16 @@ TINY = "gpt2:n_layer=2,n_embd=16,n_head=2,n_positions=70"
 PNG = b"\x89PNG"
 
 
-@pytest.fixture(scope="module")
-def run():
-    app = typer.Typer()
-    register(app)
+@pytest.fixture
+def run(call):
+    """Run a command that succeeds, and return its stdout."""
 
-    def invoke(*arguments):
-        result = CliRunner().invoke(app, arguments)
-        if result.exception:
-            raise result.exception
-        return result.stdout
+    def running(*arguments):
+        code, out, error = call(*arguments)
+        assert code == 0, error
+        return out
 
-    return invoke
+    return running
 
 
 def test_backbone_prints_its_card_and_draws_it(run, cache, tmp_path, painted):
@@ -57,9 +52,9 @@ def test_the_card_of_t5_says_that_it_is_the_encoder(run, cache, tmp_path):
     assert "the encoder alone; the parameters of the decoder are not counted" in text
 
 
-def test_backbone_refuses_a_task_that_is_too_long(run, cache):
-    with pytest.raises(InputError, match="task 'cifar10-lra': sequences of 1024 tokens"):
-        run("backbone", TINY, "--init", "random", "--task", "cifar10-lra")
+def test_backbone_refuses_a_task_that_is_too_long(call, cache):
+    code, _, error = call("backbone", TINY, "--init", "random", "--task", "cifar10-lra")
+    assert code == 2 and "task 'cifar10-lra': sequences of 1024 tokens" in error
 
 
 def test_attention_saves_what_it_draws(run, cache, tmp_path, painted):

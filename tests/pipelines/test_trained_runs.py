@@ -8,11 +8,8 @@ import h5py
 import numpy as np
 import pytest
 import torch
-import typer
 from reservoir_pipelines import attention, export, predict, train
-from reservoir_pipelines.commands.train_commands import register
 from reservoir_pipelines.training.trained import load_run
-from typer.testing import CliRunner
 
 from reservoir.errors import InputError
 
@@ -184,45 +181,33 @@ def test_a_tracker_that_is_not_installed_is_refused(cache, monkeypatch):
         train("bit-xor", track="wandb", parameters=FEW, **QUICK)
 
 
-def test_the_command(cache, tmp_path):
-    app = typer.Typer()
-    register(app)
-    app.command()(lambda: None)
-
+def test_the_command(cache, call):
     def run(*arguments):
         settings = ["--backbone", TINY, "--init", "random", "--param", "train_rows=64", "--eval-every", "2"]
-        return CliRunner().invoke(app, ["train", "bit-xor", *settings, *arguments])
+        return call("train", "bit-xor", *settings, *arguments)
 
-    out = run("--steps", "4", "--train", "output,layernorm", "--json")
-    done = json.loads(out.stdout)
+    done = json.loads(run("--steps", "4", "--train", "output,layernorm", "--json")[1])
     assert done["steps"] == 4 and done["groups"] == ["output", "layernorm"]
-    assert "unchanged bit for bit" in run("--steps", "4", "--train", "output,layernorm").stdout
-    stopped = run("--steps", "40", "--train", "all", "--learning-rate", "50", "--bound", "3")
-    assert stopped.exit_code == 1 and "checkpoint" in stopped.stderr
-    assert isinstance(run("--steps", "5", "--train", "output,layernorm").exception, InputError)
+    assert "unchanged bit for bit" in run("--steps", "4", "--train", "output,layernorm")[1]
+    code, _, error = run("--steps", "40", "--train", "all", "--learning-rate", "50", "--bound", "3")
+    assert code == 1 and "checkpoint" in error
+    assert run("--steps", "5", "--train", "output,layernorm")[0] == 2
 
 
-def test_the_table_shows_a_regression_as_a_number(cache, own):
-    app = typer.Typer()
-    register(app)
-    app.command()(lambda: None)
-    flags = ["--backbone", TINY, "--init", "random", "--steps", "2", "--device", "cpu"]
-    shown = CliRunner().invoke(app, ["train", str(own / "values.npz"), *flags]).stdout
-    done = json.loads(CliRunner().invoke(app, ["train", str(own / "values.npz"), *flags, "--json"]).stdout)
+def test_the_table_shows_a_regression_as_a_number(cache, own, call):
+    flags = ["train", own / "values.npz", "--backbone", TINY, "--init", "random", "--steps", "2", "--device", "cpu"]
+    shown = call(*flags)[1]
+    done = json.loads(call(*flags, "--json")[1])
     assert done["metric"] == "R²"
     for split in ("valid", "test"):
         (line,) = [line for line in shown.splitlines() if line.startswith(f"{split} R²")]
         assert line.split()[-1] == f"{done[f'{split}_score']:.3f}"
 
 
-def test_an_interrupted_command_says_how_to_go_on(cache, monkeypatch):
-    app = typer.Typer()
-    register(app)
-    app.command()(lambda: None)
-
+def test_an_interrupted_command_says_how_to_go_on(cache, monkeypatch, call):
     def interrupted(*_arguments, **_settings):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("reservoir_pipelines.training.train.train", interrupted)
-    done = CliRunner().invoke(app, ["train", "bit-xor"])
-    assert done.exit_code == 130 and "--resume" in done.stderr
+    code, _, error = call("train", "bit-xor")
+    assert code == 130 and "--resume" in error

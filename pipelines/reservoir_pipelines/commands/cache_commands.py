@@ -1,4 +1,4 @@
-"""The commands under ``reservoir cache``: what is kept, whether it is whole, and how to be rid of it."""
+"""The commands under ``reservoir cache``: list, check, repair and remove what is stored."""
 
 from __future__ import annotations
 
@@ -8,62 +8,41 @@ import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import reservoir_cache as store  # h5py is imported with the first function that needs it
 import typer
 
 from reservoir.errors import InputError
 from reservoir.option_fields import seconds_of, span
-from reservoir.options import CacheOptions
-from reservoir_pipelines.command import HELP, Answer, Table, command
+from reservoir_pipelines.command import Answer, Table
 from reservoir_pipelines.output import notify, size_text
-from reservoir_pipelines.workspace import ROWS
-
-if TYPE_CHECKING:
-    from reservoir_cache import Entry, EntrySummary
+from reservoir_pipelines.workspace import ROWS, cache_root
 
 Name = Annotated[str, typer.Argument(metavar="ENTRY", help="A task (its last extraction), a key or a folder.")]
 
-MADE = {
-    "prepared": 2,
-    "readouts": 2,
-    "runs": 2,
-    "pretrained": 1,
-    "backbones": 1,
-    "attention": 1,
-    "reproductions": 1,
-}
-"""What else lies below the cache's root, and how many folders deep one of it is."""
+OTHERS = ("prepared/*/*", "readouts/*/*", "runs/*/*", "pretrained/*", "backbones/*", "attention/*", "reproductions/*")
+"""What else lies below the cache's root."""
 
 UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    group = typer.Typer(help="Look after what is kept.", context_settings=HELP, rich_markup_mode=None)
-    for function in (list_kept, show, verify, repair, remove, prune):
-        command(group, CacheOptions, name=function.__name__.partition("_")[0])(function)
-    app.add_typer(group, name="cache")
-
-
-def list_kept(given: dict[str, Any]) -> Answer:
+def list_(given: dict[str, Any]) -> Answer:
     """List all that is kept, its size and last use."""
-    from reservoir_cache import broken_entries, list_entries, summarize
-
-    root = _root(given)
-    found = [summarize(entry) for entry in list_entries(root)]
-    for problem in broken_entries(root):
-        notify(f"{problem.path}: {problem.what}; {problem.repair}")
+    root = cache_root(**given)
+    found = [store.summarize(entry) for entry in store.list_entries(root)]
+    for problem in store.broken_entries(root):
+        notify(str(problem))
     rows = [_line([each], each.entry.path.name) for each in found if not _of_estimator(each.entry)]
     if batches := [each for each in found if _of_estimator(each.entry)]:
         rows.append(_line(batches, f"{len(batches):,} batches of the estimators"))
     headings = ("task", "entry", "#rows", "#columns", "#size", "compute", "store", "last used", "state")
-    others = [(str(path.relative_to(root)), size_text(_bytes_of(path))) for path in _others(root)]
+    others = [(str(path.relative_to(root)), size_text(store.folder_bytes(path))) for path in _others(root)]
     tables: list[Table] = [(headings, rows, str(root)), *([(("also kept", "#size"), others)] if others else [])]
     return Answer([_summary(each) for each in found], tables)
 
 
-def _line(found: Sequence[EntrySummary], name: str) -> tuple[Any, ...]:
+def _line(found: Sequence[store.EntrySummary], name: str) -> tuple[Any, ...]:
     """Return the line of some entries that are listed as one."""
     specs = [each.entry.spec for each in found]
     return (
@@ -79,22 +58,16 @@ def _line(found: Sequence[EntrySummary], name: str) -> tuple[Any, ...]:
     )
 
 
-def _of_estimator(entry: Entry) -> bool:
+def _of_estimator(entry: store.Entry) -> bool:
     """Whether it holds a batch of rows that an estimator was given; they are listed and removed together."""
     return set(entry.spec.rows) == {ROWS}
 
 
 def show(entry: Name, given: dict[str, Any]) -> Answer:
     """Show all that is known of one entry."""
-    from reservoir_cache import summarize
-
-    found = _find(entry, given)
-    each = summarize(found)
-    summary = _summary(each) | {
-        "spec": found.spec.to_dict(),
-        "made_with": dict(found.made_with),
-        "running": found.running(),
-    }
+    found = _find(entry, cache_root(**given))
+    each, made, spec = store.summarize(found), dict(found.made_with), found.spec.to_dict()
+    summary = _summary(each) | {"spec": spec, "made_with": made, "running": found.running()}
     rows: list[tuple[str, Any]] = [
         ("entry", summary["entry"]),
         ("key", found.key),
@@ -107,8 +80,7 @@ def show(entry: Name, given: dict[str, Any]) -> Answer:
         ("blocks", f"{found.layout.block_rows} rows, batches of {found.layout.batch_rows}"),
         ("at work", ", ".join(f"process {r['pid']} on {r['host']}" for r in summary["running"]) or "nobody"),
     ]
-    rows += [(name, value) for name, value in found.spec.to_dict().items() if name not in ("task", "format")]
-    made = dict(found.made_with)
+    rows += [(name, value) for name, value in spec.items() if name not in ("task", "format")]
     if "weights" in made:
         machine = f"{made['device']} ({made['instructions']}), {found.spec.compute}"
         rows += [
@@ -127,14 +99,10 @@ def verify(
 
     Exit code 1 if something is damaged.
     """
-    from reservoir_cache import broken_entries, list_entries
-    from reservoir_cache import verify as problems_of
-
-    root = _root(given)
-    entries = [_find(entry, given)] if entry else list_entries(root)
-    problems = [] if entry else broken_entries(root)
-    for one in entries:
-        problems += problems_of(one)
+    root = cache_root(**given)
+    entries = [_find(entry, root)] if entry else store.list_entries(root)
+    problems = [] if entry else store.broken_entries(root)
+    problems += [problem for one in entries for problem in store.verify(one)]
     found = [{"path": p.path, "what": p.what, "repair": p.repair} for p in problems]
     table: Table = ("", ""), [("whole", f"{len(entries)} entries, no damage found")]
     if found:
@@ -147,10 +115,8 @@ def repair(entry: Name, given: dict[str, Any]) -> Answer:
 
     The next extract computes them again.
     """
-    from reservoir_cache import repair as mend
-
-    found = _find(entry, given)
-    problems = mend(found)
+    found = _find(entry, cache_root(**given))
+    problems = store.repair(found)
     rows = [(problem.path, problem.what) for problem in problems] or [("nothing", "no damage found")]
     removed = {"entry": found.path, "removed": [problem.path for problem in problems]}
     return Answer(removed, [(("removed", "why"), rows)])
@@ -161,27 +127,20 @@ def remove(entry: Name, given: dict[str, Any]) -> Answer:
 
     ENTRY rows deletes all that the estimators keep.
     """
-    from reservoir_cache import remove as delete
-
-    root = _root(given)
+    root = cache_root(**given)
     other = next((path for path in _others(root) if entry == str(path.relative_to(root)) or _same(entry, path)), None)
-    paths = [path] if (path := other or _broken(entry, root)) else _meant(entry, given)
-    sizes = [_bytes_of(path) for path in paths]
+    if path := other or _broken(entry, root):
+        paths = [path]
+    else:
+        found = _find(entry, root)
+        several = _of_estimator(found) and entry == found.spec.task["name"]
+        paths = [each.path for each in store.list_entries(root) if _of_estimator(each)] if several else [found.path]
+    sizes = [store.folder_bytes(path) for path in paths]
     for path in paths:
-        shutil.rmtree(path) if other else delete(path)
+        shutil.rmtree(path) if other else store.remove(path)
     removed = paths if len(paths) > 1 else paths[0]
     rows = [(path, size_text(size)) for path, size in zip(paths, sizes, strict=True)]
     return Answer({"removed": removed, "bytes": sum(sizes)}, [(("removed", "size"), rows)])
-
-
-def _meant(name: str, given: dict[str, Any]) -> list[Path]:
-    """Return the entry of a name; all batches of the estimators, where the name is that of their task."""
-    from reservoir_cache import list_entries
-
-    found = _find(name, given)
-    if _of_estimator(found) and name == found.spec.task["name"]:
-        return [entry.path for entry in list_entries(_root(given)) if _of_estimator(entry)]
-    return [found.path]
 
 
 def prune(
@@ -197,25 +156,31 @@ def prune(
 
     The list is shown first. Without a terminal, nothing is removed unless --yes is given.
     """
-    from reservoir_cache import prunable
-    from reservoir_cache import remove as delete
-
     if not older and not keep:
         raise InputError("cache prune: choose what to remove with --older 30d, --keep 20GB, or both")
-    found = prunable(_root(given), older=_duration(older), keep_bytes=_bytes(keep), unfinished=unfinished)
+    if older and (fault := span(older)):
+        raise InputError(f"--older {older}: {fault}")
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", keep.lower())
+    if keep and not size:
+        raise InputError(f"--keep {keep}: write a size, such as 500MB or 20GB")
+    found = store.prunable(
+        cache_root(**given),
+        older=timedelta(seconds=seconds_of(older)) if older else None,
+        keep_bytes=int(float(size[1]) * UNITS[size[2]]) if size else None,
+        unfinished=unfinished,
+    )
     rows = [(each.entry.path, size_text(each.bytes), f"{each.used.astimezone():%Y-%m-%d %H:%M}") for each in found]
     paths, total = [each.entry.path for each in found], sum(each.bytes for each in found)
     if found and not (dry_run or yes):
-        _ask(rows, total)
+        _ask(rows, f"{len(rows)} entries, {size_text(total)}")
     for path in [] if dry_run else paths:
-        delete(path)
+        store.remove(path)
     key, heading = ("would_remove", "would be removed") if dry_run else ("removed", "removed")
     return Answer({key: paths, "bytes": total}, [((heading, "#size", "last used"), rows or [("nothing", "", "")])])
 
 
-def _ask(rows: Sequence[tuple[Any, ...]], total: int) -> None:
+def _ask(rows: Sequence[tuple[Any, ...]], what: str) -> None:
     """Show what is about to be removed and ask; raise `InputError` where nobody can answer."""
-    what = f"{len(rows)} entries, {size_text(total)}"
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InputError(f"cache prune: {what} would be removed; pass --yes to remove them, --dry-run to list them")
     for path, size, used in rows:
@@ -224,36 +189,10 @@ def _ask(rows: Sequence[tuple[Any, ...]], total: int) -> None:
         raise typer.Exit(1)
 
 
-def _duration(text: str) -> timedelta | None:
-    if text and (fault := span(text)):
-        raise InputError(f"--older {text}: {fault}")
-    return timedelta(seconds=seconds_of(text)) if text else None
-
-
-def _bytes(text: str) -> int | None:
-    if not text:
-        return None
-    if not (found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", text.lower())):
-        raise InputError(f"--keep {text}: write a size, such as 500MB or 20GB")
-    return int(float(found[1]) * UNITS[found[2]])
-
-
-def _root(given: dict[str, Any]) -> Path:
-    from reservoir_pipelines.workspace import cache_root
-
-    return cache_root(given.get("cache"))
-
-
 def _others(root: Path) -> list[Path]:
     """Return the folders of prepared data, readouts, runs and so on, leaving out all that a symbolic link leads to."""
-    found = [path for kind, depth in MADE.items() for path in (root / kind).glob("/".join("*" * depth))]
+    found = [path for pattern in OTHERS for path in root.glob(pattern)]
     return sorted(path for path in found if path.is_dir() and path.resolve() == root.resolve() / path.relative_to(root))
-
-
-def _bytes_of(folder: Path) -> int:
-    from reservoir_pipelines.files import folder_bytes
-
-    return folder_bytes(folder)
 
 
 def _same(name: str, path: Path) -> bool:
@@ -262,41 +201,39 @@ def _same(name: str, path: Path) -> bool:
 
 def _broken(name: str, root: Path) -> Path | None:
     """Return an entry that cannot be opened by its path or name, or by a task that has no other."""
-    from reservoir_cache import broken_entries, list_entries
-
-    folders = [problem.path for problem in broken_entries(root)]
+    folders = [problem.path for problem in store.broken_entries(root)]
     named = [folder for folder in folders if name == folder.name or _same(name, folder)]
-    if not named and all(entry.spec.task["name"] != name for entry in list_entries(root)):
+    if not named and all(entry.spec.task["name"] != name for entry in store.list_entries(root)):
         named = [folder for folder in folders if name == folder.parent.name]
     return named[0] if named else None
 
 
-def _find(name: str, given: dict[str, Any]) -> Entry:
+def _find(name: str, root: Path) -> store.Entry:
     from reservoir_pipelines.extraction.entries import find_entry
 
-    return find_entry(_root(given), name)
+    return find_entry(root, name)
 
 
-def _state(each: EntrySummary) -> str:
+def _state(each: store.EntrySummary) -> str:
     if each.fault:
         return f"unreadable: {each.fault}"
     return "whole" if each.finished else f"{each.blocks_done} of {each.blocks} blocks"
 
 
-def _summary(each: EntrySummary) -> dict[str, Any]:
+def _summary(each: store.EntrySummary) -> dict[str, Any]:
     from reservoir_pipelines.plots import layer_order
 
-    entry = each.entry
+    entry, spec = each.entry, each.entry.spec
     return {
         "entry": str(entry.path),
         "name": entry.path.name,
-        "task": entry.spec.task["name"],
+        "task": spec.task["name"],
         "key": entry.key,
-        "rows": entry.spec.rows,
+        "rows": spec.rows,
         "columns": sorted(each.columns, key=layer_order) or ([f"unreadable: {each.fault}"] if each.fault else []),
         "bytes": each.bytes,
-        "compute": entry.spec.compute,
-        "store": entry.spec.store,
+        "compute": spec.compute,
+        "store": spec.store,
         "created": each.created.isoformat(),
         "used": each.used.isoformat(),
         "finished": each.finished,

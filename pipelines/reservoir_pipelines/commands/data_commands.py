@@ -7,27 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from reservoir.option_fields import as_group
-from reservoir.options import (
-    CacheOptions,
-    ClusterOptions,
-    DownloadOptions,
-    ExtractOptions,
-    TaskOptions,
-)
+from reservoir.options import ExtractOptions
 from reservoir_pipelines import api
-from reservoir_pipelines.command import Answer, command
+from reservoir_pipelines.command import Answer
 from reservoir_pipelines.output import notify, size_text, time_text
 
 Task = Annotated[str, typer.Argument(help="A task's name, the path of your own data, or module:function.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    command(app, (TaskOptions, "data"), CacheOptions)(tasks)
-    command(app, (TaskOptions, "data"), CacheOptions)(doctor)
-    command(app, TaskOptions, ClusterOptions, DownloadOptions, CacheOptions)(prepare)
-    command(app, ExtractOptions, ClusterOptions)(extract)
-    command(app, ExtractOptions)(plan)
 
 
 def tasks(given: dict[str, Any]) -> Answer:
@@ -36,16 +21,13 @@ def tasks(given: dict[str, Any]) -> Answer:
 
     found = task_table(**given)
     headings = ("task", "a token", "#tokens", "#labels", "#classes", "splits", "data")
-    rows = [
-        (r["task"], r["input"], f"{r['tokens']:,}", r["labels_per_row"], f"{r['classes']:,}", _rows(r), r["data"])
-        for r in found
-    ]
+    rows = []
+    for r in found:
+        splits = ", ".join(f"{count:,} {name}" for name, count in (r["splits"] or {}).items()) or "-"
+        numbers = f"{r['tokens']:,}", r["labels_per_row"], f"{r['classes']:,}"
+        rows.append((r["task"], r["input"], *numbers, splits, r["data"]))
     missing = [(r["task"], r["remedy"]) for r in found if r["remedy"]]
     return Answer(found, [(headings, rows), *([(("missing", "what to do"), missing)] if missing else [])])
-
-
-def _rows(row: dict[str, Any]) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in row["splits"].items()) if row["splits"] else "-"
 
 
 def doctor(given: dict[str, Any]) -> Answer:

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from reservoir.option_fields import as_group
-from reservoir.options import (
-    CacheOptions,
-    ClusterOptions,
-    DeviceOptions,
-    ExplainOptions,
-    FitOptions,
-    OutOptions,
-    PlaceOptions,
-    ReservoirOptions,
-    RowOptions,
-    ShapeOptions,
-    TrustOptions,
-    TuneOptions,
-)
+from reservoir.options import DeviceOptions, FitOptions, ReservoirOptions, RowOptions
 from reservoir_pipelines import api
-from reservoir_pipelines.command import Answer, OwnTask, command
-from reservoir_pipelines.output import notify, print_json, score_text, size_text
+from reservoir_pipelines.command import Answer, OwnTask, Table
+from reservoir_pipelines.output import is_share, notify, percent, print_json, score_text, size_text
+from reservoir_pipelines.workspace import cache_root
+
+if TYPE_CHECKING:
+    from reservoir.readouts.evaluation import Evaluation
+    from reservoir_pipelines.fitting.results import Fit, Result
 
 Entries = Annotated[
     list[str],
@@ -40,15 +33,9 @@ CHOOSING = {*RowOptions.__dataclass_fields__, *ReservoirOptions.__dataclass_fiel
 """Options that choose among a task's entries."""
 
 SHOWN_TRIALS = 12  # of a search, the best
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    command(app, FitOptions, DeviceOptions, CacheOptions, ReservoirOptions, RowOptions)(fit)
-    command(app, TuneOptions, ShapeOptions, RowOptions, ClusterOptions, PlaceOptions, OutOptions)(tune)
-    command(app, DeviceOptions, TrustOptions)(predict)
-    command(app, ExplainOptions)(explain)
-    command(app, OutOptions)(export)
+SIGNIFICANT = 0.05
+MOST_RECALLS = 10  # rows of the table of recalls
+HEADINGS = ("", "columns", "readout", "#penalty", "metric", "#valid", "#test", "95% interval")
 
 
 def fit(
@@ -64,22 +51,72 @@ def fit(
     The options of the model and the data choose among a task's entries: the last one made with them is used.
     """
     from reservoir_pipelines.extraction.entries import find_entry
-    from reservoir_pipelines.workspace import cache_root
 
     root = cache_root(given.pop("cache", None))
     data = given.pop("data", None)  # only new reservoirs, of --seeds, read it
     choosing = {name: given.pop(name) for name in CHOOSING & given.keys()}
     found = [find_entry(root, entry, **choosing) for entry in entries]  # before torch is imported
 
-    from reservoir_pipelines.commands import report_fit
-    from reservoir_pipelines.fitting.seeds import fit_seeds
-
     if seeds:
+        from reservoir_pipelines.fitting.seeds import fit_seeds
+
         options, place = as_group(given, FitOptions), as_group(given, DeviceOptions)
         several = fit_seeds(found, seeds, options, place, named=entries[0], data=data)
-        return Answer(several, report_fit.seeds_tables(several))
+        rows = [_line(f"seed {seed}", fit.best) for seed, fit in enumerate(several.fits)]
+        metric = several.fits[0].best.metric
+        spread = f"{100 * several.deviation:.1f} points" if is_share(metric) else f"{several.deviation:.3f}"
+        mean = f"{score_text(several.mean, metric)} +- {spread} over {len(several.fits)} seeds"
+        return Answer(several, [(HEADINGS, rows), (("", ""), [(f"test {metric.replace('_', ' ')}", mean)])])
     done = api.fit([entry.path for entry in found], **given)
-    return Answer(done, report_fit.fit_tables(done))
+    return Answer(done, fit_tables(done))
+
+
+def fit_tables(done: Fit) -> list[Table]:
+    """Return the tables of a fit."""
+    rows = [_line("best", done.best)] + ([_line("raw", done.raw)] if done.raw else [])
+    tables: list[Table] = [(HEADINGS, rows, f"{done.entry.parent.name}, {done.entry.name}")]
+    if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
+        sure = "more than chance" if done.p_value < SIGNIFICANT else "no more than chance can explain"
+        tables.append((("", ""), [("best against raw", f"{sure} (p = {done.p_value:.2g}, the same test rows)")]))
+    tables += evaluation_tables(done.evaluation, done.best.metric)
+    if done.curve:
+        metric = done.best.metric
+        points = [(f"{n:,}", score_text(valid, metric), score_text(test, metric)) for n, valid, test in done.curve]
+        tables.append((("#training rows", "#valid", "#test"), points, f"{done.best.title}: {metric.replace('_', ' ')}"))
+    last = [
+        ("tried", f"{len(done.table):,} readouts in {done.seconds:.1f} s, all in {done.results}"),
+        ("plot", done.plot),
+        ("readout", done.saved),
+        ("new data", f"reservoir predict {quote(str(done.saved.parent))} NEW"),
+    ]
+    return [*tables, (("", ""), last)]
+
+
+def evaluation_lines(found: Evaluation, first: str = "accuracy") -> list[tuple[str, str]]:
+    """Return the names and values of an evaluation, beginning with the metric by which a readout was chosen."""
+    shares = bool(found.classes)
+    return [
+        (name.replace("_", " "), percent(value) if shares and name != "auc" else f"{value:.4g}")
+        for name, value in sorted(found.scores.items(), key=lambda item: item[0] != first)
+    ]
+
+
+def evaluation_tables(found: Evaluation, first: str = "accuracy") -> list[Table]:
+    """Return the scores on test, and the recall of the classes with the lowest one."""
+    tables: list[Table] = [(("on test", ""), evaluation_lines(found, first))]
+    worst = sorted(found.recall.items(), key=lambda item: item[1])[:MOST_RECALLS] if found.classes else []
+    if worst:
+        title = "" if len(worst) == len(found.recall) else f"the {len(worst)} classes with the lowest recall"
+        tables.append((("class", "#recall"), [(name, percent(share)) for name, share in worst], title))
+    return tables
+
+
+def _line(name: str, result: Result) -> tuple[Any, ...]:
+    penalty = "" if result.alpha is None else f"{result.alpha:.3g}"
+    interval = result.test_interval
+    spread = f"{percent(interval[0])} to {percent(interval[1])}" if interval else ""
+    scores = (score_text(score, result.metric) for score in (result.valid_score, result.test_score))
+    return name, result.title, result.readout, penalty, result.metric.replace("_", " "), *scores, spread
 
 
 def tune(task: OwnTask, given: dict[str, Any]) -> Answer:
@@ -88,8 +125,6 @@ def tune(task: OwnTask, given: dict[str, Any]) -> Answer:
     The search lasts as long as the budget and judges by cross-validation on train and valid alone. The best reservoirs
     are read side by side and scored on test once. Trials are stored, so that the same command continues the search.
     """
-    from reservoir_pipelines.commands import report_fit
-
     done = api.tune(task, **given)
     scores = {"winner": done.valid_score, "default": done.default_valid_score, "raw input": done.raw_valid_score}
     held_out = [(name, score_text(score, done.metric)) for name, score in scores.items()]
@@ -103,9 +138,7 @@ def tune(task: OwnTask, given: dict[str, Any]) -> Answer:
     title = f"{done.tried:,} candidates tried in {done.seconds:.0f} s, all in {done.folder}; the best:"
     commands = [("same result", line) for line in done.commands]
     held_out_table = (("", ""), held_out, f"{done.metric} on held-out rows of train and valid")
-    return Answer(
-        done, [(headings, best, title), *report_fit.fit_tables(done.fit), held_out_table, (("", ""), commands)]
-    )
+    return Answer(done, [(headings, best, title), *fit_tables(done.fit), held_out_table, (("", ""), commands)])
 
 
 def predict(
@@ -121,7 +154,6 @@ def predict(
     Prints one JSON line per sequence, with the probabilities of the classes; with --json one object of columns. If the
     file has labels, the accuracy is printed too.
     """
-    from reservoir_pipelines.commands.report_fit import evaluation_lines
     from reservoir_pipelines.prediction.evaluator import PredictionEvaluator
     from reservoir_pipelines.prediction.files import check_out, columns_of, write_predictions
 

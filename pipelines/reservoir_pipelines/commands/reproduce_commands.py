@@ -9,21 +9,15 @@ import typer
 
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group
-from reservoir.options import CacheOptions, ClusterOptions, OutOptions, PlaceOptions, ReproduceOptions, TaskOptions
+from reservoir.options import PlaceOptions, ReproduceOptions, TaskOptions
 from reservoir_pipelines import api
-from reservoir_pipelines.command import Answer, Table, command
+from reservoir_pipelines.command import Answer, Table
 from reservoir_pipelines.output import notify, size_text, time_text
 
 Tables = Annotated[
     list[str] | None,
     typer.Argument(metavar="TABLE...", help="table1 ... table22, figure1 ..., or the path of your own recipe."),
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    command(app, ReproduceOptions, ClusterOptions, (TaskOptions, "data"), PlaceOptions)(reproduce)
-    command(app, OutOptions, CacheOptions)(report)
 
 
 def reproduce(
