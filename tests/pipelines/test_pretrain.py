@@ -16,8 +16,7 @@ from reservoir.backbones import load_backbone
 from reservoir.errors import InputError
 from reservoir.pretraining.corpora import STREAMS, HeldOut, Text
 from reservoir.pretraining.language_model import LanguageModel
-from reservoir.pretraining.recipe import PretrainRecipe
-from reservoir.pretraining.steps import MEASURED_TOKENS, LanguageSteps
+from reservoir.pretraining.steps import MEASURED_TOKENS, LanguageSteps, PretrainRecipe
 from reservoir.training.trainer import DivergedError
 from tests.processes import Child
 

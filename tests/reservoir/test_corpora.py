@@ -1,7 +1,6 @@
 """Corpora: draws that depend only on seed and step, text in order, streams with the stated entropy."""
 
 import gzip
-import itertools
 import math
 
 import numpy as np
@@ -10,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reservoir.errors import InputError
-from reservoir.pretraining.corpora import BYTES, STREAMS, Text, corpus_named
-from reservoir.pretraining.corpora.streams import Independent, Nesting, shannon, zipf_law
+from reservoir.pretraining.corpora import BYTES, STREAMS, Nesting, Stream, Text, corpus_named
 from reservoir.random import generator
 
 PROSE = "Ein Löwe, zwei Löwen: “quoted” — naïve façade, 漢字 and 🎲. "
@@ -90,98 +88,28 @@ def test_nested_sequences_are_balanced_and_have_the_stated_lengths():
             reached |= frontier
             frontier = {at + n for at in frontier for n in (6, 8, 10) if at + n in ends}
         assert max(reached) > 100 - 10
-    sequences, lengths = Nesting(12)._sequences(generator(1), 5000)
+    sequences, lengths = Nesting(12).sequences(generator(1), 5000)
     assert set(lengths) == set(range(90, 121, 2)) and chi_square(np.bincount(lengths)[90::2], np.full(16, 1 / 16)) < 2
     for sequence, length in zip(sequences, lengths, strict=True):
         assert lengths_of_sequences(sequence[:length], 6)[-1] == length
 
 
 def test_tokens_open_with_the_probability_of_the_grammar():
-    sequences, lengths = Nesting(2)._sequences(generator(2), 4000)
+    sequences, lengths = Nesting(2).sequences(generator(2), 4000)
     opens = np.where(sequences < 1, 1, -1)
     depth = np.cumsum(opens, axis=1) - opens
     free = (depth > 0) & (depth < lengths[:, None] - np.arange(120))
     assert abs((opens[free] > 0).mean() - 0.4) < 4 * math.sqrt(0.24 / free.sum())
 
 
-TINY = {"push": 0.3, "shortest": 2, "longest": 6}
-
-
-def enumerate_windows(tokens, push, shortest, longest):
-    """Return the probability of each pattern of opening and closing over so many tokens, by trying every choice."""
-    found = {}
-
-    def go(pattern, depth, left, chance):
-        if len(pattern) == tokens:
-            found[pattern] = found.get(pattern, 0.0) + chance
-        elif left == 0:
-            for length in range(shortest, longest + 1, 2):
-                go(pattern, 0, length, chance * 2 / (longest - shortest + 2))
-        elif depth in (0, left):
-            go((*pattern, depth == 0), depth + (1 if depth == 0 else -1), left - 1, chance)
-        else:
-            go((*pattern, True), depth + 1, left - 1, chance * push)
-            go((*pattern, False), depth - 1, left - 1, chance * (1 - push))
-
-    go((), 0, 0, 1.0)
-    return found
-
-
-def enumerated_opening(found, pattern, at):
-    """Return the probability that place ``at`` opens after a pattern, from those of whole windows."""
-    same = {p: chance for p, chance in found.items() if p[:at] == pattern[:at]}
-    return sum(chance for p, chance in same.items() if p[at]) / sum(same.values())
-
-
-@pytest.mark.parametrize("tokens", [2, 5, 11])
-def test_opening_probability_equals_enumeration(tokens):
-    found = enumerate_windows(tokens, **TINY)
-    assert sum(found.values()) == pytest.approx(1)
-    patterns = list(found)
-    opening = Nesting(8, **TINY).opening(np.array(patterns))
-    for row, pattern in enumerate(patterns):
-        expected = [enumerated_opening(found, pattern, at) for at in range(tokens)]
-        np.testing.assert_allclose(opening[row], expected, atol=1e-12)
-
-
-def test_entropy_equals_that_of_all_windows():
-    """Over whole tokens: the entropy of a window, less that of its first token, over the other places."""
-    tokens, law = 9, zipf_law(2)
-    windows = []
-    for pattern, chance in enumerate_windows(tokens, **TINY).items():
-        chosen = itertools.product(law, repeat=sum(pattern))
-        windows += [chance * math.prod(kinds) for kinds in chosen]
-    expected = (shannon(np.array(windows)) - shannon(law)) / (tokens - 1)
-    assert Nesting(4, **TINY).entropy(tokens) == pytest.approx(expected, abs=0.003)
-    other = Nesting(4, **{**TINY, "push": 0.4}).entropy(tokens)
-    assert abs(other - expected) > 0.03
-
-
-@pytest.mark.parametrize(("grammar", "gain"), [({}, 0.0005), ({"push": 0.6, "shortest": 8, "longest": 16}, 0.02)])
-def test_entropy_is_the_least_loss_of_any_predictor(grammar, gain):
-    nesting, tokens = Nesting(32, **grammar), 241
-    windows = nesting.windows(generator("others"), 1500, tokens)
-    opens = windows < 16
-    law = np.append(zipf_law(16), np.ones(16))  # what closes is certain
-
-    def loss(opening):
-        chance = np.where(opens, opening, 1 - opening) * law[np.where(opens, windows, 16)]
-        return float(-np.log2(chance[:, 1:]).mean())
-
-    least = nesting.entropy(tokens)
-    assert loss(nesting.opening(opens)) == pytest.approx(least, abs=0.01)
-    depth = np.cumsum(np.where(opens, 1, -1), axis=1) - np.where(opens, 1, -1)
-    assert loss(np.where(depth == 0, 1.0, nesting._push)) > loss(nesting.opening(opens)) + gain
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.integers(2, 300))
 def test_entropies_of_independent_tokens(vocabulary):
-    assert STREAMS["uniform"](vocabulary).entropy(50) == pytest.approx(math.log2(vocabulary))
+    assert STREAMS["uniform"](vocabulary).entropy() == pytest.approx(math.log2(vocabulary))
     ranks = [1 / k for k in range(1, vocabulary + 1)]
     expected = sum(r / sum(ranks) * math.log2(sum(ranks) / r) for r in ranks)
-    assert STREAMS["zipf"](vocabulary).entropy(9) == pytest.approx(expected)
-    assert Independent("one", np.array([1.0, 0.0])).entropy(9) == 0
+    assert STREAMS["zipf"](vocabulary).entropy() == pytest.approx(expected)
+    assert Stream("one", np.array([1.0, 0.0])).entropy() == 0
 
 
 # ---- text
@@ -197,7 +125,7 @@ def test_text_is_split_in_order_into_bytes(tmp_path):
     zipped = Text(tmp_path / "data.txt.gz")
     np.testing.assert_array_equal(zipped.draw(1, 2, 3, 50), text.draw(1, 2, 3, 50))
     assert zipped.describe()["sha256"] == text.describe()["sha256"]
-    assert text.entropy(5) is None and text.unit == "byte" and text.vocabulary == BYTES
+    assert text.entropy() is None and text.unit == "byte" and text.vocabulary == BYTES
 
 
 def test_text_windows_cover_the_training_part(tmp_path):

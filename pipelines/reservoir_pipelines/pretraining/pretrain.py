@@ -13,8 +13,7 @@ from reservoir.errors import InputError
 from reservoir.options import PlaceOptions, PretrainOptions, ShapeOptions
 from reservoir.pretraining.corpora import HELD_OUT, Corpus, HeldOut, corpus_named
 from reservoir.pretraining.language_model import LanguageModel
-from reservoir.pretraining.recipe import STEPS, PretrainRecipe, choose_recipe
-from reservoir.pretraining.steps import LanguageSteps
+from reservoir.pretraining.steps import STEPS, LanguageSteps, PretrainRecipe, choose_recipe
 from reservoir.reservoir import DEFAULT_BACKBONE, choose_compute, choose_device
 from reservoir.training.trainer import DivergedError, State
 from reservoir_pipelines.output import notify
@@ -99,7 +98,7 @@ def _result(
         parameters=sum(p.numel() for p in model.parameters()),
         unit=corpus.unit,
         # The entropy is that of a token given those before it; a bidirectional model also sees those after it.
-        entropy=corpus.entropy(window) if model.causal else None,
+        entropy=corpus.entropy() if model.causal else None,
         seconds=round(state.seconds, 1),
         **bits,
     )

@@ -1,0 +1,290 @@
+"""Corpora for pretraining: the bytes or tokens of a text, and synthetic streams of tokens.
+
+The streams follow Chiang and Lee 2020, "Pre-Training a Language Model Without Human Language": the gain from a corpus
+without words shows the gain from the order of tokens alone. They train masked models and fine-tune them on language;
+here models predict the next token, so that the least possible loss on independent tokens is known.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import hashlib
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.random import generator
+
+HELD_OUT = ("valid", "test")
+
+MOST_TOKENS = 2**20
+"""Largest vocabulary: larger than that of any tokenizer, and small enough for its embeddings to fit in memory."""
+
+BYTES = 256
+TRAIN, VALID = 0.90, 0.05
+
+SEEN = 0.25
+"""Share of a held-out window of text that repeats the window before, so that every counted token has a context."""
+
+CHUNK = 1 << 16
+"""Bytes of text that are tokenized together; long enough that the cuts between chunks hardly matter."""
+
+HELD_OUT_TOKENS = 1 << 18
+"""Tokens of a held-out part of a stream, rounded down to whole windows."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Windows of a held-out part, int (count, tokens), each of whose tokens is predicted at most once.
+
+    ``first`` (count,) is the first token of each window that counts, at least 1; the tokens before it are its context.
+    ``bytes_per_token`` is the mean length of the text of a token; 1 if the corpus is not text.
+    """
+
+    windows: np.ndarray
+    first: np.ndarray
+    bytes_per_token: float = 1.0
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    @property
+    def counted(self) -> int:
+        """Number of tokens that count."""
+        return int((self.windows.shape[1] - self.first).sum())
+
+    def head(self, count: int) -> HeldOut:
+        """Return the first windows, at least one."""
+        count = max(1, count)
+        return HeldOut(self.windows[:count], self.first[:count], self.bytes_per_token)
+
+
+class Text:
+    """The text of a file, gzipped or not, or of all files of a folder in the order of their names.
+
+    90% train, 5% valid, 5% test, in order. With a vocabulary of 256 a token is a byte. With a larger one, a byte-level
+    BPE tokenizer (Sennrich et al. 2016) is trained on the training part, and the text must be UTF-8.
+    """
+
+    unit = "byte"
+
+    def __init__(self, path: Path, vocabulary: int = BYTES) -> None:
+        if vocabulary < BYTES:
+            raise InputError(f"--vocabulary {vocabulary}: give {BYTES} for bytes, or more for a trained tokenizer")
+        text = _read(path)
+        if vocabulary > BYTES:
+            try:
+                codecs.utf_8_decode(text)  # a character may be cut at the end
+            except UnicodeDecodeError as error:
+                raise InputError(
+                    f"corpus {path}: not UTF-8 at byte {error.start:,}; convert it, or use --vocabulary {BYTES}"
+                ) from None
+        self._name, self._sum = path.name, hashlib.sha256(text).hexdigest()
+        ends = [0, int(len(text) * TRAIN), int(len(text) * (TRAIN + VALID)), len(text)]
+        parts = {name: text[a:b] for name, a, b in zip(("train", "valid", "test"), ends, ends[1:], strict=False)}
+        self.tokenizer = make_tokenizer(parts["train"], vocabulary)
+        self.vocabulary = vocabulary
+        self._tokens = {name: self._encode(part) for name, part in parts.items()}
+        self._bytes = {name: len(part) for name, part in parts.items()}
+
+    def draw(self, seed: int, step: int, count: int, tokens: int) -> np.ndarray:
+        """Return windows at random positions of the training part, int64 (count, tokens)."""
+        train = self._part("train", tokens)
+        places = generator(seed, "windows", step).integers(0, len(train) - tokens + 1, count)
+        return train[places[:, None] + np.arange(tokens)].astype(np.int64)
+
+    def held_out(self, split: str, tokens: int) -> HeldOut:
+        """Return the windows of a part, each overlapping the one before by a quarter."""
+        part = self._part(split, tokens)
+        stride = tokens - max(1, int(tokens * SEEN))
+        starts = np.arange(0, max(1, len(part) - tokens + 1), stride)
+        windows = np.lib.stride_tricks.sliding_window_view(part, tokens)[starts]
+        first = np.full(len(starts), tokens - stride)
+        first[0] = 1
+        return HeldOut(windows, first, self._bytes[split] / len(part))
+
+    def entropy(self) -> float | None:
+        """Return None: the entropy of text is not known."""
+        return None
+
+    def describe(self) -> dict[str, object]:
+        """Return name and digest of the text, and the vocabulary."""
+        return {"corpus": "text", "name": self._name, "sha256": self._sum, "vocabulary": self.vocabulary}
+
+    def _encode(self, part: bytes) -> np.ndarray:
+        if self.vocabulary == BYTES:
+            return np.frombuffer(part, np.uint8)
+        return np.concatenate([np.array(e.ids, np.uint32) for e in self.tokenizer.encode_batch(_chunks(part))])
+
+    def _part(self, split: str, tokens: int) -> np.ndarray:
+        part = self._tokens[split]
+        if len(part) < tokens:
+            raise InputError(
+                f"{self._name}: its {split} part has {len(part):,} tokens, and a window {tokens:,}; give more text, "
+                "or a smaller --context"
+            )
+        return part
+
+
+def _read(path: Path) -> bytes:
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    try:
+        text = b"".join(gzip.decompress(f.read_bytes()) if f.suffix == ".gz" else f.read_bytes() for f in files)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"corpus {path}: not readable ({error})") from error
+    if not text:
+        raise InputError(f"corpus {path}: it has no text; give another file or folder")
+    return text
+
+
+def make_tokenizer(text: bytes, vocabulary: int) -> Any:
+    """Return a `tokenizers.Tokenizer` of bytes, or a byte-level BPE trained on a text; bytes are its first tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    trained = vocabulary > BYTES
+    letters = {character: byte for byte, character in bytes_to_unicode().items()}
+    tokenizer = Tokenizer(models.BPE() if trained else models.BPE(vocab=letters, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=trained)
+    tokenizer.decoder = decoders.ByteLevel()
+    if trained:
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocabulary,
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            special_tokens=[],
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(_chunks(text), trainer)
+    if (found := tokenizer.get_vocab_size()) < vocabulary:
+        raise InputError(f"--vocabulary {vocabulary}: the text gives only {found:,} tokens; give at most {found}")
+    return tokenizer
+
+
+def _chunks(text: bytes) -> list[str]:
+    """Return the text in chunks of whole characters; a character cut at the edges of the text is replaced."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return [decoder.decode(text[at : at + CHUNK], at + CHUNK >= len(text)) for at in range(0, len(text), CHUNK)]
+
+
+class Stream:
+    """Tokens drawn independently of each other, with probabilities (vocabulary,)."""
+
+    unit = "token"
+
+    def __init__(self, name: str, probabilities: np.ndarray) -> None:
+        self.vocabulary, self._name, self._probabilities = len(probabilities), name, probabilities
+
+    def windows(self, draw: np.random.Generator, count: int, tokens: int) -> np.ndarray:
+        """Return windows, int64 (count, tokens)."""
+        return draw.choice(self.vocabulary, (count, tokens), p=self._probabilities)
+
+    def entropy(self) -> float | None:
+        """Return the entropy of a token in bits, which is the least possible mean loss; None if it is not known."""
+        some = self._probabilities[self._probabilities > 0]
+        return float(-(some * np.log2(some)).sum())
+
+    def draw(self, seed: int, step: int, count: int, tokens: int) -> np.ndarray:
+        """Return the windows of a step, int64 (count, tokens)."""
+        return self.windows(generator(seed, self._name, step), count, tokens)
+
+    def held_out(self, split: str, tokens: int) -> HeldOut:
+        """Return windows that are independent of all training seeds, the same at every call."""
+        count = max(1, HELD_OUT_TOKENS // tokens)
+        windows = self.windows(generator("held out", self._name, split), count, tokens)
+        return HeldOut(windows, np.ones(count, np.int64))
+
+    def describe(self) -> dict[str, object]:
+        """Return the name, the vocabulary and the parameters of the stream."""
+        return {"corpus": self._name, "vocabulary": self.vocabulary}
+
+
+class Nesting(Stream):
+    """Balanced sequences of nested tokens, one after another: a stack-based Bernoulli grammar.
+
+    The length of each sequence is even and uniform from ``shortest`` to ``longest``. At each position a token is opened
+    with probability ``push``; otherwise the token that was opened last is closed. An empty stack always opens, and a
+    stack as deep as the number of remaining tokens always closes, so that the sequence ends balanced. Opened tokens
+    follow Zipf's law. An opening and its closing token are two symbols, ``k`` and ``k + vocabulary / 2``, so that the
+    tokens determine the stack; other corpora of nested pairs (Papadimitriou and Jurafsky 2020) close a token by the
+    same symbol. A window begins with a sequence and holds several.
+    """
+
+    def __init__(self, vocabulary: int, push: float = 0.4, shortest: int = 90, longest: int = 120) -> None:
+        self.vocabulary, self._name, self._probabilities = vocabulary, "nesting", zipf_law(vocabulary // 2)
+        self._push, self._shortest, self._longest = push, shortest, longest
+
+    def windows(self, draw: np.random.Generator, count: int, tokens: int) -> np.ndarray:
+        """Return windows that begin with a sequence and are cut at ``tokens`` tokens, int64 (count, tokens)."""
+        sequences, lengths = self.sequences(draw, count * -(-tokens // self._shortest))
+        is_real = np.arange(self._longest) < lengths[:, None]
+        windows = zip(np.split(sequences, count), np.split(is_real, count), strict=True)
+        return np.stack([sequence[kept][:tokens] for sequence, kept in windows])
+
+    def sequences(self, draw: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return sequences, int64 (count, longest), and their lengths."""
+        half, rows = len(self._probabilities), np.arange(count)
+        lengths = draw.choice(np.arange(self._shortest, self._longest + 1, 2), count)
+        chance = draw.random((self._longest, count))
+        opened = draw.choice(half, (self._longest, count), p=self._probabilities)
+        stack = np.zeros((self._longest // 2 + 1, count), np.int64)
+        depth = np.zeros(count, np.int64)
+        found = np.empty((count, self._longest), np.int64)
+        for at in range(self._longest):
+            # After its end a sequence continues with tokens that are not read.
+            opens = (depth == 0) | ((depth < lengths - at) & (chance[at] < self._push))
+            top = depth - ~opens
+            stack[top, rows] = np.where(opens, opened[at], stack[top, rows])
+            found[:, at] = stack[top, rows] + half * ~opens
+            depth = top + opens
+        return found, lengths
+
+    def entropy(self) -> float | None:
+        """Return None: the entropy of nested tokens is not computed."""
+        return None
+
+    def describe(self) -> dict[str, object]:
+        """Return the name, the vocabulary and the parameters of the stream."""
+        return super().describe() | {"push": self._push, "lengths": [self._shortest, self._longest]}
+
+
+def zipf_law(count: int) -> np.ndarray:
+    """Return Zipf's law (1949) for ``count`` tokens: probabilities proportional to one over the rank."""
+    weights = 1 / np.arange(1, count + 1)
+    return weights / weights.sum()
+
+
+STREAMS: dict[str, Callable[[int], Stream]] = {
+    "uniform": lambda vocabulary: Stream("uniform", np.full(vocabulary, 1 / vocabulary)),
+    "zipf": lambda vocabulary: Stream("zipf", zipf_law(vocabulary)),
+    "nesting": Nesting,
+}
+"""Constructor of each stream, by name; the argument is the vocabulary."""
+
+Corpus = Stream | Text
+"""A corpus: training windows, held-out parts, the least possible loss if known, and a description."""
+
+
+def corpus_named(name: str, vocabulary: int) -> Corpus:
+    """Return the stream with a name, even if a file has the same name, or else the text at a path."""
+    known = ", ".join((*STREAMS, "bit-memory"))
+    if not name:
+        raise InputError(f"corpus '': give text, or one of {known}")
+    if vocabulary > MOST_TOKENS:
+        raise InputError(f"--vocabulary {vocabulary}: give at most {MOST_TOKENS:,}")
+    if name in STREAMS:
+        if vocabulary < 2:
+            raise InputError(f"--vocabulary {vocabulary}: {name} has at least 2 tokens")
+        if name == "nesting" and vocabulary % 2:
+            raise InputError(
+                f"--vocabulary {vocabulary}: nesting needs an even number, because every token has a closing token"
+            )
+        return STREAMS[name](vocabulary)
+    if not Path(name).exists():
+        raise InputError(f"corpus {name}: no such file or folder; give text, or one of {known}")
+    return Text(Path(name), vocabulary)
