@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, predict, train
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.prediction.evaluator import evaluate_predictions
+from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 

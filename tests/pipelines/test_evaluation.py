@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, predict
-from reservoir_pipelines.prediction.evaluator import evaluate_predictions
+from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from sklearn import metrics
 from sklearn.calibration import calibration_curve
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, predict
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.prediction.evaluator import PredictionEvaluator, evaluate_predictions
-from reservoir_pipelines.prediction.files import write_predictions
+from reservoir_pipelines.prediction.outputs import PredictionEvaluator, evaluate_predictions, write_predictions
 from reservoir_pipelines.prediction.predict import Prediction
 from sklearn import metrics
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from reservoir_cache import last_entry
 from reservoir_pipelines import extract, fit
-from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.fitting.bundle import Bundle, locked
 from reservoir_pipelines.fitting.seeds import fit_seeds
 
 from reservoir import InputError
@@ -68,13 +68,18 @@ def bundle_of(number, width=400):
     )
 
 
+def save(number, folder):
+    with locked(folder):
+        bundle_of(number).write(folder)
+
+
 def save_often(folder, number):
     for _ in range(15):
-        bundle_of(number).save(folder)
+        save(number, folder)
 
 
 def test_concurrent_writers_never_mix_two_bundles(tmp_path):
-    bundle_of(0).save(tmp_path)
+    save(0, tmp_path)
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=save_often, args=(tmp_path, number)) for number in (1, 2)]
     for writer in writers:
@@ -94,19 +99,19 @@ def test_concurrent_writers_never_mix_two_bundles(tmp_path):
 def test_a_write_that_fails_leaves_the_old_bundle(tmp_path, monkeypatch, step):
     from pathlib import Path
 
-    bundle_of(1).save(tmp_path)
+    save(1, tmp_path)
     plain = getattr(Path, step)
 
-    def fail(self, *arguments):
-        plain(self, *arguments)
+    def fail(self, *arguments, **named):
+        plain(self, *arguments, **named)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, step, fail)
     with pytest.raises(OSError, match="No space"):
-        bundle_of(2).save(tmp_path)
+        save(2, tmp_path)
     monkeypatch.undo()
     assert Bundle.load(tmp_path).scores == {"number": 1}
-    bundle_of(2).save(tmp_path)
+    save(2, tmp_path)
     assert Bundle.load(tmp_path).scores == {"number": 2}
     assert len(list(tmp_path.iterdir())) == 2
 

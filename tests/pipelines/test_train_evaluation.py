@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from reservoir_pipelines import predict, train
-from reservoir_pipelines.prediction.evaluator import evaluate_predictions
+from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from reservoir_pipelines.training.training_result import Training
 from sklearn import metrics
 

@@ -154,8 +154,7 @@ def predict(
     Prints one JSON line per sequence, with the probabilities of the classes; with --json one object of columns. If the
     file has labels, the accuracy is printed too.
     """
-    from reservoir_pipelines.prediction.evaluator import PredictionEvaluator
-    from reservoir_pipelines.prediction.files import check_out, columns_of, write_predictions
+    from reservoir_pipelines.prediction.outputs import PredictionEvaluator, check_out, columns_of, write_predictions
 
     if out:
         check_out(out)

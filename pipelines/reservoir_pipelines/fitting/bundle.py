@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,9 +53,8 @@ class Part:
     compute: str
     columns: tuple[str, ...]
     run: str = ""  # the folder of a run of train, for trained weights
-    input_digests: dict[str, str] = field(
-        default_factory=dict
-    )  # SHA-256 of tokenizer and embeddings, if input is native
+    # SHA-256 of tokenizer and embeddings, if input is native
+    input_digests: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +102,6 @@ class Bundle:
             origin=stores[0].entry.made_with.get("call", {}).get("task", ""),
         )
 
-    def save(self, folder: Path) -> Path:
-        """Write the bundle into a folder and return the path of its JSON file."""
-        with locked(folder):
-            return self.write(folder)
-
     def write(self, folder: Path) -> Path:
         """Write the bundle into a folder that the caller has locked; return the path of its JSON file."""
         from safetensors.numpy import save
@@ -116,23 +111,27 @@ class Bundle:
             "task": self.task.to_dict(),
             "lengths": self.lengths,
             "origin": self.origin,
-            "parts": [_part_json(part) for part in self.parts],
+            "parts": [{name: value for name, value in asdict(part).items() if name != "run"} for part in self.parts],
             "scores": self.scores,
+            "files": {},
         }
         arrays: dict[str, np.ndarray] = {}
         files: dict[str, bytes] = {}
         if isinstance(self.readout, LinearReadout):
             arrays, card["readout"] = self.readout.to_arrays()
-        elif isinstance(self.readout, EstimatorReadout):
+        else:
+            assert isinstance(self.readout, EstimatorReadout)
             files[ESTIMATOR] = save_estimator(self.readout)
             targets = self.readout.targets
             card["estimator"] = {"name": self.readout.name, "outputs": targets.outputs, "classes": targets.classes}
-        else:
-            raise TypeError(f"a readout of type {type(self.readout).__name__} cannot be saved")
         if self.scaling:
             arrays = arrays | {"offset": self.scaling.offset, "scale": self.scaling.scale}
         files[WEIGHTS] = save({name: np.ascontiguousarray(value) for name, value in arrays.items()})
-        card["files"] = {_write(folder, data, suffix): _sha256(data) for suffix, data in files.items()}
+        for suffix, data in files.items():
+            digest = hashlib.sha256(data).hexdigest()
+            name = f"readout-{digest[:16]}.{suffix}"
+            replace_file(folder / name, partial(Path.write_bytes, data=data))
+            card["files"][name] = digest
         write_checked(folder / CARD, card)
         for path in folder.glob("readout-*"):
             if path.suffix[1:] in (WEIGHTS, ESTIMATOR) and path.name not in card["files"]:
@@ -150,6 +149,7 @@ class Bundle:
             given.
         """
         from safetensors import SafetensorError
+        from safetensors.numpy import load
 
         folder = path if path.is_dir() else path.parent
         try:
@@ -159,7 +159,18 @@ class Bundle:
                     f"readout {folder}: only linear readouts can be exported or explained; fit with --readout ridge, "
                     "logistic, or a linear estimator of scikit-learn"
                 )
-            return cls._read(folder, card, files, trust)
+            arrays = load(files[WEIGHTS])
+            return cls(
+                task=Task.from_dict(card["task"]),
+                scaling=Scaling(offset=arrays["offset"], scale=arrays["scale"]) if "scale" in arrays else None,
+                parts=tuple(_part(part) for part in card["parts"]),
+                readout=LinearReadout.from_arrays(arrays, card["readout"])
+                if "readout" in card
+                else _estimator(folder, card["estimator"], files[ESTIMATOR], trust),
+                scores=card["scores"],
+                lengths=card["lengths"],
+                origin=card["origin"],
+            )
         except FileNotFoundError as error:
             name = Path(error.filename or WEIGHTS).name
             raise InputError(
@@ -170,25 +181,6 @@ class Bundle:
         except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
             why = f"{type(error).__name__}: {error}".replace("\n", " ")
             raise InputError(f"readout {folder}: not readable ({why}); fit it again") from error
-
-    @classmethod
-    def _read(cls, folder: Path, card: dict[str, Any], files: dict[str, bytes], trust: bool) -> Bundle:
-        from safetensors.numpy import load
-
-        arrays = load(files[WEIGHTS])
-        if "readout" in card:
-            readout: Readout = LinearReadout.from_arrays(arrays, card["readout"])
-        else:
-            readout = _estimator(folder, card["estimator"], files[ESTIMATOR], trust)
-        return cls(
-            task=Task.from_dict(card["task"]),
-            scaling=Scaling(offset=arrays["offset"], scale=arrays["scale"]) if "scale" in arrays else None,
-            parts=tuple(_part(part) for part in card["parts"]),
-            readout=readout,
-            scores=card["scores"],
-            lengths=card["lengths"],
-            origin=card["origin"],
-        )
 
 
 def _estimator(folder: Path, described: dict[str, Any], data: bytes, trust: bool) -> EstimatorReadout:
@@ -204,13 +196,7 @@ def _estimator(folder: Path, described: dict[str, Any], data: bytes, trust: bool
     return EstimatorReadout(model=model, targets=targets, name=name)
 
 
-def _part_json(part: Part) -> dict[str, Any]:
-    """Return a part as JSON values. Only `train` knows runs, and writes none of them here."""
-    return {name: value for name, value in asdict(part).items() if name != "run"}
-
-
 def _part(values: dict[str, Any]) -> Part:
-    """Return what `_part_json` described."""
     if values["compute"] not in ("", "float32", "bfloat16"):
         raise InputError(f"readout: unknown precision {str(values['compute'])[:40]!r}; fit it again")
     return Part(
@@ -238,20 +224,9 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
                 raise
             continue  # another process has just replaced the bundle
         for name, data in files.items():
-            if _sha256(data) != card["files"][name]:
+            if hashlib.sha256(data).hexdigest() != card["files"][name]:
                 raise InputError(f"readout {folder / name}: damaged, its checksum does not match; fit it again")
         return card, {name.rpartition(".")[2]: data for name, data in files.items()}
-
-
-def _write(folder: Path, data: bytes, suffix: str) -> str:
-    """Write a file, named after the digest of its content; return the name."""
-    name = f"readout-{_sha256(data)[:16]}.{suffix}"
-    replace_file(folder / name, lambda part: part.write_bytes(data))
-    return name
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 @contextmanager

@@ -36,13 +36,10 @@ class Pool:
         given = [features] if isinstance(features, str) or not isinstance(features, Sequence) else features
         if not given:
             raise InputError("fit: give at least one entry")
+        opened = [one.store if isinstance(one, Extraction) else one for one in given]
         stores = tuple(
-            one.store
-            if isinstance(one, Extraction)
-            else one
-            if isinstance(one, FeatureStore)
-            else FeatureStore(Path(require_path(one, "fit: features")))
-            for one in given
+            one if isinstance(one, FeatureStore) else FeatureStore(Path(require_path(one, "fit: features")))
+            for one in opened
         )
         for store in stores:
             if lacking := [split for split in ("train", "valid", "test") if split not in store.splits]:

@@ -17,12 +17,11 @@ from reservoir.options import DeviceOptions, TrustOptions
 from reservoir.plan import RAW
 from reservoir.raw_input import raw_features
 from reservoir.readouts import samples, unsample
-from reservoir.reservoir import LoadedModel, Reservoir
+from reservoir.reservoir import LoadedModel
 from reservoir.tasks import encode, read_new
 from reservoir.tasks.own.each import units
 from reservoir.tasks.own.encode import letter_symbols
 from reservoir.tasks.own.letters import are_words
-from reservoir.tasks.task import Task
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.prediction.load import load_part, open_readout
@@ -75,7 +74,7 @@ class Prediction:
         return dict(zip(map(str, self.classes), values, strict=True)) if values else {}
 
 
-def predict(readout: Path, file: Path, place: DeviceOptions, safety: TrustOptions = TrustOptions()) -> Predictions:
+def predict(readout: Path, file: Path, place: DeviceOptions, safety: TrustOptions) -> Predictions:
     """Label the sequences of a file with a saved readout; each block of rows is computed when it is reached."""
     bundle = open_readout(readout, trust=safety.trust)
     task = bundle.task
@@ -86,14 +85,21 @@ def predict(readout: Path, file: Path, place: DeviceOptions, safety: TrustOption
             "of real tokens of each row"
         )
     x, lengths = encode(task, raw, given)
-    if task.alphabet and any(_reads_letters(task, part.reservoir) for part in bundle.parts):
+    letters = [
+        part.reservoir.input != "native" if part.reservoir else not are_words(task.alphabet) for part in bundle.parts
+    ]
+    if task.alphabet and any(letters):  # a text is read letter by letter
         letter_symbols(str(file), task, x, lengths)
     counts = units(task, x, lengths) if task.each else None
     if counts is not None:  # new sequences may be longer than those of the task
         task = replace(task, readout_tokens=int(counts.max()))
         bundle = replace(bundle, task=task)
-    if y is not None:
-        _check_labels(task, file, y, len(x), each=counts is not None)
+    size = len(x) * task.readout_tokens * task.outputs
+    if y is not None and (len(y) != len(x) or (counts is None and y.size != size)):
+        raise InputError(
+            f"{file}: y has the shape {y.shape}, and the readout gives {len(x)} rows {task.readout_tokens} x "
+            f"{task.outputs} labels; give as many, or leave y out"
+        )
     _warn(bundle, file, lengths, labelled=y is not None)
     models = [load_part(task, part, place.device, readout) if part.reservoir else None for part in bundle.parts]
     for model in filter(None, models):
@@ -133,29 +139,49 @@ class Predictions(Iterator[Prediction]):
     def _block(self, start: int) -> Iterator[Prediction]:
         """Yield the predictions of the rows from ``start``."""
         rows = slice(start, start + BLOCK_ROWS)
-        x, lengths = self.x[rows], self.lengths[rows]
+        x, task = self.x[rows], self.bundle.task
         counts = None if self.counts is None else self.counts[rows]
-        features = _features(self.bundle, self.models, x, lengths, counts)
-        _check_finite(
-            self.file, features, np.full(len(x), len(features) // len(x)) if counts is None else counts, start
-        )
-        truths = self._truths(rows)
+        features = self._features(rows)
+        wrong = ~np.isfinite(features).all(axis=1)
+        if wrong.any():
+            each = np.full(len(x), len(features) // len(x)) if counts is None else counts
+            row = start + int(np.searchsorted(each.cumsum(), np.argmax(wrong), "right"))
+            raise InputError(
+                f"{self.file}: the model overflows in row {row}; its values are too large: repair or remove it"
+            )
+        truths, classes = self._truths(rows), tuple(map(task.label, range(task.classes)))
         for row, (label, probabilities) in enumerate(_labels(self.bundle, features, counts)):
             yield Prediction(
                 label=label,
                 probabilities=probabilities,
-                classes=tuple(map(self.bundle.task.label, range(self.bundle.task.classes))),
+                classes=classes,
                 truth=truths[row],
                 id=self.ids[start + row] if self.ids else None,
                 each=counts is not None,
             )
+
+    def _features(self, rows: slice) -> np.ndarray:
+        """Return the features (samples, width) of some rows; a row has one sample or several."""
+        x, lengths, task, scaling = self.x[rows], self.lengths[rows], self.bundle.task, self.bundle.scaling
+        labels = np.zeros((len(x), task.readout_tokens, task.outputs))  # stand for unknown ones
+        if self.counts is not None:
+            labels[np.arange(labels.shape[1]) >= self.counts[rows, None]] = np.nan
+        read = []
+        for part, model in zip(self.bundle.parts, self.models, strict=True):
+            if model is None:
+                raw = raw_features(task, scaling, x, lengths)
+                read.append(samples(raw if raw.ndim == 3 else raw[:, None], labels)[0])
+                continue
+            features = forward(model, scaling, x, lengths, part.columns, BATCH_ROWS)
+            read += [samples(features[column], labels)[0] for column in part.columns]
+        return np.concatenate(read, axis=1)
 
     def _truths(self, rows: slice) -> list[Any]:
         """Return the labels of some rows in the file, nested as predictions are; None for rows without."""
         if self.y is None:
             return [None] * len(self.x[rows])
         task, y = self.bundle.task, self.y[rows]
-        as_label = _as_class if task.classes else partial(_as_number, self.file)
+        as_label = partial(_as_label, self.file, task.classes > 0)
         if self.counts is not None:
             cut = [None if row is None else row[:count] for row, count in zip(y, self.counts[rows], strict=True)]
             return [None if row is None else [as_label(one) for one in np.asarray(row).ravel().tolist()] for row in cut]
@@ -183,60 +209,21 @@ def _warn(bundle: Bundle, file: Path, lengths: np.ndarray, *, labelled: bool) ->
         notify(f"{file}: the readout was fitted on rows of this file; for new data trust the test score of fit")
 
 
-def _reads_letters(task: Task, reservoir: Reservoir | None) -> bool:
-    """Return whether texts are read letter by letter, in the alphabet of the task."""
-    return reservoir.input != "native" if reservoir else not are_words(task.alphabet)
-
-
-def _features(
-    bundle: Bundle,
-    models: Sequence[LoadedModel | None],
-    x: np.ndarray,
-    lengths: np.ndarray,
-    counts: np.ndarray | None,
-) -> np.ndarray:
-    """Return the features (samples, width) of sequences; a row has one sample or several."""
-    task = bundle.task
-    labels = np.zeros((len(x), task.readout_tokens, task.outputs))  # stand for unknown ones
-    if counts is not None:
-        labels[np.arange(labels.shape[1]) >= counts[:, None]] = np.nan
-    read = []
-    for part, model in zip(bundle.parts, models, strict=True):
-        if model is None:
-            raw = raw_features(task, bundle.scaling, x, lengths)
-            read.append(samples(raw if raw.ndim == 3 else raw[:, None], labels)[0])
-            continue
-        features = forward(model, bundle.scaling, x, lengths, part.columns, BATCH_ROWS)
-        read += [samples(features[column], labels)[0] for column in part.columns]
-    return np.concatenate(read, axis=1)
-
-
-def _check_finite(file: Path, features: np.ndarray, counts: np.ndarray, start: int) -> None:
-    """Refuse features (samples, width) that overflow, of rows with so many samples each."""
-    wrong = ~np.isfinite(features).all(axis=1)
-    if wrong.any():
-        row = start + int(np.searchsorted(counts.cumsum(), np.argmax(wrong), "right"))
-        raise InputError(f"{file}: the model overflows in row {row}; its values are too large: repair or remove it")
-
-
 def _labels(bundle: Bundle, features: np.ndarray, counts: np.ndarray | None) -> Iterator[tuple[Any, Any]]:
     """Yield the label and the probabilities of each row; of each of its ``counts`` samples, if they are given."""
     task, readout, each = bundle.task, bundle.readout, counts is not None
-    labels, probabilities = readout.predict(features), None
+    labels = readout.predict(features)
+    found = [np.vectorize(task.label, otypes=[object])(labels) if task.classes else labels.astype(float)]
     if readout.has_probabilities:
-        probabilities = readout.probabilities(features).reshape(*labels.shape, task.classes)
-
-    def by_row(values: np.ndarray) -> Sequence[np.ndarray]:
-        if counts is None:
-            return list(unsample(values, task.readout_tokens, task.outputs))
-        return np.split(values, np.cumsum(counts)[:-1])
-
-    found = by_row(labels)
-    likely = [None] * len(found) if probabilities is None else by_row(probabilities)
-    for values, shares in zip(found, likely, strict=True):
-        named = np.vectorize(task.label, otypes=[object])(values) if task.classes else values.astype(float)
-        rounded = [] if shares is None else _unnested(np.round(shares, 6).tolist(), each=each)
-        yield _unnested(named.tolist(), each=each), rounded
+        found.append(np.round(readout.probabilities(features).reshape(*labels.shape, task.classes), 6))
+    rows = (
+        unsample(values, task.readout_tokens, task.outputs)
+        if counts is None
+        else np.split(values, np.cumsum(counts)[:-1])
+        for values in found
+    )
+    for label, *likely in zip(*rows, strict=True):
+        yield _unnested(label.tolist(), each=each), _unnested(likely[0].tolist(), each=each) if likely else []
 
 
 def _unnested(nested: list[Any], *, each: bool = False) -> Any:
@@ -245,24 +232,11 @@ def _unnested(nested: list[Any], *, each: bool = False) -> Any:
     return outer[0] if len(outer) == 1 and not each else outer
 
 
-def _check_labels(task: Task, file: Path, y: np.ndarray, rows: int, *, each: bool) -> None:
-    """Refuse labels of another shape than the readout gives."""
-    if len(y) == rows and (each or y.size == rows * task.readout_tokens * task.outputs):
-        return
-    raise InputError(
-        f"{file}: y has the shape {y.shape}, and the readout gives {rows} rows {task.readout_tokens} x "
-        f"{task.outputs} labels; give as many, or leave y out"
-    )
-
-
-def _as_class(value: Any) -> Any:
-    """Return a label in the type of the names of classes."""
-    if isinstance(value, bytes):  # HDF5 stores texts so
-        return value.decode()
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _as_number(file: Path, value: Any) -> float | None:
+def _as_label(file: Path, is_class: bool, value: Any) -> Any:
+    """Return a label as a number, or in the type of the names of classes."""
+    if is_class:
+        value = value.decode() if isinstance(value, bytes) else value  # HDF5 stores texts as bytes
+        return int(value) if isinstance(value, float) and value.is_integer() else value
     try:
         return None if value is None else float(value)
     except ValueError:

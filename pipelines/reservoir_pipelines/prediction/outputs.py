@@ -1,17 +1,18 @@
-"""Predictions as columns, and as ``.csv``, ``.jsonl`` or ``.parquet`` files."""
+"""What becomes of predictions: columns, files (``.csv``, ``.jsonl``, ``.parquet``), and their evaluation."""
 
 from __future__ import annotations
 
 import csv
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from reservoir import InputError
+from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
 from reservoir_pipelines.files import replace_file
 from reservoir_pipelines.output import as_json
 
@@ -19,6 +20,68 @@ if TYPE_CHECKING:
     from reservoir_pipelines.prediction.predict import Prediction
 
 BATCH = 4096  # predictions that are in memory at a time
+EVALUATED = 1024  # predictions that are converted to arrays at a time
+
+
+class PredictionEvaluator:
+    """Compares predictions with the labels of their file while they are iterated; keeps some 20 bytes per label.
+
+    A label that is none of the readout's classes counts as wrong.
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._numbers: dict[str, int] = {}
+        self._pending: list[Prediction] = []
+        self._parts: list[tuple[np.ndarray, np.ndarray, np.ndarray | None]] = []
+
+    def watch(self, predictions: Iterable[Prediction]) -> Iterator[Prediction]:
+        """Yield predictions after comparing each with its label."""
+        for prediction in predictions:
+            self.rows += 1
+            if prediction.truth is not None:
+                self._pending.append(prediction)
+                if len(self._pending) == EVALUATED:
+                    self._compress()
+            yield prediction
+
+    def result(self) -> Evaluation | None:
+        """Return the evaluation; None where no row has a label."""
+        self._compress()
+        if not self._parts:
+            return None
+        truths, labels, chances = zip(*self._parts, strict=True)
+        truth, label = np.concatenate(truths), np.concatenate(labels)
+        if not self._numbers:
+            return evaluate_values(truth, label)
+        return evaluate_classes(truth, label, [*self._numbers], None if chances[0] is None else np.concatenate(chances))
+
+    def _compress(self) -> None:
+        """Turn the predictions seen since the last call into arrays."""
+        if not self._pending:
+            return
+        parts = [[getattr(one, name) for one in self._pending] for name in ("truth", "label", "probabilities")]
+        classes, each = self._pending[0].classes, self._pending[0].each
+        self._pending.clear()
+        if each:
+            parts = [list(chain.from_iterable(part)) for part in parts]
+        truth, label = (np.asarray(part).reshape(len(part), -1) for part in parts[:2])
+        chances = None
+        if classes:
+            for name in [*map(str, classes), *map(str, truth.ravel().tolist())]:
+                self._numbers.setdefault(name, len(self._numbers))
+            truth, label = (np.vectorize(lambda one: self._numbers[str(one)])(part) for part in (truth, label))
+            if len(classes) == 2 and len(parts[2][0]):
+                chances = np.asarray(parts[2])[..., 1].reshape(len(truth), -1)
+        self._parts.append((truth, label, chances))
+
+
+def evaluate_predictions(predictions: Iterable[Prediction]) -> Evaluation | None:
+    """Compare predictions with the labels of their file, an unknown one being wrong; None where no row has one."""
+    evaluator = PredictionEvaluator()
+    for _ in evaluator.watch(predictions):
+        pass
+    return evaluator.result()
 
 
 def check_out(out: Path) -> None:
