@@ -8,9 +8,9 @@ from typing import Any
 from reservoir_cache import FeatureStore
 
 from reservoir_pipelines.attention_maps import Attention as Attention
-from reservoir_pipelines.estimators.classifier import ReservoirClassifier as ReservoirClassifier
-from reservoir_pipelines.estimators.regressor import ReservoirRegressor as ReservoirRegressor
-from reservoir_pipelines.estimators.transformer import ReservoirTransformer as ReservoirTransformer
+from reservoir_pipelines.estimators.estimators import ReservoirClassifier as ReservoirClassifier
+from reservoir_pipelines.estimators.estimators import ReservoirRegressor as ReservoirRegressor
+from reservoir_pipelines.estimators.estimators import ReservoirTransformer as ReservoirTransformer
 from reservoir_pipelines.extraction.extract import Extraction as Extraction
 from reservoir_pipelines.extraction.forecast import Forecast as Forecast
 from reservoir_pipelines.fitting.results import Fit as Fit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -59,30 +59,8 @@ class Block:
         return values
 
 
-@dataclass(frozen=True)
-class FoundRows:
-    """The features of the rows of one array: for each row its block, and its row in that block."""
-
-    cache: RowCache
-    blocks: list[Block]
-    block: np.ndarray
-    row: np.ndarray
-
-    def column(self, name: str) -> np.ndarray:
-        """Return one column, (rows, width) of float32, with several tokens side by side."""
-        out: np.ndarray | None = None
-        for number, block in enumerate(self.blocks):
-            mine = self.block == number
-            values = block.column(name, hold=self.cache.has_room())[self.row[mine]]
-            if out is None:
-                out = np.empty((len(self.block), values.shape[1]), np.float32)
-            out[mine] = values
-        assert out is not None
-        return out
-
-
 class RowCache:
-    """The features of all rows that one frozen model (`row_spec`) has seen, in some columns.
+    """The features of all rows that one frozen model has seen, in some columns.
 
     On disk they are ordinary entries of the cache, one for each batch of new rows, whose labels are the SHA-256 of the
     rows. Features are stored in float32, so computed and read ones are equal. Their last bits depend on the rows that
@@ -96,13 +74,18 @@ class RowCache:
         self._place: dict[bytes, tuple[Block, int]] = {}
         self._known: set[Path] = set()
 
-    def find(self, model: LoadedModel, x: np.ndarray, lengths: np.ndarray) -> FoundRows:
-        """Return the features of rows (rows, tokens, ...); distinct new rows go through the model once."""
+    def find(self, model: LoadedModel, x: np.ndarray, lengths: np.ndarray) -> Callable[[str], np.ndarray]:
+        """Return a function from a column to the features (rows, width) of rows (rows, tokens, ...).
+
+        Distinct new rows go through the model once.
+        """
         digests = [hashlib.sha256(row[:end].tobytes()).digest() for row, end in zip(x, lengths, strict=True)]
         with _one_at_a_time:
             self._forget()
             if any(digest not in self._place for digest in digests):
-                self._read_new_entries()
+                for path in sorted((self.root / "features" / ROWS).glob(f"*{self._spec.key[:12]}-*")):
+                    if path not in self._known:  # another or an earlier process has written it
+                        self._add_entry(Entry.open(path))
             new = {digest: row for row, digest in enumerate(digests) if digest not in self._place}
             if new:
                 numbers = list(new.values())
@@ -110,12 +93,16 @@ class RowCache:
             places = [self._place[digest] for digest in digests]
         blocks = list(dict.fromkeys(block for block, _ in places))
         number = {block: i for i, block in enumerate(blocks)}
-        block, row = np.array([(number[block], row) for block, row in places]).T
-        return FoundRows(self, blocks, block, row)
+        block_of, row_of = np.array([(number[block], row) for block, row in places]).T
 
-    def has_room(self) -> bool:
-        """Return whether more columns may stay in memory."""
-        return sum(block.bytes for block in self._blocks) < HELD_BYTES
+        def column(name: str) -> np.ndarray:
+            parts = []
+            for number, block in enumerate(blocks):
+                room = sum(block.bytes for block in self._blocks) < HELD_BYTES
+                parts.append(block.column(name, hold=room)[row_of[block_of == number]])
+            return np.concatenate(parts)[np.argsort(np.argsort(block_of, kind="stable"))]
+
+        return column
 
     def _forget(self) -> None:
         """Drop rows whose entry was removed, and those that are only in memory when these are many."""
@@ -125,12 +112,6 @@ class RowCache:
             self._known = {b.stored.entry.path for b in kept if b.stored}
             self._place = {digest: place for digest, place in self._place.items() if place[0] in kept}
             self._blocks = kept
-
-    def _read_new_entries(self) -> None:
-        """Add the entries that other or earlier processes have written."""
-        for path in sorted((self.root / "features" / ROWS).glob(f"*{self._spec.key[:12]}-*")):
-            if path not in self._known:
-                self._add_entry(Entry.open(path))
 
     def _add_entry(self, entry: Entry) -> None:
         stored = FeatureStore(entry)[ROWS]
@@ -149,7 +130,13 @@ class RowCache:
             values = forward(model, None, x, lengths, self.columns, self.layout.batch_rows)
             self._add(Block(None, {name: column.reshape(len(x), -1) for name, column in values.items()}), digests)
             return
-        entry = self._entry(model, lengths, digests)
+        rows, joined = {ROWS: len(digests)}, b"".join(digests)
+        spec = replace(self._spec, data={"digest": hashlib.sha256(joined).hexdigest(), "rows": rows})
+        shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, self.columns)
+        check_space(self.root, required_bytes(spec, self.layout, rows, shapes))
+        entry = Entry.create(self.root, self._name, spec, self.layout, {"reservoir": model.settings.to_dict()})
+        labels = np.frombuffer(joined, np.uint8).reshape(len(digests), 1, -1)
+        write_targets(entry, ROWS, {"y": labels, "lengths": lengths, "index": np.arange(len(digests))})
 
         def block(_: str, low: int, high: int, columns: Sequence[str]) -> dict[str, np.ndarray]:
             return forward(model, None, x[low:high], lengths[low:high], columns, entry.layout.batch_rows)
@@ -157,34 +144,13 @@ class RowCache:
         compute_missing(entry, [ROWS], self.columns, block)
         self._add_entry(entry)
 
-    def _entry(self, model: LoadedModel, lengths: np.ndarray, digests: list[bytes]) -> Entry:
-        """Create the entry of a batch of rows, with their digests as labels."""
-        rows = {ROWS: len(digests)}
-        data = {"digest": hashlib.sha256(b"".join(digests)).hexdigest(), "rows": rows}
-        spec = replace(self._spec, data=data)
-        task = model.fpt.task
-        shapes = column_shapes(task, model.fpt.backbone.width, self.columns)
-        check_space(self.root, required_bytes(spec, self.layout, rows, shapes))
-        entry = Entry.create(self.root, self._name, spec, self.layout, {"reservoir": model.settings.to_dict()})
-        labels = np.frombuffer(b"".join(digests), np.uint8).reshape(len(digests), 1, -1)
-        write_targets(entry, ROWS, {"y": labels, "lengths": lengths, "index": np.arange(len(digests))})
-        return entry
-
-
-def row_spec(model: LoadedModel) -> Spec:
-    """Return the specification of the features of any rows."""
-    return Spec(
-        task=model.fpt.task.to_dict(),
-        data={"digest": "", "rows": {ROWS: 1}},
-        **frozen_fields(model),
-        store="float32",
-    )
-
 
 def shared_cache(root: Path, model: LoadedModel, plan: Plan) -> RowCache:
     """Return the row cache of a model, one per process."""
+    task, data = model.fpt.task.to_dict(), {"digest": "", "rows": {ROWS: 1}}
+    spec = Spec(task=task, data=data, **frozen_fields(model), store="float32")
     layout = Layout(block_rows=plan.block_rows, batch_rows=plan.batch_rows)
-    return _shared(root, model.settings.title, json.dumps(row_spec(model).to_dict()), plan.columns, layout)
+    return _shared(root, model.settings.title, json.dumps(spec.to_dict()), plan.columns, layout)
 
 
 @lru_cache(maxsize=4)

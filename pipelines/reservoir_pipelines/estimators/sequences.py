@@ -26,8 +26,15 @@ class Rows:
         """Mask (rows, values) of the values that are no padding."""
         return np.arange(self.x.shape[1]) < self.lengths[:, None]
 
-    def scaled(self, scaling: Scaling) -> Rows:
+    @property
+    def channels(self) -> int:
+        """Values of each token; 1 for symbols."""
+        return self.x.shape[2] if self.x.ndim == 3 else 1
+
+    def scaled(self, scaling: Scaling | None) -> Rows:
         """Return the rows with scaled values."""
+        if scaling is None:
+            return self
         return Rows(np.where(self.real[:, :, None], scaling(self.x), np.float32(0)), self.lengths)
 
 
@@ -38,11 +45,6 @@ def is_list(x: Any) -> bool:
     if not isinstance(x, list | tuple) or not len(x) or not all(hasattr(item, "__len__") for item in x):
         return False
     return isinstance(x[0], np.ndarray) or len({len(item) for item in x}) > 1
-
-
-def holds_texts(x: Any) -> bool:
-    """Return whether X is a list or an array of strings."""
-    return isinstance(x, list | np.ndarray) and len(x) > 0 and isinstance(x[0], str)
 
 
 def with_channels_last(x: Any, *, channels_first: bool, warn: bool) -> Any:
@@ -56,7 +58,7 @@ def with_channels_last(x: Any, *, channels_first: bool, warn: bool) -> Any:
         warnings.warn(
             f"X of shape {shape} is read as {shape[1]} values of {shape[2]} channels; "
             "if it is (samples, channels, values), pass channels_first=True",
-            stacklevel=5,
+            stacklevel=4,
         )
     return x
 
@@ -85,7 +87,7 @@ def read_vocabulary(x: np.ndarray, lengths: np.ndarray) -> int | None:
     reading = read_integers(x, lengths)
     vocabulary = int(x.max()) + 1 if reading.names else None
     what, other = (f"{vocabulary:,} symbols", "give floats") if vocabulary else ("values", "give a vocabulary")
-    warnings.warn(f"X read as {what} ({reading.why}; else {other})", stacklevel=5)
+    warnings.warn(f"X read as {what} ({reading.why}; else {other})", stacklevel=4)
     return vocabulary
 
 
@@ -95,7 +97,12 @@ def as_rows(x: np.ndarray, lengths: np.ndarray, vocabulary: int | None) -> Rows:
         want = "(rows, values) or (rows, values, channels)" if vocabulary is None else "(rows, tokens)"
         raise ValueError(f"X has the shape {x.shape}; give {want}")
     if vocabulary is not None:
-        return Rows(_symbols(x, vocabulary), lengths)
+        wrong = (x < 0) | (x >= vocabulary) | (x != np.floor(x))
+        if wrong.any():
+            row, token = np.argwhere(wrong)[0]
+            what = f"X[{row}, {token}] is {x[row, token]}, not a symbol from 0 to {vocabulary - 1}"
+            raise ValueError(f"{what}; give a larger vocabulary")
+        return Rows(np.array(x, np.int64), lengths)
     with np.errstate(over="ignore"):
         values = np.array(x, np.float32).reshape(*x.shape[:2], -1)
     if not np.isfinite(values).all():
@@ -126,14 +133,3 @@ def scaling_of(
     # Where values are near 1e-40, 1 / deviation is beyond float32.
     scale = np.minimum(1 / np.where(still, 1, deviation), np.finfo(np.float32).max)
     return Scaling(offset=mean.astype(np.float32), scale=scale.astype(np.float32))
-
-
-def _symbols(x: np.ndarray, vocabulary: int) -> np.ndarray:
-    """Return symbols as int64; raise ValueError for the first value that is no symbol."""
-    wrong = (x < 0) | (x >= vocabulary) | (x != np.floor(x))
-    if wrong.any():
-        row, token = np.argwhere(wrong)[0]
-        raise ValueError(
-            f"X[{row}, {token}] is {x[row, token]}, not a symbol from 0 to {vocabulary - 1}; give a larger vocabulary"
-        )
-    return np.array(x, np.int64)

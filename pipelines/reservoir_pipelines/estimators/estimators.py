@@ -1,0 +1,463 @@
+"""Estimators of raw sequences in scikit-learn's sense: a frozen model, with features cached by row, and its readout."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import Field, fields
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
+from sklearn.model_selection import BaseCrossValidator
+from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
+
+from reservoir.errors import InputError
+from reservoir.features import check_lengths, column_shapes
+from reservoir.option_fields import keyword
+from reservoir.options import (
+    CacheOptions,
+    ComputeOptions,
+    DeviceOptions,
+    ExtractOptions,
+    FeatureOptions,
+    OwnDataOptions,
+    ReservoirOptions,
+)
+from reservoir.plan import RAW, Plan, resolve
+from reservoir.raw_input import raw_features
+from reservoir.readouts import DEFAULT_ALPHAS, LinearReadout, Targets, balance_raw, cross_sweep, draw_folds
+from reservoir.readouts.estimators import code_labels, drop_weightless, fold_numbers, sample_weights
+from reservoir.reservoir import LoadedModel
+from reservoir.tasks.task import Task, Tokens, Vectors
+from reservoir_pipelines.estimators.rowcache import shared_cache, shared_model
+from reservoir_pipelines.estimators.sequences import (
+    Rows,
+    as_rows,
+    is_list,
+    padded,
+    read_vocabulary,
+    scaling_of,
+    with_channels_last,
+)
+from reservoir_pipelines.fitting.fitters import fit_penalties
+from reservoir_pipelines.workspace import ROWS, cache_root
+
+K = TypeVar("K", bound=type)
+
+# scikit-learn's own defaults for these parameters are strings and integers, from which type checkers infer too little.
+_validate: Callable[..., Any] = validate_data
+
+
+_OPTIONS: tuple[Field[Any], ...] = (
+    *fields(ReservoirOptions),
+    *(item for item in fields(FeatureOptions) if item.name in ("layers", "pool")),
+    *(item for item in fields(OwnDataOptions) if item.name == "standardise"),
+    *fields(CacheOptions),
+    *fields(DeviceOptions),
+    *fields(ComputeOptions),
+)
+_OWN: dict[str, tuple[Any, str]] = {
+    "vocabulary": (
+        None,
+        "X holds symbols, whole numbers below this one. None: integers as in files, all else values.",
+    ),
+    "channels_first": (
+        False,
+        "True: X of three dimensions is (samples, channels, values), as in aeon and sktime; sequences in a list are "
+        "(channels, values).",
+    ),
+    "alphas": (
+        None,
+        "Positive penalties. None: 25 from 1e-2 to 1e6 in equal ratios, extended if an end is best.",
+    ),
+    "cv": (
+        None,
+        "Folds, or a cross-validator, by which column and penalty are chosen; each sample is held out once. None: five "
+        "folds, repeated five times below 200 samples and three times below 600.",
+    ),
+    "class_weight": (None, "``balanced`` or weights by class, as in scikit-learn."),
+}
+
+
+def with_parameters(*own: str) -> Any:
+    """Give a class a constructor with all options and some parameters of its own, and document them."""
+    table = {}
+    for item in _OPTIONS:
+        none = f" None: {item.metadata['shown']}." if item.metadata["shown"] else ""
+        table[item.name] = item.default, f"{item.metadata['help'].rstrip('.')}.{none}"
+    table |= {name: _OWN[name] for name in own}
+
+    def decorate(kind: K) -> K:
+        def __init__(self: Any, **given: Any) -> None:
+            if unknown := given.keys() - table.keys():
+                raise TypeError(f"{kind.__name__} has no parameter {min(unknown)!r}; it has {', '.join(table)}")
+            vars(self).update({name: default for name, (default, _) in table.items()} | given)
+
+        named = [keyword(name, default) for name, (default, _) in table.items()]
+        first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        vars(__init__)["__signature__"] = inspect.Signature([first, *named])
+        kind.__init__ = __init__  # pyright: ignore[reportAttributeAccessIssue]
+        lines = [f"    {name} : default={default!r}\n        {text}" for name, (default, text) in table.items()]
+        documented = "\n".join(["    Parameters", "    ----------", *lines])
+        kind.__doc__ = (kind.__doc__ or "").replace("    {parameters}", documented)
+        return kind
+
+    return decorate
+
+
+class _ReservoirEstimator(BaseEstimator):
+    """What the estimators of raw sequences share: from raw sequences to features."""
+
+    vocabulary_: int | None
+    n_features_in_: int
+    _plan: Plan
+    vocabulary: int | None
+    channels_first: bool
+    standardise: bool
+    cache: str | Path | None
+    device: str
+
+    def __sklearn_tags__(self) -> Any:
+        """Declare that X may have three dimensions."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        return tags
+
+    def _checked(self, x: Any, *more: Any, reset: bool, **checks: Any) -> tuple[Any, np.ndarray]:
+        """Return X (and y) as scikit-learn's checks return them, and the length of each sequence."""
+        lengths = None
+        if isinstance(x, list | np.ndarray) and len(x) > 0 and isinstance(x[0], str):
+            raise ValueError("X holds texts; give their letters as numbers, [list(text.encode()) for text in X]")
+        x = with_channels_last(x, channels_first=self.channels_first, warn=reset)
+        if is_list(x):
+            x, lengths = padded(x, 0 if reset else self.n_features_in_)
+            if not reset:  # new sequences may be longer, which scikit-learn's own check refuses
+                return check_array(x, allow_nd=True), lengths
+        found = _validate(self, x, *more, dtype="numeric", allow_nd=True, reset=reset, **checks)
+        values = found[0] if more else found
+        full = np.full(len(values), values.shape[1], np.int32)
+        return found, full if lengths is None else lengths
+
+    def _learn(self, x: np.ndarray, lengths: np.ndarray, weights: np.ndarray | None = None) -> Rows:
+        """Resolve the plan for the data and learn the scale of values; return X as rows."""
+        self.vocabulary_ = read_vocabulary(x, lengths) if self.vocabulary is None else self.vocabulary
+        rows = as_rows(x, lengths, self.vocabulary_)
+        self.n_channels_in_ = rows.channels
+        form = Vectors(self.n_channels_in_) if self.vocabulary_ is None else Tokens(self.vocabulary_)
+        self._task = Task(name=ROWS, form=form, max_tokens=x.shape[1], classes=0)
+        given = {item.name: getattr(self, item.name) for item in _OPTIONS}
+        # Kept for predict: another machine may choose another precision, or have other weights under this name.
+        self._plan = resolve(self._task, ExtractOptions(**given, store="float32"), {"train": len(x)})
+        self.columns_ = list(self._plan.columns)
+        self._digest = self._model().digest
+        self._scaling = scaling_of(x, rows, self._task, weights, standardise=self.standardise)
+        return rows.scaled(self._scaling)
+
+    def _rows(self, x: Any) -> Rows:
+        """Return new sequences in the form of those that this was fitted on."""
+        check_is_fitted(self)
+        checked, lengths = self._checked(x, reset=False)
+        rows = as_rows(checked, lengths, self.vocabulary_)
+        if rows.channels != self.n_channels_in_:
+            raise ValueError(
+                f"X has {rows.channels} channels, but {type(self).__name__} was fitted on {self.n_channels_in_}"
+            )
+        return rows.scaled(self._scaling)
+
+    def _features(self, rows: Rows) -> Callable[[str], np.ndarray]:
+        """Return a function from the name of a column, or of several joined by a plus, to features (rows, width)."""
+
+        @cache
+        def columns() -> Callable[[str], np.ndarray]:  # called when first needed: the raw input needs no model
+            model = self._model()
+            if model.digest != self._digest:
+                raise InputError(
+                    f"the weights of {self._plan.reservoir.backbone!r} have changed since this was fitted; "
+                    "restore them, or fit again"
+                )
+            check_lengths(model, rows.lengths, "X, row")
+            root = cache_root(None if self.cache is None else Path(self.cache)).resolve()
+            # All columns are computed, not only the chosen one: another fold may choose another for the same rows.
+            return shared_cache(root, model, self._plan).find(model, rows.x, rows.lengths)
+
+        def part(name: str) -> np.ndarray:
+            return raw_features(self._task, None, rows.x, rows.lengths) if name == RAW else columns()(name)
+
+        return lambda name: np.concatenate([part(one) for one in name.split("+")], axis=1)
+
+    def _model(self) -> LoadedModel:
+        return shared_model(self._task, self._plan.reservoir, self.device, self._plan.compute)
+
+
+class _ReservoirPredictor(_ReservoirEstimator):
+    """What the classifier and the regressor share: columns and penalty are chosen as `fit` chooses them."""
+
+    readout_: LinearReadout
+    column_: str
+    alphas: npt.ArrayLike | None
+    cv: int | BaseCrossValidator | None
+    _checks: ClassVar[dict[str, bool]] = {}
+
+    def fit(
+        self,
+        X: npt.ArrayLike,
+        y: npt.ArrayLike,
+        sample_weight: npt.ArrayLike | None = None,
+        groups: npt.ArrayLike | None = None,
+    ) -> Self:
+        """Fit readouts with every penalty to every column, and choose one.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_values) or (n_samples, n_values, n_channels), or list of arrays
+            Sequences; of unequal length as a list of arrays (n_values,) or (n_values, n_channels).
+        y : array-like of shape (n_samples,) or (n_samples, n_targets)
+            Labels of a classifier (n_samples,), targets of a regressor.
+        sample_weight : array-like of shape (n_samples,), default=None
+            A sample of weight 2 counts as two samples, one of weight 0 as none.
+        groups : array-like of shape (n_samples,), default=None
+            The group of each sample; samples of a group are held out together.
+
+        Returns
+        -------
+        self : object
+            The fitted estimator.
+        """
+        (checked, labels), lengths = self._checked(X, y, reset=True, **self._checks)
+        weights = sample_weights(sample_weight, checked)
+        coded, targets = self._coded(labels, weights)
+        rows = self._learn(checked, lengths, weights)
+        features, folds = (
+            self._features(rows),
+            self._fold_numbers(rows.x, coded, groups, classifier=targets.classes > 0),
+        )
+        alphas = DEFAULT_ALPHAS if self.alphas is None else np.asarray(self.alphas, np.float64)
+        raw, fits = features(RAW).shape[1], []
+        for name in dict.fromkeys([*self._plan.candidates, RAW]):
+            x = features(name)
+            block = (x, coded, folds) if weights is None else drop_weightless(x, coded, folds, weights)
+            is_raw = np.arange(x.shape[1]) >= x.shape[1] - raw
+            how: dict[str, Any] = {"folds": int(block[2].max()) + 1, "repeats": block[2].shape[1]}
+            how["emphasis"] = balance_raw(is_raw) if name.endswith(f"+{RAW}") else None
+            swept = partial(cross_sweep, [block], targets, **how)
+            fits.append(fit_penalties("ridge", tuple(name.split("+")), swept, alphas, widens=self.alphas is None))
+        best = max(fits, key=lambda fit: fit.result.merit)
+        self.column_, self.alpha_, self.best_score_ = best.result.name, best.result.alpha, best.result.valid_score
+        self.readout_ = best.readout
+        found = [result for fit in fits for result in fit.results]
+        self.cv_results_ = {
+            "column": np.array([result.name for result in found], object),
+            "alpha": np.array([result.alpha for result in found]),
+            "score": np.array([result.valid_score for result in found]),
+        }
+        return self
+
+    def _coded(self, labels: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, Targets]:
+        """Return the labels (n, outputs) as numbers, and the description of the targets."""
+        raise NotImplementedError
+
+    def _fold_numbers(
+        self, x: np.ndarray, y: np.ndarray, groups: npt.ArrayLike | None, *, classifier: bool
+    ) -> np.ndarray:
+        """Return the fold of each sample in each repetition, (n, repeats)."""
+        group = None if groups is None else column_or_1d(groups)
+        labels = y[:, 0] if classifier else None
+        if self.cv is not None and (group is None or not isinstance(self.cv, int)):
+            return fold_numbers(self.cv, x, y if labels is None else labels, group, classifier=classifier)[:, None]
+        units = len(x) if group is None else len(np.unique(group))
+        if units < 2:
+            what = "n_samples = 1" if group is None else "groups holds 1 group"
+            raise ValueError(f"{what}; give at least two, as some are held out to choose a readout")
+        plan = self._plan
+        folds, repeats = (min(plan.folds, units), plan.repeats) if self.cv is None else (self.cv, 1)
+        found = [draw_folds(len(x), int(folds), labels=labels, groups=group, repeat=n) for n in range(repeats)]
+        return np.stack(found, axis=1)
+
+    def _read(self, x: npt.ArrayLike) -> np.ndarray:
+        """Return the features that the readout reads of new sequences, (n, width)."""
+        rows = self._rows(x)
+        return self._features(rows)(self.column_)
+
+
+@with_parameters("vocabulary", "channels_first", "alphas", "cv", "class_weight")
+class ReservoirClassifier(ClassifierMixin, _ReservoirPredictor):
+    """Classifier of raw sequences: a frozen sequence model, and a ridge readout of its best columns.
+
+    Sequences go through a fixed input layer and a frozen backbone; the hidden states of each layer, pooled over the
+    tokens, are a column. Ridge readouts with every penalty are fitted to columns, alone, side by side, and beside the
+    raw input, and the one with the best accuracy on held-out samples is kept. Defaults depend on the data as those of
+    `extract` and `fit` do.
+
+    Features are cached under the SHA-256 of the row, in this process and on disk, so each distinct row goes through the
+    model once, whatever the penalties, class weights and ``cv``. Values are standardised by the samples fitted, so in
+    ``cross_val_score`` a row goes through once per fold; with ``standardise=False``, once in all. With ``n_jobs`` a row
+    may go through once in each process.
+
+    {parameters}
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        The labels.
+    vocabulary_ : int or None
+        Number of symbols that X holds; None for values.
+    readout_ : LinearReadout
+        The chosen readout, fitted to all samples.
+    column_ : str
+        The column of the readout, such as ``block06/mean``, or several joined by a plus; ``raw`` is the input itself.
+    columns_ : list of str
+        Columns of the reservoir.
+    alpha_ : float
+        The chosen penalty.
+    best_score_ : float
+        Accuracy (R² of a regressor) of the chosen readout on held-out samples.
+    cv_results_ : dict of ndarray
+        ``column``, ``alpha`` and ``score`` of every readout tried.
+    n_features_in_ : int
+        Length of the longest sequence, in values of a channel.
+    n_channels_in_ : int
+        Channels of each value; 1 for X of two dimensions.
+    feature_names_in_ : ndarray of shape (``n_features_in_``,)
+        Names of the columns of X, if X has any.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from reservoir_pipelines import ReservoirClassifier
+    >>> X, y = load_digits(return_X_y=True)
+    >>> model = ReservoirClassifier(layers="block01", pool="mean").fit(X[:200], y[:200])
+    >>> model.score(X[200:300], y[200:300]) > 0.8
+    True
+    """
+
+    def _coded(self, labels: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, Targets]:
+        self.classes_, codes, targets = code_labels(labels, vars(self)["class_weight"], weights)
+        return codes[:, None], targets
+
+    def decision_function(self, X: npt.ArrayLike) -> np.ndarray:
+        """Return the scores of sequences: (n_samples,) for two classes, else (n_samples, n_classes)."""
+        x = self._read(X)
+        scores = self.readout_.scores(x)
+        return scores[:, 0] if len(self.classes_) == 2 else scores
+
+    def predict(self, X: npt.ArrayLike) -> np.ndarray:
+        """Return the labels (n_samples,) of sequences."""
+        x = self._read(X)
+        return self.classes_[self.readout_.predict(x)[:, 0]]
+
+    def predict_proba(self, X: npt.ArrayLike) -> np.ndarray:
+        """Return the probability of each class, (n_samples, n_classes)."""
+        x = self._read(X)
+        return self.readout_.probabilities(x)[:, 0]
+
+
+@with_parameters("vocabulary", "channels_first", "alphas", "cv")
+class ReservoirRegressor(RegressorMixin, _ReservoirPredictor):
+    """Regressor of raw sequences: a frozen sequence model, and a ridge readout of its best columns.
+
+    It works like `ReservoirClassifier` and has the same attributes but ``classes_``; the readout with the best R² on
+    held-out samples, averaged over targets, is kept.
+
+    {parameters}
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from reservoir_pipelines import ReservoirRegressor
+    >>> speed = np.linspace(1, 2, 60)
+    >>> X = np.sin(speed[:, None] * np.arange(40) / 3)
+    >>> model = ReservoirRegressor(layers="block01", pool="mean").fit(X[::2], speed[::2])
+    >>> model.score(X[1::2], speed[1::2]) > 0.9
+    True
+    """
+
+    _checks: ClassVar = {"multi_output": True, "y_numeric": True}
+
+    def _coded(self, labels: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, Targets]:
+        self._single = labels.ndim == 1
+        values = np.asarray(labels, np.float64).reshape(len(labels), -1)
+        return values, Targets(values.shape[1], 0)
+
+    def predict(self, X: npt.ArrayLike) -> np.ndarray:
+        """Return the predictions, (n_samples,) or (n_samples, n_targets), of sequences."""
+        x = self._read(X)
+        scores = self.readout_.scores(x)
+        return scores[:, 0] if self._single else scores
+
+    def __sklearn_tags__(self) -> Any:
+        """Declare that several targets are fitted at once."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+@with_parameters("vocabulary", "channels_first")
+class ReservoirTransformer(TransformerMixin, _ReservoirEstimator):
+    """Features of raw sequences: the hidden states of a frozen sequence model, pooled over the tokens.
+
+    Sequences go through a fixed input layer and a frozen backbone; each layer under each pooling is a column, and the
+    columns stand side by side. Defaults depend on the data as those of `extract` do. Rows are cached as in
+    `ReservoirClassifier`. Labels are not used.
+
+    {parameters}
+
+    Attributes
+    ----------
+    columns_ : list of str
+        Columns, such as ``block01/mean``, in the order of the features.
+    vocabulary_ : int or None
+        Number of symbols that X holds; None for values.
+    n_features_in_ : int
+        Length of the longest sequence, in values of a channel.
+    n_channels_in_ : int
+        Channels of each value; 1 for X of two dimensions.
+    feature_names_in_ : ndarray of shape (``n_features_in_``,)
+        Names of the columns of X, if X has any.
+
+    Examples
+    --------
+    >>> from sklearn.ensemble import RandomForestClassifier
+    >>> from sklearn.pipeline import make_pipeline
+    >>> from reservoir_pipelines import ReservoirTransformer
+    >>> model = make_pipeline(ReservoirTransformer(pool="mean,max"), RandomForestClassifier())
+    """
+
+    def fit(self, X: npt.ArrayLike, y: Any = None) -> Self:
+        """Resolve the options that depend on the data, and learn the scale of values.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_values) or (n_samples, n_values, n_channels), or list of arrays
+            Sequences; of unequal length as a list of arrays (n_values,) or (n_values, n_channels).
+        y : object, default=None
+            Ignored.
+
+        Returns
+        -------
+        self : object
+            The fitted transformer.
+        """
+        checked, lengths = self._checked(X, reset=True)
+        self._learn(checked, lengths)
+        return self
+
+    def transform(self, X: npt.ArrayLike) -> np.ndarray:
+        """Return the features of sequences, (n_samples, n_features) of float32."""
+        rows = self._rows(X)
+        return self._features(rows)("+".join(self.columns_))
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Return the name of each feature, such as ``block01/mean/17``; ``input_features`` is ignored."""
+        check_is_fitted(self)
+        shapes = column_shapes(self._task, self._model().fpt.backbone.width, self.columns_)
+        return np.array([f"{c}/{i}" for c, (tokens, width) in shapes.items() for i in range(tokens * width)], object)
+
+    def __sklearn_tags__(self) -> Any:
+        """Declare that features are float32, whatever the type of X."""
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = []
+        return tags
