@@ -36,35 +36,17 @@ class Card(Record):
     trained: dict[str, int] | None  # by group, what an FPT trains on the task
     paper: dict[str, int] | None  # the same as the paper counts it, of GPT-2
     deviations: dict[str, list[float | None]]  # of each kind of tensor in each block that has such
+    weight_deviation: float | None  # mean over the kinds of weights of their mean over the blocks
+    bias_deviation: float | None
     plot: Path
 
-    def share(self, counts: dict[str, int]) -> float:
-        """Return trained parameters over those of the whole model."""
-        return sum(counts.values()) / self.whole
-
-    @property
-    def weight_deviation(self) -> float | None:
-        """Mean over the kinds of weights of their mean deviation over the blocks."""
-        return self._mean(bias=False)
-
-    @property
-    def bias_deviation(self) -> float | None:
-        """The same of the biases."""
-        return self._mean(bias=True)
-
-    def _mean(self, *, bias: bool) -> float | None:
-        kinds = [[v for v in values if v is not None] for n, values in self.deviations.items() if ("bias" in n) == bias]
-        means = [fmean(values) for values in kinds if values]
-        return fmean(means) if means else None
-
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields, means, sums and shares as JSON values."""
+        """Return the fields, sums and shares as JSON values."""
         values = super().to_dict()
-        values |= {"weight_deviation": self.weight_deviation, "bias_deviation": self.bias_deviation}
-        for name in ("trained", "paper"):
-            counts = getattr(self, name)
+        for name, counts in (("trained", self.trained), ("paper", self.paper)):
             if counts:
-                values[f"{name}_total"], values[f"{name}_share"] = sum(counts.values()), self.share(counts)
+                total = sum(counts.values())
+                values |= {f"{name}_total": total, f"{name}_share": total / self.whole}
         return values
 
 
@@ -91,6 +73,8 @@ def card(
     plot.parent.mkdir(parents=True, exist_ok=True)
     spread = deviations(backbone)
     plot_deviations(plot, spread, title=f"{name}, {settings.init}: standard deviation of the parameters")
+    means = {kind: float(np.nanmean(values)) for kind, values in spread.items()}
+    weights, biases = ([m for kind, m in means.items() if ("bias" in kind) == bias] for bias in (False, True))
     return Card(
         name=name,
         family=backbone.family.name,
@@ -106,6 +90,8 @@ def card(
         task=described.name if described else None,
         trained=trained_counts(backbone, described) if described else None,
         paper=paper_counts(backbone, described) if described else None,
-        deviations={key: [None if np.isnan(v) else float(v) for v in values] for key, values in spread.items()},
+        deviations={kind: [None if np.isnan(v) else float(v) for v in values] for kind, values in spread.items()},
+        weight_deviation=fmean(weights) if weights else None,
+        bias_deviation=fmean(biases) if biases else None,
         plot=plot,
     )

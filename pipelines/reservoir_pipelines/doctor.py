@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import reservoir_cache as store
+
 from reservoir.errors import InputError
 from reservoir_pipelines.output import Record, size_text
+from reservoir_pipelines.preparation.task_table import task_table
 from reservoir_pipelines.workspace import cache_root, data_folder
 
 LEAST_FREE = 10**9
@@ -30,34 +34,26 @@ class Finding(Record):
 
 def doctor(cache: Path | None = None, data: Path | None = None) -> list[Finding]:
     """Look at Python, device, precision, cache, disk, locks, stored entries, data and extras."""
-    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
-        _python,
-        _device,
-        lambda: _cache(cache),
-        lambda: _entries(cache),
-        lambda: _data(data, cache),
-        _extras,
-    )
-    return [finding for check in checks for finding in check()]
-
-
-def _python() -> Iterator[Finding]:
-    version = ".".join(map(str, sys.version_info[:3]))
-    yield Finding("python", version, "" if sys.version_info >= (3, 11) else "install Python 3.11 or newer")
-
-
-def _device() -> Iterator[Finding]:
     import torch
 
     from reservoir.reservoir import choose_compute, choose_device
 
     device = choose_device("auto")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    yield Finding("device", f"{device.type}, {name}, torch {torch.__version__}")
     compute = choose_compute("auto", device)
-    native = compute == "bfloat16"
-    note = "native bfloat16" if native else "no native bfloat16: other keys than where there is"
-    yield Finding("precision", f"{compute} ({note})")
+    native = "native bfloat16" if compute == "bfloat16" else "no native bfloat16: other keys than where there is"
+    version = ".".join(map(str, sys.version_info[:3]))
+    missing = [extra for extra, package in EXTRAS.items() if not find_spec(package)]
+    note = f"; not installed: {', '.join(missing)} (pip install 'reservoir-features[NAME]')" if missing else ""
+    return [
+        Finding("python", version, "" if sys.version_info >= (3, 11) else "install Python 3.11 or newer"),
+        Finding("device", f"{device.type}, {name}, torch {torch.__version__}"),
+        Finding("precision", f"{compute} ({native})"),
+        *_cache(cache),
+        *_entries(cache_root(cache)),
+        *_data(data, cache),
+        Finding("extras", f"{len(EXTRAS) - len(missing)} of {len(EXTRAS)}{note}"),
+    ]
 
 
 def _cache(cache: Path | None) -> Iterator[Finding]:
@@ -69,9 +65,12 @@ def _cache(cache: Path | None) -> Iterator[Finding]:
         return
     probe = root / f".doctor-{uuid.uuid4().hex}"
     try:
-        probe.write_bytes(b"x")
-        remedy = "" if _locks(probe) else "choose a cache on a file system with POSIX locks"
-        yield Finding("cache", f"{root}: can be written{'' if remedy else ', and locked'}", remedy)
+        with probe.open("xb") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                yield Finding("cache", f"{root}: can be written, and locked")
+            except OSError:
+                yield Finding("cache", f"{root}: can be written", "choose a cache on a file system with POSIX locks")
     except OSError as error:
         yield Finding("cache", f"{root}: {error.strerror}", "it can be read only; write to another with --cache")
     finally:
@@ -81,24 +80,10 @@ def _cache(cache: Path | None) -> Iterator[Finding]:
     yield Finding("disk", f"{size_text(free)} free", remedy)
 
 
-def _locks(path: Path) -> bool:
-    import fcntl
-
-    with path.open("r+b") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-    return True
-
-
-def _entries(cache: Path | None) -> Iterator[Finding]:
-    from reservoir_cache import broken_entries, list_entries, summarize
-
-    root = cache_root(cache)
-    entries = [summarize(entry) for entry in list_entries(root)]
+def _entries(root: Path) -> Iterator[Finding]:
+    entries = [store.summarize(entry) for entry in store.list_entries(root)]
     yield Finding("entries", f"{len(entries)}, {size_text(sum(each.bytes for each in entries))}")
-    for problem in broken_entries(root):
+    for problem in store.broken_entries(root):
         yield Finding("entry", f"{problem.path}: {problem.what}", f"reservoir cache remove {problem.path}")
     for each in entries:
         key = each.entry.key[:16]
@@ -110,8 +95,6 @@ def _entries(cache: Path | None) -> Iterator[Finding]:
 
 
 def _data(data: Path | None, cache: Path | None) -> Iterator[Finding]:
-    from reservoir_pipelines.preparation.task_table import task_table
-
     try:
         data_folder(data)
     except InputError as error:
@@ -119,14 +102,7 @@ def _data(data: Path | None, cache: Path | None) -> Iterator[Finding]:
         return
     rows = task_table(data=data, cache=cache)
     missing = [row["task"] for row in rows if row["remedy"]]
-    here = f"{len(rows) - len(missing)} of {len(rows)} tasks"
     note = f"; without files: {', '.join(missing)} (reservoir tasks says what to do)" if missing else ""
-    yield Finding("data", f"{here}{note}")
+    yield Finding("data", f"{len(rows) - len(missing)} of {len(rows)} tasks{note}")
     if os.environ.get("RESERVOIR_DATA") and data is None:
         yield Finding("RESERVOIR_DATA", os.environ["RESERVOIR_DATA"])
-
-
-def _extras() -> Iterator[Finding]:
-    missing = [extra for extra, package in EXTRAS.items() if not find_spec(package)]
-    note = f"; not installed: {', '.join(missing)} (pip install 'reservoir-features[NAME]')" if missing else ""
-    yield Finding("extras", f"{len(EXTRAS) - len(missing)} of {len(EXTRAS)}{note}")

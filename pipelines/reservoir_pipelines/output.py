@@ -9,14 +9,18 @@ import threading
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.progress import Progress
+
+clock = time.monotonic
+
+SECONDS = 30.0
+"""Longest silence on stderr, in seconds, where it is no terminal."""
 
 
 class Record:
@@ -64,16 +68,9 @@ def _shown(char: str) -> str:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
-    """Print an aligned table, never cut or wrapped; numbers below a heading that begins with ``#`` stand to the right.
+    """Print an aligned table, never cut or wrapped, with a line above it for a title.
 
-    Parameters
-    ----------
-    headings : sequence of str
-        One for each column; if all are empty, the table has no head.
-    rows : iterable of sequences
-        The cells, printed as `printable` returns them.
-    title : str
-        A line above the table.
+    Numbers below a heading that begins with ``#`` stand to the right; if all headings are empty, the table has no head.
     """
     lines = [[printable(cell) for cell in row] for row in rows]
     names = [printable(heading.removeprefix("#")) for heading in headings]
@@ -139,56 +136,19 @@ def silenced() -> Iterator[None]:
         _silenced.reset(token)
 
 
-def notify(text: str) -> None:
-    """Print one line for a person to stderr; stdout is kept for results."""
-    if not _silenced.get():
-        _Heartbeat.last = clock()
-        sys.stderr.write(printable(text) + "\n")
-        sys.stderr.flush()
-
-
-def console() -> Console:
-    """Return stderr as a console of rich, for live displays."""
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False)
-
-
-clock = time.monotonic
-
-SECONDS = 30.0
-"""Longest silence on stderr, in seconds, where it is no terminal."""
-
-
-class Lines:
-    """Progress as lines: how much is done, at which rate, and how long the rest will take."""
-
-    def __init__(self, title: str, total: int, unit: str, done: int = 0, *, each: int = 1) -> None:
-        self.total, self.unit, self.done, self.each = total, unit, done, each
-        self.title, self._text, self._first = title, "", done
-        self._started = self._last = clock()
-
-    def show(self, done: int, text: str = "") -> None:
-        """Take note of progress, and print a line if the last one is `SECONDS` old."""
-        self.done, self._text = done, text
-        if clock() - self._last >= SECONDS and done < self.total:
-            self.print()
-
-    def print(self) -> None:
-        """Print a line now."""
-        self._last = clock()
-        speed = (self.done - self._first) / max(self._last - self._started, 1e-9)
-        left = f", {time_text((self.total - self.done) / speed)} left" if speed else ""
-        share = f"{self.done:,} of {self.total:,} ({100 * self.done / self.total:.0f}%)"
-        text = f"  {self._text}" if self._text else ""
-        notify(f"{self.title}: {share}, {self.each * speed:,.3g} {self.unit}/s{text}{left}")
-
-
-class _Heartbeat:
+class _Screen:
     """When a line was last printed to stderr, and the progress that is shown now, the innermost last."""
 
     last = 0.0
-    shown: ClassVar[list[Lines]] = []
+    meters: ClassVar[list[Meter]] = []
+
+
+def notify(text: str) -> None:
+    """Print one line for a person to stderr; stdout is kept for results."""
+    if not _silenced.get():
+        _Screen.last = clock()
+        sys.stderr.write(printable(text) + "\n")
+        sys.stderr.flush()
 
 
 @contextmanager
@@ -201,14 +161,14 @@ def heartbeat(name: str) -> Iterator[None]:
         yield
         return
     ended = threading.Event()
-    started = _Heartbeat.last = clock()
+    started = _Screen.last = clock()
 
     def beat() -> None:
         while not ended.wait(min(1.0, SECONDS / 2)):
-            if clock() - _Heartbeat.last < SECONDS:
+            if clock() - _Screen.last < SECONDS:
                 continue
-            if _Heartbeat.shown:
-                _Heartbeat.shown[-1].print()
+            if _Screen.meters:
+                _Screen.meters[-1].print()
             else:
                 notify(f"{name}: running for {time_text(clock() - started)}")
 
@@ -224,60 +184,57 @@ def heartbeat(name: str) -> Iterator[None]:
 class Meter:
     """Progress with its rate: a live bar on a terminal, elsewhere a line every `SECONDS`."""
 
-    def __init__(self, progress: Progress, lines: Lines) -> None:
-        self._progress, self._lines = progress, lines
-        self._bar = progress.add_task(printable(lines.title), total=lines.total, completed=lines.done, text="")
+    def __init__(self, title: str, total: int, unit: str, done: int, each: int, progress: Progress | None) -> None:
+        self._title, self._total, self._unit, self._done, self._each = title, total, unit, done, each
+        self._first, self._text, self._progress = done, "", progress
+        self._started = self._last = clock()
+        if progress:
+            self._bar = progress.add_task(printable(title), total=total, completed=done, text="")
 
     def show(self, done: int, text: str = "") -> None:
         """Show how much is done."""
-        if self._progress.disable:
-            self._lines.show(done, text)
-            return
-        self._lines.done = done
-        speed = self._lines.each * (self._progress.tasks[0].speed or 0)
-        text = printable(f"{text}  {speed:,.3g} {self._lines.unit}/s".lstrip())
-        self._progress.update(self._bar, completed=done, text=text)
+        self._done, self._text = done, text
+        if self._progress:
+            speed = self._each * (self._progress.tasks[0].speed or 0)
+            text = printable(f"{text}  {speed:,.3g} {self._unit}/s".lstrip())
+            self._progress.update(self._bar, completed=done, text=text)
+        elif clock() - self._last >= SECONDS and done < self._total:
+            self.print()
 
     def advance(self, rows: int, written: int | None = None) -> None:
         """Count ``rows`` more as done; ``written`` is the number of bytes written so far."""
-        self.show(self._lines.done + rows, "" if written is None else f"{written / 1e9:.2f} GB")
+        self.show(self._done + rows, "" if written is None else f"{written / 1e9:.2f} GB")
+
+    def print(self) -> None:
+        """Print a line: how much is done, at which rate, and how long the rest will take."""
+        self._last = clock()
+        speed = (self._done - self._first) / max(self._last - self._started, 1e-9)
+        left = f", {time_text((self._total - self._done) / speed)} left" if speed else ""
+        share = f"{self._done:,} of {self._total:,} ({100 * self._done / self._total:.0f}%)"
+        text = f"  {self._text}" if self._text else ""
+        notify(f"{self._title}: {share}, {self._each * speed:,.3g} {self._unit}/s{text}{left}")
 
 
 @contextmanager
 def meter(title: str, total: int, unit: str = "rows", done: int = 0, *, each: int = 1) -> Iterator[Meter]:
-    """Show progress as long as the context lasts.
+    """Yield a `Meter` of what is being done, with ``total`` steps in all, ``done`` before, of ``each`` units."""
+    progress = None
+    if sys.stderr.isatty() and not _silenced.get():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    Parameters
-    ----------
-    title : str
-        What is being done, such as ``extract``.
-    total, done : int
-        The number of steps in all, and of those done before.
-    unit : str
-        What the rate counts.
-    each : int
-        Units per step, such as the tokens of a batch.
-
-    Yields
-    ------
-    Meter
-        Its ``advance`` and ``show`` are called as steps are done.
-    """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    place = console()
-    # Without markup: a name in the data such as [red] is shown, not obeyed.
-    name, text = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[text]"))
-    left = TimeRemainingColumn(compact=True)
-    columns = (name, BarColumn(bar_width=24), MofNCompleteColumn(), text, left, TextColumn("left"))
-    quiet = _silenced.get() or not place.is_terminal
-    lines = Lines(title, total, unit, done, each=each)
-    _Heartbeat.shown.append(lines)
+        # Without markup: a name in the data such as [red] is shown, not obeyed.
+        name, text = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[text]"))
+        left = TimeRemainingColumn(compact=True), TextColumn("left")
+        columns = (name, BarColumn(bar_width=24), MofNCompleteColumn(), text, *left)
+        progress = Progress(*columns, console=Console(stderr=True, highlight=False), transient=True)
+    shown = Meter(title, total, unit, done, each, progress)
+    _Screen.meters.append(shown)
     try:
-        with Progress(*columns, console=place, disable=quiet, transient=True) as progress:
-            yield Meter(progress, lines)
+        with progress or nullcontext():
+            yield shown
     finally:
-        _Heartbeat.shown.remove(lines)
+        _Screen.meters.remove(shown)
 
 
 @contextmanager

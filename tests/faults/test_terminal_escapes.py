@@ -2,10 +2,10 @@
 
 import io
 import json
+import sys
 
 import numpy as np
 import pytest
-from reservoir_pipelines import output
 from reservoir_pipelines.output import meter, notify, print_json, print_table, printable
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\u202eabc\u2066\x9b\r\n\ud800\u200b"
@@ -45,10 +45,11 @@ def test_json_is_faithful_and_ascii(capsys):
 
 
 def test_a_bar_on_a_terminal_shows_names_and_obeys_none(monkeypatch):
-    from rich.console import Console
-
     shown = io.StringIO()
-    monkeypatch.setattr(output, "console", lambda: Console(file=shown, force_terminal=True, width=200))
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "xterm")
     with meter("[red]{0}\x1b]0;owned\x07", 10) as bar:
         bar.show(5, "{x} [blue]\u202e")
     for text in ("[red]{0}\\x1b]0;owned\\x07", "{x} [blue]\\u202e"):
