@@ -346,7 +346,9 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
     dropout: float = option(0.1, "Dropout above the lowest trained layer; 0 for none.", share)
     clip: float = option(1.0, "Largest norm of the gradients; larger ones are scaled down.", positive)
     rows: str = option(
-        "auto", "Training rows: fresh (generated), augmented, stored, or auto: the first of these that the task has."
+        "auto",
+        "Training rows: fresh (generated), augmented, stored, or auto: the first of these that the task has.",
+        one_of("auto", "fresh", "augmented", "stored"),
     )
     from_cache: bool = option(False, "Read the layers below the lowest trained one from the cache.")
     recompute: bool = option(False, "Recompute each block in the backward pass, which saves memory.")
@@ -360,7 +362,6 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
         "learning_rate=1e-4,1e-3; repeat for a grid. Validation data choose; test is scored once.",
         number_lists(*RECIPE),
     )
-    track: str | None = option(None, "Also log to tensorboard, wandb or mlflow.", where=True)
 
 
 class PretrainOptions(StepOptions, ComputeOptions, panel="Training"):

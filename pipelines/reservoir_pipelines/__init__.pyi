@@ -1135,7 +1135,6 @@ def train(
     on_divergence: str = 'stop',
     bound: float = 10000.0,
     sweep: Mapping[str, Any] | None = None,
-    track: str | None = None,
     device: str = 'auto',
     cache: StrPath | None = None,
 ) -> Training:
@@ -1264,8 +1263,6 @@ def train(
     sweep : mapping, optional
         Train with several values of learning_rate, dropout, clip, batch or accumulate, such as
         learning_rate=1e-4,1e-3; repeat for a grid. Validation data choose; test is scored once.
-    track : str, optional
-        Also log to tensorboard, wandb or mlflow.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from reservoir_pipelines.prediction.export import Export
     from reservoir_pipelines.prediction.predict import Predictions
     from reservoir_pipelines.preparation.prepared import Prepared
-    from reservoir_pipelines.pretraining.outcome import Pretraining
+    from reservoir_pipelines.pretraining.pretrained import Pretraining
     from reservoir_pipelines.reports.report import Report
     from reservoir_pipelines.reproduction.reproduce import Reproduction
     from reservoir_pipelines.training.training_result import Training

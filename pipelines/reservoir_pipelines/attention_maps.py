@@ -22,8 +22,7 @@ from reservoir_pipelines.output import Record
 from reservoir_pipelines.plots import attention_top, plot_attention
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
-from reservoir_pipelines.training.run_folder import RunFolder
-from reservoir_pipelines.training.trained import load_run
+from reservoir_pipelines.training.run_folder import RunFolder, load_run
 from reservoir_pipelines.workspace import cache_root, data_folder
 
 if TYPE_CHECKING:

@@ -1,31 +1,170 @@
-"""The pictures of fits and of models, as PNG files. What is drawn comes as arrays."""
+"""How pictures are drawn: matplotlib with one style, all text literal, and a warning where a picture fails.
+
+What is drawn comes as arrays. ``draw_...`` draws into axes, also for the page of `report`; ``plot_...`` saves a PNG.
+"""
 
 from __future__ import annotations
 
+import base64
+import io
 import itertools
-from collections.abc import Mapping, Sequence
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import numpy as np
 
-from reservoir_pipelines.drawing import COLOURS, INK, figure_of, picture, save, style
-from reservoir_pipelines.output import is_share
+from reservoir_pipelines.files import replace_file
+from reservoir_pipelines.output import is_share, notify, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from reservoir.readouts.evaluation import Evaluation
 
+PAGE_SIZE = 4.8, 3.4  # inches of most pictures on the page: legible on a telephone too
+INK, GRID = "#222222", "#dddddd"
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MOST_LEVEL = 14  # names of layers that fit side by side
 MOST_TICKS = 32
 MOST_COUNTS = 20  # classes of a confusion matrix whose counts can be read
+
+P = ParamSpec("P")
+
+_importing = threading.Lock()
+
+
+@contextmanager
+def own_style() -> Iterator[None]:
+    """Draw with matplotlib's defaults, whatever a matplotlibrc file or the environment says, and all text literally."""
+    with _importing:
+        matplotlib = _import_matplotlib()
+    # A label in a script that the font lacks is drawn as boxes; a warning for each of its characters helps nobody.
+    with warnings.catch_warnings(action="ignore", category=UserWarning), matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams["text.parse_math"] = False  # a class named $x_{$ is no formula
+        # Texts stay texts: a browser has fonts of every script, and the same input gives the same file.
+        matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "reservoir"})
+        yield
+
+
+def _import_matplotlib() -> Any:
+    """Import matplotlib without reading ./matplotlibrc, which may have come with somebody's data.
+
+    Matplotlib looks there first, and offers no way to turn that off. For the time of its import the relative name
+    does not exist; all other names are looked up as always.
+    """
+    exists = os.path.exists
+    os.path.exists = lambda path: path != "matplotlibrc" and exists(path)
+    try:
+        import matplotlib
+    finally:
+        os.path.exists = exists
+    return matplotlib
+
+
+def picture(draw: Callable[Concatenate[Path, P], None]) -> Callable[Concatenate[Path, P], None]:
+    """Make a function that draws a picture to a path draw with `own_style`, and warn instead of raise if it fails.
+
+    A picture never costs a result: stages save their results first, and a picture that cannot be drawn is one line on
+    stderr. An older picture at that path is removed then, as it shows something else.
+    """
+
+    @wraps(draw)
+    def draw_or_warn(path: Path, *arguments: P.args, **options: P.kwargs) -> None:
+        try:
+            with own_style():
+                draw(path, *arguments, **options)
+        except Exception as error:
+            path.unlink(missing_ok=True)
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            notify(f"{path}: the picture could not be drawn ({reason}); the results are saved")
+
+    return draw_or_warn
+
+
+def page_picture(
+    size: tuple[float, float], draw: Callable[Concatenate[Axes, P], None], *arguments: P.args, **options: P.kwargs
+) -> str:
+    """Return what ``draw(axes, ...)`` draws, of a size in inches, as a data URI of an SVG image; empty if it fails.
+
+    As an image, whatever its texts hold can neither run nor reach anything.
+    """
+    buffer = io.BytesIO()
+    try:
+        with own_style():
+            figure = figure_of(*size)
+            draw(figure.subplots(), *arguments, **options)
+            _escape_texts(figure)
+            figure.savefig(buffer, format="svg", metadata={"Date": None}, bbox_inches="tight")
+    except Exception as error:
+        notify(f"a picture of the page could not be drawn ({error})")
+        return ""
+    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def figure_of(width: float, height: float, title: str = "") -> Figure:
+    """Return an empty figure of so many inches with a heading."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    if title:
+        figure.suptitle(title, fontsize=11, color=INK)
+    return figure
+
+
+def style(axes: Axes, x: str, y: str, title: str = "") -> None:
+    """Name the axes, and give them a pale grid, two spines, and a legend where anything has a label."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title, fontsize=10, color=INK)
+    axes.grid(color=GRID, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=9)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as a PNG file; it is replaced whole."""
+    _escape_texts(figure)
+    replace_file(path, lambda part: figure.savefig(part, format="png", dpi=130))
+
+
+def _escape_texts(figure: Figure) -> None:
+    """Escape what cannot be drawn: fonts have no lone surrogates, and control characters would be boxes."""
+    from matplotlib.text import Text
+    from matplotlib.ticker import FuncFormatter
+
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            # The texts of ticks with names are set anew while they are drawn, by such a formatter.
+            if isinstance(formatter := axis.get_major_formatter(), FuncFormatter):
+                axis.set_major_formatter(FuncFormatter(lambda value, n, inner=formatter: _literal(inner(value, n))))
+    for text in figure.findobj(Text):
+        text.set_text(_literal(text.get_text()))
+
+
+def _literal(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))  # our own titles have line breaks
 
 
 def in_unit(metric: str) -> tuple[float, str]:
     """Return the factor and the name with which scores are drawn: shares of right labels in percent."""
     name = metric.replace("_", " ")
     return (100.0, f"{name} (%)") if is_share(metric) else (1.0, name)
+
+
+def curve_points(history: Sequence[Mapping[str, Any]], name: str, factor: float = 1.0) -> np.ndarray:
+    """Return an array (lines, 2) of steps and ``factor`` times a value, of the lines that have the value."""
+    found = [(line["step"], factor * line[name]) for line in history if line.get(name) is not None]
+    return np.array(found, float).reshape(-1, 2)
 
 
 def draw_course(axes: Axes, train: np.ndarray, valid: np.ndarray) -> None:
@@ -37,6 +176,59 @@ def draw_course(axes: Axes, train: np.ndarray, valid: np.ndarray) -> None:
         axes.plot(train[width - 1 :, 0], smooth, line, color=COLOURS[0], markersize=3, linewidth=1, label="train")
     if len(valid):
         axes.plot(*valid.T, "o-", color=COLOURS[1], markersize=3, linewidth=1.5, label="valid")
+
+
+@picture
+def plot_training(
+    path: Path, history: Sequence[dict[str, Any]], best_step: int | None, title: str, *, metric: str = "accuracy"
+) -> None:
+    """Draw training and validation loss and score over the steps, with the best step marked; accuracies in percent."""
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    figure = figure_of(10, 4, title)
+    losses, scores = figure.subplots(1, 2)
+    factor, unit = in_unit(metric)
+    draw_course(losses, curve_points(history, "loss"), curve_points(history, "valid_loss"))
+    draw_course(scores, curve_points(history, "accuracy", factor), curve_points(history, "valid_score", factor))
+    _scale_losses(losses)
+    for axes, name in ((losses, "loss"), (scores, unit)):
+        if best_step is not None:
+            axes.axvline(best_step, color=INK, linestyle="--", linewidth=1, label="best")
+        axes.set_xlim(0, 1.03 * max([1, *(line["step"] for line in history)]))
+        axes.xaxis.set_major_locator(MaxNLocator(9, integer=True, steps=[1, 2, 5, 10]))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        style(axes, "step", name)
+    save(figure, path)
+
+
+def _scale_losses(axes: Axes) -> None:
+    """Make the loss axis logarithmic if all losses are positive, with at least three plain numbers as labels."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+
+    losses = np.concatenate([line.get_ydata() for line in axes.lines] or [[]])
+    if not len(losses) or losses.min() <= 0:
+        return
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    locator = LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,))
+    labelled = [tick for tick in locator.tick_values(low, high) if low <= tick <= high]
+    axes.yaxis.set_major_locator(locator if len(labelled) >= 3 else MaxNLocator(5))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+
+@picture
+def plot_pretraining(
+    path: Path, history: Sequence[dict[str, Any]], unit: str, entropy: float | None, title: str
+) -> None:
+    """Draw training and validation loss over the steps, with the lowest possible loss."""
+    figure = figure_of(7, 4, title)
+    axes = figure.subplots()
+    draw_course(axes, curve_points(history, "bits"), curve_points(history, "valid_bits"))
+    if entropy is not None:
+        axes.axhline(entropy, color=INK, linestyle="--", linewidth=1, label="lowest possible")
+    style(axes, "step", f"bits per {unit}")
+    save(figure, path)
 
 
 def draw_layers(
@@ -203,16 +395,11 @@ def shorten(name: str, most: int = 32) -> str:
 
 def _places(columns: Sequence[str]) -> dict[int, tuple[str, str]]:
     """Return layer and pooling of the single columns by their number, or of all if there are only joined ones."""
-    single = [i for i, name in enumerate(columns) if "/" in name and "+" not in name] or range(len(columns))
-    return {i: _place(columns[i]) for i in single}
-
-
-def _place(column: str) -> tuple[str, str]:
-    """Return the layer and the pooling of a column; joined columns count as one layer."""
-    if "+" in column:
-        return column.replace("+", "\n+"), "side by side"
-    layer, _, pooling = column.partition("/")
-    return layer, pooling
+    places = {}
+    for i in [i for i, name in enumerate(columns) if "/" in name and "+" not in name] or range(len(columns)):
+        layer, _, pooling = columns[i].partition("/")  # joined columns count as one layer
+        places[i] = (columns[i].replace("+", "\n+"), "side by side") if "+" in columns[i] else (layer, pooling)
+    return places
 
 
 def _with_gaps(layers: Sequence[str]) -> list[str]:

@@ -107,6 +107,6 @@ def _run(folder: Path) -> Any:
 
 
 def _checkpoint(folder: Path) -> Any:
-    tensors = {name: checkpoint._read(folder, name) for name in (checkpoint.TRAINED, checkpoint.OPTIMIZER)}
+    tensors = {name: checkpoint.read_tensors(folder, name) for name in (checkpoint.TRAINED, checkpoint.OPTIMIZER)}
     arrays = [(name, key, t.numpy().tobytes()) for name, part in tensors.items() for key, t in part.items()]
-    return checkpoint.read_state(folder), arrays
+    return checkpoint.read_state(folder)[0], arrays

@@ -211,7 +211,7 @@ def run_train(root: Path, steps: int) -> None:
 
 def trained(root: Path) -> Any:
     """Return where a run stands: its step, digests of its tensors, its history up to there, its result."""
-    from reservoir_pipelines.training.checkpoint import OPTIMIZER, TRAINED, _read, read_state
+    from reservoir_pipelines.training.checkpoint import OPTIMIZER, TRAINED, read_state, read_tensors
     from reservoir_pipelines.training.run_folder import RunFolder
 
     run = RunFolder(root / "run")
@@ -219,8 +219,8 @@ def trained(root: Path) -> Any:
         return "no run"
     if run.last is None:
         return run.config["key"][:8]
-    tensors = [_read(run.last, name) for name in (TRAINED, OPTIMIZER)]
-    state, best = read_state(run.last), read_state(run.best)
+    tensors = [read_tensors(run.last, name) for name in (TRAINED, OPTIMIZER)]
+    state, best = read_state(run.last)[0], read_state(run.best)[0]
     weights = short(*(tensor.numpy() for part in tensors for tensor in part.values()))
     history = [line["step"] for line in run.history if line["step"] <= state.step]
     pictures = {name: sum for name, sum in visible(run.path).items() if name.endswith(".png")}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from reservoir_pipelines import attention, prepare, train
 from reservoir_pipelines.cli import run as command
-from reservoir_pipelines.training.trained import load_run
+from reservoir_pipelines.training.run_folder import load_run
 
 from reservoir.backbones import attention_maps
 from reservoir.options import ReservoirOptions

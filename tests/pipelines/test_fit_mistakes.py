@@ -68,7 +68,7 @@ def drawn(tmp_path, monkeypatch):
         figures.append(figure)
 
     monkeypatch.setattr(Figure, "savefig", keep)
-    monkeypatch.setattr("reservoir_pipelines.drawing.replace_file", lambda path, write: write(path))
+    monkeypatch.setattr("reservoir_pipelines.plots.replace_file", lambda path, write: write(path))
 
     def draw(columns, settings, metric="accuracy"):
         results = [

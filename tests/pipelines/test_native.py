@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, predict, train, tune
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.training.trained import load_run
+from reservoir_pipelines.training.run_folder import load_run
 from scipy.io import wavfile
 
 from reservoir import InputError

@@ -7,8 +7,8 @@ import torch
 from reservoir_pipelines import pretrain, train
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.pretraining.bit_memory import take_weights
-from reservoir_pipelines.pretraining.folder import save_model
-from reservoir_pipelines.training.trained import load_run
+from reservoir_pipelines.pretraining.pretrained import save_model
+from reservoir_pipelines.training.run_folder import load_run
 
 from reservoir.backbones import load_backbone
 from reservoir.errors import InputError

@@ -8,10 +8,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from reservoir_pipelines import report, reproduce
-from reservoir_pipelines.drawing import page_picture
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.results import SUMMARY
-from reservoir_pipelines.plots import draw_confusion
+from reservoir_pipelines.plots import draw_confusion, page_picture
 
 from reservoir.errors import InputError
 

@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 import torch
 from reservoir_pipelines import predict, train
-from reservoir_pipelines.training.checkpoint import last_checkpoint
-from reservoir_pipelines.training.journal import Journal, read_journal
-from reservoir_pipelines.training.run_folder import RunFolder
-from reservoir_pipelines.training.trained import load_run
+from reservoir_pipelines.training.run_folder import Journal, RunFolder, load_run, read_journal
 from safetensors.torch import load_file
 
 from reservoir.errors import InputError
@@ -90,7 +87,7 @@ def test_the_loss_of_a_validation_is_called_so(go):
 
 def test_a_damaged_best_checkpoint_is_named_before_any_step(go, cache):
     done = go(steps=6, learning_rate=0.1)
-    best, last = RunFolder(cache / "run").best, last_checkpoint(cache / "run" / "checkpoints")
+    best, last = RunFolder(cache / "run").best, RunFolder(cache / "run").last
     assert done.best_step < 6 and best != last
     (best / "trained.safetensors").write_bytes(b"")
     with pytest.raises(InputError, match=f"not readable .* remove the folder {best.name}, and resume from {last.name}"):
@@ -113,7 +110,7 @@ def test_a_checkpoint_that_a_kill_left_beside_the_last_one_goes(go, cache):
 
 def test_the_only_checkpoint_damaged(go, cache):
     go(steps=2)
-    (last_checkpoint(cache / "run" / "checkpoints") / "trained.safetensors").write_bytes(b"")
+    (RunFolder(cache / "run").last / "trained.safetensors").write_bytes(b"")
     with pytest.raises(InputError, match=r"not readable .*; train in another folder"):
         go(steps=4, resume=True)
 
@@ -164,7 +161,7 @@ def flip(path, where):
 @pytest.mark.parametrize("name", ["trained.safetensors", "optimizer.safetensors", "state.json"])
 def test_a_flipped_bit_of_a_checkpoint_is_found_before_any_step(name, where, go, cache):
     go(steps=2)
-    flip(last_checkpoint(cache / "run" / "checkpoints") / name, where)
+    flip(RunFolder(cache / "run").last / name, where)
     with pytest.raises(InputError, match=f"{name}: not readable .*; train in another folder") as caught:
         go(steps=4, resume=True)
     assert "\n" not in str(caught.value)

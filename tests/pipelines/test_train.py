@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from reservoir_pipelines import train
-from reservoir_pipelines.training.checkpoint import last_checkpoint
 from reservoir_pipelines.training.run_folder import RunFolder
 from reservoir_pipelines.training.training_result import Training
 from safetensors.torch import load_file
@@ -25,7 +24,7 @@ QUICK = {**PLAIN, "backbone": TINY, "parameters": {"train_rows": 64, "valid_rows
 
 def weights(done):
     """Tensors of the last checkpoint."""
-    return load_file(last_checkpoint(done.path / "checkpoints") / "trained.safetensors")
+    return load_file(RunFolder(done.path).last / "trained.safetensors")
 
 
 def assert_same_bits(first, second):
@@ -39,7 +38,7 @@ def assert_same_bits(first, second):
 
 def linear_accuracy(run):
     """Return the accuracy of a logistic regression on the hidden states of every input of bit-xor."""
-    from reservoir_pipelines.training.trained import load_run
+    from reservoir_pipelines.training.run_folder import load_run
     from sklearn.linear_model import LogisticRegression
 
     bits = (np.arange(1024)[:, None] >> np.arange(10)) & 1
@@ -280,7 +279,6 @@ def test_training_from_the_cache_takes_the_same_steps(groups, cache):
         ({"rows": "fresh", "from_cache": True}, "remove one of the two flags"),
         ({"from_cache": True}, "--from-cache --train input,.*: parameters before the first block are trained"),
         ({"on_divergence": "go"}, "--on-divergence go"),
-        ({"track": "paper"}, "--track paper: choose among tensorboard"),
         ({"compiled": True}, "--compile: a compiled model is faster on GPUs only"),
     ],
 )
@@ -298,7 +296,7 @@ def test_a_folder_with_another_run_is_refused(cache):
     (cache / "other" / "thing").touch()
     with pytest.raises(InputError, match="other files in it"):
         train("bit-xor", steps=1, run=cache / "other", **QUICK)
-    damaged = last_checkpoint(cache / "mine" / "checkpoints") / "trained.safetensors"
+    damaged = RunFolder(cache / "mine").last / "trained.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-5])
     with pytest.raises(InputError, match=r"trained\.safetensors: not readable"):
         train("bit-xor", steps=2, resume=True, run=cache / "mine", **QUICK)

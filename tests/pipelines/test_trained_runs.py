@@ -1,15 +1,13 @@
-"""What is done with a trained run: predictions, export, attention maps, baselines, trackers, and the command."""
+"""What is done with a trained run: predictions, export, attention maps, baselines, and the command."""
 
 import json
-import sys
-import types
 
 import h5py
 import numpy as np
 import pytest
 import torch
 from reservoir_pipelines import attention, export, predict, train
-from reservoir_pipelines.training.trained import load_run
+from reservoir_pipelines.training.run_folder import load_run
 
 from reservoir.errors import InputError
 
@@ -145,40 +143,6 @@ def test_the_papers_protocol_is_that_of_the_authors_code(cache):
     assert dry.losses != paper.losses and dry.test_loss == pytest.approx(paper.test_loss, abs=1e-6)
     with pytest.raises(InputError, match="--from-cache --protocol paper: the authors' dropout"):
         train("listops", parameters=rows, protocol="paper", from_cache=True, **settings)
-
-
-class _Recorder:
-    """Stands for a tracker's package: keeps every call."""
-
-    def __init__(self):
-        self.calls = []
-
-    def __getattr__(self, name):
-        def call(*arguments, **named):
-            self.calls.append((name, arguments, named))
-            return self
-
-        return call
-
-
-@pytest.mark.parametrize("name", ["wandb", "mlflow", "tensorboard"])
-def test_trackers_take_every_number(name, cache, monkeypatch):
-    recorder = _Recorder()
-    package = types.ModuleType(name)
-    package.__getattr__ = lambda attribute: getattr(recorder, attribute)
-    module = "torch.utils.tensorboard" if name == "tensorboard" else name
-    monkeypatch.setitem(sys.modules, module, package)
-    done = train("bit-xor", track=name, parameters=FEW, **QUICK)
-    logged = [c for c in recorder.calls if c[0] in ("log", "log_metrics", "add_scalar")]
-    numbers = sum(len(line) - 1 for line in done.history)
-    assert (len(logged) if name == "tensorboard" else sum(len(c[1][0]) for c in logged)) == numbers
-    assert recorder.calls[-1][0] in ("finish", "end_run", "close")
-
-
-def test_a_tracker_that_is_not_installed_is_refused(cache, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(InputError, match=r"--track wandb: not installed; pip install 'reservoir-features\[wandb\]'"):
-        train("bit-xor", track="wandb", parameters=FEW, **QUICK)
 
 
 def test_the_command(cache, call):

@@ -5,8 +5,7 @@ import math
 import matplotlib.figure
 import pytest
 from matplotlib.colors import to_hex
-from reservoir_pipelines.drawing import GRID, INK
-from reservoir_pipelines.training.training_result import plot_training
+from reservoir_pipelines.plots import GRID, INK, plot_training
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from reservoir.tasks import encode, read_new
 from reservoir.tasks.own.decode import as_patches
 from reservoir.tasks.own.encode import letter_symbols
 from reservoir.tasks.task import Task, Tokens
-from reservoir_pipelines.drawing import COLOURS, INK, figure_of, picture, save, style
 from reservoir_pipelines.output import Record
+from reservoir_pipelines.plots import COLOURS, INK, figure_of, picture, save, style
 from reservoir_pipelines.prediction.export import build
 from reservoir_pipelines.prediction.load import open_readout
 

@@ -13,11 +13,9 @@ from reservoir.options import PlaceOptions, PretrainOptions, ReservoirOptions, R
 from reservoir.pretraining.corpora import MOST_TOKENS
 from reservoir.pretraining.language_model import LanguageModel
 from reservoir.tasks.bits import BitMemory
-from reservoir_pipelines.pretraining.folder import RUN, check_folder, save_model
-from reservoir_pipelines.pretraining.outcome import Pretraining
-from reservoir_pipelines.training.run_folder import RunFolder
+from reservoir_pipelines.pretraining.pretrained import RUN, Pretraining, check_folder, save_model
+from reservoir_pipelines.training.run_folder import RunFolder, load_run
 from reservoir_pipelines.training.train import train
-from reservoir_pipelines.training.trained import load_run
 
 BIT_MEMORY = "bit-memory"
 ROW_TOKENS = BitMemory().task.max_tokens

@@ -17,11 +17,10 @@ from reservoir.pretraining.steps import STEPS, LanguageSteps, PretrainRecipe, ch
 from reservoir.reservoir import DEFAULT_BACKBONE, choose_compute, choose_device
 from reservoir.training.trainer import DivergedError, State
 from reservoir_pipelines.output import notify
+from reservoir_pipelines.plots import plot_pretraining
 from reservoir_pipelines.pretraining.bit_memory import BIT_MEMORY, pretrain_bit_memory
-from reservoir_pipelines.pretraining.folder import RUN, check_folder, has_model, save_model
-from reservoir_pipelines.pretraining.outcome import Pretraining, plot_pretraining
+from reservoir_pipelines.pretraining.pretrained import RUN, Pretraining, check_folder, has_model, save_model
 from reservoir_pipelines.training.run_folder import CURVE, RunFolder, make_config
-from reservoir_pipelines.training.session import train_in
 
 FINAL_TOKENS = 2**18
 """Largest number of held-out tokens that the final losses are measured on."""
@@ -64,7 +63,7 @@ def pretrain(
         steps = LanguageSteps(model.to(device), source, recipe, getattr(torch, compute), compiled=options.compiled)
         shown, unit = f"{{0:.3f}} bits per {source.unit}", (recipe.batch_tokens, "tokens")
         try:
-            state = train_in(run, model, steps, recipe, shown=shown, unit=unit)
+            state = run.train(model, steps, recipe, shown=shown, unit=unit)
         except DivergedError as error:
             raise DivergedError(f"{error}; use a smaller --learning-rate", error.step, error.state) from None
         notify("measuring the losses on held-out parts")

@@ -17,7 +17,7 @@ from reservoir_pipelines.files import read_checked, replace_file, writing
 from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY
 from reservoir_pipelines.output import Record, notify, printable
 from reservoir_pipelines.reports.reproduced import reproduction_part
-from reservoir_pipelines.reports.single import fit_part, is_fit, is_run, run_part
+from reservoir_pipelines.reports.views import fit_part, run_part
 from reservoir_pipelines.reproduction_folder import ReproductionFolder, is_reproduction
 from reservoir_pipelines.workspace import cache_root
 
@@ -53,18 +53,7 @@ def report(sources: Sequence[str | Path], result: OutOptions, place: CacheOption
 
 
 def _all_parts(root: Path) -> list[dict[str, Any]]:
-    """Return the parts about everything in the cache; a message names what cannot be shown."""
-    parts = []
-    for number, path in enumerate(_all(root), start=1):
-        try:
-            parts.append(_part(path, number))
-        except InputError as error:
-            notify(f"not on the page: {error}")
-    return parts
-
-
-def _all(root: Path) -> list[Path]:
-    """Return the reproductions, and the latest other fits, also those that ``fit --out`` wrote elsewhere."""
+    """Return the parts about all reproductions in the cache and the latest other fits, also those written elsewhere."""
     made = sorted(path for path in (root / "reproductions").glob("*") if is_reproduction(path))
     theirs = {result["folder"] for path in made for result in ReproductionFolder(path).results()}
     folders = {file.parent for file in (root / "readouts").glob(f"*/*/{SUMMARY}")}
@@ -72,16 +61,23 @@ def _all(root: Path) -> list[Path]:
         with suppress(OSError, ValueError, KeyError):
             folders.add(Path(read_checked(note)["folder"]))
     fits = [folder for folder in folders if str(folder) not in theirs and (folder / SUMMARY).is_file()]
-    return made + sorted(fits, key=lambda path: (path / SUMMARY).stat().st_mtime, reverse=True)[:MOST]
+    fits.sort(key=lambda path: (path / SUMMARY).stat().st_mtime, reverse=True)
+    parts = []
+    for number, path in enumerate(made + fits[:MOST], start=1):
+        try:
+            parts.append(_part(path, number))
+        except InputError as error:
+            notify(f"not on the page: {error}")
+    return parts
 
 
 def _part(path: Path, number: int) -> dict[str, Any]:
     try:
         if is_reproduction(path):
             return reproduction_part(ReproductionFolder(path), number)
-        if is_fit(path):
+        if (path / SUMMARY).is_file():
             return fit_part(path, number)
-        if is_run(path):
+        if (path / "config.json").is_file() and (path / "run.json").is_file():
             return run_part(path, number)
     except (KeyError, TypeError) as error:  # the files are undamaged, but their fields have other names now
         raise InputError(f"{path}: made by another version of reservoir ({error}); run its command again") from error
@@ -92,29 +88,26 @@ def _tables(parts: Sequence[dict[str, Any]]) -> str:
     """Return the tables as Markdown, the paper's numbers in brackets."""
     from jinja2 import Environment
 
-    plain = Environment(trim_blocks=True, finalize=_plain)
-    return plain.from_string((HERE / "tables.md.j2").read_text()).render(parts=parts)
+    def plain(value: object) -> str:
+        """Return a text on one line of a table, with markup and control characters escaped."""
+        text = printable(" ".join(str(value).split()))
+        return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
 
-
-def _plain(value: object) -> str:
-    """Return a text on one line of a table, with markup and control characters escaped."""
-    text = printable(" ".join(str(value).split()))
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
-
-
-def _visible(value: object) -> object:
-    """Escape control characters and marks that change the direction of writing; jinja escapes markup."""
-    return value if hasattr(value, "__html__") else printable(value)
+    environment = Environment(trim_blocks=True, finalize=plain)
+    return environment.from_string((HERE / "tables.md.j2").read_text()).render(parts=parts)
 
 
 def _page(parts: Sequence[dict[str, Any]]) -> str:
     from jinja2 import Environment
     from markupsafe import Markup
 
-    environment = Environment(autoescape=True, trim_blocks=False, finalize=_visible)
-    page = environment.from_string((HERE / "page.html").read_text())
+    def visible(value: object) -> object:
+        """Escape control characters and marks that change the direction of writing; jinja escapes markup."""
+        return value if hasattr(value, "__html__") else printable(value)
+
+    environment = Environment(autoescape=True, trim_blocks=False, finalize=visible)
     made = f"{datetime.now().astimezone():%Y-%m-%d %H:%M}"
-    return page.render(
+    return environment.from_string((HERE / "page.html").read_text()).render(
         title="reservoir: frozen models, read out",
         lead="What was run here, with the command behind every number. The page needs no network.",
         style=Markup((HERE / "style.css").read_text()),

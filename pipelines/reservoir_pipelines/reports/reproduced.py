@@ -10,9 +10,8 @@ import numpy as np
 from markupsafe import Markup
 
 from reservoir.errors import InputError
-from reservoir_pipelines.drawing import COLOURS, PAGE_SIZE, page_picture, style
 from reservoir_pipelines.output import size_text
-from reservoir_pipelines.plots import shorten
+from reservoir_pipelines.plots import COLOURS, shorten, style
 from reservoir_pipelines.reports.views import cost_facts, curve_picture, facts_of, picture_of, pictures_of
 from reservoir_pipelines.reproduction_folder import CELL, ReproductionFolder
 
@@ -38,9 +37,7 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
     if not tables:
         what = "made by another version of reservoir" if any(folder.path.glob("tables/*.json")) else "it has no table"
         raise InputError(f"{folder.path}: {what}; run the same reproduce again")
-    keys = dict.fromkeys(
-        k for t in tables for row in t["rows"] for s in row["spots"] if s for c in s["cells"] for k in c
-    )
+    keys = dict.fromkeys(k for table in tables for spot in _spots(table) for cells in spot["cells"] for k in cells)
     results: dict[str, Any] = {}
     for key in keys:
         if found := folder.result(key):
@@ -48,19 +45,17 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
             results |= {need: result for need, result in made.items() if result} | {key: found}
     finished = sum(key in results for key in keys)
     prefix = f"p{number}-"
-    shown = [table_part(table, results, prefix) for table in tables]
     claims = [
         {**claim, "table": _name(table["name"]), "id": prefix + table["name"]}
         for table in tables
         for claim in table["claims"]
     ]
-    scales = dict.fromkeys(SCALES[table["scale"]] for table in tables)
     passes = sum(r["values"].get("passes") or 0 for r in results.values())
-    minutes = {name: sum(r[name] for r in results.values()) / 60 for name in ("seconds", "cpu_seconds")}
+    seconds, cpu = (sum(r[name] for r in results.values()) / 60 for name in ("seconds", "cpu_seconds"))
     facts = [
-        ("scale", " ".join(scales)),
+        ("scale", " ".join(dict.fromkeys(SCALES[table["scale"]] for table in tables))),
         ("cells", f"{finished} finished, {len(keys) - finished} missing"),
-        ("time", f"{minutes['seconds']:.1f} minutes of work, {minutes['cpu_seconds']:.1f} of a processor"),
+        ("time", f"{seconds:.1f} minutes of work, {cpu:.1f} of a processor"),
         ("forward passes", f"{passes:,} rows, those of validations left out"),
         ("disk", size_text(sum(r["bytes"] for r in results.values()))),
         ("versions", "; ".join(dict.fromkeys(_versions(r["made_with"]) for r in results.values()))),
@@ -73,49 +68,23 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
         "pictures": [one for table in tables if table["drawn"] == "costs" for one in _costs(table, results)],
         "pictures_title": "Accuracy over cost",
         "claims": claims,
-        "tables": shown,
+        "tables": [table_part(table, results, prefix) for table in tables],
         "cells": [_cell(key, results, prefix) for key in results],
     }
 
 
-def number_text(value: Any, measure: str) -> str:
-    """Return a number as text: scores with one decimal, counts in full."""
-    if value is None:
-        return "-"
-    if isinstance(value, str):
-        return value
-    if measure.endswith("_score"):
-        return f"{value:.1f}"
-    if value == int(value) and abs(value) >= 1:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def spot_text(spot: Mapping[str, Any]) -> str:
-    """Return our number, with its standard error if there are several seeds."""
-    text = number_text(spot["mean"], spot["measure"])
-    return f"{text} ± {number_text(spot['error'], spot['measure'])}" if spot["error"] is not None else text
-
-
 def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a table for the page; the reasons why numbers are missing are listed below it."""
-    reasons: dict[str, int] = {}
-    rows = []
-    for row in table["rows"]:
-        spots = []
-        for spot in row["spots"]:
-            if not spot:
-                spots.append(None)
-                continue
-            if spot["reason"]:
-                reasons.setdefault(spot["reason"], len(reasons) + 1)
-            spots.append(_spot(spot, prefix, results) | {"number": reasons.get(spot["reason"])})
-        rows.append({**row, "spots": spots})
-    name = _name(table["name"])
-    caption = table["unit"] or "as in the paper"
-    seeds = max((s["seeds"] for row in table["rows"] for s in row["spots"] if s), default=0)
-    caption += f"; ours in bold{', mean ± standard error of ' + str(seeds) + ' seeds' if seeds > 1 else ', one seed'}"
-    if any(s["later"] is not None for row in table["rows"] for s in row["spots"] if s):
+    spots, name = _spots(table), _name(table["name"])
+    reasons = {why: n for n, why in enumerate(dict.fromkeys(s["reason"] for s in spots if s["reason"]), start=1)}
+    rows = [
+        {**row, "spots": [s and _spot(s, prefix, results) | {"number": reasons.get(s["reason"])} for s in row["spots"]]}
+        for row in table["rows"]
+    ]
+    seeds = max((s["seeds"] for s in spots), default=0)
+    shown = f"mean ± standard error of {seeds} seeds" if seeds > 1 else "one seed"
+    caption = f"{table['unit'] or 'as in the paper'}; ours in bold, {shown}"
+    if any(s["later"] is not None for s in spots):
         caption += "; later: Rothermel et al. 2021, learning rate swept, as quoted by others"
     return {
         "id": prefix + table["name"],
@@ -131,48 +100,58 @@ def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> d
     }
 
 
+def _spots(table: Values) -> list[Values]:
+    return [spot for row in table["rows"] for spot in row["spots"] if spot]
+
+
 def _spot(spot: Values, prefix: str, results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return our number, with its standard error if there are several seeds, beside the paper's and a later one."""
     measure, paper, mean = spot["measure"], spot["published"], spot["mean"]
     difference = ""
     if measure.endswith("_score") and isinstance(paper, int | float) and mean is not None:
         difference = f"{mean - paper:+.1f}"
     first = next((key for cells in spot["cells"] for key in cells if key in results), None)
+    error = "" if spot["error"] is None else f" ± {_number_text(spot['error'], measure)}"
     return {
         "id": f"{prefix}cell-{first}" if first else "",
-        "ours": spot_text(spot),
-        "paper": number_text(paper, measure) if paper is not None else "",
+        "ours": _number_text(mean, measure) + error,
+        "paper": "" if paper is None else _number_text(paper, measure),
         "difference": difference,
-        "later": number_text(spot["later"], measure) if spot["later"] is not None else "",
+        "later": "" if spot["later"] is None else _number_text(spot["later"], measure),
     }
+
+
+def _number_text(value: Any, measure: str) -> str:
+    """Return a number as text: scores with one decimal, counts in full."""
+    if value is None or isinstance(value, str):
+        return value or "-"
+    if measure.endswith("_score"):
+        return f"{value:.1f}"
+    whole = value == int(value) and abs(value) >= 1
+    return f"{value:,.0f}" if whole or abs(value) >= 1000 else f"{value:.3g}"
 
 
 def _pictures(table: Values, results: Mapping[str, Any]) -> list[Markup]:
     """Return the pictures of a table that is drawn; those of costs stand at the top of the page."""
-    cells = [
-        (row["name"], key) for row in table["rows"] for s in row["spots"] if s for c in s["cells"][:1] for key in c
-    ]
-    found = [(name, results[key]) for name, key in cells if key in results]
+    cells = ((row["name"], k) for row in table["rows"] for s in row["spots"] if s for c in s["cells"][:1] for k in c)
+    found = {key: (name, results[key]) for name, key in cells if key in results}
     if table["drawn"] in ("attention", "deviations"):
-        distinct = {id(result): (name, result) for name, result in found}.values()
         return [
             _named(name, picture)
-            for name, result in distinct
+            for name, result in found.values()
             for picture in pictures_of(result["stage"], result["values"])
         ]
     if table["drawn"] == "curve":
-        curves = {result["task"]: curve_picture(result["values"]) for _, result in found}
+        curves = {result["task"]: curve_picture(result["values"]) for _, result in found.values()}
         return [_named(task, picture) for task, picture in curves.items() if picture]
-    if table["drawn"] == "bars":
-        ours = {row["name"]: [s["mean"] if s else None for s in row["spots"]] for row in table["rows"]}
-        paper = {row["name"]: [_number(s["published"]) if s else None for s in row["spots"]] for row in table["rows"]}
-        return [
-            picture_of(
-                page_picture(PAGE_SIZE, _draw_bars, table["columns"], bars, f"accuracy (%), {name}"),
-                f"{table['title']}, {name}, in percent",
-            )
-            for name, bars in {"ours": ours, "the paper's": paper}.items()
-        ]
-    return []
+    if table["drawn"] != "bars":
+        return []
+    pictures = []
+    for whose, key in (("ours", "mean"), ("the paper's", "published")):
+        bars = {row["name"]: [_number(s[key]) if s else None for s in row["spots"]] for row in table["rows"]}
+        description = f"{table['title']}, {whose}, in percent"
+        pictures.append(picture_of(description, _draw_bars, table["columns"], bars, f"accuracy (%), {whose}"))
+    return pictures
 
 
 def _costs(table: Values, results: Mapping[str, Any]) -> list[Markup]:
@@ -188,8 +167,7 @@ def _costs(table: Values, results: Mapping[str, Any]) -> list[Markup]:
             points[row["name"]] = (sum(costs) / len(costs), spot["mean"]) if known else None
         if any(points.values()):
             listed = "; ".join(f"{name} {point[1]:.1f}% in {point[0]:.3g} s" for name, point in points.items() if point)
-            source = page_picture(PAGE_SIZE, _draw_costs, points)
-            pictures.append(_named(task, picture_of(source, f"{task}, accuracy over cost: {listed}")))
+            pictures.append(_named(task, picture_of(f"{task}, accuracy over cost: {listed}", _draw_costs, points)))
     return pictures
 
 

@@ -1,43 +1,131 @@
-"""Pictures of and facts about one finished piece of work on the page: a fit, a training, attention maps, a backbone."""
+"""Values, facts and pictures of one finished piece of work: a fit, a training, attention maps, a backbone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
 
+from reservoir.errors import InputError
 from reservoir.options import RECIPE
 from reservoir_pipelines import plots
-from reservoir_pipelines.drawing import COLOURS, INK, PAGE_SIZE, page_picture, style
+from reservoir_pipelines.files import read_checked
+from reservoir_pipelines.fitting.results import SUMMARY, Result, score_matrix
 from reservoir_pipelines.output import percent, score_text, size_text
+from reservoir_pipelines.plots import COLOURS, INK, PAGE_SIZE, page_picture, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from reservoir_pipelines.training.training_result import Training
+
+MOST_POINTS = 60  # of a stored curve: as many as a small picture can show
 MOST_CLASSES = 40  # of a confusion matrix on the page
 WORST = 10  # classes whose recall is listed
 Values = Mapping[str, Any]
-Facts = list[tuple[str, str]]
+Facts = list[tuple[str, Any]]
 
 
-def picture_of(source: str, description: str) -> Markup:
-    """Return the HTML of a picture that `page_picture` made; nothing for one that could not be drawn."""
-    if not source:
-        return Markup("")
-    return Markup('<figure><img src="{}" alt="{}"></figure>').format(source, description)
+# ---- what is stored of a finished cell
 
 
-def pictures_of(stage: str, values: Values) -> list[Markup]:
-    """Return the pictures of a piece of work, by its stage; none for a stage that has no pictures."""
-    makers = {
-        "fit": _fit_pictures,
-        "train": _training_pictures,
-        "attention": _attention_pictures,
-        "backbone": _deviation_pictures,
+def fit_values(found: Values, title: str, sweep: Values) -> dict[str, Any]:
+    """Return what is shown of a fit, from its summary, the title of the chosen readout, and the scores of the sweep."""
+    best, evaluation = found["best"], found["evaluation"]
+    return {
+        **{name: evaluation[name] for name in ("recall", "classes", "confusion", "reliability")},
+        **{name: best[name] for name in ("metric", "test_score", "test_interval", "valid_score")},
+        "curve": found["curve"],
+        "raw_score": found["raw"]["test_score"] if found["raw"] else None,
+        "readout": f"{title}, {best['readout']} {best['alpha'] or 0:.3g}",
+        "tried": found["tried"],
+        "sweep": sweep,
     }
-    return makers[stage](values) if stage in makers else []
+
+
+def read_sweep(results: Path) -> dict[str, Any]:
+    """Return the validation scores (columns, settings) of the table that a fit wrote, and the place of the best."""
+    with results.open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    tried = [line for line in lines if line["columns"] != "raw"] or lines
+    found = [
+        Result(
+            columns=tuple(line["columns"].split("+")),
+            readout=line["readout"],
+            alpha=float(line["alpha"]) if line["alpha"] else None,
+            valid_score=float(line["valid_score"]),
+        )
+        for line in tried
+    ]
+    columns, settings, scores = score_matrix(found)
+    chosen = next((one for one, line in zip(found, tried, strict=True) if line["chosen"] == "1"), found[0])
+    values = [[None if np.isnan(score) else score for score in row] for row in scores.tolist()]
+    best = [columns.index(chosen.title), settings.index(chosen.setting)]
+    return {"columns": columns, "settings": settings, "scores": values, "best": best}
+
+
+def train_values(done: Training) -> dict[str, Any]:
+    """Return what is shown of a training, its curves thinned."""
+    names = "metric steps best_step valid_score test_score train_score converged_step diverged_step trained groups"
+    return {name: getattr(done, name) for name in names.split()} | {
+        "train_seconds": done.seconds,
+        "swept": [{name: run[name] for name in run if name != "run"} for run in done.swept],
+        "losses": _thinned(done.history, "loss"),
+        "validations": _thinned(done.history, "valid_score"),
+    }
+
+
+def _thinned(history: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
+    """Return at most `MOST_POINTS` points of a curve, each the mean over its stretch."""
+    points = [(line["step"], line[name]) for line in history if line.get(name) is not None]
+    if len(points) <= MOST_POINTS:
+        return points
+    parts = np.array_split(np.array(points, float), MOST_POINTS)
+    return [(int(part[-1, 0]), round(float(part[:, 1].mean()), 5)) for part in parts]
+
+
+# ---- fits and runs that are no part of a reproduction
+
+
+def fit_part(path: Path, number: int) -> dict[str, Any]:
+    """Return the page's part about a fit."""
+    try:
+        found, sweep = read_checked(path / SUMMARY), read_sweep(path / "results.csv")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: damaged ({error}); run reservoir fit again") from error
+    values, entry, chosen_by = fit_values(found, found["title"], sweep), Path(found["entry"]), found["best"]["metric"]
+    facts = [("entry", entry), *facts_of("fit", values)]
+    for name, value in found["evaluation"].items():  # every metric; that by which the readout was chosen is first
+        if isinstance(value, int | float) and name != chosen_by:
+            facts.append((name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.3f}"))
+    if found["p_value"] is not None:
+        facts.append(("against raw", f"p = {found['p_value']:.2g}"))
+    facts += [*cost_facts(found["seconds"], None), ("folder", path)]
+    name = f"Fit: {entry.parent.name}, {entry.name}"
+    shown = {"pictures": pictures_of("fit", values), "commands": found["commands"]}
+    return {"id": f"p{number}", "name": name, "heading": name, "facts": facts, **shown}
+
+
+def run_part(path: Path, number: int) -> dict[str, Any]:
+    """Return the page's part about a training."""
+    from reservoir_pipelines.training.run_folder import RunFolder
+    from reservoir_pipelines.training.training_result import Training
+
+    run = RunFolder(path)
+    done = Training.from_dict({**(run.result or {}), "run": str(path)})
+    values, config = train_values(done), run.config
+    facts = [*facts_of("train", values), *cost_facts(done.seconds, None), ("folder", path)]
+    facts += [("seed", config["settings"]["recipe"]["seed"]), *config.get("made_with", {}).items()]
+    name = f"Training: {path.parent.name}, {path.name}"
+    shown = {"pictures": pictures_of("train", values), "commands": [config["command"]]}
+    return {"id": f"p{number}", "name": name, "heading": name, "facts": facts, **shown}
+
+
+# ---- facts
 
 
 def facts_of(stage: str, values: Values) -> Facts:
@@ -50,26 +138,8 @@ def facts_of(stage: str, values: Values) -> Facts:
     return scores + (_fit_facts(values, metric) if stage == "fit" else _training_facts(values, metric))
 
 
-def cost_facts(seconds: float | None, size: int | None, passes: int | None = None) -> Facts:
-    """Return the time, the rows that passed through a model, and the disk space, those that are known."""
-    facts = [] if seconds is None else [("time", f"{seconds:.1f} s")]
-    facts += [] if passes is None else [("forward passes", f"{passes:,} rows")]
-    return facts + ([] if size is None else [("disk", size_text(size))])
-
-
-def curve_picture(values: Values) -> Markup:
-    """Return the learning curve of a fit; nothing if none was asked for."""
-    curve, metric = values.get("curve"), values["metric"]
-    if not curve:
-        return Markup("")
-    rows, valid, test = ([point[name] for point in curve] for name in ("rows", "valid_score", "test_score"))
-    listed = "; ".join(f"{n:,} rows {score_text(score, metric)}" for n, score in zip(rows, test, strict=True))
-    source = page_picture(PAGE_SIZE, plots.draw_curve, rows, valid, test, metric)
-    return picture_of(source, f"test {metric} over training rows: {listed}")
-
-
 def _fit_facts(values: Values, metric: str) -> Facts:
-    facts = []
+    facts: Facts = []
     if interval := values.get("test_interval"):
         facts.append(("95% interval", f"{percent(interval[0])} to {percent(interval[1])}"))
     facts += [("chosen", values["readout"]), ("tried", f"{values['tried']:,} readouts")]
@@ -83,7 +153,7 @@ def _fit_facts(values: Values, metric: str) -> Facts:
 
 
 def _training_facts(values: Values, metric: str) -> Facts:
-    facts = [("steps", f"{values['steps']:,}"), ("best step", f"{values['best_step'] or 0:,}")]
+    facts: Facts = [("steps", f"{values['steps']:,}"), ("best step", f"{values['best_step'] or 0:,}")]
     facts.append(("trained", f"{', '.join(values['groups'])}: {values['trained']:,} parameters"))
     for run in values["swept"]:
         recipe = ", ".join(f"{name} {run[name]:g}" for name in RECIPE if name in run)
@@ -93,69 +163,84 @@ def _training_facts(values: Values, metric: str) -> Facts:
     return facts
 
 
+def cost_facts(seconds: float, size: int | None, passes: int | None = None) -> Facts:
+    """Return the time, the rows that passed through a model, and the disk space, those that are known."""
+    facts: Facts = [("time", f"{seconds:.1f} s")]
+    facts += [] if passes is None else [("forward passes", f"{passes:,} rows")]
+    return facts + ([] if size is None else [("disk", size_text(size))])
+
+
+# ---- pictures
+
+
+def picture_of(description: str, draw: Callable[..., None], *arguments: Any, size: Any = PAGE_SIZE) -> Markup:
+    """Return the HTML of what ``draw(axes, ...)`` draws; nothing if it fails."""
+    source = page_picture(size, draw, *arguments)
+    return Markup('<figure><img src="{}" alt="{}"></figure>' if source else "").format(source, description)
+
+
+def pictures_of(stage: str, values: Values) -> list[Markup]:
+    """Return the pictures of a piece of work, by its stage; none for a stage that has no pictures."""
+    if stage == "fit":
+        return _fit_pictures(values)
+    if stage == "train":
+        factor, unit = plots.in_unit(values["metric"])
+        losses, scores = (np.array(values[name], float).reshape(-1, 2) for name in ("losses", "validations"))
+        none, steps = np.zeros((0, 2)), f"over {values['steps']:,} steps"
+        validations = f"validation {values['metric']} {steps}"
+        return [
+            picture_of(f"training loss {steps}", _draw_course, losses, none, "loss"),
+            picture_of(validations, _draw_course, none, scores * (1, factor), unit),
+        ]
+    if stage == "attention":
+        shown = np.array(values["map"], float)
+        diagonals = {int(back): what for back, what in values["lines"].items()}
+        lines = ", ".join(f"{back} back ({what})" for back, what in diagonals.items())
+        text = f"attention of block {values['layer']}, mean over heads and {values['rows']} rows"
+        text += f"; diagonals at {lines}" if lines else ""
+        labels = [str(number + 1) for number in range(len(shown))]
+        return [picture_of(text, plots.draw_map, shown, labels, diagonals, plots.attention_top(shown))]
+    if stage == "backbone":
+        named = {kind: f"standard deviation of each {kind} over the blocks" for kind in ("weight", "bias")}
+        return [picture_of(text, plots.draw_deviations, values["deviations"], kind) for kind, text in named.items()]
+    return []
+
+
+def curve_picture(values: Values) -> Markup:
+    """Return the learning curve of a fit; nothing if none was asked for."""
+    curve, metric = values.get("curve"), values["metric"]
+    if not curve:
+        return Markup("")
+    rows, valid, test = ([point[name] for point in curve] for name in ("rows", "valid_score", "test_score"))
+    listed = "; ".join(f"{n:,} rows {score_text(score, metric)}" for n, score in zip(rows, test, strict=True))
+    return picture_of(f"test {metric} over training rows: {listed}", plots.draw_curve, rows, valid, test, metric)
+
+
 def _fit_pictures(values: Values) -> list[Markup]:
     sweep, metric = values["sweep"], values["metric"]
-    columns, best = sweep["columns"], tuple(sweep["best"])
-    scores = np.array(sweep["scores"], float)
+    columns, settings, best = sweep["columns"], sweep["settings"], tuple(sweep["best"])
+    scores, counts, classes = np.array(sweep["scores"], float), values["confusion"], values["classes"]
     pictures = []
     if len(columns) > 1:
-        source = page_picture(PAGE_SIZE, plots.draw_layers, columns, scores, best[0], None, metric)
-        pictures.append(picture_of(source, f"best validation {metric} of every layer, a line for each pooling"))
+        text = f"best validation {metric} of every layer, a line for each pooling"
+        pictures.append(picture_of(text, plots.draw_layers, columns, scores, best[0], None, metric))
     if scores.size > 1:
-        source = page_picture(PAGE_SIZE, plots.draw_settings, columns, sweep["settings"], scores, best, metric)
-        pictures.append(picture_of(source, f"validation {metric} of every layer under every setting"))
+        text = f"validation {metric} of every layer under every setting"
+        pictures.append(picture_of(text, plots.draw_settings, columns, settings, scores, best, metric))
     pictures.append(curve_picture(values))
-    counts, classes = values["confusion"], values["classes"]
     if counts and len(counts) <= MOST_CLASSES:
+        text = "confusion matrix: how many rows of each class were predicted as each class"
         side = 0.75 * plots.confusion_side(classes)
-        source = page_picture((side + 1, side), plots.draw_confusion, np.array(counts), classes)
-        pictures.append(
-            picture_of(source, "confusion matrix: how many rows of each class were predicted as each class")
-        )
+        pictures.append(picture_of(text, plots.draw_confusion, np.array(counts), classes, size=(side + 1, side)))
     if bins := values["reliability"]:
         listed = "; ".join(f"{n} labels of {100 * p:.0f}%: {100 * right:.0f}% right" for n, p, right in bins)
-        pictures.append(
-            picture_of(page_picture(PAGE_SIZE, _draw_calibration, bins), f"calibration on the test rows: {listed}")
-        )
+        pictures.append(picture_of(f"calibration on the test rows: {listed}", _draw_calibration, bins))
     return pictures
-
-
-def _training_pictures(values: Values) -> list[Markup]:
-    factor, unit = plots.in_unit(values["metric"])
-    none = np.zeros((0, 2))
-    scores = np.array(values["validations"], float).reshape(-1, 2) * (1, factor)
-    losses = page_picture(PAGE_SIZE, _draw_course, np.array(values["losses"], float).reshape(-1, 2), none, "loss")
-    validations = page_picture(PAGE_SIZE, _draw_course, none, scores, unit)
-    steps = f"over {values['steps']:,} steps"
-    return [
-        picture_of(losses, f"training loss {steps}"),
-        picture_of(validations, f"validation {values['metric']} {steps}"),
-    ]
 
 
 def _draw_course(axes: Axes, train: np.ndarray, valid: np.ndarray, y: str) -> None:
     plots.draw_course(axes, train, valid)
     style(axes, "step", y)
-
-
-def _attention_pictures(values: Values) -> list[Markup]:
-    shown = np.array(values["map"], float)
-    diagonals = {int(back): what for back, what in values["lines"].items()}
-    lines = ", ".join(f"{back} back ({what})" for back, what in diagonals.items())
-    description = f"attention of block {values['layer']}, mean over heads and {values['rows']} rows"
-    labels = [str(number + 1) for number in range(len(shown))]
-    source = page_picture(PAGE_SIZE, plots.draw_map, shown, labels, diagonals, plots.attention_top(shown))
-    return [picture_of(source, description + (f"; diagonals at {lines}" if lines else ""))]
-
-
-def _deviation_pictures(values: Values) -> list[Markup]:
-    return [
-        picture_of(
-            page_picture(PAGE_SIZE, plots.draw_deviations, values["deviations"], kind),
-            f"standard deviation of each {kind} over the blocks",
-        )
-        for kind in ("weight", "bias")
-    ]
 
 
 def _draw_calibration(axes: Axes, bins: Sequence[tuple[int, float, float]]) -> None:

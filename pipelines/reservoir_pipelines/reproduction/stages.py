@@ -28,7 +28,7 @@ from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.files import folder_bytes
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.pretraining.pretrain import pretrain
-from reservoir_pipelines.reports.values import fit_values, read_sweep, train_values
+from reservoir_pipelines.reports.views import fit_values, read_sweep, train_values
 from reservoir_pipelines.reproduction.cell import Cell, group, groups
 from reservoir_pipelines.training.train import train
 from reservoir_pipelines.workspace import versions

@@ -20,14 +20,19 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> None:
     """Write ``<folder>/step-<number>``, then remove all other checkpoints but the best."""
+    trained, moments = {}, {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            trained[name] = parameter.detach().cpu().contiguous()
+        for moment, value in optimizer.state.get(parameter, {}).items():
+            moments[f"{name}/{moment}"] = value.detach().cpu().contiguous()
     final = folder / f"step-{state.step:08d}"
     part = part_beside(final)
     make_folder(folder)
     part.mkdir()
     try:
-        trained = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters() if p.requires_grad}
         save_tensors(trained, part / TRAINED)
-        save_tensors(_moments(model, optimizer), part / OPTIMIZER)
+        save_tensors(moments, part / OPTIMIZER)
         digests = {name: file_digest(part / name) for name in (TRAINED, OPTIMIZER)}
         write_checked(part / STATE, {**asdict(state), "digests": digests})
         for path in part.iterdir():
@@ -45,25 +50,23 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
 def remove_others(folder: Path, state: State) -> None:
     """Remove all checkpoints but that of a state and the best one; a killed process may have left others."""
     kept = {folder / f"step-{step:08d}" for step in (state.step, state.best_step)}
-    for old in folder.glob("step-*"):
-        if old not in kept:
-            shutil.rmtree(old, ignore_errors=True)
+    for old in set(folder.glob("step-*")) - kept:
+        shutil.rmtree(old, ignore_errors=True)
 
 
-def last_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint with the most steps, or None."""
-    return max(folder.glob("step-*"), default=None)
-
-
-def read_state(checkpoint: Path) -> State:
-    """Return the state of the training at a checkpoint."""
-    values, _ = _state(checkpoint)
-    return values
+def read_state(checkpoint: Path) -> tuple[State, dict[str, str]]:
+    """Return the state of the training, and the SHA-256 of the other files of the checkpoint by name."""
+    try:
+        values = read_checked(checkpoint / STATE)
+        digests = values.pop("digests")
+        return State(**values), digests
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise _damaged(checkpoint, STATE, error) from error
 
 
 def load_trained(checkpoint: Path, model: nn.Module) -> None:
     """Copy a checkpoint's trained tensors into a model whose trained parameters are unfrozen."""
-    tensors = _read(checkpoint, TRAINED)
+    tensors = read_tensors(checkpoint, TRAINED)
     wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if {k: v.shape for k, v in tensors.items()} != {k: v.shape for k, v in wanted.items()}:
         raise InputError(
@@ -76,7 +79,7 @@ def load_trained(checkpoint: Path, model: nn.Module) -> None:
 
 def trained_output(checkpoint: Path) -> nn.Linear | None:
     """Return the output layer of a checkpoint, or None if it was not trained."""
-    tensors = _read(checkpoint, TRAINED)
+    tensors = read_tensors(checkpoint, TRAINED)
     if "output.weight" not in tensors:
         return None
     outputs, width = tensors["output.weight"].shape
@@ -87,36 +90,19 @@ def trained_output(checkpoint: Path) -> nn.Linear | None:
 
 def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Restore the moments of Adam from a checkpoint."""
-    tensors = _read(checkpoint, OPTIMIZER)
+    tensors = read_tensors(checkpoint, OPTIMIZER)
     for name, parameter in model.named_parameters():
         if f"{name}/step" in tensors:
             # The fused Adam counts its steps on the parameter's device.
             optimizer.state[parameter] = {m: tensors[f"{name}/{m}"].to(parameter.device) for m in MOMENTS}
 
 
-def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    moments: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        for moment, value in optimizer.state.get(parameter, {}).items():
-            moments[f"{name}/{moment}"] = value.detach().cpu().contiguous()
-    return moments
-
-
-def _state(checkpoint: Path) -> tuple[State, dict[str, str]]:
-    """Return the state, and the SHA-256 of the other files of the checkpoint by name."""
-    try:
-        values = read_checked(checkpoint / STATE)
-        digests = values.pop("digests")
-        return State(**values), digests
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise _damaged(checkpoint, STATE, error) from error
-
-
-def _read(checkpoint: Path, name: str) -> dict[str, Tensor]:
+def read_tensors(checkpoint: Path, name: str) -> dict[str, Tensor]:
+    """Return the tensors of one file of a checkpoint, whose SHA-256 is checked."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    _, digests = _state(checkpoint)
+    _, digests = read_state(checkpoint)
     try:
         if file_digest(checkpoint / name) != digests.get(name):
             raise DamagedError("checksum mismatch")
@@ -127,8 +113,8 @@ def _read(checkpoint: Path, name: str) -> dict[str, Tensor]:
 
 def _damaged(checkpoint: Path, name: str, error: Exception) -> InputError:
     others = sorted(path.name for path in checkpoint.parent.glob("step-*") if path != checkpoint)
-    remedy = (
-        f"remove the folder {checkpoint.name}, and resume from {others[0]}" if others else "train in another folder"
-    )
+    remedy = "train in another folder"
+    if others:
+        remedy = f"remove the folder {checkpoint.name}, and resume from {others[0]}"
     why = str(error) if isinstance(error, DamagedError) else type(error).__name__
     return InputError(f"{checkpoint / name}: not readable ({why}); {remedy}")

@@ -4,36 +4,57 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache import make_folder, open_lock, refuse_links
+import torch
+from reservoir_cache import make_folder, open_lock, refuse_links, sync
+from torch import nn
 
 from reservoir.errors import InputError
-from reservoir.training.trainer import State
-from reservoir_pipelines.files import DamagedError, json_digest, read_checked, remove_parts, write_checked, writing
-from reservoir_pipelines.training.checkpoint import last_checkpoint, read_state
-from reservoir_pipelines.training.journal import read_journal
+from reservoir.options import StepOptions
+from reservoir.reservoir import LoadedModel, Reservoir, choose_compute, load_model
+from reservoir.tasks.task import Task
+from reservoir.training.fast import speed_up
+from reservoir.training.groups import default_groups, unfreeze
+from reservoir.training.trainer import Processes, State, Steps, Trainer
+from reservoir_pipelines.files import (
+    DamagedError,
+    checked_line,
+    json_digest,
+    read_checked,
+    read_lines,
+    remove_parts,
+    replace_file,
+    write_checked,
+    writing,
+)
+from reservoir_pipelines.output import training_meter
+from reservoir_pipelines.training.checkpoint import (
+    load_optimizer,
+    load_trained,
+    read_state,
+    remove_others,
+    save_checkpoint,
+)
 from reservoir_pipelines.workspace import versions
 
 FORMAT = 1
 CONFIG, METRICS, RESULT, CHECKPOINTS = "config.json", "metrics.jsonl", "run.json", "checkpoints"
 CURVE, CONFUSION = "curve.png", "confusion.png"
+FLUSH_SECONDS = 1.0
 
 
 def make_config(settings: Mapping[str, Any], device: object, **more: Any) -> dict[str, Any]:
     """Return the configuration of a run: all settings that change a number, their SHA-256 as ``key``, and ``more``."""
-    return {
-        "format": FORMAT,
-        "key": json_digest(settings),
-        "settings": settings,
-        **more,
-        "made_with": {"device": str(device), **versions("torch", "transformers", "numpy")},
-    }
+    made_with = {"device": str(device), **versions("torch", "transformers", "numpy")}
+    return {"format": FORMAT, "key": json_digest(settings), "settings": settings, **more, "made_with": made_with}
 
 
 def is_run(path: Path) -> bool:
@@ -50,39 +71,34 @@ class RunFolder:
     @property
     def config(self) -> dict[str, Any]:
         """The configuration, with all defaults resolved."""
-        return self._read("settings")
+        return self._read_config("settings")
 
     @property
     def model_config(self) -> dict[str, Any]:
         """The configuration of a run of `train`; a pretraining has no task, and is refused."""
-        return self._read("settings", "reservoir", "scaling", "lengths")
+        return self._read_config("settings", "reservoir", "scaling", "lengths")
 
-    def _read(self, *parts: str) -> dict[str, Any]:
+    def _read_config(self, *parts: str) -> dict[str, Any]:
         try:
             config = read_checked(self.path / CONFIG)
-            if config["format"] != FORMAT:
-                raise InputError(
-                    f"{self.path}: run of format {config['format']}, but this program reads format {FORMAT}; "
-                    "install the version of reservoir-features that made it, or train again"
-                )
-            if missing := {*parts} - config.keys():
-                raise KeyError(*missing)
-            if not isinstance(config["settings"], dict):
-                raise TypeError
+            if config["format"] == FORMAT and ({*parts} - config.keys() or not isinstance(config["settings"], dict)):
+                raise KeyError
         except DamagedError as error:
             raise InputError(f"{self.path / CONFIG}: damaged ({error}); train in another folder") from error
-        except InputError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError) as error:
+            why = type(error).__name__
+            raise InputError(f"{self.path}: not the folder of a run of reservoir train ({why})") from error
+        if config["format"] != FORMAT:
             raise InputError(
-                f"{self.path}: not the folder of a run of reservoir train ({type(error).__name__})"
-            ) from error
+                f"{self.path}: run of format {config['format']}, but this program reads format {FORMAT}; "
+                "install the version of reservoir-features that made it, or train again"
+            )
         return config
 
     @property
     def last(self) -> Path | None:
         """The latest checkpoint."""
-        return last_checkpoint(self.path / CHECKPOINTS)
+        return max((self.path / CHECKPOINTS).glob("step-*"), default=None)
 
     @property
     def best(self) -> Path:
@@ -98,7 +114,7 @@ class RunFolder:
         """State of the last checkpoint; if the best checkpoint was removed, the last one takes its place."""
         if (last := self.last) is None:
             return State()
-        state = read_state(last)
+        state, _ = read_state(last)
         if last.with_name(f"step-{state.best_step:08d}").is_dir():
             return state
         for line in self.history:
@@ -135,13 +151,65 @@ class RunFolder:
         if self.last is None and RESULT not in names:
             write_checked(self.path / CONFIG, config)
             return
-        if different := _difference(old, json.loads(json.dumps(config["settings"]))):
-            name, value, new = different
+        for name, value, new in _differences(old, json.loads(json.dumps(config["settings"]))):
             raise InputError(f"{self.path}: it has a run with {name} = {value}, not {new}; name another folder")
 
-    def reopen(self) -> None:
-        """Remove the result of a run that continues."""
-        (self.path / RESULT).unlink(missing_ok=True)
+    def train(
+        self,
+        model: nn.Module,
+        steps: Steps,
+        options: StepOptions,
+        *,
+        shown: str,
+        unit: tuple[int, str] = (1, "steps"),
+        bound: float = math.inf,
+        ranks: Processes | None = None,
+    ) -> State:
+        """Train until the run has ``options.steps`` steps, starting from its last checkpoint, and return its state.
+
+        Parameters
+        ----------
+        model, steps
+            What is trained, and how a step is taken.
+        options : StepOptions
+            Steps and the interval of validations.
+        shown : str
+            Format of the numbers of a step, for the progress bar.
+        unit : tuple of int and str
+            How many units a step processes, and their name, for the speed in the progress bar.
+        bound : float
+            Loss above which the training counts as diverged.
+        ranks : Processes, optional
+            The processes that share each step; the first one writes to the folder.
+        """
+        ranks, checkpoints = ranks or Processes(), self.path / CHECKPOINTS
+        state, last = self.state, options.steps or 0
+        if checkpoint := self.last:
+            if self.best != checkpoint:  # it is needed at the end: a damaged file should be found now
+                load_trained(self.best, model)
+            load_trained(checkpoint, model)
+            load_optimizer(checkpoint, model, steps.optimizer)
+        ranks.wait()  # all processes have read before the first one writes
+        settings = {"eval_every": options.eval_every, "state": state, "bound": bound}
+        if not ranks.first:
+            return Trainer(model, steps, report=lambda *_: None, keep=lambda _: None, **settings).run(last)
+        with ExitStack() as held:
+            (self.path / RESULT).unlink(missing_ok=True)
+            remove_others(checkpoints, state)
+            journal = Journal(self.path / METRICS, state.step)
+            held.callback(journal.flush)
+            show = held.enter_context(training_meter(last, state.step, shown, each=unit[0], unit=unit[1]))
+
+            def report(step: int, numbers: dict[str, float]) -> None:
+                journal.add(step, numbers)
+                if "norm" in numbers:  # a step; a validation has no gradient norm
+                    show(step, *numbers.values())
+
+            def keep(state: State) -> None:
+                journal.flush(durable=True)
+                save_checkpoint(checkpoints, model, steps.optimizer, state)
+
+            return Trainer(model, steps, report=report, keep=keep, **settings).run(last)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write the result."""
@@ -164,12 +232,88 @@ class RunFolder:
             yield
 
 
-def _difference(old: Any, new: Any, name: str = "") -> tuple[str, Any, Any] | None:
-    """Return the name and both values of the first setting that differs, or None."""
+class Journal:
+    """Appends lines to ``metrics.jsonl``; lines after the step that the run continues from are removed first."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        self._path, self._waiting, self._flushed = path, [], time.monotonic()
+        kept = [line for line in read_journal(path) if line["step"] <= step]
+        replace_file(path, lambda part: part.write_text("".join(map(checked_line, kept))))
+
+    def add(self, step: int, numbers: dict[str, float]) -> None:
+        """Add a line, which is written within about a second; JSON has no NaN or infinity, so they become null."""
+        finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        self._waiting.append(checked_line({"step": step, **finite}))
+        if time.monotonic() - self._flushed > FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self, *, durable: bool = False) -> None:
+        """Write the lines in memory; ``durable`` lines, as those before a checkpoint, survive a power loss."""
+        with self._path.open("a") as file:
+            file.write("".join(self._waiting))
+        if durable:
+            sync(self._path)
+        self._waiting.clear()
+        self._flushed = time.monotonic()
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a journal, up to a line that was not completely written; an empty list without a file."""
+    lines = []
+    for text, line in read_lines(path):
+        # kill -9 may leave an incomplete last line, a power loss zeros in place of what was not yet on disk.
+        if (not text.endswith(b"\n") and b"}" not in text) or b"\0\0" in text:
+            break
+        if line is None:
+            raise InputError(f"{path}: line {len(lines) + 1} is damaged; remove the file, or train in another folder")
+        lines.append(line)
+    return lines
+
+
+def load_trainable(
+    task: Task, settings: Reservoir, groups: Sequence[str] | None, device: str, compute: str, output_init: str
+) -> tuple[LoadedModel, tuple[str, ...]]:
+    """Build a model and unfreeze groups, by default those of an FPT; only frozen weights use bfloat16."""
+    if task.each:
+        raise InputError(
+            f"task {task.name!r}: every {task.each} has a label, which train does not support; use extract and fit"
+        )
+    model = load_model(task, settings, device, "float32", output_init)
+    backbone = model.fpt.backbone
+    chosen = tuple(groups or default_groups(backbone))
+    unfreeze(model.fpt, chosen)
+    if model.device.type == "cpu":
+        speed_up(model.fpt)
+    backbone.set_compute(getattr(torch, choose_compute(compute, model.device)))
+    return replace(model, compute=str(backbone.compute).removeprefix("torch.")), chosen
+
+
+def load_run(folder: Path, device: str = "auto", compute: str | None = None) -> LoadedModel:
+    """Load the model of a run with the weights of its best validation, in evaluation mode."""
+    run = RunFolder(folder)
+    config, checkpoint = run.model_config, run.best
+    spec, output_init = config["settings"]["spec"], config["settings"]["recipe"].get("output_init", "orthogonal")
+    task, settings, groups = Task.from_dict(spec["task"]), Reservoir(**config["reservoir"]), config["settings"]["train"]
+    model, _ = load_trainable(task, settings, groups, device, compute or spec["compute"], output_init)
+    check_digest(model, spec["backbone"]["digest"], f"run {folder}")
+    load_trained(checkpoint, model.fpt)
+    model.fpt.eval().requires_grad_(False)
+    return model
+
+
+def check_digest(model: LoadedModel, digest: str, where: str) -> None:
+    """Raise `InputError` if the frozen weights are not those that something was fitted or trained on."""
+    if model.digest != digest:
+        raise InputError(
+            f"{where}: the weights of {model.settings.backbone!r} have changed since it was fitted; restore "
+            "them, or fit again"
+        )
+
+
+def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the name and both values of each setting that differs."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
-            found = _difference(old.get(key), new.get(key), f"{name}.{key}" if name else key)
-            if found:
-                return found
-        return None
-    return None if old == new else (name, old, new)
+            yield from _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+    elif old != new:
+        yield name, old, new

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import math
+import os
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,29 +20,29 @@ from torch.utils.checkpoint import checkpoint
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
 from reservoir.options import RECIPE, ExtractOptions, PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
-from reservoir.plan import is_native, resolve_model, with_audio_options
+from reservoir.plan import BATCH_TOKENS, is_native, resolve_model, with_audio_options
+from reservoir.random import random_key
 from reservoir.readouts import metric_name
-from reservoir.readouts.evaluation import Evaluation, evaluate_classes, evaluate_values
+from reservoir.readouts.evaluation import evaluate_classes, evaluate_values
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks import Task, task_named
+from reservoir.tasks import task_named
+from reservoir.tasks.fresh import FreshRows
 from reservoir.tasks.own.sounds import holds_samples
+from reservoir.tasks.source import Source
+from reservoir.tasks.task import Split
 from reservoir.training.groups import UpperPart, frozen_digest, parse_groups, set_dropout, trained_layer
-from reservoir.training.rows import TargetScale, TrainingRows
-from reservoir.training.steps import FPTSteps, Score, baseline, converged_step, default_rate
+from reservoir.training.rows import Convert, StoredRows, TargetScale, TrainingRows, hidden_rows, raw_rows
+from reservoir.training.steps import FPTSteps, baseline, converged_step, default_rate
 from reservoir.training.trainer import DivergedError, Processes, State, processes
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.extraction.run import check_windows, draw_rows, make_spec
-from reservoir_pipelines.output import notify
-from reservoir_pipelines.plots import plot_confusion
+from reservoir_pipelines.output import notify, size_text
+from reservoir_pipelines.plots import plot_confusion, plot_training
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 from reservoir_pipelines.training.checkpoint import load_trained
-from reservoir_pipelines.training.data import choose_kind, hidden_states, sequences
-from reservoir_pipelines.training.run_folder import CONFUSION, CURVE, RunFolder, make_config
-from reservoir_pipelines.training.session import train_in
-from reservoir_pipelines.training.sweep import sweep
-from reservoir_pipelines.training.trained import load_trainable
-from reservoir_pipelines.training.training_result import Training, plot_training
+from reservoir_pipelines.training.run_folder import CONFUSION, CURVE, RunFolder, load_trainable, make_config
+from reservoir_pipelines.training.training_result import Training
 from reservoir_pipelines.workspace import cache_root, data_folder
 
 STEPS = 5000
@@ -51,10 +54,33 @@ def train(
     """Train some groups of a model's parameters on a task; everything else is frozen.
 
     On a CPU the same settings give the same weights, also if the run was stopped and resumed. With several processes,
-    started by ``accelerate launch``, each process takes ``batch * accumulate`` rows of a step.
+    started by ``accelerate launch``, each process takes ``batch * accumulate`` rows of a step. Of a sweep, only the run
+    with the best validation score is scored on the test rows; ties go to the smaller validation loss, then to the
+    first. A run that diverges counts with its best validation before that.
     """
-    one = partial(_train_one, task, reservoir, with_audio_options(task, reservoir, source), place)
-    return sweep(one, options) if options.sweep else one(options)
+    source = with_audio_options(task, reservoir, source)
+    if not options.sweep:
+        return _train_once(task, reservoir, source, place, options)
+    lists = [each if isinstance(each, list | tuple) else [each] for each in options.sweep.values()]
+    grid = [dict(zip(options.sweep, numbers, strict=True)) for numbers in itertools.product(*lists)]
+    runs = []
+    for number, values in enumerate(grid, start=1):
+        notify(f"sweep {number} of {len(grid)}: {', '.join(f'{name} {value:g}' for name, value in values.items())}")
+        folder = options.run and options.run / "-".join(f"{name}-{value:g}" for name, value in values.items())
+        settings: dict[str, Any] = {**values, "sweep": None, "resume": True, "run": folder, "on_divergence": "report"}
+        one = replace(options, **settings)
+        done = _train_once(task, reservoir, source, place, one, test=False)
+        merit = -math.inf if done.valid_score is None else done.valid_score, -(done.valid_loss or 0.0)
+        kept = ("valid_score", "valid_loss", "best_step", "diverged_step", "seconds", "run")
+        runs.append((merit, {**values, **{name: getattr(done, name) for name in kept}}, one))
+    runs.sort(key=lambda run: run[0], reverse=True)
+    _, best, chosen = runs[0]
+    if best["best_step"] is None:
+        names = ", ".join(options.sweep)
+        raise InputError(f"--sweep {names}: every run diverged before its first validation; try smaller values")
+    notify(f"{', '.join(f'{name} {best[name]:g}' for name in options.sweep)} has the best validation score")
+    done = _train_once(task, reservoir, source, place, chosen)
+    return replace(done, swept=tuple(row for _, row, _ in runs))
 
 
 @dataclass(frozen=True)
@@ -72,7 +98,7 @@ class _Job:
     numbers: Mapping[str, np.ndarray]
 
 
-def _train_one(
+def _train_once(
     task: str,
     reservoir: ReservoirOptions,
     source: RowOptions,
@@ -85,7 +111,7 @@ def _train_one(
     groups = None if options.train is None else parse_groups(options.train)
     settings = resolve_model(reservoir, published=source.published)
     generator = task_named(task, data=data_folder(source.data), **source.given)
-    kind = choose_kind(options.rows, generator, task, from_cache=options.from_cache)
+    kind = _kind_of_rows(generator, task, options)
     place = replace(place, cache=cache_root(place.cache))
     with processes() as ranks, torch.random.fork_rng(), ExitStack() as held:
         with ranks.first_alone():
@@ -115,12 +141,8 @@ def _train_one(
             return found
         set_dropout(model.fpt, options.dropout, below=source.published)
         before = frozen_digest(model.fpt)
-        if options.from_cache:
-            forward, rows = _from_cache(job)
-        else:
-            forward, rows = model.fpt, sequences(model, prepared, numbers, generator, kind, targets)
-        steps = FPTSteps(model.fpt, _forward(forward, model, options), rows, options, settings.seed, ranks)
-        state, diverged = _train(run, model, steps, options, ranks)
+        steps, rows = _steps(job, generator, kind)
+        state, diverged = _take_steps(job, run, steps)
         if frozen_digest(model.fpt) != before:
             raise RuntimeError("a frozen tensor has changed; this is a defect of reservoir")
         done = _result(job, run, steps, rows, state, diverged, test=test)
@@ -130,6 +152,19 @@ def _train_one(
             plot_confusion(run.path / CONFUSION, done.evaluation, title)
             run.finish(done.to_dict())  # last: a run that was killed before draws its pictures when it is resumed
         return done
+
+
+def _kind_of_rows(source: Source, task: str, options: TrainOptions) -> str:
+    """Return the kind of rows of a step: ``fresh`` (generated), ``augmented`` (images) or ``stored``."""
+    kind = options.rows
+    if options.from_cache and kind in ("fresh", "augmented"):
+        raise InputError(f"--rows {kind} --from-cache: the cache holds stored rows only; remove one of the two flags")
+    can = {"fresh": source.endless, "augmented": source.augments, "stored": True}
+    if kind == "auto":
+        return "stored" if options.from_cache else next(name for name, possible in can.items() if possible)
+    if not can[kind]:
+        raise InputError(f"--rows {kind}: task {task!r} does not have them; use --rows stored")
+    return kind
 
 
 def _config(job: _Job, kind: str) -> dict[str, Any]:
@@ -179,9 +214,40 @@ def _finished_result(run: RunFolder, options: TrainOptions, ranks: Processes, *,
     return None
 
 
-def _from_cache(job: _Job) -> tuple[nn.Module, TrainingRows]:
-    """Return the trained upper part of the model, and the cached hidden states that it reads."""
-    model, options = job.model, job.options
+def _steps(job: _Job, source: Source, kind: str) -> tuple[FPTSteps, TrainingRows]:
+    """Return the steps of a training, and the rows that they read."""
+    model, options, targets, seed = job.model, job.options, job.targets, job.model.settings.seed
+    forward, hidden, convert = model.fpt, None, raw_rows(model, job.prepared.scaling)
+    if options.from_cache:
+        forward, hidden, convert = _from_cache(job)
+
+    def scaled(split: str) -> Split:
+        found = hidden(split) if hidden else job.prepared.split(split).take(job.numbers[split])
+        return targets.apply(found) if targets else found
+
+    def augment(x: np.ndarray, rows: np.ndarray, epoch: int) -> np.ndarray:
+        return source.augmented(x, job.numbers["train"][rows], random_key(seed, "view", epoch, size=8))
+
+    tokens = BATCH_TOKENS["cuda" if model.device.type == "cuda" else "cpu"]
+    fresh, views = kind == "fresh", augment if kind == "augmented" else None
+    rows = TrainingRows(
+        train=FreshRows(source, seed) if fresh else StoredRows(scaled("train"), seed, views),
+        valid=scaled("valid"),
+        test=scaled("test"),
+        convert=convert,
+        scored=max(1, tokens // model.fpt.task.max_tokens),
+    )
+    for block in model.fpt.backbone.blocks if options.recompute else ():
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    if options.compiled and model.device.type != "cuda":
+        raise InputError("--compile: a compiled model is faster on GPUs only; remove the flag")
+    compiled: Any = torch.compile(forward) if options.compiled else forward
+    return FPTSteps(model.fpt, compiled, rows, options, seed, job.ranks), rows
+
+
+def _from_cache(job: _Job) -> tuple[nn.Module, Callable[[str], Split], Convert]:
+    """Return the trained upper part of the model, and how the cached hidden states of a split are read for it."""
+    model, options, task = job.model, job.options, job.model.fpt.task
     layer = trained_layer(model.fpt)
     if layer is None:
         raise InputError(
@@ -193,55 +259,65 @@ def _from_cache(job: _Job) -> tuple[nn.Module, TrainingRows]:
             "--from-cache --protocol paper: the authors' dropout also applies to frozen layers, which the cache cannot "
             "repeat; pass --dropout 0, or remove --from-cache"
         )
-    upper = {"layers": layer, "pool": "last" if layer == "final" else "all", "store": options.store or "float16"}
+    part = UpperPart(model.fpt, layer)
     with job.ranks.first_alone():
+        read = {"layers": layer, "pool": part.pooling, "store": options.store or "float16"}
         where = {"cache": job.place.cache, "device": str(model.device), "compute": model.compute}
         reservoir = as_group(model.settings, ReservoirOptions)
-        store = extract(job.task, ExtractOptions(**vars(reservoir), **vars(job.source), **upper, **where)).store
-    part = UpperPart(model.fpt, layer)
-    return part, hidden_states(model, part, store, job.targets)
+        store = extract(job.task, ExtractOptions(**vars(reservoir), **vars(job.source), **read, **where)).store
+
+    def hidden(name: str) -> Split:
+        """Read the hidden states of a split into memory."""
+        split, column = store[name], f"{layer}/{part.pooling}"
+        tokens, width = split.shape(column)
+        size, memory = 4 * split.rows * tokens * width, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if size > 0.9 * memory:
+            raise InputError(
+                f"--from-cache: {split.rows:,} rows of {column} take {size_text(size)} of memory, and this machine has "
+                f"{size_text(memory)}; use --limit, or train without --from-cache"
+            )
+        lengths = split.lengths if model.windows.plain else model.windows.counts(split.lengths)
+        y = split.y if split.y.dtype.kind == "f" else split.y.astype(np.int64)
+        y = y.reshape(split.rows, task.readout_tokens, task.outputs)  # the cache drops axes of length 1
+        return Split(x=split[column].reshape(split.rows, tokens, width), y=y, lengths=lengths)
+
+    return part, hidden, hidden_rows(model.device, cut=part.pooling == "all")
 
 
-def _forward(forward: nn.Module, model: LoadedModel, options: TrainOptions) -> nn.Module:
-    """Recompute blocks in the backward pass, and compile the model, if the options ask for it."""
-    if options.recompute:
-        for block in model.fpt.backbone.blocks:
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    if not options.compiled:
-        return forward
-    if model.device.type != "cuda":
-        raise InputError("--compile: a compiled model is faster on GPUs only; remove the flag")
-    return torch.compile(forward)  # pyright: ignore[reportReturnType]
-
-
-def _train(
-    run: RunFolder, model: LoadedModel, steps: FPTSteps, options: TrainOptions, ranks: Processes
-) -> tuple[State, int | None]:
+def _take_steps(job: _Job, run: RunFolder, steps: FPTSteps) -> tuple[State, int | None]:
     """Train; return the last state, and the step at which the loss diverged, if it did and that is reported."""
-    shown = "loss {0:.4f}  accuracy {1:.1%}" if model.fpt.task.classes else "loss {0:.4f}"
-    track = options.track
+    fpt, options = job.model.fpt, job.options
+    shown = "loss {0:.4f}  accuracy {1:.1%}" if fpt.task.classes else "loss {0:.4f}"
     try:
-        state = train_in(run, model.fpt, steps, options, shown=shown, bound=options.bound, track=track, ranks=ranks)
+        return run.train(fpt, steps, options, shown=shown, bound=options.bound, ranks=job.ranks), None
     except DivergedError as error:
         if options.on_divergence == "report":
             return error.state, error.step
         good = f"the last good checkpoint is {run.last}" if error.state.step else "there is no checkpoint before it"
         message = f"{error}; {good}; use a smaller --learning-rate"
         raise DivergedError(message, error.step, error.state) from None
-    return state, None
 
 
 def _result(
     job: _Job, run: RunFolder, steps: FPTSteps, rows: TrainingRows, state: State, diverged: int | None, *, test: bool
 ) -> Training:
-    """Return the result; with ``test`` the best weights are scored on the test rows."""
-    fpt, task, found = job.model.fpt, job.prepared.task, None
+    """Return the result; with ``test`` the best weights are scored on the test rows, in the unit of the data."""
+    fpt, task, targets = job.model.fpt, job.prepared.task, job.targets
+    kept, found, evaluation = job.prepared.kept("test"), None, None
     job.ranks.wait()  # until the first process has written checkpoints and journal
     if state.step and test:
         load_trained(run.best, fpt)
         fpt.eval()
         found = steps.score("test")
-    floor, kept = max(baseline(rows.valid.y, task.classes), task.floor or 0.0), job.prepared.kept("test")
+        y, predicted = rows.test.y, found.predicted
+        if targets:
+            y, predicted = (targets.restore(array.reshape(y.shape)).reshape(len(y), -1) for array in (y, predicted))
+            evaluation = evaluate_values(y, predicted)
+        else:
+            names = [str(task.label(number)) for number in range(task.classes)]
+            evaluation = evaluate_classes(y.reshape(len(y), -1), predicted.astype(int), names, found.margins)
+            evaluation = evaluation.beside(task.floor, kept)
+    floor = max(baseline(rows.valid.y, task.classes), task.floor or 0.0)
     scores = [(line["step"], line["valid_score"]) for line in run.history if line.get("valid_score") is not None]
     trained = [p for p in fpt.parameters() if p.requires_grad]
     return Training(
@@ -261,15 +337,5 @@ def _result(
         trained=sum(p.numel() for p in trained),
         frozen_tensors=len(fpt.state_dict()) - len(trained),
         seconds=round(state.seconds, 3),
-        evaluation=_evaluate(found, rows.test.y, task, job.targets, kept) if found else None,
+        evaluation=evaluation,
     )
-
-
-def _evaluate(found: Score, y: np.ndarray, task: Task, targets: TargetScale | None, kept: float) -> Evaluation:
-    """Compare predictions of the test rows with their labels, or with their targets in the unit of the data."""
-    flat = y.reshape(len(y), -1)
-    if targets is None:
-        names = [str(task.label(number)) for number in range(task.classes)]
-        return evaluate_classes(flat, found.predicted.astype(int), names, found.margins).beside(task.floor, kept)
-    values, predicted = (targets.restore(array.reshape(y.shape)) for array in (y, found.predicted))
-    return evaluate_values(values.reshape(len(y), -1), predicted.reshape(len(y), -1))

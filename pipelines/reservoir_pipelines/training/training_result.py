@@ -1,24 +1,15 @@
-"""The result of ``train``, and its picture."""
+"""The result of ``train``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from reservoir.readouts.evaluation import Evaluation
-from reservoir_pipelines.drawing import INK, figure_of, picture, save, style
 from reservoir_pipelines.output import Record
-from reservoir_pipelines.plots import draw_course, in_unit
-from reservoir_pipelines.training.journal import curve_points, read_journal
-from reservoir_pipelines.training.run_folder import METRICS
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from reservoir_pipelines.training.run_folder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +81,7 @@ class Training(Record):
     @property
     def history(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``: ``step`` with ``loss``, or with ``valid_loss``."""
-        return read_journal(self.path / METRICS)
+        return RunFolder(self.path).history
 
     @property
     def losses(self) -> list[float]:
@@ -111,48 +102,3 @@ class Training(Record):
         evaluation = Evaluation.from_dict(found) if found else None
         lists = {"groups": tuple(values["groups"]), "swept": tuple(values["swept"])}
         return cls(**{**values, **lists, "evaluation": evaluation})
-
-
-@picture
-def plot_training(
-    path: Path, history: Sequence[dict[str, Any]], best_step: int | None, title: str, *, metric: str = "accuracy"
-) -> None:
-    """Draw training and validation loss and score over the steps, with the best step marked; accuracies in percent."""
-    figure = figure_of(10, 4, title)
-    loss, score = figure.subplots(1, 2)
-    factor, unit = in_unit(metric)
-    _draw(loss, history, "loss", "valid_loss", best_step)
-    style(loss, "step", "loss")
-    _scale_losses(loss)
-    _draw(score, history, "accuracy", "valid_score", best_step, factor)
-    style(score, "step", unit)
-    save(figure, path)
-
-
-def _draw(
-    axes: Axes, history: Sequence[dict[str, Any]], name: str, measured: str, best_step: int | None, factor: float = 1.0
-) -> None:
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
-
-    draw_course(axes, curve_points(history, name, factor), curve_points(history, measured, factor))
-    if best_step is not None:
-        axes.axvline(best_step, color=INK, linestyle="--", linewidth=1, label="best")
-    axes.set_xlim(0, 1.03 * max([1, *(line["step"] for line in history)]))
-    axes.xaxis.set_major_locator(MaxNLocator(9, integer=True, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-
-
-def _scale_losses(axes: Axes) -> None:
-    """Make the loss axis logarithmic if all losses are positive, with at least three plain numbers as labels."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
-
-    losses = np.concatenate([line.get_ydata() for line in axes.lines if line.get_label() in ("train", "valid")] or [[]])
-    if not len(losses) or losses.min() <= 0:
-        return
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    locator = LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,))
-    labelled = [tick for tick in locator.tick_values(low, high) if low <= tick <= high]
-    axes.yaxis.set_major_locator(locator if len(labelled) >= 3 else MaxNLocator(5))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
