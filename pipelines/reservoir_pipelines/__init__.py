@@ -41,7 +41,7 @@ PLACES = {
     "Prediction": "prediction.predict",
     "Predictions": "prediction.predict",
     "Prepared": "preparation.prepared",
-    "Pretraining": "pretraining.outcome",
+    "Pretraining": "pretraining.pretrained",
     "Report": "reports.report",
     "Reproduction": "reproduction.reproduce",
     "ReservoirClassifier": "estimators.estimators",
