@@ -32,7 +32,6 @@ bench: $(DEVELOPS)  ## start-up, store, extract, readouts, workers and plan besi
 	$(BIN)/python benchmarks/extract.py --tokens 64,256 --work 4096
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/hotspots.py --tokens 64,512 --work 1024
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/readouts.py --rows 4000 --width 128 --columns 2 --penalties 10 --logistic-rows 2000
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/targets.py --pairs 1
 	$(BIN)/python benchmarks/scale.py --rows 600 --backbone mini --workers 2 --pairs 1
 	$(BIN)/python benchmarks/plan.py --case 0 --processor
 

@@ -29,7 +29,11 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.readouts import Block, Targets, gather, logistic_path, ridge_path, score, training_moments
+from reservoir.readouts.logistic import logistic_path
+from reservoir.readouts.moments import training_moments
+from reservoir.readouts.ridge import ridge_path
+from reservoir.readouts.sweep import gather, score
+from reservoir.readouts.targets import Block, Targets
 
 READ_ROWS = 4096
 LOGISTIC_PENALTIES = np.logspace(-1, 4, 10)

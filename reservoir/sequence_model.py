@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from reservoir.features import column_shapes
 from reservoir.pooling import parse_column
 from reservoir.raw_input import RawInput
-from reservoir.readouts import LinearReadout
+from reservoir.readouts.linear import LinearReadout
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Task
 

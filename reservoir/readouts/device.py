@@ -1,9 +1,9 @@
 """Matrix products of readouts: numpy on the CPU, or torch on a device such as a GPU.
 
-    with products_on(TorchArithmetic("cuda")):
+    with products_on(Arithmetic("cuda")):
         found = sweep(train, valid, targets)
 
-Moments, scores and kernel matrices are written once, in terms of the few operations of an `Arithmetic`. Data is moved
+Moments, scores and kernel matrices are written once, in terms of the few operations of `Arithmetic`. Data is moved
 to the device block by block, and results are numpy arrays. Both use the same precision: float64 for moments and kernel
 matrices, the features' own for scores, and never TF32, whose 10-bit mantissa would cost three digits.
 """
@@ -24,50 +24,32 @@ _add_square: Any = get_blas_funcs("syrk", dtype=np.float64)
 
 
 @dataclass(frozen=True)
-class NumpyArithmetic:
-    """numpy on the CPU."""
+class Arithmetic:
+    """numpy on the CPU, or torch on a ``device`` with float64, by its name in torch: ``cuda``, ``cuda:1``."""
 
-    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> np.ndarray:
-        """Return an array of zeros."""
-        return np.zeros(shape, dtype)
-
-    def put(self, x: np.ndarray) -> np.ndarray:
-        """Return the array itself."""
-        return x
-
-    def product(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """Return the matrix product."""
-        return a @ b
-
-    def add_square(self, total: np.ndarray, x: np.ndarray) -> None:
-        """Add x'x to the lower triangle, in place: the transposes of C arrays are in BLAS's own order."""
-        _add_square(1.0, x.T, beta=1.0, c=total.T, overwrite_c=1)
-
-    def fetch(self, array: np.ndarray) -> np.ndarray:
-        """Return the array itself."""
-        return array
-
-
-@dataclass(frozen=True)
-class TorchArithmetic:
-    """torch on a device with float64, by its name in torch: ``cuda``, ``cuda:1``."""
-
-    device: str
+    device: str | None = None
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> Any:
-        """Return a tensor of zeros."""
-        import torch
-
-        return torch.zeros(shape, dtype=getattr(torch, np.dtype(dtype).name), device=self.device)
+        """Return an array of zeros, or a tensor on the device."""
+        zeros = np.zeros(shape, dtype)
+        return zeros if self.device is None else self.put(zeros)
 
     def put(self, x: np.ndarray) -> Any:
-        """Return a tensor on the device, of the same dtype."""
+        """Return an array as a tensor on the device, of the same dtype; the array itself without a device."""
+        if self.device is None:
+            return x
         import torch
 
         return torch.tensor(np.ascontiguousarray(x), device=self.device)
 
+    def fetch(self, x: Any) -> np.ndarray:
+        """Return a tensor as a numpy array."""
+        return x if self.device is None else x.cpu().numpy()
+
     def product(self, a: Any, b: Any) -> Any:
         """Return the matrix product, computed without TF32 whatever the process has set."""
+        if self.device is None:
+            return a @ b
         import torch
 
         before = torch.get_float32_matmul_precision()
@@ -78,21 +60,18 @@ class TorchArithmetic:
             torch.set_float32_matmul_precision(before)
 
     def add_square(self, total: Any, x: Any) -> None:
-        """Add x'x, in float64, which TF32 does not touch."""
-        total.addmm_(x.T, x)
+        """Add x'x, of float64, to the lower triangle of a total, in place."""
+        if self.device is None:
+            _add_square(1.0, x.T, beta=1.0, c=total.T, overwrite_c=1)  # the transpose of a C array is in BLAS's order
+        else:
+            total.addmm_(x.T, x)
 
-    def fetch(self, array: Any) -> np.ndarray:
-        """Return the tensor as a numpy array."""
-        return array.cpu().numpy()
 
-
-Arithmetic = NumpyArithmetic | TorchArithmetic
-
-_current: ContextVar[Arithmetic] = ContextVar("arithmetic", default=NumpyArithmetic())  # noqa: B039, it is frozen
+_current: ContextVar[Arithmetic] = ContextVar("arithmetic", default=Arithmetic())  # noqa: B039, it is frozen
 
 
 def arithmetic() -> Arithmetic:
-    """Return the arithmetic of the innermost `products_on`, by default `NumpyArithmetic`."""
+    """Return the arithmetic of the innermost `products_on`, by default numpy's."""
     return _current.get()
 
 

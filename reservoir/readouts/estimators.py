@@ -13,7 +13,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 
-from reservoir.readouts.kfold import cross_sweep
+from reservoir.readouts.folds import cross_sweep
 from reservoir.readouts.ridge import DEFAULT_ALPHAS
 from reservoir.readouts.sweep import Sweep
 from reservoir.readouts.targets import Targets, balanced_weights
@@ -28,7 +28,6 @@ class _RidgeSweep(BaseEstimator):
 
     alphas: npt.ArrayLike | None
     cv: int | BaseCrossValidator
-    alpha_per_target: bool = False
     coef_: np.ndarray
     intercept_: np.ndarray
 
@@ -40,13 +39,10 @@ class _RidgeSweep(BaseEstimator):
         alphas = DEFAULT_ALPHAS if self.alphas is None else np.asarray(self.alphas, np.float64)
         block = (x, y, fold) if weights is None else drop_weightless(x, y, fold, weights)
         found = cross_sweep([block], targets, alphas, folds=int(block[2].max()) + 1)
-        best: Any = found.best_by_target() if self.alpha_per_target else found.best
-        readout = found.path.readout(best, targets, found.temperature)
+        readout = found.readout()
         self.coef_, self.intercept_ = readout.coef.T, readout.intercept
-        self.alphas_, self.alpha_ = found.path.alphas, found.path.alphas[best]
-        scores: Any = found.by_target if self.alpha_per_target else found.accuracy
-        self.cv_scores_ = scores
-        self.best_score_ = scores.max(axis=0) if self.alpha_per_target else float(scores[best])
+        self.alphas_, self.alpha_ = found.path.alphas, found.alpha
+        self.cv_scores_, self.best_score_ = found.accuracy, float(found.accuracy[found.best])
         return found
 
     def _scores(self, x: npt.ArrayLike) -> np.ndarray:
@@ -166,8 +162,7 @@ class RidgeSweepRegressor(RegressorMixin, _RidgeSweep):
         W(alpha) = argmin  sum_i || y_i - b - W' z_i ||^2 + alpha || W ||^2
 
     come from one reduction of Z'Z, for all data and for all data but each fold. The penalty with the highest R^2 of
-    held-out samples, averaged over targets, is chosen; ties go to the largest penalty. Thousands of targets take little
-    more than the products of held-out samples with their weights.
+    held-out samples, averaged over targets, is chosen; ties go to the largest penalty.
 
     Parameters
     ----------
@@ -175,8 +170,6 @@ class RidgeSweepRegressor(RegressorMixin, _RidgeSweep):
         Positive penalties; by default 25 values from 1e-2 to 1e6 in equal ratios.
     cv : int or cross-validator, default=5
         Folds; a cross-validator's test folds must hold every sample exactly once.
-    alpha_per_target : bool, default=False
-        Choose a separate penalty for each target, instead of one for all.
 
     Attributes
     ----------
@@ -184,13 +177,13 @@ class RidgeSweepRegressor(RegressorMixin, _RidgeSweep):
         Weights of the features as given.
     intercept_ : float or ndarray of shape (n_targets,)
         Prediction where all features are 0.
-    alpha_ : float or ndarray of shape (n_targets,)
-        The chosen penalty; an array if each target has its own.
+    alpha_ : float
+        The chosen penalty.
     alphas_ : ndarray of shape (n_alphas,)
         Penalties tried.
-    cv_scores_ : ndarray of shape (n_alphas,) or (n_alphas, n_targets)
-        R^2 of each penalty over all held-out samples, averaged over targets unless each has its own penalty.
-    best_score_ : float or ndarray of shape (n_targets,)
+    cv_scores_ : ndarray of shape (n_alphas,)
+        R^2 of each penalty over all held-out samples, averaged over targets.
+    best_score_ : float
         Score of the chosen penalty.
     n_features_in_ : int
         Number of features.
@@ -206,16 +199,9 @@ class RidgeSweepRegressor(RegressorMixin, _RidgeSweep):
     0.5
     """
 
-    def __init__(
-        self,
-        alphas: npt.ArrayLike | None = None,
-        *,
-        cv: int | BaseCrossValidator = 5,
-        alpha_per_target: bool = False,
-    ) -> None:
+    def __init__(self, alphas: npt.ArrayLike | None = None, *, cv: int | BaseCrossValidator = 5) -> None:
         self.alphas = alphas
         self.cv = cv
-        self.alpha_per_target = alpha_per_target
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, sample_weight: npt.ArrayLike | None = None) -> Self:
         """Fit every penalty to X (n_samples, n_features) and y, (n_samples,) or (n_samples, n_targets); choose one.

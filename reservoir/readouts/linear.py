@@ -10,8 +10,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.readouts.device import arithmetic
-from reservoir.readouts.moments import Block
-from reservoir.readouts.targets import Targets
+from reservoir.readouts.targets import Block, Targets
 
 LINKS = ("softmax", "sigmoid", "clipped", "none")
 """How logits become probabilities, see `Targets.probabilities`; ``none``: the readout gives labels alone."""
@@ -129,12 +128,11 @@ class LinearPath:
         intercept = offset - mean @ coef
         return cls(alphas=alphas, coef=coef, intercept=intercept, center=mean, converged=converged)
 
-    def readout(self, index: int | np.ndarray, targets: Targets, temperature: float = 1.0) -> LinearReadout:
-        """Return the readout of one penalty, or of each target's own, by index or indices (t,)."""
-        one = index if isinstance(index, int) else (index, np.arange(len(index)))
-        coef = self.coef[index] if isinstance(index, int) else self.coef.transpose(0, 2, 1)[one].T
-        intercept = self.intercept[one]
-        return LinearReadout(coef=coef, intercept=intercept, targets=targets, temperature=temperature)
+    def readout(self, index: int, targets: Targets, temperature: float = 1.0) -> LinearReadout:
+        """Return the readout of one penalty, by its index."""
+        return LinearReadout(
+            coef=self.coef[index], intercept=self.intercept[index], targets=targets, temperature=temperature
+        )
 
 
 class Scorer:
@@ -145,28 +143,22 @@ class Scorer:
     """
 
     def __init__(self, path: LinearPath, targets: Targets | None = None) -> None:
-        self._path = path
-        self._real = targets is not None and not targets.classes
-        self._on = arithmetic()
-        self._lay_out(np.dtype(np.float32))
-
-    def _lay_out(self, dtype: np.dtype[Any]) -> None:
-        coef, center = self._path.coef, self._path.center.astype(dtype)
-        # The center rounded to float32 is another center: the offset has to belong to the one that is subtracted.
-        offset = (self._path.intercept + center @ coef).ravel().astype(np.float64 if self._real else dtype)
-        weights = coef.transpose(1, 0, 2).reshape(coef.shape[1], -1).astype(dtype)
-        self._dtype = dtype
-        self._weights, self._center, self._offset = self._on.put(weights), self._on.put(center), offset
+        self._path, self._real = path, targets is not None and not targets.classes
+        self._on, self._dtype = arithmetic(), np.dtype(np.void)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return scores (A, n, t) of features (n, w), in float64 for float64 features or real targets, else float32."""
-        dtype = np.result_type(x.dtype, np.float32)
+        dtype, path, on = np.result_type(x.dtype, np.float32), self._path, self._on
+        penalties, width, targets = path.coef.shape
         if dtype != self._dtype:
-            self._lay_out(dtype)
-        centred = self._on.zeros(x.shape, dtype)
-        centred[...] = self._on.put(x)  # in its own precision
+            center = path.center.astype(dtype)
+            # The rounded center is another center: the offset has to belong to the one that is subtracted.
+            self._offset = (path.intercept + center @ path.coef).ravel().astype(np.float64 if self._real else dtype)
+            self._weights = on.put(path.coef.transpose(1, 0, 2).reshape(width, -1).astype(dtype))
+            self._center, self._dtype = on.put(center), dtype
+        centred = on.zeros(x.shape, dtype)
+        centred[...] = on.put(x)  # in its own precision
         centred -= self._center
-        scores = self._on.fetch(self._on.product(centred, self._weights)).astype(self._offset.dtype, copy=False)
+        scores = on.fetch(on.product(centred, self._weights)).astype(self._offset.dtype, copy=False)
         scores += self._offset
-        penalties, _, targets = self._path.coef.shape
         return scores.reshape(len(x), penalties, targets).transpose(1, 0, 2)

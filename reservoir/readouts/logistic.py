@@ -13,24 +13,30 @@ Reference: Boehning (1992), Multinomial logistic regression algorithm (the bound
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import eigh
 from scipy.special import expit, logsumexp
 
 from reservoir.errors import InputError
-from reservoir.readouts.gather import Training, gather
-from reservoir.readouts.kernel import KernelMatrix
-from reservoir.readouts.lbfgs import Evaluation, minimise_together
 from reservoir.readouts.linear import LinearPath
-from reservoir.readouts.moments import BLOCK_ROWS, Block, Moments
-from reservoir.readouts.ridge import inverse, positive
-from reservoir.readouts.sweep import Sweep, score
-from reservoir.readouts.targets import Targets
+from reservoir.readouts.moments import BLOCK_ROWS, Moments
+from reservoir.readouts.ridge import KernelMatrix, inverse, positive
+from reservoir.readouts.sweep import Sweep, Training, gather, score
+from reservoir.readouts.targets import Block, Targets
 
 LOGISTIC_ALPHAS = np.logspace(-1, 5, 10)
+
+Evaluation = tuple[float, np.ndarray]
+"""Value and gradient at a point."""
+
+EPSILON = float(np.finfo(np.float64).eps)
+ARMIJO = 1e-4
+LONGEST_SEARCH = 20
+LBFGS_STEPS = 10  # from which the inverse Hessian is built
 
 
 def logistic_sweep(
@@ -67,88 +73,61 @@ def logistic_path(
     """
     if not targets.classes:
         raise InputError("logistic readout: the targets are real values; use the ridge readout for regression")
-    problem = _Problem(train, targets, np.asarray(positive(alphas), np.float64), _principal_axes(training))
+    problem = _Problem(train, targets, np.asarray(positive(alphas), np.float64), training)
     starts = [np.zeros(problem.steps.shape[1] * problem.columns) for _ in problem.alphas]
     found = minimise_together(starts, problem.evaluate, tolerance=tolerance, evaluations=passes, rounding=1e-8)
     weights, offset = problem.models(dict(enumerate(minimum.point for minimum in found)))
     weights = weights.reshape(len(weights), len(alphas), -1).transpose(1, 0, 2)
     if targets.classes == 2:  # a score of two classes is half the log odds: +s for one and -s for the other
         weights, offset = weights / 2, offset / 2
-    return LinearPath.from_standardised(
-        alphas,
-        weights,
-        offset.reshape(len(alphas), -1),
-        problem.axes.mean,
-        problem.axes.scale,
-        np.array([minimum.converged for minimum in found]).reshape(len(alphas), -1).min(axis=1),
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class _Axes:
-    """Principal axes of the standardised features, without what has no variance: Z'PZ = V diag(l) V'.
-
-    ``vectors`` (w, r) is V and ``values`` (r,) are the positive l; ``mean`` and ``scale`` (w,) are those of the
-    standardisation, and ``count`` is the sum of the weights.
-    """
-
-    vectors: np.ndarray
-    values: np.ndarray
-    mean: np.ndarray
-    scale: np.ndarray
-    count: float
-
-
-def _principal_axes(training: Training) -> _Axes:
-    """Return the principal axes of training data; from samples by way of their kernel matrix."""
-    if isinstance(training, Moments):
-        mean, scale, count = training.mean, inverse(training.std), training.count
-        values, vectors = eigh(training.xx * scale * scale[:, None], driver="evd", overwrite_a=True)
-    else:
-        kernel = KernelMatrix.of(training.x, training.weights)
-        mean, scale, count = kernel.mean, kernel.scale, float(kernel.weights.sum())
-        roots = np.sqrt(kernel.weights)
-        values, vectors = eigh(kernel.products * roots * roots[:, None], driver="evd", overwrite_a=True)
-        z = kernel.x - mean
-        z *= scale
-        z *= roots[:, None]
-        vectors = z.T @ vectors
-        vectors /= np.sqrt(np.maximum(values, np.finfo(float).tiny))
-    kept = values > len(values) * np.finfo(float).eps * values[-1]
-    return _Axes(vectors[:, kept], values[kept], mean, scale, count)
+    converged = np.array([minimum.converged for minimum in found]).reshape(len(alphas), -1).min(axis=1)
+    offset = offset.reshape(len(alphas), -1)
+    return LinearPath.from_standardised(alphas, weights, offset, problem.mean, problem.scale, converged)
 
 
 class _Problem:
     """The losses of every penalty and output as functions of the unknowns in which their Hessian starts as identity."""
 
-    def __init__(self, train: Iterable[Block], targets: Targets, alphas: np.ndarray, axes: _Axes) -> None:
-        self.train, self.targets, self.axes = train, targets, axes
+    def __init__(self, train: Iterable[Block], targets: Targets, alphas: np.ndarray, training: Training) -> None:
+        self.train, self.targets = train, targets
+        # Principal axes of the standardised features, Z'PZ = V diag(l) V'; from samples by way of their kernel matrix.
+        if isinstance(training, Moments):
+            self.mean, self.scale, count = training.mean, inverse(training.std), training.count
+            matrix = training.xx * self.scale * self.scale[:, None]
+            values, vectors = eigh(matrix, driver="evd", overwrite_a=True)
+        else:
+            kernel = KernelMatrix(training.x, training.weights)
+            self.mean, self.scale, count = kernel.mean, kernel.scale, float(kernel.weights.sum())
+            roots = np.sqrt(kernel.weights)
+            values, vectors = eigh(kernel.products * roots * roots[:, None], driver="evd", overwrite_a=True)
+            z = kernel.x - self.mean
+            z *= self.scale
+            z *= roots[:, None]
+            vectors = z.T @ vectors
+            vectors /= np.sqrt(np.maximum(values, np.finfo(float).tiny))
+        varies = values > len(values) * EPSILON * values[-1]
+        self.axes = vectors[:, varies]
         self.columns = targets.classes if targets.classes > 2 else 1
         curvature = 1 / targets.classes if targets.classes > 2 else 1 / 4
         self.alphas = np.repeat(alphas, targets.outputs)
         # Rows: problems. Columns: axes, and last the intercept, which has no penalty.
-        self.steps = np.concatenate(
-            [
-                1 / np.sqrt(curvature * axes.values + self.alphas[:, None]),
-                np.full((len(self.alphas), 1), 1 / np.sqrt(curvature * axes.count)),
-            ],
-            axis=1,
-        )
+        along = 1 / np.sqrt(curvature * values[varies] + self.alphas[:, None])
+        self.steps = np.pad(along, ((0, 0), (0, 1)), constant_values=1 / np.sqrt(curvature * count))
 
     def models(self, points: Mapping[int, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Return standardised weights (w, p * columns) and intercepts (p * columns,) of some problems' points."""
         along = np.stack([self._along(number, point) for number, point in points.items()], axis=1)
         flat = along.reshape(len(along), len(points) * self.columns)
-        return self.axes.vectors @ flat[:-1], flat[-1]
+        return self.axes @ flat[:-1], flat[-1]
 
     def evaluate(self, points: Mapping[int, np.ndarray]) -> dict[int, Evaluation]:
         """Return value and gradient of some problems, in one pass over the features."""
         weights, offset = self.models(points)
-        weights *= self.axes.scale[:, None]
+        weights *= self.scale[:, None]
         outputs = np.array([number % self.targets.outputs for number in points])
         losses, gradient, sums = np.zeros(len(points)), np.zeros(weights.shape), np.zeros(len(offset))
         for x, y, sample_weights in self._pieces():
-            centred = np.subtract(x, self.axes.mean.astype(x.dtype))
+            centred = np.subtract(x, self.mean.astype(x.dtype))
             scores = centred @ weights.astype(x.dtype) + offset.astype(x.dtype)
             loss, residual = self._losses(scores.reshape(len(x), len(points), -1), y[:, outputs])
             if sample_weights is not None:
@@ -158,7 +137,7 @@ class _Problem:
             flat = residual.reshape(len(x), -1)
             gradient += centred.T @ flat
             sums += flat.sum(axis=0, dtype=np.float64)
-        along = self.axes.vectors.T @ (gradient * self.axes.scale[:, None])
+        along = self.axes.T @ (gradient * self.scale[:, None])
         along = np.concatenate([along, sums[None]]).reshape(len(along) + 1, len(points), -1)
         return {
             number: self._penalised(number, point, losses[i], along[:, i])
@@ -194,7 +173,97 @@ class _Problem:
         for x, y in self.train:
             weights = self.targets.weights(y)
             # Where all features are constant, every row has to round alike.
-            dtype = np.result_type(x.dtype, np.float32) if self.axes.values.size else np.float64
+            dtype = np.result_type(x.dtype, np.float32) if self.axes.size else np.float64
             for start in range(0, len(x), BLOCK_ROWS):
                 piece = slice(start, start + BLOCK_ROWS)
                 yield x[piece].astype(dtype, copy=False), y[piece], None if weights is None else weights[piece]
+
+
+class Minimum(NamedTuple):
+    """Where a minimisation ended: the best point (d,), and whether the next step was within the tolerance."""
+
+    point: np.ndarray
+    converged: bool
+
+
+def minimise_together(
+    starts: Sequence[np.ndarray],
+    evaluate: Callable[[Mapping[int, np.ndarray]], Mapping[int, Evaluation]],
+    *,
+    tolerance: float,
+    evaluations: int,
+    rounding: float = EPSILON,
+) -> list[Minimum]:
+    """Minimise several smooth convex functions, each from its start, evaluating all that are still open at once.
+
+    ``evaluate`` goes from points by problem number to values and gradients by problem number, whose relative error
+    ``rounding`` is: smaller increases count as none. A problem is solved where its next step d has
+    || d || <= tolerance * || x ||, or promises to lower the value by less than the rounding of the first one; it ends
+    unsolved after so many evaluations.
+    """
+    solvers = [lbfgs(start, tolerance, evaluations, rounding) for start in starts]
+    points = {number: next(solver) for number, solver in enumerate(solvers)}
+    minima: dict[int, Minimum] = {}
+    while points:
+        values = evaluate(points)
+        for number in list(points):
+            try:
+                points[number] = solvers[number].send(values[number])
+            except StopIteration as stop:
+                minima[number] = stop.value
+                del points[number]
+    return [minima[number] for number in range(len(starts))]
+
+
+def lbfgs(
+    x: np.ndarray, tolerance: float, evaluations: int, rounding: float
+) -> Generator[np.ndarray, Evaluation, Minimum]:
+    """Minimise one smooth convex function: yields points, is sent (value, gradient), returns a `Minimum`.
+
+    Steps are x - H g with H the inverse Hessian built from the last steps on a scaled identity, halved and more until
+    the value falls by a 1e-4th of what the slope promises. A strictly convex function needs no curvature condition.
+
+    Reference: Nocedal and Wright (2006), Numerical optimization, algorithms 7.4 and 7.5, and equation 3.57.
+    """
+    value, gradient = yield x
+    negligible = EPSILON * abs(value)
+    used = 1
+    pairs: deque[tuple[np.ndarray, np.ndarray, float]] = deque(maxlen=LBFGS_STEPS)
+    while True:
+        direction = -inverse_hessian_product(pairs, gradient)
+        slope = float(gradient @ direction)
+        if np.linalg.norm(direction) <= tolerance * np.linalg.norm(x) or -slope <= negligible:
+            return Minimum(x, converged=True)
+        step = 1.0
+        for _ in range(LONGEST_SEARCH):
+            if used == evaluations:
+                return Minimum(x, converged=False)
+            trial = x + step * direction
+            trial_value, trial_gradient = yield trial
+            used += 1
+            rise = trial_value - value
+            if rise <= ARMIJO * step * slope + rounding * abs(value):
+                break
+            step *= float(np.clip(-slope * step / (2 * (rise - slope * step)), 0.1, 0.5))
+        else:
+            return Minimum(x, converged=False)
+        moved, turned = trial - x, trial_gradient - gradient
+        curvature = float(moved @ turned)
+        if curvature > 0:
+            pairs.append((moved, turned, curvature))
+        x, value, gradient = trial, trial_value, trial_gradient
+
+
+def inverse_hessian_product(pairs: Sequence[tuple[np.ndarray, np.ndarray, float]], gradient: np.ndarray) -> np.ndarray:
+    """Return H g from steps s, changes of gradient y and products s'y, oldest first (two-loop recursion)."""
+    product = gradient.copy()
+    shares = []
+    for moved, turned, curvature in reversed(pairs):
+        shares.append(float(moved @ product) / curvature)
+        product -= shares[-1] * turned
+    if pairs:
+        _, turned, curvature = pairs[-1]
+        product *= curvature / float(turned @ turned)
+    for (moved, turned, curvature), share in zip(pairs, reversed(shares), strict=True):
+        product += (share - float(turned @ product) / curvature) * moved
+    return product

@@ -13,9 +13,7 @@ last bit, on the pieces in which the rows arrive.
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -23,11 +21,9 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.readouts.device import arithmetic
+from reservoir.readouts.targets import Block, FoldBlock, Targets
 
 BLOCK_ROWS = 2048  # the product runs at 93% of its speed on all rows at once; 1,024 rows give 78%
-
-Block = tuple[np.ndarray, np.ndarray]
-"""Features (m, w) and targets or labels (m, t) of some samples."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -138,8 +134,12 @@ class Accumulator:
         xx += self._on.fetch(self._xx)
         for row in range(1, len(xx)):  # the sums are kept in the lower triangle alone
             xx[:row, row] = xx[row, :row]
-        _check_finite("feature", np.diagonal(xx))
-        _check_finite("target", y_shift + y_apart)
+        for what, sums in (("feature", np.diagonal(xx)), ("target", y_shift + y_apart)):
+            wrong = np.flatnonzero(~np.isfinite(sums))
+            if wrong.size:
+                raise InputError(
+                    f"moments: {what} {wrong[0]} holds a value that is not finite or too large; leave it out"
+                )
         return Moments(
             count=count,
             mean=shift + apart,
@@ -177,21 +177,36 @@ def accumulate(blocks: Iterable[tuple[Any, ...]]) -> Moments:
     return accumulator.moments()
 
 
+def training_moments(blocks: Iterable[Block], targets: Targets) -> Moments:
+    """Return the moments of blocks of features (m, w) and labels (m, outputs), encoded and weighted."""
+    return accumulate((x, targets.encode(y), targets.weights(y)) for x, y in blocks)
+
+
+def by_fold(train: Iterable[FoldBlock], repeat: int = 0) -> Iterator[tuple[Any, ...]]:
+    """Yield the samples of each block fold by fold: fold number, features, labels and optional weights."""
+    for x, y, fold, *weights in train:
+        numbers = fold.reshape(len(x), -1)[:, repeat]
+        for k in np.unique(numbers).tolist():
+            yield k, *(part[numbers == k] for part in (x, y, *weights))
+
+
+def fold_moments(train: Iterable[FoldBlock], targets: Targets, folds: int, repeat: int = 0) -> list[Moments]:
+    """Return the moments of each fold, from blocks of features, labels and fold numbers in [0, folds)."""
+    accumulators: dict[int, Accumulator] = {}
+    for k, x, y, *weights in by_fold(train, repeat):
+        if k not in accumulators:
+            accumulators[k] = Accumulator(x.shape[1], targets.columns)
+        accumulators[k].update(x, targets.encode(y), targets.weights(y, *weights))
+    check_folds(np.array([k in accumulators for k in range(folds)]))
+    return [accumulators[k].moments() for k in range(folds)]
+
+
+def check_folds(counts: np.ndarray) -> None:
+    """Raise `InputError` if one of the folds has no samples."""
+    if not counts.all():
+        raise InputError(f"cross-validation: fold {np.argmin(counts)} of {len(counts)} is empty; use fewer folds")
+
+
 def constant(variance: np.ndarray, mean: np.ndarray) -> np.ndarray:
     """Return which channels are constant: equal float64 values can differ from their own mean by its rounding."""
     return variance <= np.square(10 * np.finfo(np.float64).eps * mean)
-
-
-def leave_one_out(folds: Sequence[Moments]) -> Iterator[Moments]:
-    """Yield, for each of K >= 2 folds, the moments of all the others, added up.
-
-    With a difference, a channel that varies in one fold alone would not be exactly constant in the rest.
-    """
-    for left_out in range(len(folds)):
-        yield functools.reduce(operator.add, (fold for k, fold in enumerate(folds) if k != left_out))
-
-
-def _check_finite(what: str, sums: np.ndarray) -> None:
-    wrong = np.flatnonzero(~np.isfinite(sums))
-    if wrong.size:
-        raise InputError(f"moments: {what} {wrong[0]} holds a value that is not finite or too large; leave it out")

@@ -4,10 +4,10 @@ With z = (x - m) / s the features standardised by their means m and standard dev
 
     W(alpha) = argmin  || Y - 1 b' - Z W ||^2 + alpha || W ||^2 ,   b unpenalised,
 
-which is W = (Z'Z + alpha I)^-1 Z'(Y - mean Y) from the moments, and b = mean Y (`kernel` has the form for fewer samples
-than features). The matrix is reduced once to tridiagonal form, after which each penalty is cheap. In expectation over
-masks, dropout of the standardised features with rate p adds exactly such a penalty, alpha = samples * p / (1 - p): the
-penalty sweep is the dropout sweep.
+which is W = (Z'Z + alpha I)^-1 Z'(Y - mean Y) from the moments, and b = mean Y. For fewer samples than features the
+kernel form W = Z'(ZZ' + alpha I)^-1 (Y - mean Y) needs only ZZ'. The matrix is reduced once to tridiagonal form, after
+which each penalty is cheap. In expectation over masks, dropout of the standardised features with rate p adds exactly
+such a penalty, alpha = samples * p / (1 - p): the penalty sweep is the dropout sweep.
 
 References: Hoerl and Kennard (1970), Ridge regression; Wager, Wang and Liang (2013), Dropout training as adaptive
 regularization.
@@ -15,16 +15,74 @@ regularization.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
+from scipy.linalg import eigvalsh_tridiagonal, get_lapack_funcs
 
 from reservoir.errors import InputError
+from reservoir.readouts.device import arithmetic
 from reservoir.readouts.linear import LinearPath
-from reservoir.readouts.moments import Moments
-from reservoir.readouts.tridiagonal import Tridiagonal
+from reservoir.readouts.moments import Moments, constant
+
+_reduce, _reduce_work, _apply, _solve = get_lapack_funcs(("sytrd", "sytrd_lwork", "ormqr", "ptsv"), dtype=np.float64)
 
 DEFAULT_ALPHAS = np.geomspace(1e-2, 1e6, 25)
 MOST_ALPHAS = 1000  # the models of all penalties are in memory at once
 WIDEST = 1e-6, 1e10
+CHUNK = 2048  # features of a kernel matrix that are in memory in float64 at once
+
+
+class Tridiagonal:
+    """A symmetric positive semidefinite matrix (n, n) as A = Q T Q', with Q orthogonal and T tridiagonal.
+
+    Then
+
+        (A + alpha I)^-1 B = Q (T + alpha I)^-1 Q' B
+
+    takes linear time for each further penalty alpha, between two products with Q: the reduction is the first half of a
+    symmetric eigendecomposition, and took a quarter of its time for 768 columns. The matrix, of float64, is overwritten
+    where its memory allows it.
+
+    References: Golub and Van Loan (2013), Matrix computations, section 8.3.1; Elden (1977), BIT 17, 134-145.
+    """
+
+    def __init__(self, matrix: np.ndarray) -> None:
+        n = len(matrix)
+        work = int(_reduce_work(n, lower=1)[0])
+        # The transpose of a symmetric C array is itself in Fortran order: no copy.
+        reduced, self._diagonal, beside, self._factors, _ = _reduce(matrix.T, lower=1, lwork=work, overwrite_a=1)
+        # Householder vectors of Q, as LAPACK's dsytrd leaves them below the diagonal.
+        self._beside, self._reflectors = beside, np.asfortranarray(reduced[1:, :-1])
+        # Rounding can push eigenvalues of a singular matrix to 0 or below. A penalty that lifts them above the rounding
+        # of the top is used as it is; a smaller one is raised to that, so that T + alpha I stays definite.
+        lowest, *_ = eigvalsh_tridiagonal(self._diagonal, beside, select="i", select_range=(0, 0))
+        top = np.abs(self._diagonal).max() + 2 * np.abs(beside).max(initial=0)
+        self._least = n * np.finfo(np.float64).eps * top - lowest
+
+    def solve(self, alphas: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Return (A + alpha I)^-1 b for every positive penalty, (a, n, t), from right-hand sides (n, t)."""
+        rotated = np.asfortranarray(self._rotate(b, transpose=True))
+        solutions = np.empty((len(self._diagonal), len(alphas), b.shape[1]))
+        for i, alpha in enumerate(np.maximum(alphas, self._least)):
+            if len(b) == 1:
+                solutions[:, i] = rotated / (self._diagonal + alpha)
+            else:
+                *_, solutions[:, i], info = _solve(self._diagonal + alpha, self._beside, rotated)
+                assert info == 0, "a definite matrix has a factorisation"
+        back = self._rotate(solutions.reshape(len(solutions), -1), transpose=False)
+        return back.reshape(solutions.shape).transpose(1, 0, 2)
+
+    def _rotate(self, b: np.ndarray, *, transpose: bool) -> np.ndarray:
+        """Return Q b, or Q' b; the first coordinate is left alone by every reflector."""
+        if not len(self._factors):
+            return b
+        rest = np.asfortranarray(b[1:])
+        trans = b"T" if transpose else b"N"
+        work = int(_apply(b"L", trans, self._reflectors, self._factors, rest, -1)[1][0])
+        rest, _, info = _apply(b"L", trans, self._reflectors, self._factors, rest, work)
+        assert info == 0
+        return np.concatenate([b[:1], rest])
 
 
 def ridge_path(
@@ -37,8 +95,93 @@ def ridge_path(
     scale = inverse(moments.std if std is None else std) * (1.0 if emphasis is None else emphasis)
     matrix = moments.xx * scale[:, None]
     matrix *= scale
-    weights = Tridiagonal.of(matrix).solve(positive(alphas), moments.xy * scale[:, None])
+    weights = Tridiagonal(matrix).solve(positive(alphas), moments.xy * scale[:, None])
     return LinearPath.from_standardised(alphas, weights, moments.y_mean, moments.mean, scale)
+
+
+class KernelMatrix:
+    """Ridge regression from the products ZZ' of samples: one matrix serves all folds and penalties.
+
+    Scores of held-out samples are sums of its entries too, so cross-validation does not read the features again.
+    Features are scaled by their deviation over all samples, as in the final readout, times ``emphasis`` (w,), and
+    centred by the mean of the fitted samples.
+
+    Parameters
+    ----------
+    x : ndarray, (n, w)
+        Samples; `InputError` where one is not finite.
+    weights : ndarray, (n,), optional
+        Their weights, 1 by default.
+    emphasis : ndarray, (w,), optional
+        Factors of the standardised features.
+    """
+
+    def __init__(self, x: np.ndarray, weights: np.ndarray | None = None, emphasis: np.ndarray | None = None) -> None:
+        self.weights = np.ones(len(x)) if weights is None else weights
+        self.x, self.mean, self.scale = x, np.empty(x.shape[1]), np.empty(x.shape[1])
+        on = arithmetic()
+        total = on.zeros((len(x), len(x)))
+        for part in self._chunks():
+            z = x[:, part].T.astype(np.float64, order="C")
+            self.mean[part] = mean = np.average(z, axis=1, weights=self.weights)
+            z -= mean[:, None]
+            variance = np.average(np.square(z), axis=1, weights=self.weights)
+            if wrong := np.flatnonzero(~np.isfinite(variance)).tolist():
+                feature = part.start + wrong[0]
+                raise InputError(
+                    f"readout: feature {feature} holds a value that is not finite or too large; leave it out"
+                )
+            self.scale[part] = inverse(np.sqrt(np.where(constant(variance, mean), 0.0, variance)))
+            if emphasis is not None:
+                self.scale[part] *= emphasis[part]
+            z *= self.scale[part, None]
+            on.add_square(total, on.put(z))
+        self.products = np.tril(on.fetch(total))
+        self.products += np.tril(self.products, -1).T
+
+    def path(self, y: np.ndarray, alphas: np.ndarray) -> LinearPath:
+        """Return the ridge solutions of every penalty for targets (n, t)."""
+        dual, offset = self._solve(y, np.ones(len(y), bool), alphas)
+        on = arithmetic()
+        on_device = on.put(np.ascontiguousarray(dual.transpose(1, 0, 2)).reshape(len(y), -1))
+        coef = np.empty((self.x.shape[1], len(alphas) * y.shape[1]))
+        for part in self._chunks():
+            z = self.x[:, part].T - self.mean[part, None]
+            z *= self.scale[part, None]
+            coef[part] = on.fetch(on.product(on.put(z), on_device))
+        weights = coef.reshape(len(coef), len(alphas), -1).transpose(1, 0, 2)
+        return LinearPath.from_standardised(alphas, weights, offset, self.mean, self.scale)
+
+    def held_out(self, y: np.ndarray, fold: np.ndarray, alphas: np.ndarray) -> np.ndarray:
+        """Return the scores (A, n, t) of every sample under every penalty, fitted to the folds that it is not in."""
+        scores = np.empty((len(alphas), *y.shape))
+        for k in np.unique(fold):
+            fitted, held = fold != k, fold == k
+            dual, offset = self._solve(y, fitted, alphas)
+            # The products of held-out samples with centred ones; the mean of those they are fitted with is 0.
+            share = self.weights[fitted] / self.weights[fitted].sum()
+            among = self.products[np.ix_(fitted, fitted)] @ share
+            with_held = self.products[np.ix_(held, fitted)]
+            with_held = with_held - (with_held @ share)[:, None] - among + share @ among
+            scores[:, held] = with_held @ dual + offset
+        return scores
+
+    def _solve(self, y: np.ndarray, rows: np.ndarray, alphas: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the weight of each of some samples in the solutions, (A, m, t), and the mean target (t,)."""
+        weights, y = self.weights[rows], y[rows].astype(np.float64)
+        share, roots = weights / weights.sum(), np.sqrt(weights)[:, None]
+        offset = share @ y
+        products = self.products[np.ix_(rows, rows)]
+        among = products @ share
+        products -= among[:, None]
+        products -= among - share @ among
+        products *= roots
+        products *= roots.T
+        return Tridiagonal(products).solve(positive(alphas), (y - offset) * roots) * roots, offset
+
+    def _chunks(self) -> Iterator[slice]:
+        for start in range(0, self.x.shape[1], CHUNK):
+            yield slice(start, min(start + CHUNK, self.x.shape[1]))
 
 
 def balance_raw(raw: np.ndarray) -> np.ndarray:

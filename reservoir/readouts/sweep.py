@@ -1,18 +1,22 @@
-"""The sweep over penalties of one column: one pass over train, one over valid, and the accuracy of every penalty."""
+"""Selection on validation samples: the accuracy of every penalty of one column, and columns that are better together.
+
+Training data is gathered in the form that is cheaper to solve: moments, or the samples where features outnumber them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from reservoir.readouts.gather import gather, solve
+from reservoir.errors import InputError
 from reservoir.readouts.linear import LinearPath, LinearReadout, Scorer
-from reservoir.readouts.moments import Block, Moments
-from reservoir.readouts.ridge import DEFAULT_ALPHAS
-from reservoir.readouts.spectral import SpectralPath, path_of
-from reservoir.readouts.targets import Targets
+from reservoir.readouts.moments import Moments, accumulate, training_moments
+from reservoir.readouts.ridge import DEFAULT_ALPHAS, KernelMatrix, ridge_path
+from reservoir.readouts.targets import Block, Targets
 
 
 class Tally:
@@ -42,48 +46,37 @@ class Tally:
         """Count a block: scores (A, m, T) of each readout against labels (m, outputs), weighted (m,) or once each."""
         weights = self.targets.weights(y, weights)
         counted = np.ones(len(y)) if weights is None else weights
-        if not self.targets.classes:
-            return self.update_squares(counted @ np.square(scores - y.astype(np.float64)), y, weights)
-        hits = (self.targets.predict(scores) == y).sum(axis=2) @ counted
-        distances = np.square(scores - self.targets.encode(y)).sum(axis=2, dtype=np.float64)
-        self._distances = self._distances + distances @ counted
+        if self.targets.classes:
+            hits = (self.targets.predict(scores) == y).sum(axis=2) @ counted
+            distances = np.square(scores - self.targets.encode(y)).sum(axis=2, dtype=np.float64)
+            self._distances = self._distances + distances @ counted
+        else:
+            values = y.astype(np.float64)
+            hits = counted @ np.square(scores - values)
+            if not self.samples:
+                self._origin = values[0]  # subtracted first, so that the sums of squares keep their digits
+            self._sum += counted @ (values - self._origin)
+            self._squares += counted @ np.square(values - self._origin)
         self._hits = hits if self._hits is None else self._hits + hits
-        self.samples += float(counted.sum())
-        return self
-
-    def update_squares(self, squares: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Tally:
-        """Count a block of real targets by its weighted sums of squared residuals (A, outputs)."""
-        counted, values = np.ones(len(y)) if weights is None else weights, y.astype(np.float64)
-        if not self.samples:
-            self._origin = values[0]  # subtracted first, so that the sums of squares keep their digits
-        self._sum += counted @ (values - self._origin)
-        self._squares += counted @ np.square(values - self._origin)
-        self._hits = squares if self._hits is None else self._hits + squares
         self.samples += float(counted.sum())
         return self
 
     def accuracy(self) -> np.ndarray:
         """Return the accuracy of each readout, (A,), over all samples so far; raise `ValueError` if there are none."""
-        if self.targets.classes and self._hits is not None:
-            return self._hits / (self.samples * self.targets.outputs)
-        return self.by_target().mean(axis=-1)
-
-    def by_target(self) -> np.ndarray:
-        """Return R^2 of each readout and real target, (A, outputs); raise `ValueError` if there are no samples."""
         if self._hits is None:
             raise ValueError("no samples were counted")
+        if self.targets.classes:
+            return self._hits / (self.samples * self.targets.outputs)
         total = self._squares - np.square(self._sum) / self.samples
         constant = total <= 0
         ratio = self._hits / np.where(constant, 1.0, total)
-        return np.where(constant, np.where(self._hits > 0, 0.0, 1.0), 1.0 - ratio)
+        return np.where(constant, np.where(self._hits > 0, 0.0, 1.0), 1.0 - ratio).mean(axis=-1)
 
     def loss(self) -> np.ndarray:
         """Return the mean loss of each readout, (A,), over all samples so far; for real targets it is 1 - R^2."""
-        return (
-            np.asarray(self._distances) / (self.samples * self.targets.outputs)
-            if self.targets.classes
-            else 1 - self.accuracy()
-        )
+        if not self.targets.classes:
+            return 1 - self.accuracy()
+        return np.asarray(self._distances) / (self.samples * self.targets.outputs)
 
 
 def best_penalty(
@@ -109,29 +102,22 @@ class Sweep:
     ``path`` holds the model of every penalty, fitted on all training samples; ``accuracy`` (A,) is the accuracy on
     held-out samples (R^2 for regression), ``loss`` (A,) their `Tally.loss`, and ``best`` the index of the chosen
     penalty. ``temperature`` belongs to the probabilities of the chosen readout, if held-out scores were available to
-    fit it. ``by_target`` (A, outputs) is the R^2 of each real target.
+    fit it.
     """
 
-    path: LinearPath | SpectralPath
+    path: LinearPath
     accuracy: np.ndarray
     loss: np.ndarray
     best: int
     targets: Targets
     temperature: float = 1.0
-    by_target: np.ndarray | None = None
 
     @classmethod
-    def of(cls, path: LinearPath | SpectralPath, tally: Tally, errors: np.ndarray | None = None) -> Sweep:
+    def of(cls, path: LinearPath, tally: Tally, errors: np.ndarray | None = None) -> Sweep:
         """Return the sweep with the best model of a path, by its tally, or within one standard error (A,)."""
         accuracy, loss = tally.accuracy(), tally.loss()
-        return cls(
-            path=path,
-            accuracy=accuracy,
-            loss=loss,
-            best=best_penalty(path.alphas, accuracy, loss, errors),
-            targets=tally.targets,
-            by_target=None if tally.targets.classes else tally.by_target(),
-        )
+        best = best_penalty(path.alphas, accuracy, loss, errors)
+        return cls(path=path, accuracy=accuracy, loss=loss, best=best, targets=tally.targets)
 
     @property
     def alpha(self) -> float:
@@ -142,11 +128,64 @@ class Sweep:
         """Return the readout of the chosen penalty."""
         return self.path.readout(self.best, self.targets, self.temperature)
 
-    def best_by_target(self) -> np.ndarray:
-        """Return the index of the best penalty of each real target, (outputs,); ties go to the larger penalty."""
-        assert self.by_target is not None, "labels of classes share one penalty"
-        order = np.argsort(-self.path.alphas, kind="stable")
-        return order[self.by_target[order].argmax(axis=0)]
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Samples:
+    """Samples in memory: features (n, w), encoded targets (n, t), and weights (n,) or None if all are 1."""
+
+    x: np.ndarray
+    y: np.ndarray
+    weights: np.ndarray | None
+
+    def select(self, features: np.ndarray | slice) -> Samples:
+        """Return the same samples with some of the features."""
+        return replace(self, x=self.x[:, features])
+
+
+Training = Moments | Samples
+
+
+def gather(blocks: Iterable[Block], targets: Targets) -> Training:
+    """Read training data once, in memory of order w^2: as samples if they are fewer than the features, else moments."""
+    few, stream = head(blocks)
+    if few is None:
+        return training_moments(stream, targets)
+    x, y = few
+    return Samples(x=x, y=targets.encode(y), weights=targets.weights(y))
+
+
+def head(blocks: Iterable[tuple[np.ndarray, ...]]) -> tuple[tuple[np.ndarray, ...] | None, Iterable[Any]]:
+    """Return all blocks concatenated if they have fewer samples than features; else None, and the unread stream."""
+    seen: list[tuple[np.ndarray, ...]] = []
+    stream = iter(blocks)
+    for block in stream:
+        seen.append(block)
+        if sum(len(x) for x, *_ in seen) >= block[0].shape[1]:
+            return None, itertools.chain(seen, stream)
+    if not seen:
+        raise InputError("readout: there are no training samples; give at least one")
+    return tuple(np.concatenate(part) for part in zip(*seen, strict=True)), ()
+
+
+def solve(training: Training, alphas: np.ndarray, emphasis: np.ndarray | None = None) -> LinearPath:
+    """Return the ridge solution of every penalty, in kernel form if there are fewer samples than features.
+
+    ``emphasis`` (w,) holds factors of the standardised features.
+    """
+    if isinstance(training, Samples):
+        x, y, weights = training.x, training.y, training.weights
+        if len(x) < x.shape[1]:
+            return KernelMatrix(x, weights, emphasis).path(y, alphas)
+        training = accumulate([(x, y, weights)])
+    return ridge_path(training, alphas, emphasis=emphasis)
+
+
+def score(path: LinearPath, blocks: Iterable[Block], targets: Targets) -> Tally:
+    """Return the tally of every penalty over blocks of features (m, w) and labels (m, outputs)."""
+    tally, scorer = Tally(targets), Scorer(path, targets)
+    for x, y in blocks:
+        tally.update(scorer(x), y)
+    return tally
 
 
 def sweep(
@@ -163,22 +202,60 @@ def sweep(
     Blocks are features (m, w) and labels (m, outputs), as `samples` returns them. With ``moments`` of the training
     samples and their encoded targets, train is not read. ``emphasis`` (w,) holds factors of the standardised features.
     """
-    training = gather(train, targets) if moments is None else moments
-    if isinstance(training, Moments):
-        path = path_of(training, alphas, targets, emphasis=emphasis)
-    else:
-        path = solve(training, alphas, emphasis)
+    path = solve(gather(train, targets) if moments is None else moments, alphas, emphasis)
     return Sweep.of(path, score(path, valid, targets))
 
 
-def score(path: LinearPath | SpectralPath, blocks: Iterable[Block], targets: Targets) -> Tally:
-    """Return the tally of every penalty over blocks of features (m, w) and labels (m, outputs)."""
-    tally = Tally(targets)
-    if isinstance(path, SpectralPath):
-        for x, y in blocks:
-            tally.update_squares(path.squares(x, y), y)
-        return tally
-    scorer = Scorer(path, targets)
-    for x, y in blocks:
-        tally.update(scorer(x), y)
-    return tally
+def forward_selection(
+    train: Iterable[Block],
+    valid: Iterable[Block],
+    columns: Mapping[str, slice],
+    targets: Targets,
+    alphas: np.ndarray = DEFAULT_ALPHAS,
+    *,
+    limit: int,
+) -> list[tuple[tuple[str, ...], Sweep]]:
+    """Add the column that raises validation accuracy most, until none does or ``limit`` columns are chosen.
+
+    One pass over train gives the moments of all columns side by side; the moments of any subset are a part of them.
+    Each step then solves every candidate and reads valid once for all of them. Memory grows with the square of the
+    total width, so callers cut a long list of columns to the most accurate ones first.
+
+    Parameters
+    ----------
+    train, valid : iterable of Block
+        Features (m, w) and labels (m, outputs), all columns side by side.
+    columns : mapping of str to slice
+        The features of each column.
+    targets : Targets
+        Coding of the labels.
+    alphas : ndarray, (A,)
+        Penalties.
+    limit : int
+        Largest number of columns.
+
+    Returns
+    -------
+    list of (tuple of str, Sweep)
+        For each step the columns chosen so far, in order, and the sweep over them side by side. At least one step, with
+        rising accuracy; between equally accurate columns the first one is added.
+    """
+    if not columns or limit < 1:
+        raise InputError(f"columns: at most {limit} of {len(columns)} columns; give at least one of both")
+    training = gather(train, targets)
+    steps: list[tuple[tuple[str, ...], Sweep]] = []
+    while len(steps) < min(limit, len(columns)):
+        chosen = steps[-1][0] if steps else ()
+        candidates = [(*chosen, name) for name in columns if name not in chosen]
+        parts = [np.concatenate([np.r_[columns[name]] for name in names]) for names in candidates]
+        paths = [solve(training.select(part), alphas) for part in parts]
+        scorers, tallies = [Scorer(path, targets) for path in paths], [Tally(targets) for _ in paths]
+        for x, y in valid:
+            for part, scorer, tally in zip(parts, scorers, tallies, strict=True):
+                tally.update(scorer(x[:, part]), y)
+        sweeps = [Sweep.of(path, tally) for path, tally in zip(paths, tallies, strict=True)]
+        step = max(zip(candidates, sweeps, strict=True), key=lambda pair: pair[1].accuracy[pair[1].best])
+        if steps and step[1].accuracy.max() <= steps[-1][1].accuracy.max():
+            break
+        steps.append(step)
+    return steps

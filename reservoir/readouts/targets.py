@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,23 @@ import numpy as np
 from scipy.special import expit, log_softmax, softmax
 
 from reservoir.errors import InputError
+
+Block = tuple[np.ndarray, np.ndarray]
+"""Features (m, w) and labels (m, outputs) of some samples."""
+
+FoldBlock = tuple[np.ndarray, ...]
+"""Features (m, w), labels (m, outputs), fold numbers, (m,) or (m, repeats), and optional weights (m,) of samples."""
+
+
+@dataclass(frozen=True, eq=False)
+class RereadableBlocks:
+    """A stream of blocks that starts again each time it is iterated: ``make(*arguments)`` returns its iterator."""
+
+    make: Callable[..., Iterator[Any]]
+    arguments: tuple[Any, ...]
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.make(*self.arguments)
 
 
 @dataclass(frozen=True)

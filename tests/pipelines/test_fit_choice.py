@@ -14,16 +14,11 @@ from reservoir_pipelines.fitting.sources import ColumnSource, fold_blocks
 from sklearn.metrics import balanced_accuracy_score
 
 from reservoir import InputError
-from reservoir.readouts import (
-    LOGISTIC_ALPHAS,
-    RereadableBlocks,
-    Targets,
-    accumulate,
-    balanced_weights,
-    fold_moments,
-    sweep,
-)
 from reservoir.readouts.evaluation import compare, evaluate
+from reservoir.readouts.logistic import LOGISTIC_ALPHAS
+from reservoir.readouts.moments import accumulate, fold_moments
+from reservoir.readouts.sweep import sweep
+from reservoir.readouts.targets import RereadableBlocks, Targets, balanced_weights
 
 ALPHAS = np.logspace(-2, 6, 25)
 

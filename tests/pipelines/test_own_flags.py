@@ -10,7 +10,7 @@ from reservoir_pipelines.fitting.sources import ColumnSource, assign_folds, grou
 from reservoir_pipelines.tuning.judge import Judge
 
 from reservoir import InputError
-from reservoir.readouts import draw_folds
+from reservoir.readouts.folds import draw_folds
 from reservoir.tasks import encode, read_new
 
 SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}

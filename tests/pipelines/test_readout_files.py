@@ -13,7 +13,8 @@ from reservoir_pipelines.fitting.seeds import fit_seeds
 
 from reservoir import InputError
 from reservoir.options import FitOptions
-from reservoir.readouts import LinearReadout, Targets
+from reservoir.readouts.linear import LinearReadout
+from reservoir.readouts.targets import Targets
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task, Vectors
 

@@ -15,7 +15,8 @@ from sklearn.multioutput import MultiOutputClassifier, MultiOutputRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from reservoir.readouts import LinearReadout, Targets
+from reservoir.readouts.linear import LinearReadout
+from reservoir.readouts.targets import Targets
 
 LINEAR_CLASSIFIERS = [
     linear_model.LogisticRegression(),

@@ -92,5 +92,8 @@ def test_the_names_known_before_torch_are_those_of_the_families():
 
 
 def test_a_readout_is_applied_without_what_only_fits_one():
-    code = "import sys, reservoir.readouts; print(sys.modules.keys() & {'sklearn', 'scipy.optimize', 'torch'})"
+    modules = "{'sklearn', 'scipy.optimize', 'torch'}"
+    code = (
+        f"import sys; from reservoir.readouts import evaluation, folds, logistic; print(sys.modules.keys() & {modules})"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, binomtest, bootstrap
 
-from reservoir.readouts import accuracy_interval, mcnemar, paired_bootstrap
+from reservoir.readouts.evaluation import accuracy_interval, mcnemar, paired_bootstrap
 
 
 @given(right=st.integers(0, 60), wrong=st.integers(0, 60))

@@ -4,19 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from reservoir.readouts import (
-    KernelMatrix,
-    LinearPath,
-    Scorer,
-    Targets,
-    TorchArithmetic,
-    accumulate,
-    cross_sweep,
-    products_on,
-    sweep,
-)
-from reservoir.readouts.device import arithmetic
-from reservoir.readouts.moments import BLOCK_ROWS
+from reservoir.readouts.device import Arithmetic, arithmetic, products_on
+from reservoir.readouts.folds import cross_sweep
+from reservoir.readouts.linear import LinearPath, Scorer
+from reservoir.readouts.moments import BLOCK_ROWS, accumulate
+from reservoir.readouts.ridge import KernelMatrix
+from reservoir.readouts.sweep import sweep
+from reservoir.readouts.targets import Targets
 
 ROWS = 2 * BLOCK_ROWS + 300
 
@@ -25,7 +19,7 @@ ROWS = 2 * BLOCK_ROWS + 300
 def place(request):
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU here")
-    return TorchArithmetic(request.param)
+    return Arithmetic(request.param)
 
 
 def features(rows, width, dtype):
@@ -64,9 +58,9 @@ def test_moments_on_a_device_equal_numpy(place, dtype, weighted):
 def test_scores_and_kernel_form_on_a_device_equal_numpy(place, dtype, tolerance):
     x, y = features(60, 90, dtype)
     coded, alphas = Targets(1, 3).encode(y), np.geomspace(0.1, 100, 4)
-    path = KernelMatrix.of(x).path(coded, alphas)
+    path = KernelMatrix(x).path(coded, alphas)
     with products_on(place):
-        found, scorer = KernelMatrix.of(x).path(coded, alphas), Scorer(path)
+        found, scorer = KernelMatrix(x).path(coded, alphas), Scorer(path)
     assert largest_difference(found.coef, path.coef) < 1e-10
     assert isinstance(found, LinearPath)
     assert largest_difference(scorer(x), Scorer(path)(x)) < tolerance

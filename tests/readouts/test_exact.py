@@ -3,17 +3,10 @@
 import numpy as np
 import pytest
 
-from reservoir.readouts import (
-    DEFAULT_ALPHAS,
-    NumpyArithmetic,
-    Targets,
-    TorchArithmetic,
-    add_folds,
-    partial_moments,
-    products_on,
-    ridge_path,
-    training_moments,
-)
+from reservoir.readouts.device import Arithmetic, products_on
+from reservoir.readouts.moments import fold_moments, training_moments
+from reservoir.readouts.ridge import DEFAULT_ALPHAS, ridge_path
+from reservoir.readouts.targets import Targets
 
 ROWS, WIDTH = 170_000, 64
 
@@ -44,7 +37,7 @@ def solution(data):
     return std, [right.T @ ((values / (values**2 + alpha))[:, None] * along) for alpha in DEFAULT_ALPHAS]
 
 
-@pytest.mark.parametrize("place", [NumpyArithmetic(), TorchArithmetic("cpu")], ids=["numpy", "torch"])
+@pytest.mark.parametrize("place", [Arithmetic(), Arithmetic("cpu")], ids=["numpy", "torch"])
 @pytest.mark.parametrize("folds", [1, 3])
 def test_coefficients_equal_float64_solutions_at_every_penalty(data, solution, place, folds):
     x, y = data
@@ -54,7 +47,7 @@ def test_coefficients_equal_float64_solutions_at_every_penalty(data, solution, p
             moments = training_moments(blocks, Targets(2, 2))
         else:
             dealt = ((a, b, np.arange(len(a)) % folds) for a, b in blocks)
-            parts = add_folds([partial_moments(dealt, Targets(2, 2))], folds)
+            parts = fold_moments(dealt, Targets(2, 2), folds)
             moments = parts[0] + parts[1] + parts[2]
     std, expected = solution
     for alpha, coef, right in zip(DEFAULT_ALPHAS, ridge_path(moments, DEFAULT_ALPHAS).coef, expected, strict=True):

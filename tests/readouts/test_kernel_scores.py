@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 
-from reservoir.readouts import Targets, draw_folds, kernel_matrix, score_by_kernel
-from reservoir.readouts.kernel_scores import _scores
+from reservoir.readouts.folds import _scores, draw_folds, kernel_matrix, score_by_kernel
+from reservoir.readouts.targets import Targets
 
 
 def data(classes):

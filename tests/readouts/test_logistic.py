@@ -10,17 +10,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
-from reservoir.readouts import (
-    Scorer,
-    Targets,
-    balanced_weights,
-    gather,
-    logistic_path,
-    logistic_sweep,
-    score,
-    training_moments,
-)
-from reservoir.readouts.lbfgs import minimise_together
+from reservoir.readouts.linear import Scorer
+from reservoir.readouts.logistic import logistic_path, logistic_sweep, minimise_together
+from reservoir.readouts.moments import training_moments
+from reservoir.readouts.sweep import gather, score
+from reservoir.readouts.targets import Targets, balanced_weights
 
 ALPHAS = np.array([0.3, 10.0, 1000.0])
 

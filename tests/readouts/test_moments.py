@@ -1,16 +1,12 @@
 """Moments equal float64 sums over all rows, for any blocks and sums of parts."""
 
-import functools
-import operator
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reservoir.errors import InputError
-from reservoir.readouts import Moments, accumulate
-from reservoir.readouts.moments import BLOCK_ROWS, Accumulator, leave_one_out
+from reservoir.readouts.moments import BLOCK_ROWS, Accumulator, Moments, accumulate
 
 ROWS = 3 * BLOCK_ROWS + 517
 
@@ -78,30 +74,6 @@ def test_moments_of_two_parts_add_up(cut, shift, dead):
     a, b = (accumulate([part]) for part in pieces(x, y, [cut]))
     assert_close(a + b, accumulate([(x, y)]), 1e-10)
     assert not dead or (a + b).std[0] == 0
-
-
-def test_leave_one_out_equals_moments_of_the_other_folds(data):
-    x, y = data[0].astype(np.float64), data[1]
-    x[:, 3] = 1.5
-    x[:10, 3] = 2000  # varies in the first fold alone
-    parts = list(pieces(x, y, [1000, 2500, 4000]))
-    rests = list(leave_one_out([accumulate([part]) for part in parts]))
-    for k, rest in enumerate(rests):
-        assert_close(rest, accumulate(part for i, part in enumerate(parts) if i != k), 1e-10)
-    assert rests[0].std[3] == 0
-    assert rests[1].std[3] > 0
-
-
-def test_leave_one_out_with_two_folds():
-    rng = np.random.default_rng(3)
-    a, b = (accumulate([(rng.standard_normal((9, 2)), rng.standard_normal((9, 1)))]) for _ in range(2))
-    assert list(leave_one_out([a, b])) == [b, a]
-
-
-def test_sums_over_workers_equal_one_stream(data):
-    x, y = data
-    partial = [accumulate([part]) for part in pieces(x, y, range(1300, len(x), 1300))]
-    assert_close(functools.reduce(operator.add, partial), direct(x, y), 1e-10)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -11,23 +11,19 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.class_weight import compute_class_weight
 
 from reservoir.errors import InputError
-from reservoir.readouts import (
+from reservoir.readouts.folds import cross_sweep, draw_folds
+from reservoir.readouts.linear import Scorer
+from reservoir.readouts.moments import accumulate
+from reservoir.readouts.ridge import (
     DEFAULT_ALPHAS,
     KernelMatrix,
-    Scorer,
-    Targets,
-    accumulate,
     balance_raw,
-    balanced_weights,
-    cross_sweep,
-    draw_folds,
     extended_alphas,
-    gather,
     parse_alphas,
     ridge_path,
-    solve,
-    sweep,
 )
+from reservoir.readouts.sweep import gather, solve, sweep
+from reservoir.readouts.targets import Targets, balanced_weights
 
 ALPHAS = DEFAULT_ALPHAS[::3]
 
@@ -104,7 +100,7 @@ def test_solve_equals_scaler_and_ridge_for_stored_features(kind, rows, width, st
 def test_primal_and_kernel_form_agree(rows, width, seed, kind):
     x = features(rows, width, kind, seed).astype(np.float64)
     y = np.random.default_rng(seed).standard_normal((rows, 2))
-    primal, kernel = ridge_path(accumulate([(x, y)]), ALPHAS), KernelMatrix.of(x).path(y, ALPHAS)
+    primal, kernel = ridge_path(accumulate([(x, y)]), ALPHAS), KernelMatrix(x).path(y, ALPHAS)
     np.testing.assert_allclose(primal.coef, kernel.coef, rtol=1e-8, atol=1e-8 * np.abs(kernel.coef).max())
     np.testing.assert_allclose(
         primal.intercept, kernel.intercept, rtol=1e-8, atol=1e-8 * np.abs(kernel.intercept).max()
@@ -112,7 +108,7 @@ def test_primal_and_kernel_form_agree(rows, width, seed, kind):
 
 
 @pytest.mark.parametrize(
-    "solve", [lambda x, y: ridge_path(accumulate([(x, y)]), ALPHAS), lambda x, y: KernelMatrix.of(x).path(y, ALPHAS)]
+    "solve", [lambda x, y: ridge_path(accumulate([(x, y)]), ALPHAS), lambda x, y: KernelMatrix(x).path(y, ALPHAS)]
 )
 def test_constant_channels_get_weights_of_zero(solve):
     x = features(50, 20, "constant")
@@ -165,7 +161,7 @@ def test_penalties_must_be_positive(alphas):
     x = features(30, 4, "plain")
     for attempt in (
         lambda: ridge_path(accumulate([(x, labels(x))]), np.array(alphas)),
-        lambda: KernelMatrix.of(x).path(labels(x), np.array(alphas)),
+        lambda: KernelMatrix(x).path(labels(x), np.array(alphas)),
     ):
         with pytest.raises(InputError, match="positive"):
             attempt()
@@ -181,7 +177,7 @@ def test_kernel_names_a_feature_that_is_not_finite():
     x = features(30, 4, "plain")
     x[3, 2] = np.nan
     with pytest.raises(InputError, match="feature 2"):
-        KernelMatrix.of(x).path(np.ones((30, 1)), ALPHAS)
+        KernelMatrix(x).path(np.ones((30, 1)), ALPHAS)
 
 
 def test_penalty_grids():

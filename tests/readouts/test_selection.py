@@ -8,16 +8,10 @@ from sklearn.linear_model import Ridge, RidgeClassifier
 from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
-from reservoir.readouts import (
-    Tally,
-    Targets,
-    cross_sweep,
-    draw_folds,
-    fold_moments,
-    forward_selection,
-    sweep,
-)
-from reservoir.readouts.sweep import best_penalty
+from reservoir.readouts.folds import cross_sweep, draw_folds
+from reservoir.readouts.moments import fold_moments
+from reservoir.readouts.sweep import Tally, best_penalty, forward_selection, sweep
+from reservoir.readouts.targets import Targets
 
 ALPHAS = np.logspace(-1, 4, 6)
 
@@ -154,16 +148,16 @@ def test_columns_are_added_while_they_help(rows):
 
     steps = forward_selection(train, valid, columns, Targets(1, 2), limit=4)
     chosen = ()
-    for step in steps:
+    for names, found in steps:
         candidates = {(*chosen, name): accuracy((*chosen, name)) for name in columns if name not in chosen}
-        assert step.columns == max(candidates, key=candidates.__getitem__)
-        np.testing.assert_allclose(step.sweep.accuracy.max(), candidates[step.columns])
-        chosen = step.columns
-    assert all(a.sweep.accuracy.max() < b.sweep.accuracy.max() for a, b in itertools.pairwise(steps))
+        assert names == max(candidates, key=candidates.__getitem__)
+        np.testing.assert_allclose(found.accuracy.max(), candidates[names])
+        chosen = names
+    assert all(a.accuracy.max() < b.accuracy.max() for (_, a), (_, b) in itertools.pairwise(steps))
     if len(steps) < 4:
         assert all(accuracy((*chosen, name)) <= accuracy(chosen) for name in columns if name not in chosen)
     if rows == 300:
-        assert set(steps[2].columns) == set("abd")
+        assert set(steps[2][0]) == set("abd")
 
 
 def test_limit_of_one_selects_the_best_column():
@@ -174,8 +168,8 @@ def test_limit_of_one_selects_the_best_column():
         name: sweep([(x[:, part], y)], [(x[:, part], y)], Targets(1, 2)).accuracy.max()
         for name, part in columns.items()
     }
-    assert [step.columns for step in steps] == [(max(alone, key=alone.__getitem__),)]
-    assert steps[0].sweep.readout().coef.shape == (10, 1)
+    assert [names for names, _ in steps] == [(max(alone, key=alone.__getitem__),)]
+    assert steps[0][1].readout().coef.shape == (10, 1)
     for wrong in ({"columns": {}, "limit": 1}, {"columns": columns, "limit": 0}):
         with pytest.raises(InputError, match="at least one"):
             forward_selection([(x, y)], [(x, y)], wrong["columns"], Targets(1, 2), limit=wrong["limit"])

@@ -7,21 +7,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
-from reservoir.readouts import (
-    DEFAULT_ALPHAS,
-    LinearReadout,
-    Tally,
-    Targets,
-    accumulate,
-    cross_sweep,
-    forward_selection,
-    gather,
-    samples,
-    score,
-    solve,
-    sweep,
-    training_moments,
-)
+from reservoir.readouts.folds import cross_sweep
+from reservoir.readouts.linear import LinearReadout
+from reservoir.readouts.moments import accumulate, training_moments
+from reservoir.readouts.ridge import DEFAULT_ALPHAS
+from reservoir.readouts.sweep import Tally, forward_selection, gather, score, solve, sweep
+from reservoir.readouts.targets import Targets, samples
 
 
 def task(rows, width, classes, outputs=1, seed=0):
@@ -154,7 +145,7 @@ def test_real_targets_far_from_zero_are_scored_alike_everywhere():
             cross_sweep([(x, shift + 0.3 * y, np.arange(400) % 4)], Targets(1, 0), folds=4).accuracy,
             forward_selection(
                 [(x, shift + 0.3 * y)], [(valid[0], shift + 0.3 * valid[1])], {"a": slice(0, 6)}, Targets(1, 0), limit=1
-            )[0].sweep.accuracy,
+            )[0][1].accuracy,
         )
         for shift in (0.0, 1e5)
     )

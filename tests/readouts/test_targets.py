@@ -9,8 +9,11 @@ from sklearn.linear_model import RidgeClassifier
 from sklearn.metrics import accuracy_score, log_loss, r2_score
 
 from reservoir.errors import InputError
-from reservoir.readouts import Scorer, Tally, Targets, accumulate, ridge_path, samples, sweep, unsample
-from reservoir.readouts.sweep import best_penalty
+from reservoir.readouts.linear import Scorer
+from reservoir.readouts.moments import accumulate
+from reservoir.readouts.ridge import ridge_path
+from reservoir.readouts.sweep import Tally, best_penalty, sweep
+from reservoir.readouts.targets import Targets, samples, unsample
 
 
 @given(

@@ -29,8 +29,11 @@ from reservoir.options import (
 )
 from reservoir.plan import RAW, Plan, resolve
 from reservoir.raw_input import raw_features
-from reservoir.readouts import DEFAULT_ALPHAS, LinearReadout, Targets, balance_raw, cross_sweep, draw_folds
 from reservoir.readouts.estimators import code_labels, drop_weightless, fold_numbers, sample_weights
+from reservoir.readouts.folds import cross_sweep, draw_folds
+from reservoir.readouts.linear import LinearReadout
+from reservoir.readouts.ridge import DEFAULT_ALPHAS, balance_raw
+from reservoir.readouts.targets import Targets
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir_pipelines.estimators.rowcache import shared_cache, shared_model

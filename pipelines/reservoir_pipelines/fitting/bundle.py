@@ -21,8 +21,9 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.plan import RAW
-from reservoir.readouts import LinearReadout, Targets
 from reservoir.readouts.evaluation import Readout
+from reservoir.readouts.linear import LinearReadout
+from reservoir.readouts.targets import Targets
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task
 from reservoir_pipelines.files import read_checked, remove_parts, replace_file, write_checked

@@ -19,20 +19,13 @@ from reservoir import InputError
 from reservoir.option_fields import typed
 from reservoir.options import DeviceOptions, FitOptions
 from reservoir.plan import RAW
-from reservoir.readouts import (
-    DEFAULT_ALPHAS,
-    LinearReadout,
-    NumpyArithmetic,
-    RereadableBlocks,
-    Sweep,
-    TorchArithmetic,
-    fold_moments,
-    forward_selection,
-    products_on,
-    ridge_path,
-    score,
-)
+from reservoir.readouts.device import Arithmetic, products_on
 from reservoir.readouts.evaluation import Evaluation, Readout, compare, evaluate
+from reservoir.readouts.linear import LinearReadout
+from reservoir.readouts.moments import fold_moments
+from reservoir.readouts.ridge import DEFAULT_ALPHAS, ridge_path
+from reservoir.readouts.sweep import Sweep, forward_selection, score
+from reservoir.readouts.targets import RereadableBlocks
 from reservoir.reservoir import choose_device
 from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task
@@ -100,7 +93,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         notify(f"{number}: {store.entry.path.name}")
     how = f"{folds}-fold cross-validation{'' if groups is None else ' by group'}" if folds else "valid"
     notify(f"fit {task.name}: {len(names)} columns on {rows['train']:,} rows, chosen by {how}")
-    with products_on(NumpyArithmetic() if device.type == "cpu" else TorchArithmetic(str(device))):
+    with products_on(Arithmetic(None if device.type == "cpu" else str(device))):
         fits = _fit_columns(pool, names, fitter)
         if most and isinstance(fitter, RidgeFitter):
             fits += _greedy(pool, fits, fitter, most)

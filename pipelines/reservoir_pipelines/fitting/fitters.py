@@ -19,29 +19,14 @@ from reservoir_cache import load_arrays, save_arrays
 from reservoir import InputError
 from reservoir.options import FitOptions
 from reservoir.plan import AUTO_FOLDS, default_folds, repeats_of
-from reservoir.readouts import (
-    DEFAULT_ALPHAS,
-    LOGISTIC_ALPHAS,
-    LinearReadout,
-    Moments,
-    RereadableBlocks,
-    Sweep,
-    Tally,
-    Targets,
-    balanced_weights,
-    cross_sweep,
-    extended_alphas,
-    fold_moments,
-    gather,
-    logistic_sweep,
-    metric_name,
-    parse_alphas,
-    ridge_path,
-    solve,
-    sweep,
-    training_moments,
-)
 from reservoir.readouts.evaluation import Readout
+from reservoir.readouts.folds import cross_sweep
+from reservoir.readouts.linear import LinearReadout
+from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_sweep
+from reservoir.readouts.moments import Moments, fold_moments, training_moments
+from reservoir.readouts.ridge import DEFAULT_ALPHAS, extended_alphas, parse_alphas, ridge_path
+from reservoir.readouts.sweep import Sweep, Tally, gather, solve, sweep
+from reservoir.readouts.targets import RereadableBlocks, Targets, balanced_weights, metric_name
 from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, linear_form
 from reservoir_pipelines.fitting.sources import ColumnSource, Source, emphasis_of, fold_blocks, in_memory_if_small

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from reservoir import InputError
-from reservoir.readouts import LinearReadout, Targets
-from reservoir.readouts.linear import LINKS
+from reservoir.readouts.linear import LINKS, LinearReadout
+from reservoir.readouts.targets import Targets
 from reservoir_pipelines.output import notify
 
 PROBE_ROWS = 512  # on which coefficients must give what their estimator gives

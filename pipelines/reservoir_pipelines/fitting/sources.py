@@ -13,7 +13,9 @@ import numpy as np
 from reservoir import InputError
 from reservoir.plan import RAW
 from reservoir.raw_input import raw_features
-from reservoir.readouts import RereadableBlocks, balance_raw, draw_folds, has_labels, samples
+from reservoir.readouts.folds import draw_folds
+from reservoir.readouts.ridge import balance_raw
+from reservoir.readouts.targets import RereadableBlocks, has_labels, samples
 
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore

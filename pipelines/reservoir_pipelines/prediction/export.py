@@ -18,7 +18,7 @@ from torch.export import Dim, ExportedProgram
 from reservoir import InputError
 from reservoir.options import OutOptions
 from reservoir.raw_input import RawInput
-from reservoir.readouts import LinearReadout
+from reservoir.readouts.linear import LinearReadout
 from reservoir.sequence_model import Branch, SequenceModel
 from reservoir.tasks.task import Task, Vectors
 from reservoir_pipelines.files import replace_file, writing

@@ -8,7 +8,8 @@ import numpy as np
 from torch import nn
 
 from reservoir.errors import InputError
-from reservoir.readouts import LinearReadout, Targets
+from reservoir.readouts.linear import LinearReadout
+from reservoir.readouts.targets import Targets
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks.task import Task
 from reservoir.training.rows import TargetScale

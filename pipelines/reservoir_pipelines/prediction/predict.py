@@ -16,7 +16,7 @@ from reservoir.features import check_lengths, forward
 from reservoir.options import DeviceOptions, TrustOptions
 from reservoir.plan import RAW
 from reservoir.raw_input import raw_features
-from reservoir.readouts import samples, unsample
+from reservoir.readouts.targets import samples, unsample
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks import encode, read_new
 from reservoir.tasks.own.each import units

@@ -22,8 +22,8 @@ from reservoir.option_fields import as_group, typed
 from reservoir.options import RECIPE, ExtractOptions, PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
 from reservoir.plan import BATCH_TOKENS, is_native, resolve_model, with_audio_options
 from reservoir.random import random_key
-from reservoir.readouts import metric_name
 from reservoir.readouts.evaluation import evaluate_classes, evaluate_values
+from reservoir.readouts.targets import metric_name
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks import task_named
 from reservoir.tasks.fresh import FreshRows

@@ -12,7 +12,7 @@ from reservoir_cache import FeatureStore, untracked
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions
-from reservoir.readouts import metric_name
+from reservoir.readouts.targets import metric_name
 from reservoir.reservoir import DEFAULT_BACKBONE
 from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.fitting.sources import ColumnSource

@@ -1,0 +1,267 @@
+"""Selection by cross-validation, without another pass over the features for each fold.
+
+With many samples, the moments of all folds but one are a sum of the folds' moments: K refits cost K small solves, and a
+second pass scores each sample by the path that was not fitted on it. With fewer samples than features, the products of
+the samples serve all folds. Features are standardised once, over all samples and without the labels, as in the readout
+that is chosen. A channel that varies in one fold alone is therefore not scaled up in the other folds, where only its
+rounding errors are left.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.linalg import eigh
+from scipy.special import log_softmax
+
+from reservoir.errors import InputError
+from reservoir.readouts.linear import LinearPath, Scorer
+from reservoir.readouts.moments import Moments, by_fold, check_folds, fold_moments
+from reservoir.readouts.ridge import DEFAULT_ALPHAS, KernelMatrix, ridge_path
+from reservoir.readouts.sweep import Sweep, Tally, head
+from reservoir.readouts.targets import FoldBlock, RereadableBlocks, Targets
+
+SCORING_ALPHAS = np.logspace(-2, 6, 13)
+
+
+def cross_sweep(
+    train: Iterable[FoldBlock],
+    targets: Targets,
+    alphas: np.ndarray = DEFAULT_ALPHAS,
+    *,
+    folds: int = 5,
+    repeats: int = 1,
+    moments: Sequence[Moments] | None = None,
+    emphasis: np.ndarray | None = None,
+    one_standard_error: bool = False,
+) -> Sweep:
+    """Fit a ridge readout for every penalty, and choose one by repeated K-fold cross-validation.
+
+    The accuracy of a penalty is taken over all samples, each scored by the model of the other folds, and averaged over
+    the repeats. The returned path is fitted on all samples. The temperature is fitted on the held-out scores of the
+    first repeat.
+
+    Parameters
+    ----------
+    train : iterable of FoldBlock
+        The samples; iterated several times. A sample of weight 2 counts as two, in fitting and in accuracy.
+    targets : Targets
+        Coding of the labels.
+    alphas : ndarray, (A,)
+        Penalties.
+    folds, repeats : int
+        Number of folds, and how often the samples are assigned to folds.
+    moments : sequence of Moments, optional
+        Moments of each fold, repeat after repeat, from an earlier `fold_moments`: one pass less.
+    emphasis : ndarray, (w,), optional
+        Factors of the standardised features.
+    one_standard_error : bool
+        Choose the largest penalty whose accuracy is within one standard error (over folds) of the best.
+
+    Raises
+    ------
+    InputError
+        If there are fewer than two folds, or a fold is empty.
+    """
+    if folds < 2:
+        raise InputError(f"cross-validation: {folds} folds; give at least 2")
+    few = None if moments else head(train)[0]
+    # Blocks of fold, held-out scores (A, m, t) of every penalty, labels (m, outputs) and optional weights, by repeat.
+    scored: Sequence[Iterable[tuple[Any, ...]]]
+    if few is not None:
+        x, y, fold, *weights = few
+        kernel, coded = KernelMatrix(x, targets.weights(y, *weights), emphasis), targets.encode(y)
+        path = kernel.path(coded, alphas)
+        scored = [_score_kernel(kernel, coded, one, alphas, folds, y, *weights) for one in fold.reshape(len(y), -1).T]
+    else:
+        parts = moments or [one for repeat in range(repeats) for one in fold_moments(train, targets, folds, repeat)]
+        whole = functools.reduce(operator.add, parts[:folds])
+        path = ridge_path(whole, alphas, emphasis=emphasis)
+        scored = []
+        for repeat in range(repeats):
+            mine = parts[repeat * folds : (repeat + 1) * folds]
+            # Others are added up: with a difference, a channel that varies in one fold would not be constant elsewhere.
+            rests = [functools.reduce(operator.add, [*mine[:k], *mine[k + 1 :]]) for k in range(folds)]
+            paths = [ridge_path(rest, alphas, whole.std, emphasis) for rest in rests]
+            scored.append(RereadableBlocks(_score_blocks, (train, repeat, paths, targets)))
+    tally, errors = Tally(targets), []
+    for blocks in scored:
+        of_folds = [Tally(targets) for _ in range(folds)]
+        for k, *held_out in blocks:
+            tally.update(*held_out)
+            of_folds[k].update(*held_out)
+        errors.append(np.std([one.accuracy() for one in of_folds], axis=0, ddof=1) / np.sqrt(folds))
+    found = Sweep.of(path, tally, np.mean(errors, axis=0) if one_standard_error else None)
+    if not targets.classes:
+        return found
+    chosen = [(scores[found.best], *rest) for _, scores, *rest in scored[0]]
+    return replace(found, temperature=targets.fit_temperature(*map(np.concatenate, zip(*chosen, strict=True))))
+
+
+def _score_blocks(
+    train: Iterable[FoldBlock], repeat: int, paths: Sequence[LinearPath], targets: Targets
+) -> Iterator[tuple[Any, ...]]:
+    """Yield blocks of one repeat, each fold scored by the path of the other folds."""
+    scorers = [Scorer(path, targets) for path in paths]
+    for k, x, *rest in by_fold(train, repeat):
+        yield k, scorers[k](x), *rest
+
+
+def _score_kernel(
+    kernel: KernelMatrix, coded: np.ndarray, fold: np.ndarray, alphas: np.ndarray, folds: int, *rest: np.ndarray
+) -> list[tuple[Any, ...]]:
+    """Return the held-out scores of each fold of one repeat, from products of samples, and the rest of its samples."""
+    check_folds(np.bincount(fold, minlength=folds))
+    scores = kernel.held_out(coded, fold, alphas)
+    return [(k, scores[:, fold == k], *(part[fold == k] for part in rest)) for k in range(folds)]
+
+
+def draw_folds(
+    rows: int,
+    folds: int,
+    *,
+    labels: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
+    repeat: int = 0,
+) -> np.ndarray:
+    """Return the fold of each row, (rows,) of int64; each ``repeat`` is another assignment of the same rows.
+
+    Fold sizes differ by one row at most; with class labels (rows,), this also holds within each class. Rows of one
+    group, given as (rows,) of any values, share a fold: the largest groups are assigned first, each to the fold that
+    has the fewest rows of its classes.
+    """
+    units = rows if groups is None else len(np.unique(groups))
+    if not 2 <= folds <= units:
+        what = "rows" if groups is None else "groups"
+        raise InputError(
+            f"cross-validation: {folds} folds of {units} {what}; give at least 2 folds, and {what} for each"
+        )
+    draw = np.random.default_rng((0, repeat))
+    if groups is not None:
+        return _assign_groups(draw, folds, np.zeros(rows, int) if labels is None else labels, groups)
+    shuffled = draw.permutation(rows)
+    order = shuffled if labels is None else shuffled[np.argsort(labels[shuffled], kind="stable")]
+    fold = np.empty(rows, np.int64)
+    # Rows are assigned in turn, class after class: a fold with one row more of a class gets one less of the next.
+    fold[order] = draw.permutation(folds)[np.arange(rows) % folds]
+    return fold
+
+
+def _assign_groups(draw: np.random.Generator, folds: int, labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Return folds that keep groups whole, with as even a share of every class as the groups allow."""
+    _, number = np.unique(groups, return_inverse=True)
+    classes, code = np.unique(labels, return_inverse=True)
+    counts = np.zeros((number.max() + 1, len(classes)))
+    np.add.at(counts, (number, code), 1)
+    shares = counts / counts.sum(axis=0)
+    order = draw.permutation(len(counts))
+    order = order[np.argsort(-counts[order].sum(axis=1), kind="stable")]
+    held, chosen = np.zeros((folds, len(classes))), np.empty(len(counts), np.int64)
+    for group in order:
+        # The sum of squared shares of all folds grows least where the group meets fewest of its own classes.
+        clash = held @ shares[group]
+        best = np.flatnonzero(clash <= clash.min() * (1 + 1e-9))
+        chosen[group] = best[np.argmin(held[best].sum(axis=1))]
+        held[chosen[group]] += counts[group]
+    return chosen[number]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeldOutScore:
+    """Score of the best penalty on held-out samples.
+
+    ``score`` is the accuracy, or R². ``loss`` is the cross-entropy at the fitted temperature, or the squared error
+    divided by the variance. Both are means over samples and repeats. ``losses`` (n,) holds the loss of each sample.
+    """
+
+    alpha: float
+    score: float
+    loss: float
+    losses: np.ndarray
+
+    @property
+    def merit(self) -> tuple[float, float]:
+        """The sort key: the score, and between equal scores the smaller loss."""
+        return self.score, -self.loss
+
+
+def kernel_matrix(x: np.ndarray) -> np.ndarray:
+    """Return the kernel matrix (n, n), float32, of samples x (n, w) whose features are standardised first."""
+    return KernelMatrix(x).products.astype(np.float32)
+
+
+def score_by_kernel(
+    kernel: np.ndarray, y: np.ndarray, targets: Targets, folds: np.ndarray, alphas: np.ndarray = SCORING_ALPHAS
+) -> HeldOutScore:
+    """Return the held-out score of the most accurate penalty; equally accurate ones are compared by their loss.
+
+    With K = ZZ' of standardised features, centred to Q diag(l) Q', the residuals of all samples under a penalty a are
+
+        r = Q diag(a / (l + a)) Q'(Y - mean Y),
+
+    and the residuals of the samples F of a fold, predicted by the readout of all other samples, are (I - S)_FF^-1 r_F,
+    with
+
+        I - S = Q diag(a / (l + a)) Q' - 11'/n.
+
+    One decomposition therefore serves every penalty and every fold, and the kernel matrix of columns side by side is
+    the sum of their kernel matrices.
+
+    Parameters
+    ----------
+    kernel : ndarray, (n, n)
+        Kernel matrix of the samples.
+    y : ndarray, (n, outputs)
+        Labels.
+    targets : Targets
+        Coding of the labels.
+    folds : ndarray of int, (repeats, n)
+        Fold of each sample, for each repeat of the cross-validation.
+    alphas : ndarray, (A,)
+        Penalties.
+    """
+    found: list[tuple[float, float, np.ndarray]] = []
+    for alpha, scores in _scores(kernel, targets.encode(y), folds, alphas):
+        tally = Tally(targets)
+        for part in scores:
+            tally.update(part[None], y)
+        found.append((alpha, float(tally.accuracy()[0]), scores))
+    best = max(score for _, score, _ in found)
+    equal = [(alpha, _losses(scores, y, targets)) for alpha, score, scores in found if score == best]
+    alpha, losses = min(equal, key=lambda pair: (float(pair[1].mean()), -pair[0]))
+    return HeldOutScore(alpha=alpha, score=best, loss=float(losses.mean()), losses=losses)
+
+
+def _scores(
+    kernel: np.ndarray, y: np.ndarray, folds: np.ndarray, alphas: np.ndarray
+) -> Iterator[tuple[float, np.ndarray]]:
+    """Yield every penalty with the held-out scores (repeats, n, T) for encoded targets (n, T)."""
+    mean = kernel.mean(axis=0, dtype=np.float64)
+    values, vectors = eigh(kernel - mean - mean[:, None] + mean.mean())
+    centred = vectors.T @ (y - y.mean(axis=0, dtype=np.float64))
+    for alpha in alphas.tolist():
+        shrinkage = alpha / (np.maximum(values, 0) + alpha)
+        residuals = vectors @ (shrinkage[:, None] * centred)
+        scores = np.empty((len(folds), *y.shape))
+        for repeat, fold in enumerate(folds):
+            for number in np.unique(fold):
+                rows = fold == number
+                part = (vectors[rows] * shrinkage) @ vectors[rows].T - 1 / len(y)
+                scores[repeat, rows] = y[rows] - np.linalg.solve(part, residuals[rows])
+        yield alpha, scores
+
+
+def _losses(scores: np.ndarray, y: np.ndarray, targets: Targets) -> np.ndarray:
+    """Return the loss of each sample, (n,), averaged over repeats, from held-out scores (repeats, n, T)."""
+    if not targets.classes:
+        variance = np.maximum(y.var(axis=0, dtype=np.float64), np.finfo(np.float64).tiny)
+        return (np.square(scores - y) / variance).mean(axis=(0, 2))
+    flat, labels = scores.reshape(-1, scores.shape[2]), np.tile(y.astype(np.int64), (len(scores), 1))
+    logits = targets.logits(flat) / targets.fit_temperature(flat, labels)
+    log_probabilities = np.take_along_axis(log_softmax(logits, axis=-1), labels[..., None], axis=-1)
+    return -log_probabilities.reshape(len(scores), len(y), -1).mean(axis=(0, 2))
