@@ -11,9 +11,8 @@ from reservoir.errors import InputError
 from reservoir.inputs.text import TextReader
 from reservoir.pooling import parse_column, pooled_shape
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks.own.decode import as_patches
-from reservoir.tasks.own.each import WORD
-from reservoir.tasks.own.letters import to_symbols
+from reservoir.tasks.own.pictures import as_patches
+from reservoir.tasks.own.texts import WORD, to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
 
 MOST_PADDING = 0.045

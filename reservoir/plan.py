@@ -17,10 +17,9 @@ from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, ModelOptions, ReservoirOptions, TaskOptions
 from reservoir.reservoir import DEFAULT_BACKBONE, MOST_SYMBOLS, Reservoir, choose_compute, choose_device, full_name
 from reservoir.tasks import TASKS
-from reservoir.tasks.own.each import TOKEN, WORD
-from reservoir.tasks.own.letters import are_words
-from reservoir.tasks.own.media import has_sounds
+from reservoir.tasks.own.folders import has_sounds
 from reservoir.tasks.own.sounds import holds_samples
+from reservoir.tasks.own.texts import TOKEN, WORD, are_words
 from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows, every_dilation
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot, pad
 
 from reservoir.pooling import pool
-from reservoir.tasks.own.decode import as_patches
-from reservoir.tasks.own.letters import are_words, to_symbols
+from reservoir.tasks.own.pictures import as_patches
+from reservoir.tasks.own.texts import are_words, to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
 
 RAW_WIDTH = 6144  # wider inputs are pooled as a layer is, because a sweep costs the cube of the width

@@ -18,7 +18,7 @@ from reservoir.backbones import Backbone
 from reservoir.backbones.hub import local_files_only, silence_transformers
 from reservoir.errors import InputError, first_line
 from reservoir.tasks.images.patches import patches
-from reservoir.tasks.own.decode import check_pillow
+from reservoir.tasks.own.pictures import check_pillow
 from reservoir.tasks.task import Vectors
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy as np
 from reservoir.backbones.hub import local_files_only, silence_transformers
 from reservoir.backbones.names import SHIPPED, gguf_argument
 from reservoir.errors import InputError, first_line
-from reservoir.tasks.own.letters import texts_of
+from reservoir.tasks.own.texts import texts_of
 from reservoir.tasks.task import Tokens
 
 TEXT_TOKENS = 64

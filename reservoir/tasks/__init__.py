@@ -21,12 +21,11 @@ from reservoir.options import OwnDataOptions
 from reservoir.tasks.bits import BitMemory, BitXor
 from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, FashionMnist, Mnist
 from reservoir.tasks.listops import ListOps
-from reservoir.tasks.own.data import OwnData, own_name
-from reservoir.tasks.own.decode import decoded
-from reservoir.tasks.own.encode import clean_lengths, encode_own
+from reservoir.tasks.own.data import OwnData, own_name, read_new
 from reservoir.tasks.own.hub import is_hub
-from reservoir.tasks.own.kinds import read_integers, read_labels
-from reservoir.tasks.own.new import read_new
+from reservoir.tasks.own.labels import read_integers, read_labels
+from reservoir.tasks.own.pictures import decoded
+from reservoir.tasks.own.values import clean_lengths, encode_own
 from reservoir.tasks.proteins import Homology
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors, check_split

@@ -343,7 +343,7 @@ CASES = {
     "h5 cut short": (h5_cut, "not a readable HDF5"),
     "h5 of other bytes": (file("mine.h5", "hello"), "not a readable HDF5"),
     "csv ragged": (file("mine.csv", "y,a,b\n1,2,3\n1,2,3,4\n"), "line 3: 4 cells"),
-    "csv empty": (file("mine.csv", ""), "No columns to parse"),
+    "csv empty": (file("mine.csv", ""), "no rows; give a header"),
     "csv of bytes": (file("mine.csv", b"y,a\n\xff\xfe,1\n"), "line 2: not UTF-8"),
     "a file of another kind": (file("mine.docx", "hello"), "files of type '.docx' are not read"),
     "no such file": (lambda folder: [str(folder / "none.npz")], "no such file"),

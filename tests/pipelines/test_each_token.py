@@ -167,7 +167,7 @@ def test_residues_are_read_at_their_own_tokens_of_a_protein_model(tmp_path):
 @pytest.mark.parametrize("text", ["the cat sat", "ACGT", "héllo 😀 cat"])
 def test_letters_of_bytes_are_read_where_they_end(text):
     from reservoir.inputs.text import read_tokenizer
-    from reservoir.tasks.own.letters import codes_of
+    from reservoir.tasks.own.texts import codes_of
 
     reader = read_tokenizer("mini", 1024)
     ends = np.cumsum([len(letter.encode()) for letter in text]) - 1
@@ -177,7 +177,7 @@ def test_letters_of_bytes_are_read_where_they_end(text):
 
 
 def task_texts(path, split, **asked):
-    from reservoir.tasks.own.letters import texts_of
+    from reservoir.tasks.own.texts import texts_of
 
     source = task_named(str(path), **asked)
     part = source.read(source.pieces()[0])[split]

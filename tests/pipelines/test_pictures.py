@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from reservoir_pipelines import extract, fit, predict, prepare
 
-from reservoir.tasks.own.decode import decoded
+from reservoir.tasks.own.pictures import decoded
 from tests.reservoir.models import save_with_processor
 
 COLOURS = {"blue": (20, 40, 200), "red": (200, 40, 20)}

@@ -15,7 +15,7 @@ from reservoir.features import forward, token_batches
 from reservoir.options import ReservoirOptions
 from reservoir.plan import resolve_model
 from reservoir.reservoir import LoadedModel, load_model
-from reservoir.tasks.own.letters import codes_of
+from reservoir.tasks.own.texts import codes_of
 from reservoir.tasks.task import Task, Tokens
 from tests.reservoir.models import MODELS, PIXELS, SOUNDS, layer_names, save, save_with_tokenizer
 

@@ -7,7 +7,7 @@ from scipy.io import wavfile
 
 from reservoir.errors import InputError
 from reservoir.tasks import Vectors, read_new, task_named
-from reservoir.tasks.own.letters import UNKNOWN
+from reservoir.tasks.own.texts import UNKNOWN
 
 RNG = np.random.default_rng(0)
 ROWS = 40

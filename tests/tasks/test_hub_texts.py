@@ -10,7 +10,7 @@ from reservoir.errors import InputError
 from reservoir.options import OwnDataOptions
 from reservoir.tasks import read_new, task_named
 from reservoir.tasks.own.hub import hub_arrays
-from reservoir.tasks.own.letters import texts_of
+from reservoir.tasks.own.texts import texts_of
 
 NAMES = ["neg", "pos"]
 TEXTS = [f"row {n} is {'good' if n % 2 else 'bad'}" + " so" * (n % 5) for n in range(30)]

@@ -7,8 +7,7 @@ import pytest
 
 from reservoir.errors import InputError
 from reservoir.tasks import Task, Tokens, Vectors, encode, read_new, task_named
-from reservoir.tasks.own.encode import letter_symbols
-from reservoir.tasks.own.letters import texts_of, to_symbols
+from reservoir.tasks.own.texts import texts_of, to_symbols
 
 RNG = np.random.default_rng(0)
 SPLITS = ["train", "valid", "test"] * 4
@@ -213,7 +212,7 @@ def test_texts_are_sequences_of_letters(tmp_path, suffix):
     assert x.tolist() == longer and texts_of(*encode(task, x)) == longer
     x, _, _, _ = read_new(write_texts(tmp_path / f"new{suffix}", ["AC", "ACJ", "G"], KINDS[:3]), task)
     codes, lengths = encode(task, x)
-    assert letter_symbols("new", task, codes, lengths).tolist() == [[1, 2, 0], [1, 2, 0], [3, 0, 0]]
+    assert to_symbols("new", codes, lengths, task.alphabet).tolist() == [[1, 2, 0], [1, 2, 0], [3, 0, 0]]
     with pytest.raises(InputError, match="row 1, letter 2: 'J' is no letter of the training rows; they are ACGT"):
         to_symbols("new", codes, lengths, "ACGT")  # an alphabet of an earlier version
 

@@ -73,7 +73,7 @@ def test_csv_with_several_outputs(tmp_path):
     [
         ("a,b\n1,2\n", "no column of labels"),
         ("y,a\n", "no rows"),
-        ("", "No columns to parse"),
+        ("", "no rows"),
         ("y,a,b\n1,2,3\n1,2,3,4\n", "line 3: 4 cells under 3"),
         ("y,a,b\n1,2,x\n", "line 2: 'x' is not a number in column 'b'"),
         ("y,a,b\n1,,3\n1,2,3\n", "line 2: an empty cell in column 'a'"),

@@ -14,8 +14,8 @@ from reservoir import InputError
 from reservoir.explanation import contributions, occlusion
 from reservoir.options import ExplainOptions
 from reservoir.tasks import encode, read_new
-from reservoir.tasks.own.decode import as_patches
-from reservoir.tasks.own.encode import letter_symbols
+from reservoir.tasks.own.pictures import as_patches
+from reservoir.tasks.own.texts import to_symbols
 from reservoir.tasks.task import Task, Tokens
 from reservoir_pipelines.output import Record
 from reservoir_pipelines.plots import COLOURS, INK, figure_of, picture, save, style
@@ -64,7 +64,7 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
     if bundle.task.pictures:
         x = as_patches(x)
     if bundle.task.alphabet:
-        x = letter_symbols(str(file), bundle.task, x, lengths)
+        x = to_symbols(str(file), x, lengths, bundle.task.alphabet)
     rows = explain_rows(model, bundle.task, x, lengths)
     _draw(plot, bundle.task, x, lengths, rows)
     return Explanation(rows=tuple(rows), plot=plot)

@@ -19,9 +19,7 @@ from reservoir.raw_input import raw_features
 from reservoir.readouts.targets import samples, unsample
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks import encode, read_new
-from reservoir.tasks.own.each import units
-from reservoir.tasks.own.encode import letter_symbols
-from reservoir.tasks.own.letters import are_words
+from reservoir.tasks.own.texts import are_words, to_symbols, units
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.prediction.load import load_part, open_readout
@@ -89,7 +87,7 @@ def predict(readout: Path, file: Path, place: DeviceOptions, safety: TrustOption
         part.reservoir.input != "native" if part.reservoir else not are_words(task.alphabet) for part in bundle.parts
     ]
     if task.alphabet and any(letters):  # a text is read letter by letter
-        letter_symbols(str(file), task, x, lengths)
+        to_symbols(str(file), x, lengths, task.alphabet)
     counts = units(task, x, lengths) if task.each else None
     if counts is not None:  # new sequences may be longer than those of the task
         task = replace(task, readout_tokens=int(counts.max()))

@@ -1,14 +1,16 @@
-"""Arrays by name, one row per sequence: what every reader of your own data returns."""
+"""Arrays by name, one row per sequence: what every reader of your own data returns; and those of ``.npz`` files."""
 
 from __future__ import annotations
 
+import math
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, first_line
 
 NAMES = ("x", "y", "lengths", "split", "groups", "ids")
 """The arrays that are read; a file may hold others."""
@@ -18,6 +20,9 @@ MOST_EXPANSION = 200
 
 FREE_BYTES = 2**27
 """Arrays up to this size may shrink as they like: rows of zeros are harmless."""
+
+MOST_HEADER = 10_000
+"""Bytes of an array's header; a plain array needs about a hundred, and NumPy's parser is slow on long ones."""
 
 
 class Arrays:
@@ -45,12 +50,6 @@ class Arrays:
         self.chosen: dict[str, Any] = {}  # choices made by rule, needed to read new data
         self.shapes = ({"x": x[0]} if x else {}) | {name: array.shape for name, array in arrays.items()}
         self.dtypes = ({"x": x[1]} if x else {}) | {name: array.dtype for name, array in arrays.items()}
-
-    def replace(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Put arrays in the place of others of their names."""
-        self._arrays |= arrays
-        self.shapes |= {name: array.shape for name, array in arrays.items()}
-        self.dtypes |= {name: array.dtype for name, array in arrays.items()}
 
     def read(self, name: str, lo: int, hi: int) -> np.ndarray:
         """Return the rows ``lo`` to ``hi`` of an array."""
@@ -92,3 +91,66 @@ def padded(where: str, sequences: Sequence[np.ndarray]) -> tuple[np.ndarray, np.
     for row, one in enumerate(sequences):
         x[row, : len(one)] = one
     return x, lengths
+
+
+def read_npz(path: Path) -> Arrays:
+    """Return the arrays of a ``.npz`` archive; nothing is unpacked before its size is known."""
+    arrays, name = {}, ""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = [member.filename for member in archive.infolist()]
+            for name in NAMES:
+                given = [member for member in members if member in {name, f"{name}.npy"}]
+                if len(given) > 1:
+                    raise InputError(f"{path}: {len(given)} arrays are called {name!r}; write the file again")
+                if given != [f"{name}.npy"]:
+                    continue
+                _check_header(path, archive, name)
+                with archive.open(given[0]) as file:
+                    array = np.lib.format.read_array(file, allow_pickle=False)
+                    file.read(1)  # the checksum is compared at the end
+                arrays[name] = np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
+    except InputError:
+        raise
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: array {name!r} holds the bytes {error.object[:40]!r}, which are not UTF-8; "
+            "save it as text (dtype str)"
+        ) from None
+    except Exception as error:  # a damaged archive makes zipfile and NumPy raise nearly anything
+        raise InputError(
+            f"{path}: not a readable .npz archive ({first_line(error)}); write it again with numpy.savez"
+        ) from None
+    return Arrays(arrays)
+
+
+def _check_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
+    """Refuse an array of Python objects, or one whose header, shape and size do not fit each other."""
+    member = archive.getinfo(f"{name}.npy")
+    if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+        raise InputError(f"{path}: array {name!r} is packed otherwise than numpy.savez does; write it again")
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        width = 2 if version == (1, 0) else 4
+        length = int.from_bytes(file.read(width), "little")
+        if length > MOST_HEADER:
+            raise InputError(
+                f"{path}: the header of array {name!r} has {length:,} bytes, more than {MOST_HEADER:,}; "
+                "the file is damaged: write it again"
+            )
+        file.seek(-width, 1)
+        shape, _, dtype = read(file)
+        start = file.tell()
+    if dtype.hasobject:
+        raise InputError(
+            f"{path}: array {name!r} holds Python objects; give numbers or strings of one shape, "
+            "rows of unequal length filled up with 0 and an array lengths beside"
+        )
+    size = math.prod(shape) * dtype.itemsize
+    check_expansion(path, name, max(size, member.file_size), min(member.compress_size, path.stat().st_size))
+    if size != member.file_size - start or not dtype.itemsize or min(shape, default=0) < 0:
+        raise InputError(
+            f"{path}: array {name!r} of shape {shape} needs {size} bytes and has {member.file_size - start}; "
+            "the file is damaged: write it again"
+        )

@@ -14,18 +14,24 @@ import numpy as np
 from reservoir.errors import InputError
 from reservoir.option_fields import MODULE_FUNCTION
 from reservoir.options import OwnDataOptions
+from reservoir.tasks.images.mnist import read_idx
 from reservoir.tasks.own.arrays import Arrays
-from reservoir.tasks.own.decode import SIDE
-from reservoir.tasks.own.each import TOKEN
-from reservoir.tasks.own.encode import clean_lengths
-from reservoir.tasks.own.files import function_file, open_arrays, source_files
+from reservoir.tasks.own.columns import named_kind
+from reservoir.tasks.own.files import SUFFIXES, function_file, open_arrays, source_files
+from reservoir.tasks.own.folders import media_files
 from reservoir.tasks.own.hub import is_hub
-from reservoir.tasks.own.kinds import MOST_SYMBOLS, SAMPLE, Reading, read_integers
-from reservoir.tasks.own.labels import Labels, encode_labels, split_rows
-from reservoir.tasks.own.letters import UNKNOWN, alphabet_of, are_words, shown
-from reservoir.tasks.own.paths import named_kind
-from reservoir.tasks.own.pictures import Pictures
-from reservoir.tasks.own.values import Rounding, as_values, clean_symbols, standardisation
+from reservoir.tasks.own.labels import (
+    MOST_SYMBOLS,
+    SAMPLE,
+    Labels,
+    Reading,
+    encode_labels,
+    read_integers,
+    split_rows,
+)
+from reservoir.tasks.own.pictures import SIDE, Pictures, objects
+from reservoir.tasks.own.texts import TOKEN, UNKNOWN, alphabet_of, are_words, shown, texts_of
+from reservoir.tasks.own.values import Rounding, as_values, clean_lengths, clean_symbols, standardisation
 from reservoir.tasks.source import Piece, Source
 from reservoir.tasks.task import Scaling, Split, Task, Tokens, Vectors
 
@@ -42,15 +48,15 @@ class OwnData(Source):
     """A task from the arrays ``x``, ``y`` and optionally ``lengths``, ``split`` and ``groups``.
 
     - ``x`` (rows, tokens, dim): vectors; (rows, tokens) of floats: vectors of one value; (rows, tokens) of integers:
-      symbols or values, see `reservoir.tasks.own.kinds.read_integers`; (rows,) of texts: their letters are symbols.
+      symbols or values, see `reservoir.tasks.own.labels.read_integers`; (rows,) of texts: their letters are symbols.
     - ``y`` (rows,) or (rows, outputs), or (rows, readout tokens, outputs) for one label per each of the last tokens:
-      floats are targets, strings and booleans classes; `reservoir.tasks.own.kinds.read_labels` decides on integers.
+      floats are targets, strings and booleans classes; `reservoir.tasks.own.labels.read_labels` decides on integers.
     - ``lengths`` (rows,): the real tokens of each row; what follows them is ignored.
     - ``split`` (rows,): ``train``, ``valid`` or ``test``; `reservoir.tasks.own.labels.split_rows` divides rows without.
     - ``groups`` (rows,): rows of one group are in one split.
 
     They are the arrays of an ``.npz`` or ``.h5`` file, or come from a table, a FASTA file, a folder of recordings,
-    sounds or pictures, or a function. `reservoir.tasks.own.roles` has the rule for the columns of a table.
+    sounds or pictures, or a function. `reservoir.tasks.own.columns` has the rule for the columns of a table.
     """
 
     origin: str  # a path, or module:function
@@ -272,3 +278,46 @@ class OwnData(Source):
                 real = np.arange(x.shape[1]) < lengths[train, None]
                 rounding.add(given.reshape(*x.shape[:2], -1)[train][real], x[train][real])
                 yield x[train][real]
+
+
+# ---- new sequences
+
+NewRows = tuple[np.ndarray, np.ndarray | None, list[str] | None, np.ndarray | None]
+"""Sequences, their lengths, the names of the rows, and their labels."""
+
+
+def read_new(path: Path, task: Task) -> NewRows:
+    """Return the sequences of a file, their lengths, the names of the rows, and their labels, if the file has them.
+
+    Pictures are returned as the paths of their files.
+    """
+    if path.suffix.lower() not in SUFFIXES and path.is_file() and not (media_files(path) or task.pictures):
+        return read_idx(path, (28, 28)), None, None, None
+    asked = {
+        f.name: task.parameters[f.name]
+        for f in fields(OwnDataOptions)
+        if f.name in task.parameters and f.name not in {"labels", "skip_bad_rows"}
+    }
+    columns = open_arrays(str(path), OwnDataOptions(**asked), task)
+    if "x" not in columns.shapes:
+        raise InputError(f"{path}: it has no array 'x'; put the sequences there")
+    if not columns.shapes["x"]:
+        raise InputError(f"{path}: x is a single number; give one sequence per row")
+    rows = columns.shapes["x"][0]
+    for name in ("lengths", "ids"):
+        if columns.shapes.get(name, (rows,)) != (rows,):
+            raise InputError(f"{path}: x has {rows} rows and {name} the shape {columns.shapes[name]}; give one per row")
+    pictures = isinstance(columns, Pictures)
+    if bool(task.pictures) != pictures:
+        found, wanted = ("pictures", "other data") if pictures else ("no pictures", "pictures")
+        raise InputError(f"{path}: holds {found}, and the readout was fitted to {wanted}")
+    x = objects(columns.files) if pictures else columns.read("x", 0, rows)
+    lengths = columns.read("lengths", 0, rows) if "lengths" in columns.shapes else None
+    ids = [str(name) for name in columns.read("ids", 0, rows)] if "ids" in columns.shapes else None
+    y = columns.read("y", 0, rows) if columns.shapes.get("y") else None
+    if columns.letters:
+        assert lengths is not None
+        return np.array(texts_of(x, lengths)), None, ids, y
+    if isinstance(task.form, Tokens) and x.dtype.kind == "f" and x.ndim == 2 and (x == np.rint(x)).all():
+        x = x.astype(np.int64)
+    return x, lengths, ids, y

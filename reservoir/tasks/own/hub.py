@@ -6,16 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from reservoir.errors import InputError, first_line, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.arrays import Arrays
-from reservoir.tasks.own.bad_rows import BadRows
-from reservoir.tasks.own.cells import labels_of
 from reservoir.tasks.own.labels import SPLIT_NAMES
-from reservoir.tasks.own.tables import Table
-from reservoir.tasks.own.texts import Texts
+from reservoir.tasks.own.table_reader import TableReader
+from reservoir.tasks.own.tables import BadRows, Table
 
 PREFIX = "hf:"
 TEXTS = ("text", "sentence", "sequence", "x")
@@ -47,25 +43,16 @@ def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
             near = nearest(name, columns)
             raise InputError(f"{origin}: not every split has the column {name!r}; say --{role} NAME{near}")
         if name and everywhere:
-            cells[role] = [_cell(part, name, cell) for part in parts.values() for cell in part[name]]
-    places = [f"row {row}" for row in range(len(cells["text"]))]
-    table = Table(Path(origin), pd.DataFrame({r: pd.Series(c, dtype=object) for r, c in cells.items()}), places, {})
-    bad = BadRows(origin, places, skip=asked.skip_bad_rows if labelled else None)
-    texts = [str(cell or "").strip() for cell in cells["text"]]
-    for row in (row for row, one in enumerate(texts) if not one or "\0" in one):
-        bad.add(row, "an empty text, or one with a NUL")
-    arrays: dict[str, np.ndarray] = {}
-    if "label" in cells:
-        arrays["y"] = labels_of(table, "label", bad if labelled else None, shown=label)
-    for array, role in {"ids": "id", "groups": "group"}.items():
-        if role in cells:
-            arrays[array] = np.array(list(map(str, cells[role])))
+            cells[name] = [_cell(part, name, cell) for part in parts.values() for cell in part[name]]
     if len(parts) > 1 and labelled:
-        arrays["split"] = np.repeat(np.array(list(parts)), [len(part) for part in parts.values()])
-    kept = bad.kept()
-    found = Texts(origin, np.array(texts, object)[kept].tolist(), {name: one[kept] for name, one in arrays.items()})
+        cells["split"] = [name for name, part in parts.items() for _ in range(len(part))]
+    places = [f"row {row}" for row in range(len(cells[text]))]
+    bad = BadRows(origin, places, skip=asked.skip_bad_rows if labelled else None)
+    frame = pd.DataFrame({name: pd.Series(column, dtype=object) for name, column in cells.items()})
+    options = OwnDataOptions(text=text, label=label or None, id=asked.id, group=asked.group)
+    found = TableReader(Table(Path(origin), frame, bad), options, None if labelled else {}).arrays_of_table()
     found.files = [Path(file["filename"]) for part in parts.values() for file in part.cache_files]
-    found.notes = [*notes, *bad.notes()]
+    found.notes, found.chosen = [*notes, *found.notes], {}
     return found
 
 

@@ -1,15 +1,17 @@
-"""Labels of your own data: classes or numbers, names of the classes, and the splits of the rows."""
+"""What the numbers of your own data mean: symbols or values, classes or targets; and the splits of the rows.
+
+One rule for files and estimators.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.own.kinds import FEW_CLASSES, counted_through, read_labels
 from reservoir.tasks.own.tables import EMPTY
 from reservoir.tasks.rows import HELD_OUT, SHARES, grouped, stratified
 from reservoir.tasks.task import MISSING
@@ -17,18 +19,93 @@ from reservoir.tasks.task import MISSING
 MOST_ROUNDING = 1e-3
 """Largest error of float32 in a target, as a share of its standard deviation."""
 
-
 SPLIT_NAMES = {
-    "train": "train",
-    "training": "train",
-    "valid": "valid",
-    "val": "valid",
-    "validation": "valid",
-    "dev": "valid",
-    "test": "test",
-    "testing": "test",
+    **dict.fromkeys(["train", "training"], "train"),
+    **dict.fromkeys(["valid", "val", "validation", "dev"], "valid"),
+    **dict.fromkeys(["test", "testing"], "test"),
 }
 """Names of splits in folders and datasets, in small letters, and our names for them."""
+
+SAMPLE = 2**20
+"""Tokens at the beginning that the rule looks at."""
+
+MOST_SYMBOLS = 1_000_000
+"""Larger whole numbers are values, not symbols: no embedding has a row for each."""
+
+FEWEST_STEPS = 100
+"""With fewer changes between neighbours their size is not considered."""
+
+SMOOTH = 0.65
+"""An ordered quantity has steps between unlike neighbours below this share of those between any two tokens."""
+
+SMOOTH_MANY = 0.8
+"""The same for more different numbers than a byte has."""
+
+BYTE = 256
+
+HEAD = 0.1
+"""A vocabulary is used unevenly: the commonest hundredth of it makes up more than this share of the tokens."""
+
+FEW_CLASSES = 20
+FEW_ROWS_PER_CLASS = 5
+ROWS_PER_CLASS = 50
+
+
+class Reading(NamedTuple):
+    """Whether whole numbers are names (symbols, classes), and why."""
+
+    names: bool
+    why: str
+
+
+def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
+    """Return whether whole numbers are symbols, or values of an ordered quantity.
+
+    Values are those that are negative or beyond a million; those whose neighbours in a sequence are much closer to each
+    other than any two tokens are (steps between unlike neighbours, so that long stays do not count); and those with
+    more than 256 different numbers, the commonest hundredth of which is not far commoner than the rest, as it is in any
+    vocabulary in use. All others are symbols.
+    """
+    x = x[: max(1, SAMPLE // max(x.shape[1], 1))]
+    full = np.full(len(x), x.shape[1]) if lengths is None else lengths[: len(x)]
+    real = np.arange(x.shape[1]) < full[:, None]
+    tokens = x[real].astype(np.int64)
+    if tokens.min() < 0 or tokens.max() >= MOST_SYMBOLS:
+        return Reading(False, "some are negative" if tokens.min() < 0 else "some are a million or more")
+    numbers, counts = np.unique(tokens, return_counts=True)
+    steps = np.abs(np.diff(x.astype(np.int64), axis=1))[real[:, 1:]]
+    steps = steps[steps > 0]
+    anywhere = np.abs(tokens - np.random.default_rng(0).permutation(tokens))
+    if len(steps) >= FEWEST_STEPS:
+        share = steps.mean() / anywhere[anywhere > 0].mean()
+        if share < (SMOOTH_MANY if len(numbers) > BYTE else SMOOTH):
+            return Reading(False, f"neighbours differ by {share:.0%} of what any two tokens do")
+    if len(numbers) <= BYTE:
+        return Reading(True, f"{len(numbers)} different ones, and no order between neighbours")
+    # The ends of a scale are left out: a sensor that overflows is there often.
+    head = np.sort(counts[1:-1])[::-1][: len(numbers) // 100 + 1].sum() / len(tokens)
+    if head > HEAD:
+        return Reading(True, f"the commonest hundredth of {len(numbers):,} makes up {head:.0%}, as words do")
+    return Reading(False, f"{len(numbers):,} different ones, about equally common")
+
+
+def read_labels(y: np.ndarray) -> Reading:
+    """Return whether whole-number labels are classes, or targets of a regression.
+
+    Two different numbers are classes. Others are where they are counted through from 0 or 1 and have two labels each,
+    up to 20 where they have 5 labels each on average, and more where they have 50.
+    """
+    numbers = np.unique(y)
+    many = f"{len(numbers):,} different ones among {y.size:,}"
+    if len(numbers) > 2 and len(numbers) > y.size / 2:
+        return Reading(False, many)
+    least = FEW_ROWS_PER_CLASS if len(numbers) <= FEW_CLASSES else ROWS_PER_CLASS
+    return Reading(len(numbers) <= 2 or counted_through(numbers) or y.size >= least * len(numbers), many)
+
+
+def counted_through(numbers: np.ndarray) -> bool:
+    """Return whether sorted different numbers are 0, 1, 2 ... or 1, 2, 3 ..."""
+    return bool(numbers[0] in {0, 1} and numbers[-1] - numbers[0] == len(numbers) - 1)
 
 
 @dataclass(frozen=True)
@@ -46,8 +123,8 @@ def encode_labels(
 ) -> Labels:
     """Return labels with their classes numbered.
 
-    Floats are targets, strings and booleans are classes, and `reservoir.tasks.own.kinds.read_labels` decides about
-    integers, unless a flag does. Classes are numbered in sorted order; integers 0, 1, ..., n - 1 need no names.
+    Floats are targets, strings and booleans are classes, and `read_labels` decides about integers, unless a flag does.
+    Classes are numbered in sorted order; integers 0, 1, ..., n - 1 need no names.
 
     Parameters
     ----------
@@ -65,20 +142,19 @@ def encode_labels(
     if not 1 <= y.ndim <= 3 or not y.size:
         raise InputError(f"{where}: y has the shape {y.shape}; give (rows,) or (rows, outputs)")
     if units is not None:
-        return _of_units(where, y, units, regression=regression, classes=classes)
-    y, notes = _read_as(where, y, regression, classes)
+        there = np.arange(y.shape[1]) < units[:, None]
+        labels = encode_labels(where, y[there], regression=regression, classes=classes)
+        full = np.full((*there.shape, labels.y.shape[2]), MISSING if labels.classes else np.nan, labels.y.dtype)
+        full[there] = labels.y[:, 0]
+        return replace(labels, y=full)
+    y, note = _read_as(where, y, regression, classes)
+    notes = (note,) if note else ()
     shaped = y[:, None, None] if y.ndim == 1 else y[:, None] if y.ndim == 2 else y
     if y.dtype.kind == "f":
-        if not np.isfinite(y).all():
-            row = int(np.argwhere(~np.isfinite(shaped))[0, 0])
-            raise InputError(f"{where}: y is not finite in row {row}; remove the row or give its target")
         return Labels(_single(where, shaped), 0, (), notes)
     found, numbers, counts = np.unique(shaped, return_inverse=True, return_counts=True)
     numbers = numbers.reshape(shaped.shape).astype(np.int64)
     names = [name.decode() if isinstance(name, bytes) else name for name in found.tolist()]
-    odd = [name for name in names if str(name).strip().lower() in EMPTY]
-    notes += tuple(f"y has a class {name!r}; remove these rows if it stands for a missing label" for name in odd)
-    notes += _odd_classes(names, counts)
     if len(names) == 1:
         raise InputError(f"{where}: all labels are the same ({names[0]!r}); give rows of at least two classes")
     if y.dtype.kind in "US" and len(names) == y.size > 2:
@@ -86,52 +162,50 @@ def encode_labels(
             f"{where}: each row has a label of its own ({names[0]!r}, ...), as names of rows have; name "
             "the column of the labels with --label"
         )
-    return Labels(
-        numbers, len(names), () if y.dtype.kind != "b" and names == list(range(len(names))) else tuple(names), notes
-    )
-
-
-def _of_units(where: str, y: np.ndarray, units: np.ndarray, *, regression: bool, classes: bool) -> Labels:
-    there = np.arange(y.shape[1]) < units[:, None]
-    found = encode_labels(where, y[there], regression=regression, classes=classes)
-    full = np.full((*there.shape, found.y.shape[2]), MISSING if found.classes else np.nan, found.y.dtype)
-    full[there] = found.y[:, 0]
-    return replace(found, y=full)
+    plain = y.dtype.kind != "b" and names == list(range(len(names)))
+    return Labels(numbers, len(names), () if plain else tuple(names), notes + _odd_classes(names, counts))
 
 
 def _odd_classes(names: Sequence[Any], counts: np.ndarray) -> tuple[str, ...]:
-    """Return notes on classes of a single row, and on classes that differ in capitals alone."""
-    lone = [str(name) for name, count in zip(names, counts, strict=True) if count == 1]
-    problem = "classes of a single row, which cannot be both learnt and tested"
-    notes = (f"{problem} ({len(lone)}): {', '.join(lone[:5])}",) if lone else ()
+    """Return notes on classes that look like missing labels, have one row, or differ in capitals alone."""
+    odd = [name for name in names if str(name).strip().lower() in EMPTY]
+    notes = [f"y has a class {name!r}; remove these rows if it stands for a missing label" for name in odd]
+    if lone := [str(name) for name, count in zip(names, counts, strict=True) if count == 1]:
+        problem = "classes of a single row, which cannot be both learnt and tested"
+        notes.append(f"{problem} ({len(lone)}): {', '.join(lone[:5])}")
     first = {str(name).lower(): name for name in reversed(names)}
-    pairs = [(first[str(name).lower()], name) for name in names if first[str(name).lower()] != name]
-    return notes + tuple(
-        f"y has the classes {one!r} and {name!r}; spell them the same if they are one class" for one, name in pairs
-    )
+    for one, name in ((first[str(name).lower()], name) for name in names):
+        if one != name:
+            notes.append(f"y has the classes {one!r} and {name!r}; spell them the same if they are one class")
+    return tuple(notes)
 
 
-def _read_as(where: str, y: np.ndarray, regression: bool, classes: bool) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return floats for targets, or integers or strings for classes, and notes on what was decided by rule."""
+def _read_as(where: str, y: np.ndarray, regression: bool, classes: bool) -> tuple[np.ndarray, str]:
+    """Return floats for targets, or integers or strings for classes, and a note on what was decided by rule."""
     if regression and (classes or y.dtype.kind in "US"):
         raise InputError(f"{where}: y holds {y.dtype} values; leave out --regression")
+    if regression:
+        return y.astype(np.float64), ""
     whole = y.dtype.kind != "f" or bool((np.isfinite(y) & (y == np.rint(y))).all())
     if classes and not whole:
         raise InputError(f"{where}: y holds numbers that are not whole; leave out --classes")
-    if regression or classes or y.dtype.kind not in "iuf" or not whole:
-        return y.astype(np.float64) if regression else y.astype(np.int64) if y.dtype.kind == "f" and classes else y, ()
+    if classes or y.dtype.kind not in "iuf" or not whole:
+        return y.astype(np.int64) if y.dtype.kind == "f" and classes else y, ""
     if y.dtype.kind == "f":
-        return y, ("y holds whole floats, read as targets of a regression; pass --classes for classes",)
+        return y, "y holds whole floats, read as targets of a regression; pass --classes for classes"
     reading = read_labels(y)
     if not reading.names:
-        return y.astype(np.float64), (f"y read as targets of a regression ({reading.why}); pass --classes for classes",)
+        return y.astype(np.float64), f"y read as targets of a regression ({reading.why}); pass --classes for classes"
     numbers = np.unique(y)
     plain = len(numbers) <= FEW_CLASSES and (len(numbers) == 2 or counted_through(numbers))
-    return y, () if plain else (f"y read as classes ({reading.why}); pass --regression for targets",)
+    return y, "" if plain else f"y read as classes ({reading.why}); pass --regression for targets"
 
 
 def _single(where: str, y: np.ndarray) -> np.ndarray:
     """Return finite targets, (rows, readout_tokens, outputs), as float32; refuse those that lose their digits."""
+    if not np.isfinite(y).all():
+        row = int(np.argwhere(~np.isfinite(y))[0, 0])
+        raise InputError(f"{where}: y is not finite in row {row}; remove the row or give its target")
     with np.errstate(over="ignore"):
         stored = y.astype(np.float32)
     if not np.isfinite(stored).all():
@@ -139,8 +213,6 @@ def _single(where: str, y: np.ndarray) -> np.ndarray:
         raise InputError(
             f"{where}: y is {y[row, token, output]} in row {row}, too large for float32; divide y by a unit"
         )
-    if stored.dtype == y.dtype:
-        return stored
     for output in range(y.shape[2]):
         values = y[:, :, output].astype(np.float64)
         rounding = np.abs(values - stored[:, :, output]).max()
@@ -182,14 +254,9 @@ def split_rows(where: str, labels: Labels, split: np.ndarray | None, groups: np.
     for name in SHARES:
         if name not in names:
             raise InputError(f"{where}: none of the {len(names)} rows is for the split {name!r}; give more rows")
-    if groups is not None:
-        _check_groups(where, groups, names)
-    return names
-
-
-def _check_groups(where: str, groups: np.ndarray, split: np.ndarray) -> None:
     of_group: dict[str, str] = {}
-    for group, name in zip(groups.tolist(), split.tolist(), strict=True):
+    for group, name in () if groups is None else zip(groups.tolist(), names.tolist(), strict=True):
         if of_group.setdefault(group, name) != name:
             both = f"{of_group[group]} and {name}"
             raise InputError(f"{where}: group {group!r} has rows in {both}; leave out split, or groups")
+    return names

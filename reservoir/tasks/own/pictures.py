@@ -1,17 +1,30 @@
-"""Your own pictures: their files are stored as they are, and decoded when a model reads them."""
+"""Your own pictures: their files are stored as they are, and Pillow decodes them when a model reads them."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, first_line
+from reservoir.tasks.images.patches import patches
 from reservoir.tasks.own.arrays import Arrays
-from reservoir.tasks.own.bad_rows import BadRows, reason_of
-from reservoir.tasks.own.decode import PATCH, SIDE, check_pillow, stored_bytes
+from reservoir.tasks.own.tables import BadRows
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+
+MOST_BYTES = 2**27
+MOST_PIXELS = 2**26
+
+SIDE, PATCH = 32, 4
+"""Side of a picture and of its patches in pixels, for backbones without patches of their own: those of CIFAR-10."""
 
 TOKENS = (SIDE // PATCH) ** 2
 
@@ -31,17 +44,15 @@ class Pictures(Arrays):
         if bad.skip:
             self._check()
         kept = bad.kept()
-        super().__init__(
-            {name: array[kept] for name, array in arrays.items()},
-            x=((int(kept.sum()), TOKENS, 3 * PATCH**2), np.dtype(np.uint8)),
-        )
+        arrays = {name: array[kept] for name, array in arrays.items()}
+        super().__init__(arrays, x=((int(kept.sum()), TOKENS, 3 * PATCH**2), np.dtype(np.uint8)))
         self.files = [file for file, good in zip(files, kept, strict=True) if good]
         self.notes = [f"to backbones that read no pictures, they are {SIDE}x{SIDE} pixels in {TOKENS} patches"]
 
     def sequences(self, lo: int, hi: int) -> np.ndarray:
         """Return the files of the rows ``lo`` to ``hi``, (rows,) of arrays."""
         try:
-            return objects([stored_bytes(file) for file in self.files[lo:hi]])
+            return objects([_stored_bytes(file) for file in self.files[lo:hi]])
         except InputError:
             self._check()  # so that all files that cannot be read are counted, not the first alone
             self._bad.kept()
@@ -50,9 +61,9 @@ class Pictures(Arrays):
     def _check(self) -> None:
         for row, file in enumerate(self._all_files):
             try:
-                stored_bytes(file)
+                _stored_bytes(file)
             except InputError as error:
-                self._bad.add(row, reason_of(error, file))
+                self._bad.add_file(row, file, error)
 
 
 def objects(values: Sequence[Any]) -> np.ndarray:
@@ -61,3 +72,62 @@ def objects(values: Sequence[Any]) -> np.ndarray:
     for row, value in enumerate(values):
         found[row] = value
     return found
+
+
+def check_pillow() -> None:
+    """Refuse pictures if Pillow is not installed."""
+    try:
+        import PIL  # noqa: F401
+    except ImportError:
+        raise InputError("pictures need Pillow: pip install 'reservoir-features[images]'") from None
+
+
+def _stored_bytes(path: Path) -> np.ndarray:
+    """Return the bytes of a picture file, after checking that they can be decoded."""
+    if path.stat().st_size > MOST_BYTES:
+        raise InputError(f"{path}: {path.stat().st_size:,} bytes, more than {MOST_BYTES:,}; check that it is a picture")
+    found = np.frombuffer(path.read_bytes(), np.uint8)
+    decoded(found, str(path), rough=True)
+    return found
+
+
+def decoded(stored: np.ndarray | Path, where: str = "", *, rough: bool = False) -> Image:
+    """Return the picture of a file, or of its bytes, upright, on a white background, in RGB.
+
+    A ``rough`` one may have fewer pixels, at least twice `SIDE` on each side.
+    """
+    check_pillow()
+    from PIL import Image, ImageOps
+
+    where = where or (str(stored) if isinstance(stored, Path) else "a picture")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about odd metadata; sizes are checked below
+            file = stored if isinstance(stored, Path) else BytesIO(stored.tobytes())
+            with Image.open(file, formats=FORMATS) as image:
+                if image.width * image.height > MOST_PIXELS:
+                    raise ValueError(f"it claims {image.width:,}x{image.height:,} pixels, more than {MOST_PIXELS:,}")
+                if image.mode.startswith(("I", "F")):
+                    raise ValueError("its values have more than 8 bits; convert it to 8")
+                if rough:
+                    image.draft("RGB", (2 * SIDE, 2 * SIDE))
+                image.load()
+                try:
+                    upright = ImageOps.exif_transpose(image)
+                except Exception:  # damaged metadata is ignored: the pixels are read already
+                    upright = image
+                if "A" not in upright.getbands() and "transparency" not in upright.info:
+                    return upright.convert("RGB")
+                seen = upright.convert("RGBA")
+                return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
+    except Exception as error:  # Pillow and its codecs raise all kinds
+        raise InputError(f"{where}: not a readable picture ({first_line(error)}); repair it, or remove it") from None
+
+
+def as_patches(x: np.ndarray) -> np.ndarray:
+    """Return stored pictures as the patches of pictures of `SIDE` pixels, (rows, tokens, values) of bytes."""
+    from PIL import Image
+
+    size = (SIDE, SIDE)
+    small = [np.asarray(decoded(row, rough=True).resize(size, Image.Resampling.BILINEAR)) for row in x]
+    return patches(np.stack(small), PATCH)

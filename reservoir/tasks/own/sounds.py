@@ -11,10 +11,8 @@ import numpy as np
 
 from reservoir.errors import InputError, first_line
 from reservoir.tasks.own.arrays import Arrays, check_expansion, check_padding
-from reservoir.tasks.own.bad_rows import BadRows, reason_of
+from reservoir.tasks.own.tables import BadRows
 from reservoir.tasks.task import Task, Vectors
-
-SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
 
 RATE = 16_000
 """Default samples per second: what models of speech take."""
@@ -75,10 +73,8 @@ def read_samples(sound: Sound, rate: int) -> np.ndarray:
 
 
 def _opened(path: Path) -> Any:
-    try:
-        import soundfile
-    except (ImportError, OSError):  # OSError: the package without its library
-        raise InputError(f"{path}: sounds need soundfile: pip install 'reservoir-features[audio]'") from None
+    import soundfile
+
     try:
         return soundfile.SoundFile(path)
     except Exception as error:  # what the library raises of a damaged file
@@ -108,6 +104,10 @@ class Sounds(Arrays):
     def __init__(
         self, files: Sequence[Path], arrays: Mapping[str, np.ndarray], bad: BadRows, rate: int | None, *, waveform: bool
     ):
+        try:
+            import soundfile  # noqa: F401
+        except (ImportError, OSError):  # OSError: the package without its library
+            raise InputError("sounds need soundfile: pip install 'reservoir-features[audio]'") from None
         self._rate, self._waveform = rate or RATE, waveform
         opened: dict[int, Sound] = {}
         for row, file in enumerate(files):
@@ -116,7 +116,7 @@ class Sounds(Arrays):
                 if bad.skip:  # damage behind the header must be known before the rows are counted
                     read_samples(opened[row], self._rate)
             except InputError as error:
-                bad.add(row, reason_of(error, file))
+                bad.add_file(row, file, error)
         kept = bad.kept()
         self._sounds = [opened[row] for row in np.flatnonzero(kept).tolist()]
         samples = np.array([sound.count(self._rate) for sound in self._sounds], np.int64)
@@ -166,7 +166,8 @@ def mel_frames(samples: np.ndarray, rate: int) -> np.ndarray:
 
 def _bands(size: int, rate: int) -> np.ndarray:
     """Return triangles of sum one over the bins of a transform, (bins, bands)."""
-    mel = np.linspace(_mel(LOWEST), _mel(rate / 2), BANDS + 2)
+    first, last = (1127 * float(np.log1p(hertz / 700)) for hertz in (LOWEST, rate / 2))
+    mel = np.linspace(first, last, BANDS + 2)
     low, middle, high = ((700 * (np.exp(edge / 1127) - 1)) for edge in (mel[:-2], mel[1:-1], mel[2:]))
     hertz = np.arange(size // 2 + 1)[:, None] * rate / size
     rising, falling = (hertz - low) / (middle - low), (high - hertz) / (high - middle)
@@ -174,10 +175,6 @@ def _bands(size: int, rate: int) -> np.ndarray:
     nearest = np.abs(hertz - middle).argmin(axis=0)  # a band between two bins has the nearest
     triangles[nearest, np.arange(BANDS)] = np.maximum(triangles[nearest, np.arange(BANDS)], 1e-3)
     return triangles / triangles.sum(axis=0)
-
-
-def _mel(hertz: float) -> float:
-    return 1127 * float(np.log1p(hertz / 700))
 
 
 def _ratio(new: int, old: int) -> Fraction:

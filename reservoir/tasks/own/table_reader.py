@@ -13,26 +13,33 @@ import numpy as np
 from reservoir.errors import InputError, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.arrays import Arrays, padded
-from reservoir.tasks.own.bad_rows import BadRows
-from reservoir.tasks.own.cells import (
-    check_values,
+from reservoir.tasks.own.columns import (
+    SEQUENCES,
+    TIMES,
+    as_numbers,
+    as_sequence,
+    choose_roles,
+    dates_of,
     filled,
     is_digits,
+    is_number,
     is_sequences,
     is_text,
     labels_of,
-    sequences_of,
+    time_of_rows,
+    typed,
     values_of,
 )
-from reservoir.tasks.own.each import labels_of_each, padded_labels, spaced_words
-from reservoir.tasks.own.roles import SEQUENCES, TIMES, choose_roles, dates_of, time_of_rows
-from reservoir.tasks.own.tables import Table
-from reservoir.tasks.own.texts import Texts
+from reservoir.tasks.own.tables import BadRows, Table
+from reservoir.tasks.own.texts import TOKEN, WORD, Texts
 
 MOST_NAMES = 256
 """Columns of values are known by name up to this number; beyond it they are steps of a series, known by order."""
 
 MOST_SHOWN = 8
+
+LONGEST_NUMBER = 24
+"""Digits of the longest number that is one value; a longer one is a label for each digit."""
 
 
 class TableReader:
@@ -50,113 +57,98 @@ class TableReader:
 
     def __init__(self, table: Table, asked: OwnDataOptions, known: Mapping[str, Any] | None = None):
         self.table, self.asked, self.labelled, self.known = table, asked, known is None, known or {}
-        self.bad = BadRows(str(table.path), table.places, skip=asked.skip_bad_rows if known is None else None)
-        for row, reason in table.faults.items():
-            self.bad.add(row, reason)
         self.fill = asked.missing != "refuse"
         self.roles = choose_roles(table, asked, known)
-        self.frame = table.frame
         self.notes, self.chosen = self.roles.notes, self.roles.chosen
         self.arrays: dict[str, np.ndarray] = {}
         self.texts: list[str] | None = None
 
     def arrays_of_table(self) -> Arrays:
         """Return the arrays, whichever columns hold them."""
-        ids = self._ids()
-        repeats = bool(ids) and len(set(ids)) < len(ids)
+        table, name = self.table, self.roles.id
+        ids = [str(cell) for cell in table.pop(name)] if name else []
+        repeats = len(set(ids)) < len(ids)
+        if name and not self.asked.id and not repeats:
+            self.notes.append(f"the column {name!r} names the rows, and is no value")
         if not self.roles.sequence and (repeats if self.labelled else self.known.get("long", False)):
-            self._long(ids or ["0"] * len(self.frame))
+            self._long(ids or ["0"] * len(table.frame))
         else:
             self._wide(ids)
-            kept = self.bad.kept()
+            kept = table.bad.kept()
             self.arrays = {name: array[kept] for name, array in self.arrays.items()}
             if self.texts is not None:
                 self.texts = [text for text, good in zip(self.texts, kept, strict=True) if good]
-        arrays = Arrays(self.arrays) if self.texts is None else Texts(str(self.table.path), self.texts, self.arrays)
-        arrays.notes, arrays.chosen = [*self.notes, *self.bad.notes()], self.chosen
+        arrays = Arrays(self.arrays) if self.texts is None else Texts(str(table.path), self.texts, self.arrays)
+        arrays.notes, arrays.chosen = [*self.notes, *table.bad.notes()], self.chosen
         return arrays
 
-    def _pop(self, name: str) -> Any:
-        column = self.frame[name]
-        self.frame = self.table.frame = self.frame.drop(columns=name)
-        return column
-
-    def _ids(self) -> list[str]:
-        name = self.roles.id
-        if not name:
-            return []
-        ids = [str(cell) for cell in self._pop(name)]
-        if not self.asked.id and len(set(ids)) == len(ids):
-            self.notes.append(f"the column {name!r} names the rows, and is no value")
-        return ids
-
     def _labels_and_groups(self) -> None:
-        required = self.bad if self.labelled else None
-        y = [labels_of(self.table, name, required) for name in self.roles.labels if name in self.frame]
-        self.frame = self.table.frame = self.frame.drop(columns=[n for n in self.roles.labels if n in self.frame])
+        names = [name for name in self.roles.labels if name in self.table.frame]
+        y = [labels_of(self.table, name, required=self.labelled) for name in names]
+        for name in names:
+            self.table.pop(name)
         if y:
             self.arrays["y"] = y[0] if len(y) == 1 else np.stack(y, axis=1)
         for array, name in {"split": "split", "groups": self.roles.group}.items():
-            if name in self.frame:
-                self.arrays[array] = np.array([str(cell).strip() for cell in self._pop(name)])
+            if name in self.table.frame:
+                self.arrays[array] = np.array([str(cell).strip() for cell in self.table.pop(name)])
 
     # ---- one line per sequence
 
     def _wide(self, ids: list[str]) -> None:
-        whole, time = self.roles.sequence, self.roles.time
-        if not time and self.labelled and (time := time_of_rows(self.table, has_ids=bool(ids))):
+        table, whole, time = self.table, self.roles.sequence, self.roles.time
+        if not time and self.labelled and (time := time_of_rows(table, has_ids=bool(ids))):
             self.chosen["time"] = time
-        if ids:
-            repeats = len(set(ids)) < len(ids)
-            if repeats and (self.asked.id or not self.labelled):
+        if len(set(ids)) < len(ids):
+            if self.asked.id or not self.labelled:
                 ids = [f"{name}#{row}" for row, name in enumerate(ids)]
-            elif repeats and not self.roles.group:
+            elif not self.roles.group:
                 self.arrays["groups"] = np.array(ids)
                 self.notes.append(f"rows with the same {self.roles.id!r} are kept in one split")
+        if ids:
             self.arrays["ids"] = np.array(ids)
         if whole:
-            self.frame[whole] = spaced_words(self.frame[whole])
+            cells = table.frame[whole]
+            if all(isinstance(cell, list) and cell and all(isinstance(word, str) for word in cell) for cell in cells):
+                # Lists of words, as labels of words come with, are texts.
+                table.frame[whole] = cells.map(lambda words: " ".join("".join(word.split()) or "_" for word in words))
             if len(self.roles.labels) == 1 and self._labels_of_each(self.roles.labels[0], whole):
                 self.roles.labels = []
         self._labels_and_groups()
-        if time in self.frame:
-            self._pop(time)
+        if time in table.frame:
+            table.pop(time)
             self.notes.append(f"the column {time!r} is left out, as each row is a sequence of its own")
-        lengths = self._pop("lengths").to_numpy() if "lengths" in self.frame else None
         if whole:
             self._sequences(whole)
         else:
             self._values()
-        if lengths is not None:
-            self.arrays["lengths"] = lengths
 
     def _labels_of_each(self, label: str, whole: str) -> bool:
         """Take labels of every letter, word or value of the sequences, where they are such."""
         known = None if self.labelled else self.known.get("each", "")
-        if known == "" or label not in self.frame:
+        if known == "" or label not in self.table.frame:
             return False
-        sequences = self.frame[whole]
+        sequences = self.table.frame[whole]
         if not (self.asked.text or is_text(sequences)):
             sequences = sequences.map(lambda cell: cell.split() if isinstance(cell, str) else cell)
-        found = labels_of_each(self.bad, list(sequences), list(self.frame[label]), known=known)
+        found = labels_of_each(self.table.bad, list(sequences), list(self.table.frame[label]), known=known)
         if found is None:
             return False
         kind, parts = found
         if self.labelled:
-            self.arrays["y"], self.arrays["units"] = padded_labels(self.bad, label, parts)
+            self.arrays["y"], self.arrays["units"] = padded_labels(self.table.bad, label, parts)
             self.chosen["each"] = kind
             self.notes.append(f"the column {label!r} labels every {kind} of {whole!r}")
         elif any(parts):
             self.arrays["y"] = np.array([*parts, None], object)[:-1]  # the None keeps lists of one length apart
-        self._pop(label)
+        self.table.pop(label)
         return True
 
     def _sequences(self, whole: str) -> None:
-        cells = self._pop(whole)
-        if len(self.frame.columns):
-            self.notes.append(
-                f"columns that are not read, beside {whole!r}: {', '.join(list(self.frame)[:MOST_SHOWN])}"
-            )
+        """Take a column of texts, or of lists or texts of numbers."""
+        bad, cells = self.table.bad, self.table.pop(whole)
+        if others := list(self.table.frame):
+            self.notes.append(f"columns that are not read, beside {whole!r}: {', '.join(others[:MOST_SHOWN])}")
         numbers = self.known.get("numbers", False) or (self.labelled and is_sequences(cells))
         if numbers and whole not in SEQUENCES:
             self.chosen |= {"text": whole, "numbers": True}
@@ -164,90 +156,104 @@ class TableReader:
             self.chosen["text"] = whole
             self.texts = [str(cell).strip() for cell in cells.astype(object).where(cells.notna(), "")]
             for row in (row for row, text in enumerate(self.texts) if not text or "\0" in text):
-                self.bad.add(row, "an empty text" if not self.texts[row] else "a NUL in the text", "write a text there")
+                bad.add(row, "an empty text" if not self.texts[row] else "a NUL in the text", "write a text there")
             return
-        self.table.frame = cells.to_frame(whole)
-        found = sequences_of(self.table, whole, self.bad)
-        for row, one in enumerate(found):
-            if not self.fill and one.dtype.kind == "f" and np.isnan(one).any():
-                self.bad.add(row, f"a missing value in column {whole!r}", "fill it, pass --missing interpolate or mask")
-        kept = self.bad.kept()
-        x, lengths = padded(str(self.table.path), [one for one, good in zip(found, kept, strict=True) if good])
-        self.arrays["x"], self.arrays["lengths"] = spread(x, kept), spread(lengths, kept)
+        found: dict[int, np.ndarray] = {}
+        for row, cell in enumerate(cells):
+            array = as_numbers(cell) if isinstance(cell, str) else as_sequence(cell)
+            tokens = next(iter(found.values())).shape[1:] if found else None
+            if array is None or not array.size:
+                start = f"{cell[:40]!r} is " if isinstance(cell, str) and cell else ""
+                bad.add(row, f"{start}no sequence of numbers in column {whole!r}")
+            elif tokens is not None and array.shape[1:] != tokens:
+                bad.add(row, f"tokens of shape {array.shape[1:]}, before {tokens}")
+            else:
+                found[row] = array
+                if not self.fill and array.dtype.kind == "f" and np.isnan(array).any():
+                    reason = f"a missing value in column {whole!r}"
+                    bad.add(row, reason, "fill it, pass --missing interpolate or mask")
+        kept = np.flatnonzero(bad.kept())
+        x, lengths = padded(str(self.table.path), [found[row] for row in kept.tolist()])
+        for name, array in {"x": x, "lengths": lengths}.items():
+            self.arrays[name] = np.zeros((len(cells), *array.shape[1:]), array.dtype)
+            self.arrays[name][kept] = array
 
     def _values(self) -> None:
         """Take columns of one value each as floats (rows, values); rows may end early."""
         self._choose_values()
-        names = list(self.frame)
-        empty = np.stack(
-            [(self.frame[name].isna() | (self.frame[name].astype(object) == "")) for name in names], axis=1
-        )
+        frame = self.table.frame
+        names = list(frame)
+        empty = np.stack([frame[name].isna() | (frame[name].astype(object) == "") for name in names], axis=1)
         lengths = len(names) - np.argmin(empty[:, ::-1], axis=1)
         for row in np.flatnonzero(empty.all(axis=1)):
-            self.bad.add(row, "no value", "fill the row")
+            self.table.bad.add(row, "no value", "fill the row")
         if short := int((lengths < len(names)).sum()):
             self.notes.append(f"{short:,} rows end before the last column, at their last value")
             self.chosen["early"] = True
         if self.labelled and (shown := runs_of(names)):
             self.notes.append(f"{len(names)} values per row: {shown}")
-        x = np.stack([values_of(self.table, name, self.bad) for name in names], axis=1)
-        x[np.arange(len(names)) >= lengths[:, None]] = 0
-        check_values(x, names, self.bad, fill=self.fill)
-        self.arrays["x"], self.arrays["lengths"] = x, lengths
+        self.arrays["x"] = values_of(self.table, names, fill=self.fill, lengths=lengths)
+        self.arrays["lengths"] = lengths
 
     def _choose_values(self) -> None:
         """Keep the columns of values that the task knows, in its order; rows may end before the last of them."""
-        known = self.known.get("columns", [])
+        table, known = self.table, self.known.get("columns", [])
         if known:
-            early = self.known.get("early", False)
-            end = sum(1 for name in known if name in self.frame) if early else len(known)
+            end = sum(name in table.frame for name in known) if self.known.get("early") else len(known)
             for name in known[: max(end, 1)]:
-                if name not in self.frame:
-                    others = [other for other in self.frame if other not in known]
+                if name not in table.frame:
+                    others = [other for other in table.frame if other not in known]
                     raise InputError(
-                        f"{self.table.path}: no column {name!r}, as there was where the readout was fitted, among "
-                        f"{list(self.frame)}{nearest(name, others)}"
+                        f"{table.path}: no column {name!r}, as there was where the readout was fitted, among "
+                        f"{list(table.frame)}{nearest(name, others)}"
                     )
-            self.frame = self.table.frame = self.frame[[name for name in known if name in self.frame]]
-        names = list(self.frame)
+            table.frame = table.frame[[name for name in known if name in table.frame]]
+        names = list(table.frame)
         if not names:
-            raise InputError(f"{self.table.path}: no columns of values; give one column per value of a sequence")
-        order, before = checksums(names), self.known.get("order", [])
+            raise InputError(f"{table.path}: no columns of values; give one column per value of a sequence")
+        # Checksums of the names in their order, and in any.
+        order = [zlib.crc32("\n".join(some).encode()) for some in (names, sorted(names))]
+        before = self.known.get("order", [])
         if before[1:] == order[1:] and before != order:
-            raise InputError(f"{self.table.path}: its columns stand in another order than where the readout was fitted")
+            raise InputError(f"{table.path}: its columns stand in another order than where the readout was fitted")
         self.chosen |= {"columns": names} if len(names) <= MOST_NAMES else {"order": order}
 
     # ---- several lines per sequence
 
     def _long(self, ids: Sequence[str]) -> None:
-        name, path = self.roles.id or "id", self.table.path
+        table, name = self.table, self.roles.id or "id"
         self._labels_and_groups()
-        time = self.roles.time or next((name for name in self.frame if name.lower() in TIMES), "")
+        time = self.roles.time or next((name for name in table.frame if name.lower() in TIMES), "")
         if time:
             self.chosen |= {} if self.asked.time else {"time": time}
         times = self._ordered(time) if time else np.arange(len(ids))
         self.chosen["long"] = True
         self._choose_values()
-        names = list(self.frame)
-        tokens = np.stack([values_of(self.table, column, self.bad) for column in names], axis=1)
-        check_values(tokens, names, self.bad, fill=self.fill)
+        names = list(table.frame)
+        tokens = values_of(table, names, fill=self.fill)
         series = {key: place for place, key in enumerate(dict.fromkeys(ids))}
         member = np.array([series[key] for key in ids])
         order = np.lexsort((times, member))
         same = (np.diff(member[order]) == 0) & (times[order][1:] == times[order][:-1])
         for row in order[1:][same]:
-            self.bad.add(row, f"{ids[row]!r} has two rows at {time} {times[row]}", "keep one of them")
-        for array, values in self.arrays.items():
-            self._check_same(array, name, values, values[order[np.searchsorted(member[order], member)]])
-        # A sequence with a bad line is left out as a whole: a step that is missing would shift those behind it.
-        broken = np.unique(member[~self.bad.kept()])
+            table.bad.add(row, f"{ids[row]!r} has two rows at {time} {times[row]}", "keep one of them")
         starts, lengths = np.searchsorted(member[order], np.arange(len(series))), np.bincount(member)
-        good = np.setdiff1d(np.arange(len(series)), broken)
-        self.arrays = {array: values[order[starts[good]]] for array, values in self.arrays.items()}
+        for array, values in self.arrays.items():
+            unlike = (values != values[order[starts[member]]]).reshape(len(values), -1).any(axis=1)
+            if unlike.any():
+                row, what = int(np.argmax(unlike)), "label" if array == "y" else array
+                raise InputError(
+                    f"{table.path}, {table.bad.places[row]}: another {what} than before under the same {name!r}; if "
+                    f"each row is a sequence of its own, say --group {name} or --drop {name}; labels of steps are for "
+                    ".npz"
+                )
+        # A sequence with a bad line is left out as a whole: a step that is missing would shift those behind it.
+        good = np.setdiff1d(np.arange(len(series)), member[~table.bad.kept()])
+        if not len(good):
+            raise InputError(f"{table.path}: every sequence has a line that cannot be read")
         x = [tokens[order[starts[one] : starts[one] + lengths[one]]] for one in good]
-        if not x:
-            raise InputError(f"{path}: every sequence has a line that cannot be read")
-        self.arrays["x"], self.arrays["lengths"] = padded(str(path), x)
+        self.arrays = {array: values[order[starts[good]]] for array, values in self.arrays.items()}
+        self.arrays["x"], self.arrays["lengths"] = padded(str(table.path), x)
         self.arrays["ids"] = np.array(list(series))[good]
         by = f"by {time!r}" if time else "as the file has them"
         self.notes.append(
@@ -257,10 +263,8 @@ class TableReader:
 
     def _ordered(self, name: str) -> np.ndarray:
         """Return a column of times, numbers or dates as ISO 8601 writes them, to sort by."""
-        column = self._pop(name)
-        if column.dtype.kind in "iuf":
-            return column.to_numpy()
-        found = dates_of(column)
+        column = self.table.pop(name)
+        found = column.to_numpy() if column.dtype.kind in "iuf" else dates_of(column)
         if found is None:
             first = next(iter(filled(column)), "")
             raise InputError(
@@ -268,28 +272,6 @@ class TableReader:
                 f"2024-12-31, or numbers, or say --drop {name} if the rows stand in order"
             )
         return found
-
-    def _check_same(self, array: str, name: str, values: np.ndarray, first: np.ndarray) -> None:
-        """Refuse a label, group or split that changes inside a sequence."""
-        unlike = (values != first).reshape(len(values), -1).any(axis=1)
-        if unlike.any():
-            row, what = int(np.argmax(unlike)), "label" if array == "y" else array
-            raise InputError(
-                f"{self.table.path}, {self.table.places[row]}: another {what} than before under the same {name!r}; if "
-                f"each row is a sequence of its own, say --group {name} or --drop {name}; labels of steps are for .npz"
-            )
-
-
-def spread(array: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """Return an array (rows, ...) with the given values in the kept rows, and zeros in the others."""
-    full = np.zeros((len(kept), *array.shape[1:]), array.dtype)
-    full[kept] = array
-    return full
-
-
-def checksums(names: Sequence[str]) -> list[int]:
-    """Return a checksum of names in their order, and one of them in any."""
-    return [zlib.crc32("\n".join(some).encode()) for some in (names, sorted(names))]
 
 
 def runs_of(names: Sequence[str]) -> str:
@@ -300,3 +282,62 @@ def runs_of(names: Sequence[str]) -> str:
         return ""
     shown = [f"{run[0]} ... {run[-1]}" if len(run) > 2 else ", ".join(run) for run in runs]
     return ", ".join(shown[:MOST_SHOWN]) + (", ..." if len(shown) > MOST_SHOWN else "")
+
+
+# ---- labels of every token
+
+Parts = list[list[Any] | None]
+
+
+def labels_of_each(
+    bad: BadRows, sequences: Sequence[Any], labels: Sequence[Any], *, known: str | None = None
+) -> tuple[str, Parts] | None:
+    """Return what is labelled, tokens or words, and the labels of each sequence; None where whole ones are.
+
+    Labels are of tokens or words if they are lists, or texts that differ from row to row and are as long as their
+    sequences, without spaces or with as many parts. Numbers are labels of whole sequences even if they happen to be as
+    long, unless ``known`` says what is labelled. A row without labels has None; one with another number of labels
+    than its sequence has tokens is bad.
+    """
+    import pandas as pd
+
+    longest = max((len(str(label)) for label in labels), default=0)
+    if known is None and longest <= LONGEST_NUMBER and is_number(pd.Series(list(labels), dtype=object)):
+        return None
+    parts = [_parts(label) for label in labels]
+    given = [row for row, part in enumerate(parts) if part]
+    lists = any(isinstance(label, list | np.ndarray) for label in labels)
+    several = lists or len({str(labels[row]) for row in given}) > len(given) / 2
+    if several and max((len(parts[row] or ()) for row in given), default=0) > 1:
+        for kind in (TOKEN, WORD):
+            sizes = {row: _size(sequences[row], kind) for row in given}
+            wrong = [row for row in given if sizes[row] != len(parts[row] or ())]
+            if len(wrong) < len(given) / 2:
+                for row in wrong:
+                    bad.add(row, f"{len(parts[row] or ())} labels for {sizes[row]} {kind}s")
+                return kind, parts
+    return None if known is None else (known, [None] * len(labels))
+
+
+def padded_labels(bad: BadRows, name: str, parts: Parts) -> tuple[np.ndarray, np.ndarray]:
+    """Return labels of rows of several lengths, (rows, most), and the lengths."""
+    counts = np.array([len(row or ()) for row in parts], np.int64)
+    for row in np.flatnonzero(counts == 0):
+        bad.add(row, f"no labels in column {name!r}")
+    flat = typed(f"{bad.where}, column {name!r}", [label for row in parts for label in row or ()])
+    y = np.zeros((len(counts), counts.max()), flat.dtype)
+    y[np.arange(y.shape[1]) < counts[:, None]] = flat
+    return y, counts
+
+
+def _parts(label: Any) -> list[Any] | None:
+    if isinstance(label, str):
+        return (label.split() if " " in label.strip() else list(label.strip())) or None
+    return list(label) or None if isinstance(label, list | np.ndarray) else None
+
+
+def _size(sequence: Any, kind: str) -> int:
+    """Return the number of tokens or of words of a sequence: a text, or a list."""
+    if isinstance(sequence, str):
+        return len(sequence.strip() if kind == TOKEN else sequence.split())
+    return len(sequence) if kind == TOKEN and hasattr(sequence, "__len__") else 0

@@ -1,26 +1,34 @@
-"""Texts as the letters that they are made of, encoded stretch by stretch so that not all are padded at once."""
+"""Texts as sequences of symbols: each letter of the training rows is one, and all other letters are another."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from reservoir.errors import InputError
 from reservoir.tasks.own.arrays import Arrays, check_padding
-from reservoir.tasks.own.letters import check_texts, codes_of
+from reservoir.tasks.task import Task
 
+UNKNOWN = "\ufffd"
+"""Stands first in every alphabet, for the letters that no training row has."""
+
+MOST_LETTERS = 64
 PIECE_LETTERS = 2**23
+
+TOKEN, WORD = "token", "word"
+"""What each label of a row may be for, where it has several."""
 
 
 class Texts(Arrays):
-    """Texts (rows,) as ``x``, beside arrays that are known already."""
+    """Texts (rows,) as ``x``, beside other arrays; encoded in stretches, so that not all are padded at once."""
 
     letters = True
     unused_options = ("rate", "waveform")
 
     def __init__(self, where: str, texts: Sequence[str], arrays: Mapping[str, np.ndarray]):
         self.texts, self._where = [text.strip() for text in texts], where
-        lengths = check_texts(where, self.texts)
+        lengths = _text_lengths(where, self.texts)
         kind, longest = np.min_scalar_type(max(ord(max(text)) for text in self.texts)), int(lengths.max())
         check_padding(where, lengths, kind.itemsize)
         super().__init__({"lengths": lengths, **arrays}, x=((len(lengths), longest), kind))
@@ -32,3 +40,83 @@ class Texts(Arrays):
         x = np.zeros((hi - lo, self.shapes["x"][1]), self.dtypes["x"])
         x[:, : codes.shape[1]] = codes
         return x
+
+
+def codes_of(where: str, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return texts as code points (rows, longest) in the smallest type, zero after their ends, and their lengths."""
+    texts = [text.strip() for text in texts]
+    lengths = _text_lengths(where, texts)
+    codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), "<u4")
+    kind = np.min_scalar_type(int(codes.max()))
+    check_padding(where, lengths, kind.itemsize)
+    x = np.zeros((len(texts), lengths.max()), kind)
+    x[np.arange(x.shape[1]) < lengths[:, None]] = codes
+    return x, lengths
+
+
+def _text_lengths(where: str, texts: Sequence[str]) -> np.ndarray:
+    """Return the letters of each text; refuse one that has none, or a NUL."""
+    for row, text in enumerate(texts):
+        if not text or "\0" in text:
+            raise InputError(f"{where}, row {row}: {'a NUL in the text' if text else 'an empty text'}; remove the row")
+    return np.array([len(text) for text in texts], np.int64)
+
+
+def texts_of(codes: np.ndarray, lengths: np.ndarray) -> list[str]:
+    """Return the texts of which `codes_of` gave the code points; what is no character becomes U+FFFD."""
+    rows = codes.astype("<u4")
+    return [row[:n].tobytes().decode("utf-32-le", "replace") for row, n in zip(rows, lengths, strict=True)]
+
+
+def alphabet_of(stretches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> tuple[str, str]:
+    """Return the alphabet, `UNKNOWN` and the letters of the training rows in order, and letters of other rows alone.
+
+    Parameters
+    ----------
+    stretches : iterable
+        Code points (rows, tokens), lengths (rows,), and which rows are for training, (rows,) of bool.
+    """
+    known = every = np.empty(0, np.int64)
+    for codes, lengths, train in stretches:
+        real = np.arange(codes.shape[1]) < lengths[:, None]
+        known = np.union1d(known, codes[train][real[train]])
+        every = np.union1d(every, codes[real])
+    letters, others = ("".join(map(chr, kind)) for kind in (known, np.setdiff1d(every, known)))
+    return UNKNOWN + letters.replace(UNKNOWN, ""), others
+
+
+def are_words(alphabet: str) -> bool:
+    """Return whether texts of these letters are in words: with spaces, or in a script of more than 64 letters."""
+    return " " in alphabet or len(alphabet.removeprefix(UNKNOWN)) > MOST_LETTERS
+
+
+def to_symbols(where: str, codes: np.ndarray, lengths: np.ndarray, alphabet: str) -> np.ndarray:
+    """Return code points (rows, tokens) as places in the alphabet, 0 after each row's end and for unknown letters.
+
+    Alphabets of earlier versions may lack `UNKNOWN`; other letters are then refused.
+    """
+    place = np.full(max(map(ord, alphabet)) + 2, -1, np.int32)
+    place[[ord(letter) for letter in alphabet]] = np.arange(len(alphabet))
+    symbols = place[np.minimum(codes.astype(np.int32), len(place) - 1)]
+    real = np.arange(codes.shape[1]) < lengths[:, None]
+    wrong = real & (symbols < 0)
+    if wrong.any() and alphabet[0] != UNKNOWN:
+        row, token = (int(i) for i in np.argwhere(wrong)[0])
+        raise InputError(
+            f"{where}, row {row}, letter {token}: {chr(codes[row, token])!r} is no letter of the training "
+            f"rows; they are {shown(alphabet)}"
+        )
+    return np.where(real & ~wrong, symbols, 0).astype(np.min_scalar_type(len(alphabet) - 1))
+
+
+def shown(letters: str) -> str:
+    """Return letters for a message, those that do not print escaped, and not too many."""
+    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in letters)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def units(task: Task, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return how many labels each of some stored sequences has, (rows,)."""
+    if task.each == WORD:
+        return np.array([len(text.split()) for text in texts_of(x, lengths)])
+    return lengths

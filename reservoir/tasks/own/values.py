@@ -1,4 +1,4 @@
-"""Values of your own data: checked, cut to their rows, and standardised."""
+"""Values and symbols of your own data: checked, cut to their rows, and standardised; and those of new inputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from itertools import chain
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.task import Scaling
+from reservoir.tasks.own.texts import codes_of
+from reservoir.tasks.source import full_lengths
+from reservoir.tasks.task import Scaling, Task, Tokens
 
 MOST_ROUNDING = 1e-3
 """Largest error of float32 in a value, as a share of the range of its channel."""
@@ -127,3 +129,41 @@ def standardisation(where: str, stretches: Iterator[np.ndarray]) -> Scaling:
             "multiply them by a constant"
         )
     return Scaling(offset=(shift + mean).astype(np.float32), scale=scale.astype(np.float32))
+
+
+def clean_lengths(where: str, lengths: np.ndarray, rows: int, tokens: int, fewest: int = 1) -> np.ndarray:
+    """Return lengths (rows,) as int32; refuse all but whole numbers from ``fewest`` to ``tokens``."""
+    if lengths.dtype.kind not in "ui" or lengths.shape != (rows,):
+        raise InputError(f"{where}: lengths hold {lengths.dtype} {lengths.shape}; give integers of shape ({rows},)")
+    wrong = (lengths < fewest) | (lengths > tokens)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise InputError(f"{where}: length {lengths[row]} in row {row} is not between {fewest} and {tokens}")
+    return lengths.astype(np.int32)
+
+
+def encode_own(task: Task, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return new inputs, in the form of the file that the task was made from, as stored sequences and their lengths."""
+    where = f"task {task.name!r}"
+    if task.pictures:
+        return x, np.full(len(x), task.max_tokens, np.int32)
+    if task.alphabet:
+        if x.dtype.kind != "U" or x.ndim != 1:
+            raise InputError(f"{where}: inputs of shape {x.shape} and type {x.dtype}; give texts (rows,)")
+        return codes_of(where, x.tolist())
+    symbols = isinstance(task.form, Tokens)
+    if not symbols and x.ndim == 2:
+        x = x[:, :, None]
+    missing = task.parameters.get("missing", "refuse")
+    dim = 0 if isinstance(task.form, Tokens) else task.form.dim // (2 if missing == "mask" else 1)
+    shape_fits = x.ndim == 2 if symbols else x.ndim == 3 and x.shape[2] == dim
+    if not shape_fits or x.dtype.kind not in ("ui" if symbols else "uif") or not x.size:
+        want = "integers (rows, tokens)" if symbols else f"numbers (rows, tokens, {dim})"
+        raise InputError(f"{where}: inputs of shape {x.shape} and type {x.dtype}; give {want}")
+    given = full_lengths(x) if lengths is None else lengths
+    lengths = clean_lengths(where, given, *x.shape[:2], fewest=1 if task.each else task.readout_tokens)
+    if isinstance(task.form, Tokens):
+        x = clean_symbols(where, x, lengths, task.form.vocabulary)
+    else:
+        x = as_values(where, x, lengths, missing)
+    return x, lengths

@@ -1,0 +1,456 @@
+"""Which column of a table is the label, the id, the time, the group, the sequence, and which are values.
+
+Flags name columns. For the others the rule is, in this order:
+
+=========  ============================================================================================
+role       column
+=========  ============================================================================================
+left out   a first column, or one called ``index``, that counts the rows; a column without a name
+label      ``label`` or ``y`` (``y0``, ``y1`` ... are several outputs), or the only one of `USUAL_LABELS`
+id         ``id``, ``series_id`` or ``case``, or a column such as ``patient_id`` without repetitions
+group      ``groups``
+sequence   ``x`` or ``sequence``; a single column of lists; a column of paths of existing files; or, if
+           all others are texts, the longer one, and a second one is then the label
+time       ``time``, ``t``, ``step``, ``timestamp``, ``date`` or ``datetime`` with dates or rising numbers
+values     all others, in their order
+=========  ============================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from reservoir.errors import InputError, nearest
+from reservoir.options import OwnDataOptions
+from reservoir.tasks.own.tables import EMPTY, SUFFIXES, Table, read_table
+
+USUAL_LABELS = (
+    "label", "labels", "y", "class", "target", "category", "fault", "outcome", "diagnosis", "sentiment", "stars",
+)  # fmt: skip
+"""Names of columns of labels, in small letters or capitals."""
+
+SEQUENCES = ("x", "sequence")
+IDS = ("id", "series_id", "case")
+TIMES = ("time", "t", "step", "timestamp", "date", "datetime")
+
+NAMED_ID = re.compile(r"\w*([_ -](id|ID|Id)|[a-z](Id|ID))|(?i:uuid|guid)")
+NO_NAME = re.compile(r"Unnamed: \d+|__index_level_\d+__")
+THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})*")
+
+FEWEST_COUNTED = 4
+"""Rows from which on a column of their numbers, or of rising times, is taken for no value."""
+
+MOST_TEXT = 0.5
+"""Share of the filled cells that may be no numbers in a column of values; with more of them it is a column of text."""
+
+FILES = {
+    "pictures": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"),
+    "sounds": (".wav", ".flac", ".ogg", ".mp3"),
+    "recordings": (".csv", ".tsv", ".parquet"),
+}
+"""Suffixes of files that are one sequence each; a folder is read as the first kind that it has files of."""
+
+PEEKED = 5
+"""Rows of a table that must name files of one kind for the column to be one of paths."""
+
+
+@dataclass
+class Roles:
+    """The columns of a table by role; "" or an empty list where no column has it.
+
+    ``chosen`` has the choices made by rule, which new sequences are read with; ``notes`` describe them.
+    """
+
+    labels: list[str] = field(default_factory=list)
+    id: str = ""
+    time: str = ""
+    group: str = ""
+    sequence: str = ""
+    notes: list[str] = field(default_factory=list)
+    chosen: dict[str, Any] = field(default_factory=dict)
+
+
+def text_columns(asked: OwnDataOptions) -> list[str]:
+    """Return the names of columns whose cells are read as they are written, whatever they look like."""
+    named = (asked.label, asked.id, asked.group, asked.text)
+    return [*filter(None, named), *USUAL_LABELS, *SEQUENCES, *IDS, "groups", "split", *(f"y{n}" for n in range(10))]
+
+
+def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] | None = None) -> Roles:
+    """Return the columns by role, and drop those that are left out from the table.
+
+    Parameters
+    ----------
+    table : Table
+        The table; columns that are left out are removed from its frame.
+    asked : OwnDataOptions
+        The columns that flags name.
+    known : mapping, optional
+        The parameters of a task, for new sequences: columns that only training needs may then be missing.
+    """
+    values = (known or {}).get("columns", ())
+
+    def named(role: str) -> str:
+        name = getattr(asked, role) or ""
+        if name and name not in table.frame and (known is None or role == "text"):
+            refuse_column(table, name, role)
+        return name if name in table.frame else ""
+
+    roles = Roles()
+    for name in filter(None, map(str.strip, str(asked.drop or "").split(","))):
+        if name in table.frame:
+            table.pop(name)
+        elif known is None:
+            refuse_column(table, name, "drop")
+    roles.labels = [named("label")] if named("label") else usual_labels(table, values, alone=known is None)
+    if known is None and not asked.label and len(roles.labels) == 1 and roles.labels[0] not in {"label", "y"}:
+        roles.chosen["label"] = roles.labels[0]
+    kept = {asked.label, asked.id, asked.time, asked.group, *values}
+    for place, name in enumerate(list(table.frame)):
+        counts = (name == "index" or (known is None and place == 0)) and name not in {*IDS, *roles.labels}
+        reason = "counts the rows" if counts and counts_rows(table.frame[name]) else "has no name"
+        if name not in kept and (reason != "has no name" or NO_NAME.fullmatch(name)):
+            roles.notes.append(f"the column {name!r} is left out, as it {reason}")
+            table.pop(name)
+    roles.group = named("group") or ("groups" if "groups" in table.frame else "")
+    roles.id = named("id")
+    if not roles.id:
+        taken = {asked.group, asked.text, asked.time, *roles.labels}
+        free = [name for name in table.frame if name not in taken]
+        roles.id = next((name for name in free if name.lower() in IDS), "")
+        roles.id = roles.id or (_unique_id(table, free) if known is None else "")
+        roles.chosen |= {"id": roles.id} if roles.id else {}
+    roles.sequence = named("text") or _sequence(table, roles, asked.time, known)
+    roles.labels = roles.labels or [roles.chosen[name] for name in ("label",) if name in roles.chosen]
+    if not roles.labels and known is None:
+        refuse_unlabelled(table, roles.sequence)
+    roles.time = named("time")
+    return roles
+
+
+def _unique_id(table: Table, names: list[str]) -> str:
+    """Return a column with the name of an id and without repetitions; refuse one with repetitions."""
+    for name in filter(NAMED_ID.fullmatch, names):
+        texts = table.frame[name].astype(str)
+        if len(texts) < FEWEST_COUNTED or texts.str.contains(".", regex=False).any():
+            continue  # measured, as a mid_id of 0.25 is
+        if texts.is_unique:
+            return name
+        raise InputError(
+            f"{table.path}: the column {name!r} repeats the same ids; say --id {name} if their "
+            f"rows make one sequence, --group {name} if each row is a sequence of its own, or --drop {name}"
+        )
+    return ""
+
+
+def _sequence(table: Table, roles: Roles, time: str | None, known: Mapping[str, Any] | None) -> str:
+    """Return the column that holds whole sequences, and choose a second column of texts as the label."""
+    frame, values = table.frame, (known or {}).get("columns", ())
+    others = {*roles.labels, roles.id, roles.group, "split", time}
+    others |= {name for name in frame if name.lower() in TIMES and are_times(frame[name])}
+    rest = [name for name in frame if name not in others]
+    for name in [name for name in SEQUENCES if name in rest and name not in values]:
+        if len(rest) == 1 or not is_number(frame[name]):  # else x is one value of several, as in x, y, z
+            return name
+    paths = [name for name in rest if names_files(table, name)]
+    if len(paths) == 1:
+        roles.chosen["text"] = paths[0]
+        return paths[0]
+    if known is None and len(rest) == 1 and is_sequences(frame[rest[0]]):
+        return rest[0]
+    if not rest or not all(is_text(frame[name]) for name in rest):
+        return ""
+    text = max(rest, key=lambda name: int(frame[name].astype(str).str.len().sum()))
+    roles.chosen["text"] = text
+    if known is None:
+        more = [name for name in rest if name != text]
+        if len(more) != (not roles.labels):
+            raise InputError(f"{table.path}: texts in the columns {rest}; say which is --text and which is --label")
+        for name in more:
+            roles.chosen["label"] = name
+            roles.notes.append(f"the column {name!r} is the label")
+    return text
+
+
+def usual_labels(table: Table, others: Collection[str], *, alone: bool) -> list[str]:
+    """Return the columns with usual names of labels; if ``alone``, refuse to choose among several.
+
+    ``others`` are columns that have other roles.
+    """
+    places = {"x", "y", "z"} <= set(table.frame) and is_number(table.frame["x"])
+    free = [name for name in table.frame if name not in others and not (places and name == "y")]
+    outputs = [name for name in free if re.fullmatch(r"y\d+", name)]
+    usual = [name for name in free if name.lower() in USUAL_LABELS]
+    if usual and len(usual + outputs) > 1 and alone:
+        raise InputError(
+            f"{table.path}: labels may be in the columns {usual + outputs}; say --label NAME, and "
+            "--drop those that are no values"
+        )
+    return usual[:1] or outputs
+
+
+def choose_labels(table: Table, asked: OwnDataOptions, key: str) -> list[str]:
+    """Return the columns of labels in a table of labels, whose column ``key`` names the files or records."""
+    if asked.label:
+        if asked.label not in table.frame:
+            refuse_column(table, asked.label, "label")
+        return [asked.label]
+    rest = [name for name in table.frame if name not in {key, asked.group, "groups", "split"}]
+    found = usual_labels(table, {key}, alone=True)
+    if not found and len(rest) != 1:
+        refuse_unlabelled(table, key)
+    return found or rest
+
+
+def time_of_rows(table: Table, *, has_ids: bool) -> str:
+    """Return a column that dates rows which are whole sequences; refuse one with the same times for several rows."""
+    for name in [name for name in table.frame if name.lower() in TIMES]:
+        texts = table.frame[name].astype(str)
+        repeated = 2 * texts.nunique() <= len(texts) and not texts.str.contains(".", regex=False).any()
+        if repeated and not has_ids:
+            raise InputError(
+                f"{table.path}: the column {name!r} repeats the same times, as in long form, and no column "
+                f"is called id; say --id NAME, or --drop {name}"
+            )
+        if are_times(table.frame[name]):
+            return name
+    return ""
+
+
+def refuse_column(table: Table, name: str, role: str) -> NoReturn:
+    """Refuse a flag that names a column which is not in the table."""
+    names = list(table.frame)
+    if role == "text" and "," in name:
+        raise InputError(
+            f"{table.path}: --text {name}: one column is read; write both texts into one, with the separator of the "
+            "model between, such as ' [SEP] '"
+        )
+    raise InputError(f"{table.path}: no column {name!r} (--{role}) among {names}{nearest(name, names)}")
+
+
+def refuse_unlabelled(table: Table, sequence: str) -> NoReturn:
+    """Refuse a table without a column of labels; suggest one if only one is likely."""
+    frame = table.frame
+    bare = any(re.fullmatch(r"-?\d+\.\d+", name) for name in frame)
+    missing = " (is the line of names missing?)" if bare else ""
+    words = [name for name in frame if name != sequence and is_text(frame[name])]
+    name = words[0] if len(words) == 1 else "NAME"
+    raise InputError(
+        f"{table.path}: no column of labels among {list(frame)}{missing}; call it label, or say --label {name}"
+    )
+
+
+# ---- columns of paths
+
+
+def files_kind(names: Iterable[str]) -> str:
+    """Return the kind of `FILES` that all of some names have by their suffix; else ""."""
+    lower = [name.lower() for name in names]
+    return next((kind for kind, ends in FILES.items() if lower and all(name.endswith(ends) for name in lower)), "")
+
+
+def names_files(table: Table, name: str) -> str:
+    """Return the kind of the files that a column names: by the suffixes of its first cells, if one of them exists."""
+    cells = list(filled(table.frame[name])[:PEEKED])
+    if not all(isinstance(cell, str) and len(cell) < 1000 and "\0" not in cell for cell in cells):
+        return ""
+    kind = files_kind(cell.strip() for cell in cells)
+    return kind if kind and any((table.path.parent / cell.strip()).is_file() for cell in cells) else ""
+
+
+def named_kind(path: Path) -> str:
+    """Return the kind of files that a table names in its first rows; "" for other tables."""
+    if path.suffix.lower() not in SUFFIXES or not path.is_file():
+        return ""
+    table = read_table(path, rows=PEEKED)
+    return next((kind for name in table.frame if (kind := names_files(table, name))), "")
+
+
+# ---- what the cells of a column are
+
+
+def filled(column: Any) -> Any:
+    """Return the cells of a column that are not empty."""
+    given = column[column.notna()]
+    return given[given != ""] if given.dtype.kind not in "biuf" else given
+
+
+def is_text(column: Any) -> bool:
+    """Return whether a column holds texts: its first filled cell is one, and not numbers."""
+    first = next(iter(filled(column)), None)
+    return isinstance(first, str) and first.strip().lower() not in EMPTY and as_numbers(first) is None
+
+
+def is_number(column: Any) -> bool:
+    """Return whether each filled cell is one number; 007 is not, as its zeros may mean something."""
+    import pandas as pd
+
+    if column.dtype.kind in "biuf":
+        return True
+    cells = filled(column)
+    if any(isinstance(cell, list) or re.fullmatch(r"0\d+", str(cell).strip()) for cell in cells):
+        return False
+    numbers: Any = pd.to_numeric(cells, errors="coerce")
+    return bool(numbers.notna().all())
+
+
+def is_sequences(column: Any) -> bool:
+    """Return whether each cell is a sequence: a list, or a text of numbers, some of them of several."""
+    cells = filled(column)
+    texts = [cell.strip() for cell in cells if isinstance(cell, str)]
+    if not texts:
+        return any(isinstance(cell, list) for cell in cells)
+    several = any(re.search(r"[\s,;\[]", text) for text in texts) and not all(map(THOUSANDS.fullmatch, texts))
+    return several and all(as_numbers(text) is not None for text in texts)
+
+
+def is_digits(column: Any) -> bool:
+    """Return whether the cells are digits with nothing between them, which are letters: no sequence is one number."""
+    cells = filled(column)
+    digits = all(isinstance(cell, str) and cell.strip().isdecimal() for cell in cells)
+    return digits and any(len(cell) > 1 for cell in cells)
+
+
+def counts_rows(column: Any) -> bool:
+    """Return whether cells are the numbers of the rows, from 0 or 1."""
+    texts, rows = column.astype(str).tolist(), len(column)
+    return rows >= FEWEST_COUNTED and any(texts == [str(row + first) for row in range(rows)] for first in (0, 1))
+
+
+def are_times(column: Any) -> bool:
+    """Return whether cells are dates, or numbers each of which is larger than the one before."""
+    if column.dtype.kind in "iuf":
+        return len(column) >= FEWEST_COUNTED and bool((np.diff(column.to_numpy()) > 0).all())
+    return dates_of(column) is not None
+
+
+def dates_of(column: Any) -> np.ndarray | None:
+    """Return texts that are all dates as ISO 8601 writes them as times of one clock, (rows,); else None."""
+    import pandas as pd
+
+    if not all(isinstance(cell, str) and "-" in cell for cell in column):
+        return None
+    found = pd.to_datetime(column, format="ISO8601", utc=True, errors="coerce")
+    return None if found.isna().any() else found.dt.tz_localize(None).to_numpy()
+
+
+# ---- cells as arrays
+
+
+def as_numbers(cell: str) -> np.ndarray | None:
+    """Return numbers with spaces, commas or semicolons between, or a list in JSON; None for other texts."""
+    if cell.strip().startswith("["):
+        try:
+            return as_sequence(json.loads(cell))
+        except (ValueError, RecursionError):
+            cell = cell.strip().strip("[]")  # as NumPy prints an array
+    between = next((mark for mark in ",;" if mark in cell), None)
+    for kind in (np.int64, np.float64):
+        try:
+            return np.array(cell.split(between), dtype=kind)
+        except (ValueError, OverflowError):
+            continue
+    return None
+
+
+def as_sequence(cell: Any) -> np.ndarray | None:
+    """Return a list of numbers or of lists of numbers of one length as an array, None in it as NaN; else None."""
+    try:
+        array = np.asarray(cell)
+        array = np.asarray(cell, np.float64) if array.dtype.kind == "O" else array
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return array if array.dtype.kind in "uifb" and array.ndim in {1, 2} and array.size else None
+
+
+def values_of(table: Table, names: Sequence[str], *, fill: bool, lengths: np.ndarray | None = None) -> np.ndarray:
+    """Return columns of single numbers as floats (rows, columns), NaN where an empty cell is to be filled.
+
+    Cells that are no finite numbers, and empty ones unless ``fill``, make their row bad; those behind ``lengths`` of a
+    row are 0.
+    """
+    import pandas as pd
+
+    columns = []
+    for name in names:
+        column = table.frame[name]
+        if column.dtype.kind in "biuf":
+            columns.append(column.to_numpy(np.float64))
+            continue
+        texts = column.astype(object).where(column.notna(), "").map(lambda cell: str(cell).strip())
+        lower = texts.str.lower()
+        empty = lower.isin(EMPTY)
+        switches = texts.mask(empty, "nan").mask(lower == "true", "1").mask(lower == "false", "0")
+        numbers: Any = pd.to_numeric(switches, errors="coerce")
+        wrong = (numbers.isna() & ~empty).to_numpy()
+        if wrong.sum() > MOST_TEXT * (~empty).sum():
+            row = int(np.argmax(wrong))
+            or_else = f", or pass --text {name} if it holds the sequences" if is_sequences(column) else ""
+            raise InputError(
+                f"{table.path}, {table.bad.places[row]}: {texts[row][:40]!r} is not a number in column {name!r}; leave "
+                f"the column out with --drop {name}{or_else}"
+            )
+        for row in np.flatnonzero(wrong):
+            table.bad.add(row, f"{texts[row][:40]!r} is not a number in column {name!r}", "fix the cell")
+        columns.append(numbers.to_numpy(np.float64))
+    x = np.stack(columns, axis=1)
+    if lengths is not None:
+        x[np.arange(len(names)) >= lengths[:, None]] = 0
+    wrong = np.isinf(x) | (np.isnan(x) & (not fill))
+    for row in np.flatnonzero(wrong.any(axis=1)):
+        place = int(np.argmax(wrong[row]))
+        if np.isnan(x[row, place]):
+            reason = f"an empty cell in column {names[place]!r}"
+            table.bad.add(row, reason, "fill it, pass --missing interpolate or mask")
+        else:
+            table.bad.add(row, f"column {names[place]!r} is {x[row, place]}", "fix the cell")
+    return x
+
+
+def labels_of(table: Table, name: str, *, required: bool) -> np.ndarray:
+    """Return a column of labels: integers, else floats, else texts (rows,), or (rows, n) of lists of one length.
+
+    Rows without a label are bad; where none is ``required``, as new sequences need no labels, they have None.
+    """
+
+    def lacks(cell: Any) -> bool:
+        return cell is None or (isinstance(cell, float) and np.isnan(cell)) or str(cell).strip() == ""
+
+    column = table.frame[name].astype(object)
+    given = ~column.map(lacks).to_numpy(bool)
+    for row in np.flatnonzero(~given) if required else ():
+        table.bad.add(row, f"no label in column {name!r}")
+    labels = typed(f"{table.path}, column {name!r}", column[given].tolist())
+    if given.all():
+        return labels
+    shape = (len(given), *labels.shape[1:])
+    full = np.zeros_like(labels, shape=shape) if required else np.full(shape, None, object)
+    full[given] = labels
+    return full
+
+
+def typed(where: str, cells: Sequence[Any]) -> np.ndarray:
+    """Return cells as integers, else as floats, else as texts (rows,), or (rows, n) of lists of one length."""
+    if all(isinstance(cell, str) for cell in cells):
+        for kind in (int, float):
+            try:
+                return np.array([kind(cell) for cell in cells])
+            except (ValueError, OverflowError):
+                continue
+        return np.array([cell.strip() for cell in cells], dtype=str)
+    try:
+        array = np.array(list(cells))
+    except (ValueError, OverflowError):
+        array = np.empty(0, object)
+    if array.dtype.kind not in "biufU":
+        raise InputError(
+            f"{where}: labels are not all numbers, all texts, or lists of one length; write them in one form"
+        )
+    return array

@@ -1,0 +1,237 @@
+"""Files that are one sequence each: pictures, sounds and recordings, of a folder or named by a table; and their labels.
+
+A recording is a table with a row per step and a column per channel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reservoir.errors import InputError
+from reservoir.options import OwnDataOptions
+from reservoir.tasks.own.arrays import Arrays, padded
+from reservoir.tasks.own.columns import (
+    FILES,
+    NO_NAME,
+    TIMES,
+    choose_labels,
+    counts_rows,
+    files_kind,
+    labels_of,
+    named_kind,
+    values_of,
+)
+from reservoir.tasks.own.labels import SPLIT_NAMES
+from reservoir.tasks.own.pictures import Pictures
+from reservoir.tasks.own.sounds import Sounds
+from reservoir.tasks.own.tables import BadRows, Table, read_table
+
+
+def media_files(path: Path, labels: Path | None = None) -> list[Path]:
+    """Return the files of a folder and of those in it that are one sequence each, by name; or the one that a path is.
+
+    A single recording looks like a table and is read as one. The table of the ``labels`` is left out.
+    """
+    if not path.is_dir():
+        return [path] if path.is_file() and files_kind([path.name]) in {"pictures", "sounds"} else []
+    files = [file for file in _visible(path) if files_kind([file.name])]
+    files = [file for file in files if not (labels and labels.exists() and file.samefile(labels))]
+    kinds = {files_kind([file.name]) for file in files}
+    kind = next((kind for kind in FILES if kind in kinds), "")
+    files = [file for file in files if files_kind([file.name]) == kind]
+    for link in (file for file in files if file.is_symlink()):  # links to folders are not followed
+        check_inside(link, path)
+    return files
+
+
+def _visible(root: Path) -> list[Path]:
+    """Return the files below a folder by name, without those that begin with a dot or are in such a folder: copies."""
+    files = (path for path in root.rglob("*") if path.is_file())
+    return sorted(path for path in files if not any(part.startswith(".") for part in path.relative_to(root).parts))
+
+
+def has_sounds(path: Path) -> bool:
+    """Return whether a path is a sound, or a folder or a table of sounds."""
+    files = media_files(path)
+    return (files_kind([files[0].name]) if files else named_kind(path)) == "sounds"
+
+
+def check_inside(path: Path, root: Path) -> None:
+    """Refuse a file outside of a folder: data of others may name any file of this machine."""
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise InputError(f"{path}: it leads out of {root}; copy the file there")
+
+
+def folder_arrays(
+    root: Path, files: Sequence[Path], known: Collection[str | int] | None, asked: OwnDataOptions
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return names, labels and splits of the files of a folder, and notes.
+
+    Labels come from the table that ``asked.labels`` names, or else a file's label is the folder it is in, below
+    ``root`` or below folders of splits. New files (``known`` has the task's labels) may be in any folders.
+    """
+    parts = [file.relative_to(root).parts or (file.name,) for file in files]
+    names = ["/".join(part) for part in parts]
+    arrays = {"ids": np.array(names)}
+    if known is not None:
+        named = [next((name for name in part[:-1] if name in known), None) for part in parts]
+        return arrays | ({"y": np.array(named, object)} if any(named) else {}), []
+    if asked.labels:
+        found, notes = labels_from_table(asked, names)
+        return arrays | found, notes
+    tops = dict.fromkeys(part[0] for part in parts if len(part) > 1)
+    splits = {top: SPLIT_NAMES.get(top.lower(), "") for top in tops}
+    others = [top for top, split in splits.items() if not split]
+    if others and len(set(splits.values())) > 2:
+        named = ", ".join(top for top, split in splits.items() if split)
+        raise InputError(f"{root}: {others[0]!r} stands beside the splits {named}; take it out, or put it into one")
+    divided = bool(splits) and not others
+    if short := next((part for part in parts if len(part) < 2 + divided), ()):
+        where = f"{'train/' * divided}CLASS/{short[-1]}"
+        raise InputError(
+            f"{root}: {'/'.join(short)} is in no folder of a class; write {where}, or pass a table with --labels"
+        )
+    arrays["y"] = np.array([part[divided] for part in parts])
+    if divided:
+        arrays["split"] = np.array([splits[part[0]] for part in parts])
+    left = len(_visible(root)) - len(files)
+    return arrays, [f"{left:,} files that are no {files_kind([files[0].name])} are left out"] if left else []
+
+
+def labels_from_table(asked: OwnDataOptions, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return the labels, groups and splits of files or records from the table that ``--labels`` names, and notes.
+
+    Rows are joined by the column ``asked.id``, or the one that names most of the files or records: by path, by file
+    name, or by either without its suffix.
+
+    Parameters
+    ----------
+    asked : OwnDataOptions
+        ``labels`` is the table; ``label``, ``id`` and ``group`` may name its columns.
+    names : sequence of str
+        Names of the files below their folder, or of the records.
+    """
+    assert asked.labels
+    table = read_table(Path(asked.labels), None)  # all as text: run 007 is not run 7
+    table.bad.kept()
+    key, row_of = _joined(table, asked.id, names)
+    rows = np.array([row_of[name] for name in names])
+    label, *others = choose_labels(table, asked, key)
+    columns = {"y": [label, *others], "groups": [asked.group or "groups"], "split": ["split"]}
+    arrays: dict[str, np.ndarray] = {}
+    for array, wanted in columns.items():
+        given = [labels_of(table, name, required=True)[rows] for name in wanted if name in table.frame]
+        if array == "groups" and asked.group and not given:
+            raise InputError(f"{table.path}: no column {asked.group!r} (--group) among {list(table.frame)}")
+        if given:
+            arrays[array] = given[0] if len(given) == 1 else np.stack(given, axis=1)
+    table.bad.kept()
+    return arrays, [f"labels from {table.path.name}, column {label!r}, joined by {key!r}"]
+
+
+def _joined(table: Table, named: str | None, names: Sequence[str]) -> tuple[str, dict[str, int]]:
+    """Return the column of a table that names files or records, and the row of each name.
+
+    A name is found whole, without its suffix, without its folder, or without both.
+    """
+    frame, found = table.frame, {}
+    if named and named not in frame:
+        raise InputError(f"{table.path}: no column {named!r} (--id) among {list(frame)}")
+    for column in frame:
+        cells = frame[column].astype(str).str.strip().tolist()
+        rows = {cell: row for row, cell in reversed(list(enumerate(cells)))}
+        found[column] = {}
+        for name in names:
+            path = Path(name)
+            forms = (name, str(path.with_suffix("")) if path.suffix else name, path.name, path.stem)
+            row = next((rows[form] for form in forms if form in rows), None)
+            found[column] |= {} if row is None else {name: row}
+    key = named or max(found, key=lambda column: len(found[column]))
+    row_of = found[key]
+    missing = [name for name in names if name not in row_of]
+    if missing:
+        most = f"; {len(missing):,} of {len(names):,} have none" if len(missing) > 1 else ""
+        raise InputError(
+            f"{table.path}: no row for {missing[0]!r} in column {key!r}{most}; add it, or name another --id"
+        )
+    if len({*row_of.values()}) < len(row_of) and frame[key].is_unique:
+        raise InputError(f"{table.path}: several files have one name in column {key!r}; write their paths")
+    if not frame[key].iloc[sorted({*row_of.values()})].is_unique:
+        raise InputError(f"{table.path}: several rows have one name in column {key!r}; keep one of each")
+    return key, row_of
+
+
+def media_arrays(
+    files: list[Path],
+    arrays: dict[str, np.ndarray],
+    notes: list[str],
+    bad: BadRows,
+    asked: OwnDataOptions,
+    known: Mapping[str, Any] | None,
+) -> Arrays:
+    """Return the files as sequences, beside arrays that are known of them already.
+
+    Parameters
+    ----------
+    files : list of Path
+        Files of one kind, one per row.
+    arrays, notes : dict and list
+        The other arrays, and notes on these.
+    bad : BadRows
+        Where files that cannot be read are noted.
+    asked : OwnDataOptions
+        How sounds are read, and the columns of recordings that flags name.
+    known : mapping or None
+        The parameters of a task, whose columns are then read.
+    """
+    kind = files_kind([files[0].name])
+    if kind == "pictures":
+        found = Pictures(files, arrays, bad)
+    elif kind == "sounds":
+        found = Sounds(files, arrays, bad, asked.rate, waveform=asked.waveform)
+    else:
+        found = _recordings(files, arrays, bad, asked, list((known or {}).get("columns", ())))
+    found.notes = [*notes, *bad.notes(), *found.notes]
+    return found
+
+
+def _recordings(
+    files: Sequence[Path],
+    arrays: Mapping[str, np.ndarray],
+    bad: BadRows,
+    asked: OwnDataOptions,
+    names: list[str],
+) -> Arrays:
+    """Return the columns ``names`` of recordings, or those of values of the first one, as sequences."""
+    read: dict[int, np.ndarray] = {}
+    for row, file in enumerate(files):
+        try:
+            table = read_table(file)
+            frame = table.frame
+            columns = names
+            if not columns:
+                dropped = {*filter(None, map(str.strip, str(asked.drop or "").split(","))), asked.time}
+                dropped |= {name for name in frame if name.lower() in TIMES}  # rows stand in the order of time
+                dropped |= {name for name in frame if NO_NAME.fullmatch(name) and counts_rows(frame[name])}
+                columns = [name for name in frame if name not in dropped]
+            if missing := [name for name in columns if name not in frame]:
+                raise InputError(f"{file}: no column {missing[0]!r}, as the first recording has, among {list(frame)}")
+            if not columns or not len(frame):
+                raise InputError(f"{file}: no values; give a column per channel and a row per step")
+            read[row] = values_of(table, columns, fill=asked.missing != "refuse")
+            table.bad.kept()
+            names = columns
+        except InputError as error:
+            bad.add_file(row, file, error)
+    kept = bad.kept()
+    x, lengths = padded(str(files[0].parent), [read[row] for row in np.flatnonzero(kept).tolist()])
+    found = Arrays({"x": x, "lengths": lengths} | {name: array[kept] for name, array in arrays.items()})
+    found.files = list(files)
+    found.chosen = {"columns": names, "recordings": True}
+    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    found.notes = [f"{len(lengths):,} recordings of up to {lengths.max():,} steps, with the values {shown}"]
+    return found
