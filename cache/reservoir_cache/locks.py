@@ -87,18 +87,22 @@ class EntryLocks:
                 self._lock(FIRST_BLOCK_BYTE + number, fcntl.LOCK_UN)
 
     @contextmanager
-    def run(self, *, whole: bool = True) -> Iterator[str]:
-        """Register this process as working on the entry within the context; yields the identity of the run.
+    def run(self, *, whole: bool = True) -> Iterator[None]:
+        """Register this process as working on the entry within the context.
 
-        The first registration of a process also removes what dead runs left behind.
+        The first registration also removes the records and temporary files of dead runs.
         """
         with self._guard:
             if self._runs == 0:
-                with self.mutex(whole=whole):
-                    self._register()
+                with self.mutex(whole=whole):  # so that no other run is registering itself
+                    path = self._folder / "runs" / f"{run_identity()}.json"
+                    publish_json(path, _run_record(), durable=False)  # no run survives a power loss
+                    self._record = os.open(path, os.O_RDWR)
+                    fcntl.lockf(self._record, fcntl.LOCK_EX, 1)
+                    self._remove_dead()
             self._runs += 1
         try:
-            yield run_identity()
+            yield
         finally:
             with self._guard:
                 self._runs -= 1
@@ -123,15 +127,7 @@ class EntryLocks:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _register(self) -> None:
-        """Write the record of this run, lock it, and remove the records and temporary files of dead runs.
-
-        The mutex is held, so no other run is registering itself.
-        """
-        path = self._folder / "runs" / f"{run_identity()}.json"
-        publish_json(path, _run_record(), durable=False)  # no run survives a power loss
-        self._record = os.open(path, os.O_RDWR)
-        fcntl.lockf(self._record, fcntl.LOCK_EX, 1)
+    def _remove_dead(self) -> None:
         records = _records(self._folder)
         alive = {path.stem for path in records if path.stem == run_identity() or _is_locked(path)}
         runs = {path: path.stem for path in records}

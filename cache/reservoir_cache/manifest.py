@@ -140,9 +140,9 @@ def read_page(folder: Path, page: int) -> Manifest:
     return manifest
 
 
-def is_sound(folder: Path, line: Shard | Targets) -> bool:
-    """Return whether a listed file exists with its size: the cheap check, made on every open."""
-    return is_regular(folder / line.file, line.bytes)
+def is_sound(folder: Path, line: Shard | Targets | None) -> bool:
+    """Return whether a file is listed and exists with its size: the cheap check, made on every open."""
+    return line is not None and is_regular(folder / line.file, line.bytes)
 
 
 def page_name(page: int) -> str:

@@ -1,15 +1,4 @@
-"""Files that are complete or absent: the only way in which this package puts a file under its final name.
-
-1. a unique temporary name, opened so that it must not exist yet;
-2. written and closed;
-3. read back and compared;
-4. fsync of the file;
-5. ``os.replace`` to the final name;
-6. fsync of the folder.
-
-A temporary name ends in ``.<run>.tmp``, where <run> is the identity of the writing process, so a later run recognises
-the files that a dead process left behind.
-"""
+"""Files that are complete or absent, written in the steps that FORMAT.md lists under "Publication"; and errors."""
 
 from __future__ import annotations
 
@@ -83,27 +72,13 @@ def fault_point(step: str) -> None:
 def publish(
     final: Path, content: bytes | memoryview, *, sync_file: bool = True, sync_folder: bool = True
 ) -> tuple[int, str]:
-    """Write a file so that under its final name it is either complete or as it was before.
+    """Write a file so that under its final name it is either complete or as it was before; return its size and CRC-32.
 
-    Parameters
-    ----------
-    final : Path
-        The final name. A file of that name is replaced in one step.
-    content : bytes or another buffer
-    sync_file, sync_folder : bool
-        Whether the content, and the name, must survive a power loss once this has returned.
-
-    Returns
-    -------
-    (int, str)
-        Number of bytes and CRC-32 of the file.
-
-    Raises
-    ------
-    CacheError
-        If the file cannot be written, or does not read back as written.
+    ``sync_file`` and ``sync_folder``: whether the content, and the name, must survive a power loss after the return.
+    Raises CacheError if the file cannot be written, or does not read back as written.
     """
     view = memoryview(content).cast("B")
+    # The name ends in the identity of the run, by which a later run recognises the files that a dead one left behind.
     temporary = final.with_name(f".{final.name}.{next(_counter)}.{run_identity()}.tmp")
     try:
         make_folder(final.parent)
@@ -170,7 +145,7 @@ def run_identity() -> str:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder with its parents, each of which survives a power loss; raises OSError if it cannot be created."""
+    """Create a folder with its parents, each of which survives a power loss; raises OSError on failure."""
     if not path.is_dir():
         if not path.parent.exists():
             make_folder(path.parent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from reservoir_cache.entry import Entry
 from reservoir_cache.locks import mark_used
 from reservoir_cache.manifest import NAME, Shard, Targets, is_sound
 from reservoir_cache.publish import CacheError, file_crc32, repair_command
-from reservoir_cache.shard import UNREADABLE, Encoded, Place, decode, places, read_array, target_ranks
+from reservoir_cache.shard import UNREADABLE, Encoded, Place, decode, read_array, target_ranks
 
 FEW = 1 / 8
 """Share of the rows of a block below which they are read one by one."""
@@ -190,23 +191,28 @@ class SplitFeatures:
                 wrong = place.values.shape != (high - low, shape.tokens, shape.width)
                 if wrong or (place.offset and math.prod(place.offset.shape[:-1]) != -(-(high - low) // step)):
                     raise self._damaged(shard, column)
-                if rows is not None and (*stamp, column) in _checked and len(rows) < FEW * (high - low):
-                    return place.read_rows(file, rows, step)
-                encoded = place.read(file)
+                few = rows is not None and (*stamp, column) in _checked and len(rows) < FEW * (high - low)
+                encoded = place.read(file, rows if few else None)
         except UNREADABLE as error:
             raise self._damaged(shard, column) from error
         if (*stamp, column) not in _checked and encoded.crc32 != shard.columns[column]:
             raise self._damaged(shard, column)
         _checked.add((*stamp, column))
-        return encoded if rows is None else encoded.take(rows, step)
+        if rows is None:
+            return encoded
+        offset = None if encoded.offset is None else encoded.offset[rows // step]
+        return Encoded(encoded.values if few else encoded.values[rows], offset)
 
     def _place(self, shard: Shard, column: str, stamp: Stamp) -> Place:
         """Return where a column lies in its shard; the structure of the file is read once for all its columns."""
-        known = self._places.get(shard.file)
-        if known is None or known[0] != stamp:
-            found = places(self._folder / shard.file, self.entry.spec.store, shard.columns)
-            known = self._places[shard.file] = stamp, found
-        return known[1][column]
+        if self._places.get(shard.file, ((),))[0] != stamp:
+            found = {}
+            with h5py.File(self._folder / shard.file, "r", locking=False) as file:
+                for name in shard.columns:
+                    with suppress(KeyError, CacheError):  # damage of one column spares the others
+                        found[name] = Place.of(file, name, self.entry.spec.store)
+            self._places[shard.file] = stamp, found
+        return self._places[shard.file][1][column]
 
     def _require(self, column: str) -> None:
         if column in self.columns:

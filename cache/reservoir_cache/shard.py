@@ -1,16 +1,6 @@
 """One shard, an HDF5 file with some columns of one block of rows; and how this package reads and writes HDF5.
 
-    /                          attributes format, key, split, block, low, high
-    /<layer>/<pooling>/values  (rows, tokens, width), contiguous; attributes encoding, crc32
-    /<layer>/<pooling>/offset  (width,) or (offsets, width) float32; absent with float32
-
-    offset[g, c]    = float32(mean over the rows of g and all tokens of x[:, :, c])   (accumulated in float64)
-    stored[i, t, c] = round_to_nearest_even(x[i, t, c] - offset[g, c])                (float16 or bfloat16)
-    x'[i, t, c]     = float32(stored[i, t, c]) + offset[g, c]
-
-A channel of a frozen transformer may sit at 3000 +- 0.5: without the offset float16 keeps three distinct values of it.
-The offsets are those of the rows themselves, so a shard can be decoded alone and does not depend on any other.
-The same arrays give the same bytes: no times, no variable-length strings, objects in a fixed order.
+FORMAT.md has the layout of a shard, and under "Encoding" the equations and the reason for offsets.
 """
 
 from __future__ import annotations
@@ -19,7 +9,7 @@ import io
 import math
 import os
 import zlib
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -77,22 +67,14 @@ class Extent:
             raise KeyError(f"{name} does not lie in the file in one piece")
         return cls(position or 0, item.shape, item.dtype)
 
-    def read_rows(self, file: BinaryIO, rows: Iterable[int]) -> NDArray:
-        """Read some rows of the array from the open file; raises OSError if the file ends before one does."""
+    def read(self, file: BinaryIO, rows: NDArray[np.integer] | None = None) -> NDArray:
+        """Read the array, or some of its rows, from the open file; raises ValueError if it ends too early."""
+        if rows is None:
+            file.seek(self.position)
+            return np.fromfile(file, self.dtype, math.prod(self.shape)).reshape(self.shape)
         size = math.prod(self.shape[1:]) * self.dtype.itemsize
         parts = [os.pread(file.fileno(), size, self.position + int(row) * size) for row in rows]
-        if any(len(part) < size for part in parts):
-            raise OSError("the file ends too early")
-        return np.frombuffer(b"".join(parts), self.dtype).reshape(-1, *self.shape[1:])
-
-    def read(self, file: BinaryIO) -> NDArray:
-        """Read the array from the open file; raises OSError if the file ends before it does."""
-        count = math.prod(self.shape)
-        file.seek(self.position)
-        found = np.fromfile(file, self.dtype, count)
-        if len(found) < count:
-            raise OSError("the file ends too early")
-        return found.reshape(self.shape)
+        return np.frombuffer(b"".join(parts), self.dtype).reshape(len(rows), *self.shape[1:])
 
 
 @contextmanager
@@ -133,10 +115,6 @@ class Encoded:
     values: NDArray
     offset: NDArray[np.float32] | None
 
-    def take(self, rows: NDArray[np.integer], offset_rows: int) -> Encoded:
-        """Return some rows, each with an offset of its own."""
-        return Encoded(self.values[rows], None if self.offset is None else self.offset[rows // offset_rows])
-
     @cached_property
     def crc32(self) -> str:
         """CRC-32 of the stored values, then of the offsets, as 8 hexadecimal digits."""
@@ -176,17 +154,10 @@ class Place:
             raise CacheError(f"{file.filename}: column {column} has an offset of {offset.dtype} {offset.shape}")
         return cls(values, offset)
 
-    def read(self, file: BinaryIO) -> Encoded:
-        """Read the column from the open file."""
-        return Encoded(self.values.read(file), self._offset(file))
-
-    def read_rows(self, file: BinaryIO, rows: NDArray[np.integer], offset_rows: int) -> Encoded:
-        """Read some rows of the column from the open file, each with an offset of its own, and none of the others."""
-        offset = self._offset(file)
-        return Encoded(self.values.read_rows(file, rows), None if offset is None else offset[rows // offset_rows])
-
-    def _offset(self, file: BinaryIO) -> NDArray[np.float32] | None:
-        return self.offset.read(file).reshape(-1, self.offset.shape[-1]) if self.offset else None
+    def read(self, file: BinaryIO, rows: NDArray[np.integer] | None = None) -> Encoded:
+        """Read the column, or the values of some rows and all offsets, from the open file."""
+        offset = self.offset.read(file).reshape(-1, self.offset.shape[-1]) if self.offset else None
+        return Encoded(self.values.read(file, rows), offset)
 
 
 def encode(
@@ -281,18 +252,6 @@ def shard_image(header: ShardHeader, columns: Mapping[str, Encoded], store: str)
                 offset = offset[0] if len(offset) == 1 else offset
                 file.create_dataset(f"{column}/offset", data=offset, track_times=False)
     return image.getbuffer()
-
-
-def places(path: Path, store: str, columns: Mapping[str, object]) -> dict[str, Place]:
-    """Return where some columns lie in a shard; a column that is absent, or not stored as it should be, is left out."""
-    found = {}
-    with h5py.File(path, "r", locking=False) as file:
-        for column in columns:
-            try:
-                found[column] = Place.of(file, column, store)
-            except (KeyError, CacheError):
-                continue
-    return found
 
 
 def inspect_shard(path: Path, store: str) -> tuple[ShardHeader, dict[str, Column], dict[str, str]]:

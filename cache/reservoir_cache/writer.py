@@ -27,14 +27,20 @@ def write_block(entry: Entry, split: str, block: int, arrays: Mapping[str, NDArr
 
     ``arrays`` maps columns to float32 arrays of shape (rows of the block, tokens, width).
     """
-    number, locks = entry.block_number(split, block), entry_locks(entry.path)
-    if not locks.share(number):
-        raise CacheError(f"{entry.path}: block {block} of {split} is being written by another run; wait for it")
+    number, locks = _share(entry, split, block), entry_locks(entry.path)
     try:
         with locks.run(), locks.writing:
-            return _store(entry, split, block, arrays)
+            return _write_claimed(entry, split, block, arrays)
     finally:
         locks.release(number)
+
+
+def _share(entry: Entry, split: str, block: int) -> int:
+    """Join this process's claim on a block and return its number; raises CacheError if another run writes it."""
+    number = entry.block_number(split, block)
+    if not entry_locks(entry.path).share(number):
+        raise CacheError(f"{entry.path}: block {block} of {split} is being written by another run; wait for it")
+    return number
 
 
 def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> None:
@@ -55,11 +61,11 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
                 f"it needs {ranks[name]} dimensions, {rows} rows, and numbers"
             )
 
-    if _has_targets(entry, split):
+    if is_sound(folder, entry.page(split, 0).targets):
         return  # before any lock is taken, which needs the right to write
     locks = entry_locks(entry.path)
     with locks.run(), locks.mutex():
-        if not _has_targets(entry, split):
+        if not is_sound(folder, entry.page(split, 0).targets):
             image = io.BytesIO()
             with h5py.File(image, "w") as file:
                 for name in ranks:
@@ -71,8 +77,8 @@ def write_targets(entry: Entry, split: str, targets: Mapping[str, NDArray]) -> N
 class ShardWriter:
     """A writer thread behind a bounded queue; use it as a context manager.
 
-    A block given to ``put`` stays claimed until it is on disk. Leaving the context waits for the queue: also after an
-    exception, since every block in it is complete. An error in the thread is raised by the next ``put``, or on leaving.
+    A block given to ``put`` stays claimed until it is on disk. Leaving the context waits for the queue, even after an
+    exception, since every block in it is complete. An error in the thread is raised by the next ``put`` or on leaving.
 
     Parameters
     ----------
@@ -110,9 +116,7 @@ class ShardWriter:
     def put(self, split: str, block: int, arrays: Mapping[str, NDArray[np.float32]]) -> None:
         """Queue a block with the arguments of ``write_block``; the arrays must not be changed afterwards."""
         self._raise()
-        number = self._entry.block_number(split, block)
-        if not self._locks.share(number):
-            raise CacheError(f"{self._entry.path}: block {block} of {split} is being written by another run")
+        number = _share(self._entry, split, block)
         try:
             self._queue.put((split, block, arrays))
         except BaseException:  # interrupted while waiting: the block will not be written
@@ -135,7 +139,7 @@ class ShardWriter:
             raise self._error
 
 
-def _store(entry: Entry, split: str, block: int, arrays: Mapping[str, NDArray[np.float32]]) -> int:
+def _write_claimed(entry: Entry, split: str, block: int, arrays: Mapping[str, NDArray[np.float32]]) -> int:
     """Write those columns of a claimed block that it lacks as one shard.
 
     The shard is ``<block>-<part>.h5``, with the lowest part that no sound shard of the block has: so a rerun after
@@ -171,8 +175,3 @@ def _store(entry: Entry, split: str, block: int, arrays: Mapping[str, NDArray[np
     with entry_locks(entry.path).mutex():
         entry.page(split, number).without(unsound).with_shard(line, shapes).write(folder, number)
     return line.bytes
-
-
-def _has_targets(entry: Entry, split: str) -> bool:
-    line = entry.page(split, 0).targets
-    return line is not None and is_sound(entry.path / split, line)

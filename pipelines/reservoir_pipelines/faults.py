@@ -9,10 +9,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-# What the user named is at fault: exit code 2.
+# Exit code 2: the path that the user named is at fault.
 _REMEDIES = {
-    errno.EACCES: "check its permissions, or name another place",
-    errno.EPERM: "check its permissions, or name another place",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "check its permissions, or name another place"),
     errno.EROFS: "name a place that can be written",
     errno.ENOENT: "check the path",
     errno.ENOTDIR: "check the path: a file stands where a folder should",
@@ -21,11 +20,9 @@ _REMEDIES = {
     errno.ENAMETOOLONG: "name a shorter path",
     errno.ELOOP: "check the links on the path",
 }
-# The machine is: exit code 1. These come without a path where it is a write that fails.
-_SPACE = "make room, then run the same command again to continue"
+# Exit code 1: the machine is at fault. The error of a failed write names no path.
 _TROUBLES = {
-    errno.ENOSPC: _SPACE,
-    errno.EDQUOT: _SPACE,
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room, then run the same command again to continue"),
     errno.EFBIG: "raise the limit on the size of files (ulimit -f), then run the same command again to continue",
     errno.EIO: "check the disk, then run the same command again to continue",
     errno.EMFILE: "raise the limit on open files (ulimit -n), then run the same command again to continue",
@@ -45,20 +42,17 @@ class Interruptible(TyperGroup):
 
 
 def system_fault(error: OSError) -> tuple[str, int] | None:
-    """Return one line and the exit code for an error of the operating system that a command did not handle.
+    """Return one line and the exit code for an error of the operating system that no command handled, or None.
 
-    The code is 2 if a path that the user named is at fault, and 1 if the machine is. Returns None if the error names no
-    path and is not one of the machine: then it is a bug, and its traceback is needed.
+    The code is 2 if a path that the user named is at fault, 1 if the machine is. None means a bug: show its traceback.
     """
     if error.errno is None or (error.filename is None and error.errno not in _TROUBLES):
         return None
     code = 2 if error.errno in _REMEDIES else 1
     remedy = (_REMEDIES | _TROUBLES).get(error.errno, "fix it, then run the same command again to continue")
-    where = "" if error.filename is None else f"{_named(str(error.filename))}: "
+    folder, _, name = str(error.filename or "").rpartition("/")
+    if folder and name.startswith(".") and name.endswith(".part"):
+        where = f"{folder}: "  # the name of a temporary file of `replace_file` says nothing to the user
+    else:
+        where = "" if error.filename is None else f"{error.filename}: "
     return f"{where}{error.strerror}; {remedy}", code
-
-
-def _named(path: str) -> str:
-    """Return the path, or the folder of a temporary file of `replace_file`, whose name says nothing to the user."""
-    folder, _, name = path.rpartition("/")
-    return folder if folder and name.startswith(".") and name.endswith(".part") else path

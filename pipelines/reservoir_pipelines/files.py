@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DIGEST = "sha256"
 MEMO = "files.json"
-"""What was read of which source file, beside the folders of prepared data."""
+"""The checksums of source files, kept with the folders of prepared data."""
 
 UNSETTLED = 2 * 10**9
 """Nanoseconds after a file's last change during which another change may carry the same time."""
@@ -36,7 +36,7 @@ PART = re.compile(r"\..+-[0-9a-f]{32}\.part")
 
 
 class DamagedError(ValueError):
-    """A file is not what was written."""
+    """A file has another content than was written."""
 
 
 def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
@@ -61,20 +61,14 @@ def part_beside(path: Path) -> Path:
     Its 32 digits are host, process number and random digits, by which others see whether its writer is still alive.
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}-{_host()}*.part"):
-        if PART.fullmatch(left.name) and not is_running(int(left.name[-29:-21], 16)):
-            _remove(left)
+        if PART.fullmatch(left.name):
+            try:
+                os.kill(int(left.name[-29:-21], 16), 0)
+            except ProcessLookupError:
+                _remove(left)
+            except PermissionError:
+                pass  # a running process of another user
     return path.with_name(f".{path.name}-{_host()}{os.getpid():08x}{secrets.token_hex(8)}.part")
-
-
-def is_running(pid: int) -> bool:
-    """Return whether a process of this host is alive."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 @cache
@@ -87,22 +81,8 @@ def _host() -> str:
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # another user's, who alone may remove it
+    with suppress(OSError):  # a file of another user, who alone may remove it
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-
-
-def unfinished_folder(parent: Path) -> Path:
-    """Make a folder that is renamed when all that belongs in it is written."""
-    folder = parent / f".{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(16)}"
-    folder.mkdir()
-    return folder
-
-
-def remove_unfinished_folders(parent: Path) -> None:
-    """Remove what `unfinished_folder` made for processes of this host that have ended."""
-    for folder in parent.glob(f".{os.uname().nodename}-*"):
-        if not is_running(int(folder.name.split("-")[-2])):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -147,7 +127,7 @@ def checked_line(values: Mapping[str, Any]) -> str:
 
 
 def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Yield lines of `checked_line` with what they hold, None of those that have changed; none where no file is."""
+    """Yield each line of `checked_line` with its values, or None if it has changed; nothing if there is no file."""
     for text in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
         try:
             values = json.loads(text)
@@ -158,77 +138,45 @@ def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
 
 
 def source_contents(files: Sequence[Path], task: Path, settings: Path) -> list[dict[str, Any]]:
-    """Return name, bytes and SHA-256 of each file; ``task`` is the place of own data, below which names count.
+    """Return name, bytes and SHA-256 of each file; files below the folder ``task`` are named by their path in it.
 
     A file whose size, inode and time of change (which no program can set) are those of an earlier call is not read.
     """
-    memo = _read_memo(settings / MEMO)
-    files = [file for path in files for file in _files_below(path)]
-    known = {str(path.absolute()): _known_content(path, memo.get(str(path.absolute()))) for path in files}
-    settled = {name: found for name, found in known.items() if _settled(found)}
-    if not settled.items() <= memo.items():
+    before, known, contents = dict[str, Any](), dict[str, Any](), list[dict[str, Any]]()
+    with suppress(OSError, ValueError):
+        before = read_checked(settings / MEMO)
+    for path in files:
+        for file in sorted(filter(Path.is_file, path.rglob("*"))) if path.is_dir() else [path]:
+            if not file.is_file():
+                raise InputError(f"{file}: not a regular file, so nothing is read from it")
+            name, now, read = str(file.absolute()), stamp(file), time.time_ns()
+            found = before.get(name)
+            if found is None or found["stamp"] != now:
+                try:
+                    found = {"stamp": now, "sha256": file_digest(file), "read": read}
+                except OSError as error:
+                    raise InputError(f"{file}: cannot be read ({error.strerror})") from None
+            known[name] = found
+            title = os.fspath(file.relative_to(task)) if task in file.parents else file.name
+            contents.append({"name": title, "size": found["stamp"][0], "sha256": found["sha256"]})
+    settled = {name: found for name, found in known.items() if found["stamp"][-1] + UNSETTLED < found["read"]}
+    if not settled.items() <= before.items():
         with suppress(OSError):  # a cache that only others may write: read again next time
             settings.mkdir(parents=True, exist_ok=True)
             write_checked(settings / MEMO, settled)
-    return [
-        {"name": _name_below(path, task), "size": found["stamp"][0], "sha256": found["sha256"]}
-        for path in files
-        for found in [known[str(path.absolute())]]
-    ]
+    return contents
 
 
 def stamp(path: Path) -> list[int]:
-    """Return size, inode, time of writing and time of change of a file.
-
-    Tools that copy files give them the time of the original; that of their last change nobody sets.
-    """
+    """Return size, inode, modification time and change time of a file; programs that copy files set only the third."""
     stat = path.stat()
     return [stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns]
-
-
-def _known_content(path: Path, before: dict[str, Any] | None) -> dict[str, Any]:
-    now, read = stamp(path), time.time_ns()
-    if before is not None and before["stamp"] == now:
-        return before
-    try:
-        return {"stamp": now, "sha256": file_digest(path), "read": read}
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-
-
-def _files_below(path: Path) -> list[Path]:
-    files = sorted(below for below in path.rglob("*") if below.is_file()) if path.is_dir() else [path]
-    odd = [file for file in files if not file.is_file()]
-    if odd:
-        raise InputError(f"{odd[0]}: not a regular file, so nothing is read from it")
-    return files
-
-
-def _settled(found: dict[str, Any]) -> bool:
-    return found["stamp"][-1] + UNSETTLED < found["read"]
-
-
-def _name_below(path: Path, task: Path) -> str:
-    below = path.is_relative_to(task) and path != task
-    return os.fspath(path.relative_to(task)) if below else path.name
-
-
-def _read_memo(memo: Path) -> dict[str, Any]:
-    try:
-        return read_checked(memo)
-    except (OSError, ValueError):
-        return {}
 
 
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def folder_bytes(folder: Path) -> int:
-    """Return the size of all files below a folder; no link is followed."""
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
 
 def remove_parts(folder: Path) -> None:
@@ -239,7 +187,7 @@ def remove_parts(folder: Path) -> None:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file that others may read as they may read every new file."""
+    """Write a safetensors file with the permissions of a new file."""
     from safetensors.torch import save_file
 
     with system_errors():
@@ -249,7 +197,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 @contextmanager
 def system_errors() -> Iterator[None]:
-    """Raise errors of the operating system that safetensors reports as the OSError that they are."""
+    """Raise errors of the operating system, which safetensors wraps, as OSError."""
     from safetensors import SafetensorError
 
     try:

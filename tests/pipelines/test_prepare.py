@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
 import samples
 from reservoir_pipelines import prepare
+from reservoir_pipelines.files import part_beside
 from reservoir_pipelines.preparation import prepare as stage
 from reservoir_pipelines.preparation.prepared import Prepared, PreparedSplit
 
@@ -127,7 +128,8 @@ def test_a_failed_run_leaves_nothing(cache, tmp_path):
 
 def test_leftovers_of_a_killed_run_are_removed(cache, tmp_path):
     prepared = prepare("digits")
-    leftover = prepared.path.parent / f".{os.uname().nodename}-{2**22 + 7}-abc"
+    mine = part_beside(prepared.path.parent / "data")
+    leftover = mine.with_name(mine.name.replace(f"{os.getpid():08x}", f"{2**22 + 7:08x}"))
     (leftover / "train").mkdir(parents=True)
     (prepared.path / "train" / "00000.h5").unlink()
     again = prepare("digits")

@@ -15,7 +15,7 @@ from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, DownloadOptions, ExtractOptions, TaskOptions
 from reservoir.plan import with_audio_options
 from reservoir.tasks import TASKS, Source, own_name, task_named
-from reservoir_pipelines.files import remove_unfinished_folders, source_contents, unfinished_folder
+from reservoir_pipelines.files import part_beside, source_contents
 from reservoir_pipelines.output import meter, notify
 from reservoir_pipelines.preparation.download import download
 from reservoir_pipelines.preparation.prepared import (
@@ -59,7 +59,6 @@ def prepare(
             return Prepared.open(final)
         except InputError:
             shutil.rmtree(final)
-    remove_unfinished_folders(settings)
     _write(source, origin, final, cluster)
     return Prepared.open(final, reused=False)
 
@@ -80,7 +79,8 @@ def settings_folder(task: str, source: Source, cache: Path | None = None) -> Pat
 def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: ClusterOptions) -> None:
     """Write all pieces and the index into a temporary folder, then rename it."""
     make_folder(final.parent)
-    folder = unfinished_folder(final.parent.resolve())
+    folder = part_beside(final.parent.resolve() / "data")  # of one name, so that what was left behind is removed
+    folder.mkdir()
     try:
         sent = _with_full_paths(source) if cluster.scheduler else source
         tasks = [(sent, piece, number, folder) for number, piece in enumerate(source.pieces())]

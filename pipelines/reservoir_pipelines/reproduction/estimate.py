@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reservoir_cache import folder_bytes
+
 from reservoir.errors import InputError
 from reservoir.options import ExtractOptions, RowOptions
-from reservoir_pipelines.files import folder_bytes
 from reservoir_pipelines.output import notify, size_text, time_text
 from reservoir_pipelines.reproduction.cell import Cell, group, groups
 

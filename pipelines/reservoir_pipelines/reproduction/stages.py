@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import refuse_links, untracked
+from reservoir_cache import folder_bytes, refuse_links, untracked
 
 from reservoir.errors import InputError
 from reservoir.option_fields import typed
@@ -25,7 +25,6 @@ from reservoir.reservoir import choose_device
 from reservoir_pipelines.attention_maps import attention
 from reservoir_pipelines.card import card
 from reservoir_pipelines.extraction.extract import extract
-from reservoir_pipelines.files import folder_bytes
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.pretraining.pretrain import pretrain
 from reservoir_pipelines.reports.views import fit_values, read_sweep, train_values
