@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.conftest import write_mnist
 from tests.reservoir.models import save_with_processor, save_with_tokenizer
@@ -64,6 +65,9 @@ def test_every_command_and_program_runs(
 ):
     from reservoir_pipelines.cli import run
 
+    if page.name == "audio.md":
+        pytest.importorskip("soundfile")
+    exports = not torch.__version__.startswith("2.6.")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RESERVOIR_CACHE", str(one_cache))
     names = {"__name__": "document"}
@@ -71,7 +75,7 @@ def test_every_command_and_program_runs(
         if language == "python":
             exec(compile(text, named(page), "exec"), names)
         for command in commands(text) if language == "sh" else ():
-            if command.startswith("reservoir "):
+            if command.startswith("reservoir ") and (exports or " export " not in command):
                 arguments = [places.get(a, a) for a in shlex.split(command)[1:]]
                 assert run(arguments) == 0, (command, capsys.readouterr().err)
         for command in commands(text) if language == "console" else ():

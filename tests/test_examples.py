@@ -6,6 +6,7 @@ import inspect
 import pytest
 import reservoir_cache
 import reservoir_pipelines
+import torch
 
 import reservoir
 import reservoir.readouts
@@ -18,9 +19,9 @@ def run(name, thing):
     """Run the examples of a docstring, which is not empty."""
     found = doctest.DocTestParser().get_doctest(inspect.getdoc(thing) or "", {}, name, None, 0)
     assert found.examples, f"{name} has no example"
-    said = []
-    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(found, out=said.append)
-    assert said == [], "".join(said)
+    failures: list[str] = []
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(found, out=failures.append)
+    assert failures == [], "".join(failures)
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,8 @@ def one_cache(tmp_path_factory):
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, *ESTIMATORS, "reservoir_pipelines"])
 def test_each_public_function_has_an_example_that_runs(name, one_cache, painted, short_streams, tmp_path, monkeypatch):
+    if name == "export" and torch.__version__.startswith("2.6."):
+        pytest.skip("export needs torch 2.7")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RESERVOIR_CACHE", str(one_cache))
     run(name, getattr(reservoir_pipelines, name, reservoir_pipelines))

@@ -103,6 +103,10 @@ def inputs(file):
         return (x if x.dtype.kind == "f" else x.astype(np.int64)), arrays["lengths"]
 
 
+# torch 2.6 cannot serialize the size of a batch, so export refuses it in one line.
+can_export = pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="export needs torch 2.7")
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_module_equals_predict(readouts, case):
     saved, file = readouts(case)
@@ -129,6 +133,7 @@ def test_logits_are_the_scores_of_the_readout_over_its_temperature(readouts):
     np.testing.assert_allclose(scores, bundle.readout.scores(features), atol=1e-5)
 
 
+@can_export
 @pytest.mark.parametrize("case", ["tokens", "rounded", "quantiles", "beside", "raw and more", "raw symbols"])
 def test_the_program_equals_the_module(readouts, tmp_path, case):
     saved, file = readouts(case)
@@ -146,6 +151,7 @@ def test_the_program_equals_the_module(readouts, tmp_path, case):
     np.testing.assert_allclose(other, whole[few], atol=0.1 if case == "rounded" else 1e-4)
 
 
+@can_export
 def test_windows_are_cut_inside_the_module_which_accepts_one_length(readouts, tmp_path):
     saved, file = readouts("windows")
     x, lengths = inputs(file)
@@ -155,6 +161,7 @@ def test_windows_are_cut_inside_the_module_which_accepts_one_length(readouts, tm
     np.testing.assert_allclose(read(got.numpy(), saved), expected(saved, file)[:3], atol=1e-5)
 
 
+@can_export
 def test_several_reservoirs_become_one_module(tiny_gpt2, tmp_path):
     x, lengths = sequences()
     np.savez(tmp_path / "d.npz", x=x, y=labels("three", x), lengths=lengths)
@@ -168,6 +175,7 @@ def test_several_reservoirs_become_one_module(tiny_gpt2, tmp_path):
     np.testing.assert_allclose(read(got, saved), expected(saved, tmp_path / "d.npz"), atol=1e-5)
 
 
+@can_export
 def test_a_recurrent_backbone_accepts_one_length(tmp_path):
     x, lengths = sequences()
     x, lengths = x[:, :9], np.minimum(lengths, 9)
@@ -180,6 +188,7 @@ def test_a_recurrent_backbone_accepts_one_length(tmp_path):
     np.testing.assert_allclose(read(got.numpy(), saved), expected(saved, tmp_path / "d.npz"), atol=1e-5)
 
 
+@can_export
 def test_an_export_runs_without_this_package_and_holds_no_paths(readouts, tmp_path, capsys):
     saved, file = readouts("two")
     assert command(["export", str(saved), "--out", str(tmp_path / "m.pt2"), "--json"]) == 0
@@ -208,6 +217,7 @@ def test_an_export_runs_without_this_package_and_holds_no_paths(readouts, tmp_pa
     np.testing.assert_allclose(read(np.load(tmp_path / "out.npy"), saved), expected(saved, file), atol=1e-5)
 
 
+@can_export
 def test_onnx_equals_predict(readouts, tmp_path, capfd):
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -226,6 +236,7 @@ def test_onnx_equals_predict(readouts, tmp_path, capfd):
     np.testing.assert_allclose(read(got, saved), want[short], atol=1e-5)
 
 
+@can_export
 def test_what_cannot_be_exported_is_refused(readouts, tmp_path, monkeypatch):
     saved, _ = readouts("two")
     with pytest.raises(InputError, match="choose torch or onnx"):

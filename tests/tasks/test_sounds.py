@@ -13,6 +13,8 @@ from reservoir.errors import InputError
 from reservoir.tasks import Vectors, read_new, task_named
 from reservoir.tasks.own.sounds import BANDS, frame_count, mel_frames, open_sound, read_samples
 
+pytest.importorskip("soundfile")
+
 RATE = 16_000
 TONE = np.sin(2 * np.pi * 1000 * np.arange(RATE // 4) / RATE)
 SCIPYS = Path(scipy.io.__file__).parent / "tests" / "data"
