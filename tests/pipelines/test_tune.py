@@ -10,9 +10,7 @@ import pytest
 from reservoir_pipelines import predict, tune
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.tuning.data import SearchData
-from reservoir_pipelines.tuning.search import CAUTION, Costs
-from reservoir_pipelines.tuning.trials import TrialFile
+from reservoir_pipelines.tuning.search import CAUTION, Costs, Search, SearchData, read_trials
 from reservoir_pipelines.tuning.tune import tune as run_tune
 
 from reservoir.errors import InputError
@@ -41,25 +39,25 @@ def waves(tmp_path_factory):
 
 def stop_after(number, patch):
     """Interrupt a search when so many trials have ended."""
-    add = TrialFile.add
+    add = Search.add
 
     def add_or_stop(self, trial):
         add(self, trial)
-        if len(list(self)) == number:
+        if len(self.trials) == number:
             raise KeyboardInterrupt
 
-    patch.setattr(TrialFile, "add", add_or_stop)
+    patch.setattr(Search, "add", add_or_stop)
 
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory, waves):
     """Return a search of three trials that was stopped after two, and the trials that its second call computed."""
-    root, computed, add = tmp_path_factory.mktemp("cache"), [], TrialFile.add
+    root, computed, add = tmp_path_factory.mktemp("cache"), [], Search.add
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         stop_after(2, patch)
         tune(waves, trials=3, cache=root, **SMALL)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrialFile, "add", lambda self, one: computed.append(one.number) or add(self, one))
+        patch.setattr(Search, "add", lambda self, one: computed.append(one.number) or add(self, one))
         return tune(waves, trials=3, cache=root, **SMALL), computed
 
 
@@ -99,7 +97,7 @@ def test_two_workers_find_what_one_process_does(searched, waves, tmp_path):
 def test_a_damaged_line_is_ignored(searched, tmp_path):
     lines = (searched[0].folder / "trials.jsonl").read_text().splitlines()
     (tmp_path / "trials.jsonl").write_text(lines[0] + "\n" + lines[1].replace('"score": ', '"score": 1') + "\n{")
-    assert [trial.number for trial in TrialFile(tmp_path)] == [0]
+    assert [trial.number for trial in read_trials(tmp_path / "trials.jsonl")] == [0]
 
 
 def test_the_printed_commands_make_the_same_readout_in_another_cache(searched, tmp_path):
@@ -147,7 +145,7 @@ class SlowRows:
         return self.now
 
 
-@pytest.mark.parametrize(("seconds_per_row", "limits"), [(0.001, {400, None}), (0.2, {25, 100}), (0.8, {25})])
+@pytest.mark.parametrize(("seconds_per_row", "limits"), [(0.2, {25, 100}), (0.8, {25})])
 def test_at_least_ten_candidates_are_tried_in_a_budget_that_holds(seconds_per_row, limits, tmp_path, monkeypatch):
     draw = np.random.default_rng(0)
     y = np.arange(1300) % 2
@@ -155,11 +153,10 @@ def test_at_least_ten_candidates_are_tried_in_a_budget_that_holds(seconds_per_ro
     np.savez(tmp_path / "rows.npz", x=x, y=y)
     monkeypatch.setattr("reservoir_pipelines.tuning.search.START_UP", 0.0)
     clock = SlowRows(seconds_per_row, monkeypatch)
-    most = 12 if seconds_per_row < 0.01 else None
-    done = tune_by(clock, str(tmp_path / "rows.npz"), budget="900s", trials=most, cache=tmp_path, **SMALL)
+    done = tune_by(clock, str(tmp_path / "rows.npz"), budget="900s", cache=tmp_path, **SMALL)
     assert done.tried >= 10
-    assert 0.7 * 900 < clock.now <= 990 or most
-    tried = {trial.limit for trial in TrialFile(done.folder) if trial.number}
+    assert 0.7 * 900 < clock.now <= 990
+    tried = {trial.limit for trial in read_trials(done.folder / "trials.jsonl") if trial.number}
     assert tried == limits or tried < limits
     assert {trial.limit for trial in done.trials} <= limits
     assert 0 in {trial.number for trial in done.trials}

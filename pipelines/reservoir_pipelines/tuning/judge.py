@@ -83,22 +83,20 @@ class Judge:
         """Return how columns side by side predict held-out samples."""
         return score_by_kernel(sum(kernels, start=ColumnKernel()).matrix(), self.y, self.targets, self.folds)
 
-    def fits(self, source: Source) -> bool:
-        """Return whether a source has the same samples: one for each row, or one for each token."""
-        return source.tokens() == self.tokens
-
 
 def column_kernels(store: FeatureStore, columns: Sequence[str], judge: Judge) -> Kernels:
     """Return the kernels of a reservoir's columns: those of `VALUES` of a layer together, others one by one."""
-    groups: dict[str, list[str]] = {}
+    found: Kernels = {}
+    groups: dict[str, list[ColumnSource]] = {}
     for column in columns:
         layer, _, pooling = column.partition("/")
-        if judge.fits(ColumnSource(store, column)):
-            groups.setdefault(layer if pooling.startswith(VALUES) else column, []).append(column)
-    return {
-        tuple(group): sum((ColumnKernel.of(ColumnSource(store, column)) for column in group), start=ColumnKernel())
-        for group in groups.values()
-    }
+        source = ColumnSource(store, column)
+        if source.tokens() == judge.tokens:
+            groups.setdefault(layer if pooling.startswith(VALUES) else column, []).append(source)
+    for group in groups.values():
+        names = tuple(source.column for source in group)
+        found[names] = sum(map(ColumnKernel.of, group), start=ColumnKernel())
+    return found
 
 
 def best_columns(kernels: Kernels, judge: Judge) -> tuple[tuple[str, ...], HeldOutScore]:
@@ -106,46 +104,28 @@ def best_columns(kernels: Kernels, judge: Judge) -> tuple[tuple[str, ...], HeldO
     layers: dict[str, list[tuple[str, ...]]] = {}
     for group in kernels:
         layers.setdefault(group[0].partition("/")[0], []).append(group)
-    tried: Mapping[tuple[tuple[str, ...], ...], None] = dict.fromkeys(
-        [tuple(kernels), *(tuple(groups) for groups in layers.values()), *((group,) for group in kernels)]
-    )
+    tried = dict.fromkeys([tuple(kernels), *map(tuple, layers.values()), *((group,) for group in kernels)])
     judged = [(groups, judge(kernels[group] for group in groups)) for groups in tried]
     groups, found = max(judged, key=lambda pair: pair[1].merit)
     return tuple(column for group in groups for column in group), found
 
 
-def beats(new: HeldOutScore, old: HeldOutScore) -> bool:
-    """Return whether the loss falls by more than its paired standard error over rows, and the score does not fall."""
-    gain = old.losses - new.losses
-    noise = gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else 0.0
-    return new.score >= old.score and float(gain.mean()) > float(noise)
-
-
 def join(
     kernels: Mapping[int, ColumnKernel], judge: Judge, most: int, go_on: Callable[[], bool]
 ) -> tuple[tuple[int, ...], HeldOutScore]:
-    """Choose reservoirs to read side by side: greedily, as long as one improves the held-out results.
+    """Choose reservoirs to read side by side, greedily: at most so many, while held-out results improve and in time.
 
-    Parameters
-    ----------
-    kernels : mapping of int to ColumnKernel
-        By the number of the candidate; 0 is the default.
-    judge : Judge
-    most : int
-        Reservoirs at most.
-    go_on : callable
-        Whether there is time for another step.
-
-    Returns
-    -------
-    tuple of int, HeldOutScore
-        The numbers in the order of joining, and their held-out results.
+    ``kernels`` are by the number of the candidate; 0 is the default. Return the numbers in the order of joining, and
+    their held-out results.
     """
     alone = {number: judge([kernel]) for number, kernel in kernels.items()}
-    best = max(alone, key=lambda number: alone[number].merit)
-    # The best of many is best by chance too, so the default is replaced only by what beats it by more than noise.
-    # Joining needs no such margin, as it averages chance out.
-    first = best if beats(alone[best], alone[0]) else 0
+    first = max(alone, key=lambda number: alone[number].merit)
+    # The best of many is best by chance too, so it replaces the default only if its score is no lower and its loss is
+    # lower by more than the paired standard error over rows. Joining needs no such margin: it averages chance out.
+    gain = alone[0].losses - alone[first].losses
+    noise = gain.std(ddof=1) / np.sqrt(len(gain)) if len(gain) > 1 else 0.0
+    if alone[first].score < alone[0].score or gain.mean() <= noise:
+        first = 0
     chosen: tuple[int, ...] = (first,)
     total, found = kernels[first], alone[first]
     while len(chosen) < most:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
-from reservoir_cache import FeatureStore, untracked
+from reservoir_cache import FeatureStore, path_below, untracked
 
 from reservoir.errors import InputError
-from reservoir.options import ClusterOptions
+from reservoir.options import ClusterOptions, ExtractOptions, ReservoirOptions
 from reservoir.readouts.targets import metric_name
-from reservoir.reservoir import DEFAULT_BACKBONE
+from reservoir.reservoir import DEFAULT_BACKBONE, full_name, load_model
+from reservoir_pipelines.extraction.extract import Extraction, extract
+from reservoir_pipelines.extraction.run import data_digest, draw_rows, plan_of
+from reservoir_pipelines.files import checked_line, read_lines, replace_file
 from reservoir_pipelines.fitting.pool import Pool
 from reservoir_pipelines.fitting.sources import ColumnSource
-from reservoir_pipelines.output import notify, score_text, silenced
-from reservoir_pipelines.tuning.data import SearchData
+from reservoir_pipelines.output import Record, notify, score_text, silenced
+from reservoir_pipelines.preparation.prepare import prepare_for_model
+from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.tuning.judge import KNOWN, ColumnKernel, Judge, best_columns, column_kernels
-from reservoir_pipelines.tuning.trials import ReservoirTrial, TrialFile
+from reservoir_pipelines.tuning.space import Candidate, draw_candidate
+from reservoir_pipelines.workspace import cache_root
 
 ROUNDS = (25, 100, 400, 800)
 """Rows of a split in the rounds of the search. No round has more: kernel matrices have samples squared."""
@@ -37,6 +45,135 @@ RAW_NUMBER = -1  # of the raw input among the candidates that may be joined
 START_UP = 4.0  # seconds of the final fit, whatever its size: libraries, pictures, files
 FIT_JUDGINGS = 2.0  # times the judging of a trial, that fitting and scoring the same rows takes
 JOIN_JUDGINGS = 6.0  # times the judging of a trial, that joining takes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReservoirTrial(Record):
+    """A candidate that was tried, with its best columns and how they predict held-out rows.
+
+    Parameters
+    ----------
+    number : int
+        Of the candidate; 0 is the default.
+    limit : int, optional
+        Rows of each split at most; None if all were used.
+    title, entry : str
+        What is special about the candidate, and its entry in the cache.
+    columns : tuple of str
+        Its best columns.
+    metric : str
+        What ``score`` is: accuracy or R².
+    score, loss, alpha : float
+        Held-out score, squared error, and the penalty that was best.
+    samples : int
+        Rows, or tokens, of train and valid that were used.
+    seconds, judging : float
+        Time in all, and the part after the columns were extracted.
+    """
+
+    number: int
+    limit: int | None
+    title: str
+    entry: str
+    columns: tuple[str, ...]
+    metric: str
+    score: float
+    loss: float
+    alpha: float
+    samples: int
+    seconds: float
+    judging: float
+
+    @property
+    def merit(self) -> tuple[float, float]:
+        """The rank: of equal scores the smaller loss is better."""
+        return self.score, -self.loss
+
+
+def read_trials(file: Path) -> list[ReservoirTrial]:
+    """Return the trials of a file of checked lines; lines that have changed are left out."""
+    lines = [line for _, line in read_lines(file) if line]
+    return [ReservoirTrial(**{**line, "columns": tuple(line["columns"])}) for line in lines]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchData:
+    """The prepared data of a search, and the options that all its candidates share.
+
+    ``folder`` holds the trials; its name identifies the rows, the seed, the backbone, its weights and precision.
+    ``width`` is the hidden width of the default backbone, ``default`` the candidate that `extract` would compute.
+    """
+
+    task: str
+    options: ExtractOptions
+    prepared: Prepared
+    folder: Path
+    width: int
+    default: Candidate
+
+    @classmethod
+    def read(cls, task: str, options: ExtractOptions) -> SearchData:
+        """Prepare the data as `extract` does, and load the default reservoir."""
+        root = cache_root(options.cache)
+        options, prepared = prepare_for_model(task, options, root)
+        if each := prepared.task.each:
+            raise InputError(f"{task}: every {each} has a label, which tune does not support; use extract and fit")
+        plan = plan_of(prepared, options)
+        model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)
+        identity = [
+            data_digest(prepared, draw_rows(prepared, options.limit)),
+            options.backbone and full_name(options.backbone),
+            options.seed,
+            options.device,
+            model.compute,
+            model.digest,
+        ]
+        digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
+        return cls(
+            task=task,
+            options=options,
+            prepared=prepared,
+            folder=path_below(root, "tuning", f"{prepared.task.name}-{digest}"),
+            width=model.fpt.backbone.width,
+            default=Candidate(
+                number=0,
+                reservoir={"backbone": options.backbone} if options.backbone else {},
+                layers="all" if plan.layers == model.fpt.backbone.layers else ",".join(plan.layers),
+                pool=",".join(plan.poolings),
+            ),
+        )
+
+    def rows(self, limit: int | None, splits: tuple[str, ...]) -> int:
+        """Return the rows of some splits, of each at most ``limit``."""
+        most = min((each for each in (limit, self.options.limit) if each), default=None)
+        return sum(min(self.prepared.rows[split], most or self.prepared.rows[split]) for split in splits)
+
+    def candidate(self, number: int) -> Candidate:
+        """Return a candidate by its number; 0 is the default."""
+        if number == 0:
+            return self.default
+        rows, given = sum(self.prepared.rows.values()), {"seed": self.options.seed, "backbone": self.options.backbone}
+        return draw_candidate(number, self.prepared.task, rows, self.width, **given)
+
+    def extract(
+        self, number: int, limit: int | None, splits: tuple[str, ...] | None, cluster: ClusterOptions
+    ) -> Extraction:
+        """Compute the columns of a candidate that are not cached."""
+        return extract(self.task, self.options_of(number, limit), cluster, splits=splits)
+
+    def work(self, number: int, rows: int) -> float:
+        """Return a measure of the cost of a candidate: tokens of so many rows, times layers computed or pooled."""
+        candidate = self.candidate(number)
+        windows = -(-self.prepared.task.max_tokens // int(candidate.reservoir.get("stride", 1)))
+        layers = 4 if candidate.layers == "all" else candidate.layers.count(",") + 1
+        return float(rows * windows * (2 * layers - 1))
+
+    def options_of(self, number: int, limit: int | None) -> ExtractOptions:
+        """Return the options with which a candidate is extracted."""
+        candidate = self.candidate(number)
+        reservoir = ReservoirOptions(**candidate.reservoir)
+        features = {"layers": candidate.layers, "pool": candidate.pool, "limit": limit or self.options.limit}
+        return replace(self.options, **vars(reservoir), **features)
 
 
 @dataclass
@@ -81,11 +218,13 @@ class Search:
 
     def __post_init__(self) -> None:
         self.started = self.clock()
-        self.trials = TrialFile(self.data.folder)
+        self.file = self.data.folder / "trials.jsonl"
+        self.trials = {(trial.number, trial.limit): trial for trial in read_trials(self.file)}
         self.costs, self.extracting = Costs(CONSTANT), Costs(0.0)  # the end must not take longer than predicted
         self.judges: dict[int | None, Judge] = {}
+        self.stores: dict[tuple[int, int | None], FeatureStore] = {}
         self._seen: set[tuple[int, int | None]] = set()
-        self._spent = sum(trial.seconds for trial in self.trials)
+        self._spent = sum(trial.seconds for trial in self.trials.values())
 
     @property
     def left(self) -> float:
@@ -97,7 +236,7 @@ class Search:
 
         ``most`` is the greatest number of candidates.
         """
-        first, *later = self._affordable(self._limits())
+        first, *later = self._affordable()
         found = self._round(count(), first, most=most, last=not later)
         for limit in later:
             kept = found[: max(2, round(SURVIVORS * len(found)))]
@@ -107,6 +246,13 @@ class Search:
                 break  # a round of the default alone would tell nothing
             found = self._round(columns, limit, columns, last=limit == later[-1])
         return found
+
+    def add(self, trial: ReservoirTrial) -> None:
+        """Keep a trial; it is on disk when this returns."""
+        self.trials[trial.number, trial.limit] = trial
+        text = "".join(checked_line(each.to_dict()) for each in self.trials.values())
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(self.file, lambda part: part.write_text(text))
 
     def judge(self, store: FeatureStore, limit: int | None, column: str) -> Judge:
         """Return the labels and folds of so many rows; any column of them has the same."""
@@ -119,17 +265,20 @@ class Search:
         found: dict[int, ColumnKernel] = {}
         with silenced():
             for trial in trials:
-                store = self.data.store(trial.number, trial.limit, trial.entry, trial.columns)
+                store = self.stores.get((trial.number, trial.limit))
+                if store is None:  # tried by an earlier call
+                    with untracked():
+                        store = self.data.extract(trial.number, trial.limit, KNOWN, self.cluster).store
                 judge = self.judge(store, trial.limit, trial.columns[0])
                 found[trial.number] = sum(column_kernels(store, trial.columns, judge).values(), start=ColumnKernel())
                 raw = Pool.of(store).raw() if RAW_NUMBER not in found else None
-                if raw and judge.fits(raw):
+                if raw and raw.tokens() == judge.tokens:
                     found[RAW_NUMBER] = ColumnKernel.of(raw)
         return found
 
     def final_seconds(self, number: int, limit: int | None = None) -> float:
         """Return the time of extracting so many reservoirs on all splits, and of their fit."""
-        trials = list(self.trials)
+        trials = list(self.trials.values())
         if not trials:
             return START_UP
         rows = self.data.rows(limit, tuple(self.data.prepared.rows))
@@ -155,22 +304,20 @@ class Search:
         fitting = [limit for limit in (int(rows * 0.8**n) for n in range(1, 50)) if limit > at_least]
         return next((limit for limit in fitting if self.final_seconds(number, limit) <= self.left), at_least)
 
-    def _limits(self) -> list[int | None]:
-        """Return the rows of a split of each possible round, the last at most ``ROUNDS[-1]`` and None for all."""
+    def _affordable(self) -> list[int | None]:
+        """Return the rows of a split in each round, from the first in which the budget allows `AT_LEAST` candidates.
+
+        The last round has at most ``ROUNDS[-1]`` rows; None are all. The default is tried in one round after the other
+        to find their cost.
+        """
         each = self.data.prepared.task.readout_tokens
         samples = max(self.data.rows(None, (split,)) for split in KNOWN) * each
-        before: list[int | None] = [max(1, rows // each) for rows in ROUNDS[:-1] if samples > 1.5 * rows]
-        return [*before, None if samples <= 1.5 * ROUNDS[-1] else max(1, ROUNDS[-1] // each)]
-
-    def _affordable(self, limits: list[int | None]) -> list[int | None]:
-        """Return the rounds from the first on in which the budget allows `AT_LEAST` candidates.
-
-        The default is tried in one round after the other to find their cost.
-        """
-        usual = USUAL // self.data.prepared.task.readout_tokens
+        limits: list[int | None] = [max(1, rows // each) for rows in ROUNDS[:-1] if samples > 1.5 * rows]
+        limits.append(None if samples <= 1.5 * ROUNDS[-1] else max(1, ROUNDS[-1] // each))
+        usual = USUAL // each
         chosen = 0
         for place, limit in enumerate(limits):
-            known = self.trials.get(0, limit)
+            known = self.trials.get((0, limit))
             if place and not known and self._seconds(0, limit) > PROBE_SHARE * self._trial_seconds():
                 break
             trial = self._try(0, limit)
@@ -184,7 +331,7 @@ class Search:
 
     def _trial_seconds(self) -> float:
         """Return the time for trials: what is left after joining, the final extraction and the fit."""
-        judging = [trial.judging for trial in self.trials]
+        judging = [trial.judging for trial in self.trials.values()]
         joining = JOIN_JUDGINGS * float(np.median(judging)) if judging else 0.0
         # If all rows take longer, the winner is fitted on fewer.
         final = min(self.final_seconds(self.joined()), END_SHARE * self.budget)
@@ -206,7 +353,7 @@ class Search:
         found: list[ReservoirTrial] = []
         reserve = 0.0 if last else (1 - FIRST_SHARE) * self._trial_seconds()
         for number in islice(numbers, most):
-            known = number == 0 or self.trials.get(number, limit)
+            known = number == 0 or self.trials.get((number, limit))
             # The first ones may leave time only for fitting as few rows as they have.
             few = len(found) < AT_LEAST
             left = self.left - self.final_seconds(1, limit) if few else self._trial_seconds() - reserve
@@ -225,7 +372,7 @@ class Search:
 
         Train and valid are extracted and their columns judged: the ``known`` best ones, or all to find the best.
         """
-        trial = self.trials.get(number, limit)
+        trial = self.trials.get((number, limit))
         if trial is None:
             started = self.clock()
             try:
@@ -235,7 +382,7 @@ class Search:
                 if number == 0:
                     raise
                 return None
-            extracted = self.clock()
+            extracted, self.stores[number, limit] = self.clock(), extraction.store
             judge = self.judge(extraction.store, limit, extraction.columns[0])
             kernels = column_kernels(extraction.store, known or extraction.columns, judge)
             columns, found = (known, judge(kernels.values())) if known else best_columns(kernels, judge)
@@ -254,7 +401,7 @@ class Search:
                 seconds=ended - started,
                 judging=ended - extracted,
             )
-            self.trials.add(trial)
+            self.add(trial)
         if (number, limit) in self._seen:
             return trial
         self._seen.add((number, limit))

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.options import FeatureOptions, ReservoirOptions
 from reservoir.plan import (
     SEGMENTS,
     SERIES_KERNEL,
@@ -46,10 +45,6 @@ class Candidate:
             if name != "pad"
         ]
         return f"{', '.join(options) or 'the default'}; {self.layers}"
-
-    def groups(self) -> tuple[ReservoirOptions, FeatureOptions]:
-        """Return them as options of `extract`."""
-        return ReservoirOptions(**self.reservoir), FeatureOptions(layers=self.layers, pool=self.pool)
 
 
 def draw_candidate(number: int, task: Task, rows: int, width: int, *, seed: int, backbone: str | None) -> Candidate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +24,8 @@ from reservoir.plan import RAW
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.results import Fit
 from reservoir_pipelines.output import Record, notify
-from reservoir_pipelines.tuning.data import SearchData
 from reservoir_pipelines.tuning.judge import join
-from reservoir_pipelines.tuning.search import AT_LEAST, RAW_NUMBER, Search
-from reservoir_pipelines.tuning.trials import ReservoirTrial
+from reservoir_pipelines.tuning.search import AT_LEAST, RAW_NUMBER, ReservoirTrial, Search, SearchData
 
 FINALISTS = 8  # candidates that may be joined, besides the default and the raw input
 
@@ -80,21 +78,14 @@ def tune(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Tuning:
-    """Search for the reservoirs that suit some data, and fit a readout to the best of them side by side.
-
-    The default and candidates drawn around it are extracted and judged by cross-validation on train and valid: first on
-    so few rows that the budget allows at least ten candidates, then the best quarter on more rows. The default is kept
-    unless another candidate beats it by more than noise; then reservoirs are joined as long as held-out rows improve.
-    Test is neither read nor run through a reservoir until the winner is fitted, and is scored once. Features and trials
-    stay in the cache: a search that was stopped continues, and one that has ended does so with a larger budget.
-    """
+    """Search for the reservoirs that suit some data, and fit the best of them side by side; see `api.tune`."""
     started = clock()
     data = SearchData.read(task, ExtractOptions(**vars(shape), **vars(source), **vars(place)))
     for note in data.prepared.notes():
         notify(note)
     search = Search(data, seconds_of(options.budget) - (clock() - started), options.join, cluster, clock)
     ranked = search.run(options.trials)
-    tried = len({trial.number for trial in search.trials})
+    tried = len({trial.number for trial in search.trials.values()})
     if tried < AT_LEAST and not options.trials:
         notify(f"the budget allowed only {tried} candidates; give a larger --budget, or fewer rows by --limit")
     default = next(trial for trial in ranked if trial.number == 0)
@@ -107,9 +98,14 @@ def tune(
     if limit:
         notify(f"the budget allows only {limit:,} rows of each split; give a larger --budget to use all rows")
     columns = {number: trial.columns for number, trial in finalists.items()} | {RAW_NUMBER: (RAW,)}
-    fitted, commands = _fit_winners(
-        data, {number: columns[number] for number in chosen}, found.alpha, limit, cluster, result
-    )
+    numbers = [number for number in chosen if number != RAW_NUMBER] or [0]
+    entries = [data.extract(number, limit, None, cluster) for number in numbers]
+    prefixes = {number: f"{place}:" if len(numbers) > 1 else "" for place, number in enumerate(numbers, start=1)}
+    names = [prefixes.get(number, "") + column for number in chosen for column in columns[number]]
+    fitting = FitOptions(columns="+".join(names), alphas=f"{found.alpha!r}:{found.alpha!r}:1", out=result.out)
+    device, where = as_group(place, DeviceOptions), as_group(place, CacheOptions)
+    keys = [entry.store.entry.key[:16] for entry in entries]
+    extracting = [typed("extract", [task], data.options_of(number, limit)) for number in numbers]
     return Tuning(
         trials=tuple(ranked),
         tried=tried,
@@ -117,29 +113,8 @@ def tune(
         default_valid_score=default.score,
         raw_valid_score=judge([kernels[RAW_NUMBER]]).score if RAW_NUMBER in kernels else None,
         metric=default.metric,
-        fit=fitted,
-        commands=commands,
+        fit=fit([entry.entry for entry in entries], fitting, device),
+        commands=(*extracting, typed("fit", keys, fitting, device, where)),
         folder=data.folder,
         seconds=round(clock() - started, 3),
     )
-
-
-def _fit_winners(
-    data: SearchData,
-    columns: dict[int, tuple[str, ...]],
-    alpha: float,
-    limit: int | None,
-    cluster: ClusterOptions,
-    result: OutOptions,
-) -> tuple[Fit, tuple[str, ...]]:
-    """Extract all splits of the chosen candidates and fit their columns side by side; return the commands as well."""
-    numbers = [number for number in columns if number != RAW_NUMBER] or [0]
-    entries = [data.extract(number, limit, None, cluster) for number in numbers]
-    prefixes = {number: f"{place}:" if len(numbers) > 1 else "" for place, number in enumerate(numbers, start=1)}
-    names = [prefixes.get(number, "") + column for number, each in columns.items() for column in each]
-    options = FitOptions(columns="+".join(names), alphas=f"{alpha!r}:{alpha!r}:1", out=result.out)
-    device, place = as_group(data.options, DeviceOptions), as_group(data.options, CacheOptions)
-    fitted = fit([entry.entry for entry in entries], options, device)
-    keys = [entry.store.entry.key[:16] for entry in entries]
-    extracting: Sequence[str] = [data.command(number, limit) for number in numbers]
-    return fitted, (*extracting, typed("fit", keys, options, device, place))
