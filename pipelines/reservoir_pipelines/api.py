@@ -7,6 +7,7 @@ the reference show is made from those groups: here as signature and docstring, i
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
@@ -38,11 +39,23 @@ if TYPE_CHECKING:
     StrPath = str | PathLike[str]
     Features = Extraction | FeatureStore | Path | str
 
+TASK = """\
+    Parameters
+    ----------
+    task : str or path-like
+        Name of a task, or the path of your own data.
+    **options"""
+FIRST_SECTION = re.compile(r"(    \w+\n    ---)")
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def takes(*groups: type[Options]) -> Callable[[F], F]:
-    """Write the options of some groups into a function's signature and docstring; the function stays as it is."""
+    """Write the options of some groups into a function's signature and docstring; the function stays as it is.
+
+    They replace ``**options`` in the docstring. If it has no parameters, these are the task and the options; if it does
+    not describe what is returned, its class is named.
+    """
 
     def document(function: F) -> F:
         own = [p for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_KEYWORD]
@@ -53,8 +66,13 @@ def takes(*groups: type[Options]) -> Callable[[F], F]:
         vars(function).update(
             groups=groups, __signature__=inspect.Signature([*own, *options], return_annotation=returned)
         )
-        described = "\n".join(map(_described, items.values()))
-        function.__doc__ = (function.__doc__ or "").replace("    **options", described)
+        text, described = function.__doc__ or "", "\n".join(map(_described, items.values()))
+        if "    **options" not in text:
+            text = FIRST_SECTION.sub(rf"{TASK}\n\n\1", text, count=1)
+        if "    Returns\n" not in text:
+            head, mark, rest = text.partition("    **options\n\n")
+            text = f"{head}{mark}    Returns\n    -------\n    {returned}\n\n{rest}"
+        function.__doc__ = text.replace("    **options", described)
         return function
 
     return document
@@ -85,16 +103,6 @@ def prepare(task: StrPath, **options: Any) -> Prepared:
 
     The data lies in the cache, named after the task's parameters and the contents of the source files. It is written
     whole or not at all and never changes; changed source files are prepared again beside it.
-
-    Parameters
-    ----------
-    task : str or path-like
-        Name of a task, or the path of your own data.
-    **options
-
-    Returns
-    -------
-    Prepared
 
     Examples
     --------
@@ -163,10 +171,6 @@ def plan(task: StrPath, *, rows: int | None = None, workers: int = 1, **options:
         Processes or GPUs like this one that will share the work.
     **options
 
-    Returns
-    -------
-    Forecast
-
     Examples
     --------
     >>> from reservoir_pipelines import plan
@@ -188,10 +192,6 @@ def fit(features: Features | Sequence[Features], **options: Any) -> Fit:
         What `extract` returned, or the folder of an entry. Several entries of the same rows are fitted together; their
         columns are named ``1:block06/mean``, ``2:block06/mean`` and so on.
     **options
-
-    Returns
-    -------
-    Fit
 
     Raises
     ------
@@ -224,16 +224,6 @@ def tune(task: StrPath, **options: Any) -> Tuning:
     first on so few rows that the budget allows at least ten of them, then the best quarter on more rows. The best are
     joined as long as held-out rows improve by more than noise. Test rows are scored once, by the winner. Features stay
     in the cache, and a search that was stopped continues, also with a larger budget.
-
-    Parameters
-    ----------
-    task : str or path-like
-        Name of a task, or the path of your own data.
-    **options
-
-    Returns
-    -------
-    Tuning
 
     Notes
     -----
@@ -300,10 +290,6 @@ def explain(readout: StrPath, file: StrPath, **options: Any) -> Explanation:
         New sequences, in any form that `predict` reads.
     **options
 
-    Returns
-    -------
-    Explanation
-
     Raises
     ------
     InputError
@@ -344,10 +330,6 @@ def export(readout: StrPath, *, to: str = "torch", **options: Any) -> Export:
         Form of the file.
     **options
 
-    Returns
-    -------
-    Export
-
     Notes
     -----
     ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default.
@@ -370,16 +352,6 @@ def train(task: StrPath, **options: Any) -> Training:
 
     The same settings give the same weights on a CPU, however often the run was stopped and resumed. Started by
     ``accelerate launch`` with several processes, each process takes ``batch * accumulate`` rows of a step.
-
-    Parameters
-    ----------
-    task : str or path-like
-        Name of a task, or the path of your own data.
-    **options
-
-    Returns
-    -------
-    Training
 
     Notes
     -----
@@ -413,10 +385,6 @@ def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> Pretraining:
         Folder of the model. transformers loads it, and so does ``backbone=``.
     **options
 
-    Returns
-    -------
-    Pretraining
-
     Notes
     -----
     ``vocabulary`` is 256 for the bytes of a text, more for a tokenizer that is trained on it, and the number of tokens
@@ -440,12 +408,6 @@ def attention(task: StrPath, **options: Any) -> Attention:
     """Draw and save the attention maps of one block over the first rows of a split.
 
     With ``run``, the folder of a run of `train`, the model, the task's parameters and the scaling are the run's.
-
-    Parameters
-    ----------
-    task : str or path-like
-        Name of a task, or the path of your own data.
-    **options
 
     Returns
     -------
@@ -478,10 +440,6 @@ def reproduce(
         returns False.
     **options
 
-    Returns
-    -------
-    Reproduction
-
     Raises
     ------
     InputError
@@ -509,10 +467,6 @@ def report(sources: StrPath | Sequence[StrPath], *, markdown: bool = False, **op
     markdown : bool, default=False
         Write only the tables, as Markdown.
     **options
-
-    Returns
-    -------
-    Report
 
     Raises
     ------

@@ -196,7 +196,4 @@ _JSON = typer.Option("--json", help="Print one JSON object and nothing else on s
 _CONFIG = typer.Option(
     help="TOML file with settings, in a table named after the command.", callback=_read_config, is_eager=True
 )
-_COMMON = (
-    keyword("json", False, Annotated[bool, _JSON]),
-    keyword("config", None, Annotated[Path | None, _CONFIG]),
-)
+_COMMON = (keyword("json", False, Annotated[bool, _JSON]), keyword("config", None, Annotated[Path | None, _CONFIG]))
