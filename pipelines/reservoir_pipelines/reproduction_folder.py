@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -78,23 +78,22 @@ class ReproductionFolder:
 
     def failed_since(self, key: str, moment: float) -> bool:
         """Return whether a cell has failed after a moment, in seconds since the epoch."""
-        try:
+        with suppress(FileNotFoundError):
             return (self.path / "cells" / f"{key}.failed.json").stat().st_mtime >= moment
-        except FileNotFoundError:
-            return False
+        return False
 
     def save_result(self, key: str, result: Mapping[str, Any]) -> None:
         """Write the result of a cell."""
-        self._write(self.path / "cells" / f"{key}.json", result)
+        write_checked(self.path / "cells" / f"{key}.json", {**result, "format": FORMAT})
         (self.path / "cells" / f"{key}.failed.json").unlink(missing_ok=True)
 
     def save_failure(self, key: str, cell: Mapping[str, Any]) -> None:
         """Write a cell with the ``reason`` of its failure; the next run tries it again."""
-        self._write(self.path / "cells" / f"{key}.failed.json", cell)
+        write_checked(self.path / "cells" / f"{key}.failed.json", {**cell, "format": FORMAT})
 
     def save_table(self, table: Mapping[str, Any]) -> None:
         """Write a table, with or without its numbers."""
-        self._write(self.path / "tables" / f"{table['name']}.json", table)
+        write_checked(self.path / "tables" / f"{table['name']}.json", {**table, "format": FORMAT})
 
     def tables(self) -> list[dict[str, Any]]:
         """Return the tables with the numbers of the cells that have finished by now; tables come before figures."""
@@ -102,20 +101,30 @@ class ReproductionFolder:
         return [self.fill(table) for path in paths if (table := self._read(path))]
 
     def fill(self, table: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a table with the numbers of the cells that have finished by now.
+        """Return a table with the numbers of the cells that have finished by now, and whether its claims hold.
 
         Each number is the mean over the seeds, with its standard error where there are at least two.
         """
-        rows = [
-            {**row, "spots": [spot and {**spot, **self._numbers(spot)} for spot in row["spots"]]}
-            for row in table["rows"]
-        ]
-        means = {
+        filled = ([s and {**s, **self._numbers(s)} for s in row["spots"]] for row in table["rows"])
+        rows = [{**row, "spots": spots} for row, spots in zip(table["rows"], filled, strict=True)]
+        means: dict[tuple[str, str], float | None] = {
             (row["name"], column): spot["mean"] if spot else None
             for row in rows
             for column, spot in zip(table["columns"], row["spots"], strict=True)
         }
-        return {**table, "rows": rows, "claims": [_judge(claim, means) for claim in table["claims"]]}
+        claims = []
+        for claim in table["claims"]:
+            holds, verdict = None, "Not measured yet"
+            if claim.get("unseen"):
+                verdict = f"Cannot be seen: {claim['unseen']}"
+            else:
+                first, *others = (means.get((row, column)) for row, column in (claim["more"], *claim.get("than", ())))
+                bounds = others or [claim["by"]]
+                if first is not None and None not in bounds:
+                    holds = all(first > bound for bound in bounds if bound is not None)
+                    verdict = "Holds" if holds else "Does not hold here"
+            claims.append({**claim, "holds": holds, "verdict": verdict})
+        return {**table, "rows": rows, "claims": claims}
 
     @contextmanager
     def lock(self, key: str, *, wait: bool) -> Iterator[bool]:
@@ -150,15 +159,12 @@ class ReproductionFolder:
         if spot.get("combine") == "best":
             results = [max(results, key=lambda values: values["valid_score"])]
         name = spot["measure"]
-        first, *others = [measure(name, values) for values in results]
+        first, *others = [_measure(name, values) for values in results]
         if first is None or None in others:
             return None, f"no {MEASURES.get(name) or name}"
         if not others:
             return float(first), ""
         return (first / others[0], "") if others[0] else (None, "the second number of the ratio is zero")
-
-    def _write(self, path: Path, values: Mapping[str, Any]) -> None:
-        write_checked(path, {**values, "format": FORMAT})
 
     def _read(self, path: Path) -> dict[str, Any] | None:
         try:
@@ -170,25 +176,13 @@ class ReproductionFolder:
             raise InputError(f"{path}: damaged ({error}); remove it, and run the same command again") from error
 
 
-def measure(name: str, values: Mapping[str, Any]) -> float | None:
+def _measure(name: str, values: Mapping[str, Any]) -> float | None:
     """Return a measure of a finished cell, accuracies in percent; None if the cell has no such value."""
     if name in RATIOS:
         seconds, number = map(values.get, RATIOS[name])
         return seconds / number if seconds is not None and number else None
     value = values.get(name)
     return 100 * value if name.endswith("_score") and value is not None else value
-
-
-def _judge(claim: Mapping[str, Any], means: Mapping[tuple[str, str], float | None]) -> dict[str, Any]:
-    """Return a claim with ``holds``: whether one number is larger than others, or than a constant; None if unknown."""
-    if claim.get("unseen"):
-        return {**claim, "holds": None, "verdict": f"Cannot be seen: {claim['unseen']}"}
-    first, *others = (means.get((row, column)) for row, column in (claim["more"], *claim.get("than", ())))
-    bounds = others or [claim["by"]]
-    if first is None or None in bounds:
-        return {**claim, "holds": None, "verdict": "Not measured yet"}
-    holds = all(first > bound for bound in bounds if bound is not None)
-    return {**claim, "holds": holds, "verdict": "Holds" if holds else "Does not hold here"}
 
 
 def is_reproduction(path: Path) -> bool:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 from reservoir_cache import CacheError, open_lock, path_below
-from reservoir_pipelines.reproduction.cell import Cell
+from reservoir_pipelines.reproduction.recipe import Cell
 from reservoir_pipelines.reproduction.stages import run_cell
 from reservoir_pipelines.reproduction_folder import ReproductionFolder
 from reservoir_pipelines.training.checkpoint import remove_others

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 from reservoir_pipelines import reproduce
-from reservoir_pipelines.reproduction.cell import OPTIONS
-from reservoir_pipelines.reproduction.recipe import LARGE, SCALES, load_recipe, recipe_names
+from reservoir_pipelines.reproduction.recipe import LARGE, OPTIONS, SCALES, load_recipe, recipe_names
 
 from reservoir.errors import InputError
 
@@ -119,7 +118,9 @@ def test_an_override_replaces_settings_of_the_scale_only():
     given = {"backbone": "bert-base-uncased"}
     cells = [s.cells[0][0] for s in load_recipe("table3", "paper", override=given).spots if s.column == "mnist"]
     assert [cell.settings["backbone"] for cell in cells] == ["bert-base-uncased", "lstm", "lstm-star"]
-    assert [cell.seed for cell in load_recipe("table9", "smoke", seeds=3).select(["Default"]).cells[:3]] == [0, 1, 2]
+    assert [
+        cell.settings["seed"] for cell in load_recipe("table9", "smoke", seeds=3).select(["Default"]).cells[:3]
+    ] == [0, 1, 2]
 
 
 def test_cells_that_the_small_backbone_lacks_say_what_to_do():
@@ -178,7 +179,7 @@ def test_the_headline_is_not_trained_and_limits_no_rows_at_full_scale(scale):
     assert raw == {"best"}
     if scale in LARGE:
         assert not any("limit" in cell.settings for cell in recipe.cells)
-        assert {cell.seed for cell in recipe.cells} == {0, 1, 2}
+        assert {cell.settings["seed"] for cell in recipe.cells} == {0, 1, 2}
 
 
 def test_every_claim_is_about_numbers_of_its_table():

@@ -10,9 +10,10 @@ from reservoir_cache import last_entry
 from reservoir_pipelines import extract, report, reproduce
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.reproduction import reproduce as module
-from reservoir_pipelines.reproduction.cell import Cell
+from reservoir_pipelines.reproduction.recipe import Cell
 from reservoir_pipelines.reproduction_folder import ReproductionFolder
 
+from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
 from tests.processes import Child
 
 pytestmark = pytest.mark.usefixtures("few_bits")
@@ -34,6 +35,11 @@ def recipe(folder, text, name="my"):
     path = folder / f"{name}.toml"
     path.write_text(SMALL + text)
     return str(path)
+
+
+def planned(path):
+    options = ReproduceOptions()
+    return module.planned_cells(module.load_recipes([path], options), options, TaskOptions(), PlaceOptions())
 
 
 def spots(table):
@@ -196,7 +202,7 @@ def test_a_failing_cell_is_marked_and_the_rest_goes_on(cache, tmp_path, call, mo
 
 def test_cells_run_after_another_process_releases_them(cache, tmp_path, runs):
     mine = recipe(tmp_path, ROWS)
-    cells, kept, places = module.planned_cells([mine])
+    cells, kept, places = planned(mine)
     kept.create()
     with kept.lock(cells[0].key, wait=False) as held, kept.lock(cells[0].key, wait=False) as taken:
         assert held
@@ -208,7 +214,7 @@ def test_cells_run_after_another_process_releases_them(cache, tmp_path, runs):
 def test_a_cell_waits_for_one_that_another_process_is_running(cache, tmp_path):
     """Two shells run the same command: what the second one needs is being made by the first."""
     mine = recipe(tmp_path, 'rows = [{ name = "maps", cell = "attention", measure = "diagonals" }]')
-    (need, cell), folder, places = module.planned_cells([mine])
+    (need, cell), folder, places = planned(mine)
     assert cell.needs == [need]
     folder.create()
     release = threading.Event()
@@ -353,7 +359,7 @@ def test_cells_are_tasks_of_a_cluster(cache, tmp_path, runs, monkeypatch):
     with distributed.LocalCluster(protocol="tcp://", **settings) as cluster:
         done = reproduce([mine], scheduler=cluster.scheduler_address)
     assert (done.ran, len(done.failed), len(runs)) == (2, 1, 3)
-    cells, kept, places = module.planned_cells([mine])
+    cells, kept, places = planned(mine)
     told = [module.run_on_worker(cell, kept, places) for cell in cells]  # of what is finished it only tells
     assert sum("% in" in line for line in told) == 2
     assert sum("failed, task 'mnist' needs its files" in line for line in told) == 1
@@ -364,5 +370,5 @@ def test_a_cluster_runs_cells_that_others_need_first(tmp_path, monkeypatch):
     trained = [Cell("train", "bit-xor", {"backbone": made, "seed": seed}) for seed in range(2)]
     sent = []
     monkeypatch.setattr(module, "map_pieces", lambda work, tasks, **_: sent.append([cell for cell, *_ in tasks]))
-    module._run_on_cluster([*trained, made], ReproductionFolder(tmp_path), {}, "tcp://somewhere:1")
+    module._run([*trained, made], ReproductionFolder(tmp_path), {}, ClusterOptions(scheduler="tcp://somewhere:1"))
     assert sent == [[made], trained]

@@ -74,7 +74,7 @@ def report(
 
 def _confirm(cells: list[Any], places: dict[str, Any]) -> bool:
     """Print the estimated cost, and ask on a terminal whether to run."""
-    from reservoir_pipelines.reproduction.estimate import estimate
+    from reservoir_pipelines.reproduction.stages import estimate
 
     estimate(cells, places)
     asked = cells and sys.stdin.isatty() and sys.stderr.isatty()
@@ -83,11 +83,11 @@ def _confirm(cells: list[Any], places: dict[str, Any]) -> bool:
 
 def _plan(tables: list[str], given: dict[str, Any]) -> Answer:
     """Return the cells that would run, with their time and disk where a trial says so."""
-    from reservoir_pipelines.reproduction.estimate import estimate
-    from reservoir_pipelines.reproduction.reproduce import planned_cells
+    from reservoir_pipelines.reproduction.reproduce import load_recipes, planned_cells
+    from reservoir_pipelines.reproduction.stages import estimate
 
     options, source = as_group(given, ReproduceOptions), as_group(given, TaskOptions)
-    cells, folder, places = planned_cells(tables, options, source, as_group(given, PlaceOptions))
+    cells, folder, places = planned_cells(load_recipes(tables, options), options, source, as_group(given, PlaceOptions))
     todo = [cell for cell in cells if not folder.result(cell.key)]
     costs = estimate(todo, places)
     lines = []

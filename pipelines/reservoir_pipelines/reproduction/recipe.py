@@ -1,5 +1,6 @@
 """Recipes: tables and figures as data, read from TOML and turned into cells at one scale.
 
+A cell is one stage on one task with settings; equal work has an equal key, in whatever table it stands.
 ``docs/reproduce.md`` describes the keys of a recipe. A name in a recipe's ``rows`` or ``columns`` that is the name of a
 task also sets the task, unless the row, the column or the recipe sets another.
 """
@@ -8,14 +9,16 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from reservoir import options
 from reservoir.errors import InputError, nearest
-from reservoir.option_fields import refuse_modules, without_where
-from reservoir_pipelines.reproduction.cell import ALL_OPTIONS, OPTIONS, Cell
+from reservoir.option_fields import Options, as_group, refuse_modules, without_where
+from reservoir_pipelines.files import json_digest
 from reservoir_pipelines.reproduction_folder import CELL, MEASURES
 
 SCALES = {
@@ -30,69 +33,82 @@ SCALES = {
 LARGE = ("full", "paper")
 """Scales that use the paper's backbone instead of the small one of this package."""
 
-KEYS = {
-    "recipe": {"title", "note", "measure", "columns", "rows", "settings", "cell", "drawn", "claims", "task", *SCALES},
-    "row": {
-        "name",
-        "note",
-        "task",
-        "tasks",
-        "cell",
-        "best",
-        "at",
-        "measure",
-        "settings",
-        "published",
-        "later",
-        "reason",
-        "absent",
-        *SCALES,
-    },
-    "column": {"name", "task", "cell", "measure", "settings", *SCALES},
-    "claim": {"says", "more", "than", "by", "scales", "unseen"},
+STAGES: dict[str, tuple[type[Options], ...]] = {
+    "fit": (options.ExtractOptions, options.FitOptions),
+    "train": (options.ReservoirOptions, options.RowOptions, options.TrainOptions),
+    "attention": (options.ReservoirOptions, options.TaskOptions, options.AttentionOptions),
+    "pretrain": (options.CorpusOptions, options.ShapeOptions, options.PretrainOptions),
+    "backbone": (options.ModelOptions,),
 }
+"""The options of a cell, by its stage; ``fit`` extracts first."""
+
+OPTIONS = {stage: {item.name for kind in kinds for item in fields(kind)} for stage, kinds in STAGES.items()}
+
+KEYS = {
+    "recipe": "title note measure columns rows settings cell drawn claims task",
+    "row": "name note task tasks cell best at measure settings published later reason absent",
+    "column": "name task cell measure settings",
+    "claim": "says more than by scales unseen",
+}
+"""The keys of each part; all but claims also have those of `SCALES`."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A stage on a task with settings; a setting that is a cell stands for the folder that this cell writes."""
+
+    stage: str
+    task: str | None
+    settings: Mapping[str, Any]
+
+    @cached_property
+    def key(self) -> str:
+        """First 16 digits of the SHA-256 of stage, task and settings."""
+        return json_digest(self.to_dict())[:16]
+
+    @property
+    def needs(self) -> list[Cell]:
+        """The cells whose folders this one reads."""
+        return [value for value in self.settings.values() if isinstance(value, Cell)]
+
+    @property
+    def title(self) -> str:
+        """A short name for messages."""
+        backbone, depth = self.settings.get("backbone", ""), self.settings.get("depth")
+        words = [
+            self.stage,
+            self.task or self.settings.get("corpus", ""),
+            "a backbone of this reproduction" if isinstance(backbone, Cell) else backbone,
+            f"depth {depth}" if depth else "",
+            *(self.settings.get(name, "") for name in ("init", "train", "readout", "columns")),
+            f"seed {self.settings.get('seed', 0)}",
+        ]
+        return " ".join(word for word in words if word)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return stage, task and settings as JSON values, other cells by their keys."""
+        settings = {n: f"{CELL}{v.key}" if isinstance(v, Cell) else v for n, v in self.settings.items()}
+        return {"stage": self.stage, "task": self.task, "settings": settings}
+
+
+def groups(stage: str, settings: Mapping[str, Any]) -> list[Any]:
+    """Return settings as the groups of options that a stage takes, and the cache and device."""
+    return [as_group(settings, kind) for kind in (*STAGES[stage], options.PlaceOptions)]
 
 
 @dataclass(frozen=True)
 class Spot:
-    """The place of one number in a table.
-
-    Parameters
-    ----------
-    row, column : str
-        Names of its row and column.
-    task : str or None
-        The task of its cells.
-    measure : str
-        What it shows: a key of `MEASURES`.
-    cells : tuple of tuple of Cell
-        For each seed the cells that the number is made of.
-    combine : str
-        How: ``best`` takes the cell with the best validation score, ``ratio`` divides the first by the second.
-    published : float, str or None
-        The paper's number.
-    later : float or None
-        The number of later work.
-    reason : str
-        Why it has no cells.
-    """
+    """The place of one number in a table."""
 
     row: str
     column: str
     task: str | None
-    measure: str
-    cells: tuple[tuple[Cell, ...], ...] = ()
-    combine: str = ""
-    published: float | str | None = None
-    later: float | None = None
-    reason: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the place as JSON values, without its number."""
-        kept = ("measure", "combine", "published", "later", "reason")
-        return {name: getattr(self, name) for name in kept} | {
-            "cells": [[cell.key for cell in cells] for cells in self.cells]
-        }
+    measure: str  # a key of `MEASURES`
+    cells: tuple[tuple[Cell, ...], ...] = ()  # for each seed, the cells that the number is made of
+    combine: str = ""  # "best": the cell with the best validation score; "ratio": the first divided by the second
+    published: float | str | None = None  # in the paper
+    later: float | None = None  # in later work
+    reason: str = ""  # why it has no cells
 
 
 @dataclass(frozen=True)
@@ -124,32 +140,38 @@ class Recipe:
 
         The part is empty if the recipe has none of the tasks, or none of the other names.
         """
-        names = {name.strip() for name in only}
-        parts = [names & set(self.rows), names & set(self.columns), names & {spot.task or "" for spot in self.spots}]
-        known = _task_names()
-        for kind in (names & known, names - known):
-            if kind and not kind & set[str]().union(*parts):
-                return replace(self, rows=(), columns=(), spots=())
-        rows, columns, tasks = parts
+        names, known = {name.strip() for name in only}, set(_read(_shipped() / "cells.toml", "cells")["tasks"])
+        rows, columns, tasks = names & {*self.rows}, names & {*self.columns}, names & {s.task or "" for s in self.spots}
+        missing = any(kind and not kind & (rows | columns | tasks) for kind in (names & known, names - known))
         spots = tuple(
             spot
-            for spot in self.spots
+            for spot in (() if missing else self.spots)
             if (not rows or spot.row in rows)
             and (not columns or spot.column in columns)
             and (not tasks or spot.task in tasks)
         )
-        left = {spot.row for spot in spots}, {spot.column for spot in spots}
+        left_rows, left_columns = {spot.row for spot in spots}, {spot.column for spot in spots}
         return replace(
             self,
-            rows=tuple(name for name in self.rows if name in left[0]),
-            columns=tuple(name for name in self.columns if name in left[1]),
+            rows=tuple(name for name in self.rows if name in left_rows),
+            columns=tuple(name for name in self.columns if name in left_columns),
             spots=spots,
         )
 
     def table(self) -> dict[str, Any]:
-        """Return the table as JSON values, without its numbers."""
-        places = {(spot.row, spot.column): spot.to_dict() for spot in self.spots}
-        units = dict.fromkeys(unit for spot in self.spots if (unit := MEASURES[spot.measure]))
+        """Return the table as JSON values, without its numbers; a claim that needs another scale says so."""
+        kept = ("measure", "combine", "published", "later", "reason")
+        places = {
+            (spot.row, spot.column): {name: getattr(spot, name) for name in kept}
+            | {"cells": [[cell.key for cell in cells] for cells in spot.cells]}
+            for spot in self.spots
+        }
+        claims = []
+        for claim in self.claims:
+            about = (claim["more"], *claim.get("than", ())) if "more" in claim else ()
+            if {(row, column) for row, column in about} <= places.keys():
+                seen = self.scale in claim.get("scales", SCALES)
+                claims.append(dict(claim) if seen else {"says": claim["says"], "unseen": f"at {self.scale} scale"})
         rows = [
             {
                 "name": row,
@@ -164,22 +186,11 @@ class Recipe:
             "scale": self.scale,
             "note": self.note,
             "drawn": self.drawn,
-            "unit": "; ".join(units),
+            "unit": "; ".join(dict.fromkeys(unit for spot in self.spots if (unit := MEASURES[spot.measure]))),
             "columns": list(self.columns),
             "rows": rows,
-            "claims": [self._claim(claim) for claim in self.claims if _places(claim) <= places.keys()],
+            "claims": claims,
         }
-
-    def _claim(self, claim: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a claim; one that needs another scale says so."""
-        if self.scale in claim.get("scales", SCALES):
-            return dict(claim)
-        return {"says": claim["says"], "unseen": f"at {self.scale} scale"}
-
-
-def _places(claim: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """Return the row and column of each number that a claim is about."""
-    return {(row, column) for row, column in (claim["more"], *claim.get("than", ()))} if "more" in claim else set()
 
 
 def recipe_names() -> list[str]:
@@ -216,15 +227,12 @@ def load_recipe(
     if scale not in SCALES:
         raise InputError(f"--scale {scale}: choose among {', '.join(SCALES)}")
     table = _read(path or _shipped() / f"{name}.toml", name)
-    return _Builder(name, scale, table, _read(_shipped() / "cells.toml", "cells"), override or {}).build(seeds)
+    shared = _read(_shipped() / "cells.toml", "cells")
+    return _Builder(f"recipe {name}", scale, table, shared, override or {}).build(path.stem if path else name, seeds)
 
 
 def _shipped() -> Any:
     return files("reservoir_pipelines") / "recipes"
-
-
-def _task_names() -> set[str]:
-    return set(_read(_shipped() / "cells.toml", "cells")["tasks"])
 
 
 def _read(path: Any, name: str) -> dict[str, Any]:
@@ -236,20 +244,20 @@ def _read(path: Any, name: str) -> dict[str, Any]:
 
 @dataclass
 class _Builder:
-    """Builds the cells of one recipe; ``shared`` is the content of ``cells.toml``."""
+    """Builds the cells of one recipe; ``shared`` is the content of ``cells.toml``, ``where`` begins every message."""
 
-    origin: str
+    where: str
     scale: str
     table: dict[str, Any]
     shared: dict[str, Any]
     override: Mapping[str, Any]
 
-    def build(self, seeds: int | None) -> Recipe:
-        self._check_keys("recipe", self.table, "")
+    def build(self, name: str, seeds: int | None) -> Recipe:
+        self._check_keys("recipe", self.table, "it has")
         for key in ("title", "rows", "columns"):
             if not self.table.get(key):
-                raise InputError(f"recipe {self.origin}: it has no {key}")
-        self._check_settings(without_where(self.override, "--override"), "--override")
+                raise InputError(f"{self.where}: it has no {key}")
+        _check_settings(without_where(self.override, "--override"), set[str]().union(*OPTIONS.values()), "--override")
         for settings in self._settings(self.table):
             self._check_file(settings)
         named = self.table["columns"]
@@ -257,10 +265,10 @@ class _Builder:
         rows = [self._entry("row", entry) for entry in self.table["rows"]]
         claims = self.table.get("claims", [])
         for claim in claims:
-            self._check_keys("claim", claim, claim.get("says", ""))
+            self._check_keys("claim", claim, f"claim {claim.get('says', '')!r} has")
         count = seeds or self._of_scale("seeds")
         return Recipe(
-            name=Path(self.origin).stem if self.origin.endswith(".toml") else self.origin,
+            name=name,
             title=self.table["title"],
             scale=self.scale,
             columns=tuple(column["name"] for column in columns),
@@ -277,67 +285,59 @@ class _Builder:
         if isinstance(entry, str):
             entry = {"name": entry}
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
-            raise InputError(f"recipe {self.origin}: a {kind} has no name")
-        self._check_keys(kind, entry, entry["name"])
+            raise InputError(f"{self.where}: a {kind} has no name")
+        self._check_keys(kind, entry, f"{kind} {entry['name']!r} has")
         return entry
 
-    def _check_keys(self, kind: str, entry: Mapping[str, Any], name: str) -> None:
-        for key in entry.keys() - KEYS[kind]:
-            where = f"{kind} {name!r} has" if name else "it has"
-            raise InputError(f"recipe {self.origin}: {where} {key!r}; the keys are {', '.join(sorted(KEYS[kind]))}")
+    def _check_keys(self, kind: str, entry: Mapping[str, Any], has: str) -> None:
+        known = {*KEYS[kind].split(), *(() if kind == "claim" else SCALES)}
+        for key in entry.keys() - known:
+            raise InputError(f"{self.where}: {has} {key!r}; the keys are {', '.join(sorted(known))}")
 
     def _spots(self, row: dict[str, Any], columns: Sequence[dict[str, Any]], seeds: range) -> Iterator[Spot]:
         published = row.get("published", [""] * len(columns))
         if len(published) != len(columns):
-            raise InputError(f"recipe {self.origin}: row {row['name']!r} has {len(published)} published numbers")
+            raise InputError(f"{self.where}: row {row['name']!r} has {len(published)} published numbers")
         for number, column in zip(published, columns, strict=True):
+            name = column["name"]
             measure = row.get("measure") or column.get("measure") or self.table.get("measure", "test_score")
             if measure not in MEASURES:
-                raise InputError(f"recipe {self.origin}: no measure {measure!r}; there are {', '.join(MEASURES)}")
-            names, combine = self._cell_names(row, column)
+                raise InputError(f"{self.where}: no measure {measure!r}; there are {', '.join(MEASURES)}")
+            at = row.get("at", {}).get(name)
+            named = at or row.get("cell") or column.get("cell") or self.table.get("cell") or []
+            names, combine = (named, "ratio") if isinstance(named, list) else ([named], "")
+            if not at and "best" in row:
+                names, combine = row["best"], "best"
             reason = row.get("reason", "") or ("" if names else "no cell is named for it")
             if self.scale not in LARGE:
-                reason = reason or row.get("absent", {}).get(column["name"], "")
-            task = self._task(row, column)
-            cells = () if reason else tuple(tuple(self._cell(n, row, column, task, s) for n in names) for s in seeds)
+                reason = reason or row.get("absent", {}).get(name, "")
+            tasks = (each["name"] for each in (row, column) if each["name"] in self.shared["tasks"])
+            task = row.get("task") or column.get("task") or next(tasks, None) or self.table.get("task")
+            refuse_modules({"task": task}, self.where)
             yield Spot(
                 row=row["name"],
-                column=column["name"],
+                column=name,
                 task=task,
                 measure=measure,
-                cells=cells,
-                combine=combine,
+                cells=() if reason else tuple(tuple(self._cell(n, row, column, task, s) for n in names) for s in seeds),
+                combine=combine if names else "",
                 published=None if number == "" else number,
-                later=row.get("later", {}).get(column["name"]),
+                later=row.get("later", {}).get(name),
                 reason=reason,
             )
-
-    def _cell_names(self, row: Mapping[str, Any], column: Mapping[str, Any]) -> tuple[list[str], str]:
-        """Return the names of the cells that a number is made of, and how they are combined."""
-        at = row.get("at", {}).get(column["name"])
-        if not at and "best" in row:
-            return row["best"], "best"
-        named = at or row.get("cell") or column.get("cell") or self.table.get("cell")
-        return (named, "ratio") if isinstance(named, list) else ([named] if named else [], "")
-
-    def _task(self, row: Mapping[str, Any], column: Mapping[str, Any]) -> str | None:
-        named = (name for name in (row.get("name"), column.get("name")) if name in self.shared["tasks"])
-        task = row.get("task") or column.get("task") or next(named, None) or self.table.get("task")
-        refuse_modules({"task": task}, f"recipe {self.origin}")
-        return task
 
     def _cell(self, name: str, row: Mapping[str, Any], column: Mapping[str, Any], task: str | None, seed: int) -> Cell:
         named = self.shared["cells"].get(name)
         if named is None:
-            raise InputError(f"recipe {self.origin}: no cell {name!r}; there are {', '.join(self.shared['cells'])}")
-        stage, options = named["stage"], OPTIONS[named["stage"]]
+            raise InputError(f"{self.where}: no cell {name!r}; there are {', '.join(self.shared['cells'])}")
+        stage, known = named["stage"], OPTIONS[named["stage"]]
         sizes = [self._of_scale(part).get(key, {}) for part in ("all", stage) for key in ("any", task)]
-        settings: dict[str, Any] = {"seed": seed} if "seed" in options else {}
+        settings: dict[str, Any] = {"seed": seed} if "seed" in known else {}
         for layer in (*sizes, self.override, *self._settings(self.table)):
-            settings = _merged(settings, {key: value for key, value in layer.items() if key in options})
+            settings = _merged(settings, {key: value for key, value in layer.items() if key in known})
         of_task = row.get("tasks", {}).get(task, {})
         for layer in (*self._settings(named), *self._settings(row), *self._settings(column), of_task):
-            self._check_settings(layer, f"recipe {self.origin}: {name}", stage)
+            _check_settings(layer, known, f"{self.where}: {name}")
             self._check_file(layer)
             settings = _merged(settings, layer)
         for key, value in settings.items():
@@ -357,17 +357,16 @@ class _Builder:
 
     def _check_file(self, settings: Mapping[str, Any]) -> None:
         """Refuse what only a person may decide: where work runs, and which modules are imported."""
-        where = f"recipe {self.origin}"
         run = str(settings.get("run", ""))
         # The one folder that a recipe may name is that of another cell of this reproduction.
-        without_where({n: v for n, v in settings.items() if n != "run" or not run.startswith(CELL)}, where)
-        refuse_modules(settings, where)
+        without_where({n: v for n, v in settings.items() if n != "run" or not run.startswith(CELL)}, self.where)
+        refuse_modules(settings, self.where)
 
-    def _check_settings(self, settings: Mapping[str, Any], where: str, stage: str | None = None) -> None:
-        known = OPTIONS[stage] if stage else ALL_OPTIONS
-        for key in settings.keys() - known:
-            meant = nearest(key, known) or f"; there are {', '.join(sorted(known))}"
-            raise InputError(f"{where}: no setting {key!r}{meant}")
+
+def _check_settings(settings: Mapping[str, Any], known: set[str], where: str) -> None:
+    for key in settings.keys() - known:
+        meant = nearest(key, known) or f"; there are {', '.join(sorted(known))}"
+        raise InputError(f"{where}: no setting {key!r}{meant}")
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from reservoir_cache import path_below
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
 from reservoir_pipelines.output import Record, notify, silenced
-from reservoir_pipelines.reproduction.cell import Cell
-from reservoir_pipelines.reproduction.recipe import Recipe, load_recipe, recipe_names
+from reservoir_pipelines.reproduction.recipe import Cell, Recipe, load_recipe, recipe_names
 from reservoir_pipelines.reproduction_folder import ReproductionFolder
 from reservoir_pipelines.workers import map_pieces, run_processes
 from reservoir_pipelines.workspace import cache_root, data_folder
@@ -62,8 +61,8 @@ def reproduce(
 ) -> Reproduction:
     """Run the cells of recipes that have not finished yet, and fill their tables."""
     started = time.monotonic()
-    recipes, folder = load_recipes(names, options), _folder(options, place)
-    cells, places = _cells(recipes), _places(source, place)
+    recipes = load_recipes(names, options)
+    cells, folder, places = planned_cells(recipes, options, source, place)
     todo = [cell for cell in cells if not folder.result(cell.key)]
     ran = 0
     if confirm is None or confirm(todo, places):
@@ -82,73 +81,53 @@ def reproduce(
     )
 
 
-def planned_cells(
-    names: Sequence[str],
-    options: ReproduceOptions = ReproduceOptions(),
-    source: TaskOptions = TaskOptions(),
-    place: PlaceOptions = PlaceOptions(),
-) -> tuple[list[Cell], ReproductionFolder, dict[str, Any]]:
-    """Return the cells that `reproduce` would run with the same arguments, its folder, and the folders they use."""
-    return _cells(load_recipes(names, options)), _folder(options, place), _places(source, place)
-
-
 def load_recipes(names: Sequence[str], options: ReproduceOptions) -> list[Recipe]:
     """Return recipes by name. Without names, return all recipes that contain what ``only`` selects."""
     only = options.only.split(",") if isinstance(options.only, str) else list(options.only or ())
     given: dict[str, Any] = {"seeds": options.seeds, "override": options.override}
-    recipes = [load_recipe(name, options.scale, **given) for name in names or recipe_names()]
-    selected = [recipe.select(only) for recipe in recipes]
-    for recipe, part in zip(recipes, selected, strict=True):
+    selected = [load_recipe(name, options.scale, **given).select(only) for name in names or recipe_names()]
+    for part in selected:
         if names and not part.spots:
-            raise InputError(f"--only {','.join(only)}: {recipe.name} has no such task, row or column")
+            raise InputError(f"--only {','.join(only)}: {part.name} has no such task, row or column")
     if not any(part.spots for part in selected):
         raise InputError(f"--only {','.join(only)}: no recipe has such a task, row or column")
     return [part for part in selected if part.spots]
 
 
-def _cells(recipes: Sequence[Recipe]) -> list[Cell]:
-    return list({cell.key: cell for recipe in recipes for cell in recipe.cells}.values())
-
-
-def _folder(options: ReproduceOptions, place: PlaceOptions) -> ReproductionFolder:
-    changed = "-".join(f"{name}-{value}" for name, value in sorted((options.override or {}).items()))
-    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in "-".join(filter(None, (options.scale, changed))))
-    folder = options.out or path_below(cache_root(place.cache), "reproductions", name)
-    return ReproductionFolder(Path(folder).absolute())
-
-
-def _places(source: TaskOptions, place: PlaceOptions) -> dict[str, Any]:
-    """Return the cache, data folder and device, as far as they were given.
+def planned_cells(
+    recipes: Sequence[Recipe], options: ReproduceOptions, source: TaskOptions, place: PlaceOptions
+) -> tuple[list[Cell], ReproductionFolder, dict[str, Any]]:
+    """Return the cells of recipes, the folder of their results, and cache, data folder and device, if they are given.
 
     Paths are absolute, so that the commands of the cells work in any folder.
     """
+    cells = {cell.key: cell for recipe in recipes for cell in recipe.cells}
+    changed = "-".join(f"{name}-{value}" for name, value in sorted((options.override or {}).items()))
+    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in "-".join(filter(None, (options.scale, changed))))
+    folder = options.out or path_below(cache_root(place.cache), "reproductions", name)
     data = data_folder(source.data) if source.data else None
     paths = {"cache": place.cache and place.cache.absolute(), "data": data and data.absolute()}
-    device = {"device": place.device} if place.device != "auto" else {}
-    return {name: path for name, path in paths.items() if path} | device
+    places: dict[str, Any] = {name: path for name, path in paths.items() if path}
+    if place.device != "auto":
+        places["device"] = place.device
+    return list(cells.values()), ReproductionFolder(Path(folder).absolute()), places
 
 
 def _run(cells: list[Cell], folder: ReproductionFolder, places: Mapping[str, Any], cluster: ClusterOptions) -> None:
-    """Run cells in this process, in local processes, or on a dask cluster."""
+    """Run cells in this process, in local processes, or each as a task of a dask cluster."""
     if cluster.scheduler:
-        _run_on_cluster(cells, folder, places, cluster.scheduler)
-        return
-    if cluster.workers > 1 and len(cells) > 1:
+        left = {cell.key: cell for cell in cells}
+        while left:  # cells that others need are submitted first
+            ready = [cell for cell in left.values() if not any(need.key in left for need in cell.needs)]
+            tasks = [(cell, folder, places) for cell in ready]
+            map_pieces(run_on_worker, tasks, scheduler=cluster.scheduler, done=notify, notify=notify)
+            left = {key: cell for key, cell in left.items() if cell not in ready}
+    elif cluster.workers > 1 and len(cells) > 1:
         run_processes(run_cells, [(cells, folder, places, number) for number in range(cluster.workers)])
         # Cells of a worker that was killed are still to be run; those that failed are not tried a second time.
         run_cells(cells, folder, places, retry=False)
-        return
-    run_cells(cells, folder, places)
-
-
-def _run_on_cluster(cells: list[Cell], folder: ReproductionFolder, places: Mapping[str, Any], scheduler: str) -> None:
-    """Run each cell as a dask task; cells that others need are submitted first."""
-    left = {cell.key: cell for cell in cells}
-    while left:
-        ready = [cell for cell in left.values() if not any(need.key in left for need in cell.needs)]
-        tasks = [(cell, folder, places) for cell in ready]
-        map_pieces(run_on_worker, tasks, scheduler=scheduler, done=notify, notify=notify)
-        left = {key: cell for key, cell in left.items() if cell not in ready}
+    else:
+        run_cells(cells, folder, places)
 
 
 def run_on_worker(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any]) -> str:
@@ -168,46 +147,36 @@ def run_cells(
 ) -> None:
     """Run the cells that have not finished and that no other process is running.
 
-    After that, wait for the cells of other processes, and run them here if such a process dies.
+    After that, wait for the cells of other processes, and run them here if such a process dies. A cell stands behind
+    those that it needs.
 
     Parameters
     ----------
-    cells : sequence of Cell
-        What to run; a cell stands behind those that it needs.
-    folder : ReproductionFolder
-        Where results are saved; processes that share it share the cells.
-    places : mapping
-        Cache, data folder and device.
     process : int, optional
         Number of this local process; where there are several GPUs, each process uses another one.
     retry : bool
         Whether cells that failed before this call are tried again.
     """
-    if process is not None:
-        places = _with_gpu(places, process)
+    if process is not None and "device" not in places:
+        import torch
+
+        if (gpus := torch.cuda.device_count()) > 1:
+            places = {**places, "device": f"cuda:{process % gpus}"}
     since, left = time.time() if retry else 0.0, dict(enumerate(cells, 1))
+
+    def has_ended(cell: Cell) -> bool:
+        return folder.result(cell.key) is not None or folder.failed_since(cell.key, since)
+
     for wait in (False, True):
         for number, cell in list(left.items()):
-            if not wait and not all(_has_ended(need, folder, since) for need in cell.needs):
+            if not wait and not all(map(has_ended, cell.needs)):
                 continue  # another process is still running what this cell needs
             with folder.lock(cell.key, wait=wait) as locked:
                 if not locked:
                     continue
                 del left[number]
-                if not _has_ended(cell, folder, since):
+                if not has_ended(cell):
                     _run_one(cell, folder, places, f"{number} of {len(cells)}")
-
-
-def _has_ended(cell: Cell, folder: ReproductionFolder, since: float) -> bool:
-    return folder.result(cell.key) is not None or folder.failed_since(cell.key, since)
-
-
-def _with_gpu(places: Mapping[str, Any], process: int) -> dict[str, Any]:
-    import torch
-
-    count = torch.cuda.device_count()
-    gpu = {"device": f"cuda:{process % count}"} if count > 1 and "device" not in places else {}
-    return {**places, **gpu}
 
 
 def _run_one(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any], count: str) -> None:
@@ -219,12 +188,11 @@ def _run_one(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any], 
 
     folders: dict[str, str] = {}
     for need in cell.needs:
-        if found := folder.result(need.key):
-            folders[need.key] = found["folder"]
-        else:
+        if not (found := folder.result(need.key)):
             reason = f"it needs a {need.stage} that failed: {folder.failure(need.key) or 'it was not run'}"
             folder.save_failure(cell.key, {**cell.to_dict(), "reason": reason})
             return
+        folders[need.key] = found["folder"]
     started, processor, notes = time.monotonic(), time.process_time(), io.StringIO()
     try:
         with redirect_stderr(notes):
@@ -235,11 +203,9 @@ def _run_one(cell: Cell, folder: ReproductionFolder, places: Mapping[str, Any], 
         text = str(error).strip().partition("\n")[0]
         folder.save_failure(cell.key, {**cell.to_dict(), "reason": f"{type(error).__name__}: {text}"})
     else:
-        times = {
-            "seconds": round(time.monotonic() - started, 1),
-            "cpu_seconds": round(time.process_time() - processor, 1),
-        }
-        folder.save_result(cell.key, {**cell.to_dict(), **result, **times, "notes": notes.getvalue().splitlines()})
+        seconds, cpu = round(time.monotonic() - started, 1), round(time.process_time() - processor, 1)
+        times = {"seconds": seconds, "cpu_seconds": cpu, "notes": notes.getvalue().splitlines()}
+        folder.save_result(cell.key, {**cell.to_dict(), **result, **times})
     notify(f"{count}: {_message(cell, folder)}")
 
 

@@ -1,16 +1,20 @@
-"""Running a cell: its stage is called in this process, and part of its result is returned."""
+"""Running a cell in this process, and the cost of one, estimated from a short trial on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import io
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import folder_bytes, refuse_links, untracked
+from reservoir_cache import CacheError, folder_bytes, refuse_links, untracked
 
 from reservoir.errors import InputError
-from reservoir.option_fields import typed
+from reservoir.option_fields import as_group, typed
 from reservoir.options import (
     CacheOptions,
     ExtractOptions,
@@ -18,6 +22,7 @@ from reservoir.options import (
     ModelOptions,
     OutOptions,
     PlaceOptions,
+    RowOptions,
     TaskOptions,
     TrainOptions,
 )
@@ -25,12 +30,21 @@ from reservoir.reservoir import choose_device
 from reservoir_pipelines.attention_maps import attention
 from reservoir_pipelines.card import card
 from reservoir_pipelines.extraction.extract import extract
+from reservoir_pipelines.extraction.forecast import plan
 from reservoir_pipelines.fitting.fit import fit
+from reservoir_pipelines.output import notify, size_text, time_text
+from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.pretraining.pretrain import pretrain
 from reservoir_pipelines.reports.views import fit_values, read_sweep, train_values
-from reservoir_pipelines.reproduction.cell import Cell, group, groups
+from reservoir_pipelines.reproduction.recipe import Cell, groups
 from reservoir_pipelines.training.train import train
 from reservoir_pipelines.workspace import versions
+
+STEPS, ROWS = 8, 32
+"""Steps and rows of a trial."""
+
+FORWARD = 1 / 3
+"""Share of the forward pass in the time of a training step; validation takes this share."""
 
 MOST_TOKENS = 120
 """Largest side of a saved attention map, in tokens; larger maps are averaged over squares."""
@@ -39,14 +53,15 @@ MOST_TOKENS = 120
 def run_cell(cell: Cell, folder: Path, folders: Mapping[str, str], places: Mapping[str, Any]) -> dict[str, Any]:
     """Run a cell and return its result; ``folders`` are those of the cells that it needs, by their keys."""
     refuse_links(folder / cell.key)
-    found = _RUNNERS[cell.stage](cell.task or "", {**cell.resolved(folders), **places}, folder / cell.key)
+    settings = {n: folders[v.key] if isinstance(v, Cell) else v for n, v in cell.settings.items()}
+    found = _RUNNERS[cell.stage](cell.task or "", {**settings, **places}, folder / cell.key)
     made_with = versions("torch", "transformers", "numpy") | {"device": str(choose_device("auto"))}
     return found | {"made_with": made_with}
 
 
 def _fit(task: str, settings: dict[str, Any], _: Path) -> dict[str, Any]:
-    asked, of_fit = group(ExtractOptions, settings), group(FitOptions, settings)
-    place = group(PlaceOptions, settings)
+    asked, of_fit = as_group(settings, ExtractOptions), as_group(settings, FitOptions)
+    place = as_group(settings, PlaceOptions)
     with untracked():
         features = extract(task, asked)
     done = fit(features, of_fit, place)
@@ -68,7 +83,7 @@ def _fit(task: str, settings: dict[str, Any], _: Path) -> dict[str, Any]:
 
 def _train(task: str, settings: dict[str, Any], _: Path) -> dict[str, Any]:
     given = groups("train", settings)
-    done, recipe = train(task, *given), group(TrainOptions, settings)
+    done, recipe = train(task, *given), as_group(settings, TrainOptions)
     return {
         "commands": [typed("train", [task], *given)],
         "folder": done.run,
@@ -85,7 +100,11 @@ def _attention(task: str, settings: dict[str, Any], place: Path) -> dict[str, An
     plot = place.with_suffix(".png")
     given = groups("attention", settings | {"out": plot})
     done = attention(task, *given)
-    shown = _coarse(np.nan_to_num(done.mean.mean(axis=0)))
+    shown = np.nan_to_num(done.mean.mean(axis=0))
+    if (factor := -(-len(shown) // MOST_TOKENS)) > 1:
+        side = len(shown) // factor
+        whole = side * factor
+        shown = shown[:whole, :whole].reshape(side, factor, side, factor).mean(axis=(1, 3))
     return {
         "commands": [typed("attention", [task], *given)],
         "folder": str(plot),
@@ -124,8 +143,8 @@ def _pretrain(_: str, settings: dict[str, Any], out: Path) -> dict[str, Any]:
 def _backbone(_: str, settings: dict[str, Any], place: Path) -> dict[str, Any]:
     name, plot = settings.pop("backbone"), place.with_suffix(".png")
     settings.pop("device", None)  # `card` has no device
-    model, root, out = group(ModelOptions, settings), group(CacheOptions, settings), OutOptions(out=plot)
-    done = card(name, model, TaskOptions(), root, out)
+    model, root, out = as_group(settings, ModelOptions), as_group(settings, CacheOptions), OutOptions(out=plot)
+    done = card(name, model, as_group({}, TaskOptions), root, out)
     return {
         "commands": [typed("backbone", [name], model, root, out)],
         "folder": str(plot),
@@ -151,9 +170,62 @@ _RUNNERS: dict[str, Callable[[str, dict[str, Any], Path], dict[str, Any]]] = {
 }
 
 
-def _coarse(values: np.ndarray) -> np.ndarray:
-    """Return a square map with at most `MOST_TOKENS` a side, averaged over squares."""
-    side = len(values)
-    factor = -(-side // MOST_TOKENS)
-    whole = side // factor * factor
-    return values[:whole, :whole].reshape(whole // factor, factor, whole // factor, factor).mean(axis=(1, 3))
+@dataclass(frozen=True)
+class Cost:
+    """Seconds and bytes of a cell, or the reason why it cannot run on this machine."""
+
+    seconds: float = 0.0
+    bytes: float = 0.0
+    reason: str = ""
+
+
+def estimate(cells: Sequence[Cell], places: Mapping[str, Any]) -> dict[str, Cost]:
+    """Try one cell of each kind, print the total, and return the cost of each cell by its key."""
+    tried: dict[tuple[Any, ...], Cost] = {}
+    costs: dict[str, Cost] = {}
+    for cell in cells:
+        kind = _kind(cell)
+        if kind not in tried:
+            notify(f"trying {cell.title}")
+            tried[kind] = _try(cell, places)
+        costs[cell.key] = tried[kind]
+    if costs:
+        seconds, size = sum(cost.seconds for cost in costs.values()), sum(cost.bytes for cost in costs.values())
+        notify(f"{len(costs)} cells to run: about {time_text(seconds)} on this machine, {size_text(int(size))}")
+    if reasons := [cost.reason for cost in costs.values() if cost.reason]:
+        notify(f"{len(reasons)} of them cannot run here: {'; '.join(dict.fromkeys(reasons))}")
+    return costs
+
+
+def _kind(cell: Cell) -> tuple[Any, ...]:
+    """Return what cells of about equal cost have in common."""
+    settings = cell.settings
+    shape, train = settings.get("backbone"), settings.get("train", "")
+    most = any(group in train for group in ("all", "attention", "feedforward"))
+    model = "" if isinstance(shape, Cell) else shape, settings.get("depth"), settings.get("init")
+    return (cell.stage, cell.task, *model, most, train == "output", settings.get("pool"), settings.get("layers"))
+
+
+def _try(cell: Cell, places: Mapping[str, Any]) -> Cost:
+    # A pretrained backbone does not exist yet. One with random weights costs the same.
+    settings = {n: v for n, v in cell.settings.items() if not isinstance(v, Cell)} | dict(places)
+    if cell.needs:
+        settings["init"] = "random"
+    task = cell.task or ""
+    try:
+        with redirect_stderr(io.StringIO()), tempfile.TemporaryDirectory() as folder:
+            if cell.stage == "fit":
+                found = plan(task, as_group(settings, ExtractOptions))
+                return Cost(found.seconds, found.bytes)
+            if cell.stage != "train":
+                return Cost()
+            rows = prepare(task, as_group(settings, RowOptions), cache=settings.get("cache")).rows
+            steps, every = settings["steps"], settings["eval_every"]
+            short = {"steps": STEPS, "eval_every": STEPS, "limit": ROWS, "resume": False, "from_cache": False}
+            done = train(task, *groups("train", settings | short | {"run": Path(folder) / "run"}))
+            step = done.seconds / done.steps
+            validated = min(rows["valid"], settings.get("limit") or rows["valid"]) * steps / every
+            seconds = step * steps + FORWARD * step / settings["batch"] * validated
+            return Cost(seconds, folder_bytes(Path(folder)))
+    except (InputError, CacheError, OSError, RuntimeError) as error:
+        return Cost(reason=str(error).partition("\n")[0])
