@@ -63,13 +63,6 @@ def test_grey_task_is_one_pixel_a_token(tmp_path):
     assert scaled.ravel().tolist() == [-1, 1]
 
 
-def test_colours_are_standardised_by_the_usual_constants():
-    values = np.tile(255 * np.array([0.4914, 0.4822, 0.4465]), 16)
-    assert np.abs(task_named("cifar10").scaling()(values)).max() < 1e-5
-    shifted = values + np.tile(255 * np.array([0.2023, 0.1994, 0.2010]), 16)
-    assert np.abs(task_named("cifar10").scaling()(shifted) - 1).max() < 1e-5
-
-
 def test_views_follow_the_rows_and_are_fixed_by_them(tmp_path):
     samples.cifar_files(tmp_path, samples.cifar_arrays())
     plain, viewed = (joined(task_named("cifar10", data=tmp_path, views=views)) for views in (0, 2))
@@ -81,14 +74,6 @@ def test_views_follow_the_rows_and_are_fixed_by_them(tmp_path):
         assert np.array_equal(viewed[name][0], plain[name][0])
     one, two = viewed["train"][0][rows : 2 * rows], viewed["train"][0][2 * rows :]
     assert not np.array_equal(one, two)
-
-
-def test_a_view_depends_on_its_row_alone():
-    images = np.random.default_rng(0).integers(1, 256, (700, 32, 32, 3), dtype=np.uint8)
-    rows = np.arange(700)
-    whole = augmented(images, rows, 1)
-    assert np.array_equal(augmented(images[600:], rows[600:], 1), whole[600:])
-    assert not np.array_equal(augmented(images, rows, 2), whole)
 
 
 def test_views_are_shifts_flips_and_turns_of_the_image():
@@ -118,16 +103,6 @@ class Payload:
 
     def __reduce__(self):
         return (Path.touch, (self.path,))
-
-
-def test_a_batch_is_read():
-    images = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    value = {b"data": images, "labels": [1, 300, 70_000], "names": ["a.png", "b.png"], "none": None}
-    back = read_pickle(pickle.dumps(value, protocol=2))
-    assert np.array_equal(back["data"], images)
-    assert {name: back[name] for name in ("labels", "names", "none")} == {
-        "labels": [1, 300, 70_000], "names": ["a.png", "b.png"], "none": None,
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("protocol", range(6))

@@ -57,6 +57,9 @@ def test_the_rule(name):
         (RNG.integers(18, 91, 1000), False),
         (RNG.poisson(300, 500), False),
         (np.arange(30), False),
+        (np.array([-1, 1] * 4), True),
+        (np.rint(5 * RNG.normal(size=60)).astype(int), False),
+        (np.repeat([10, 20, 50], 20), True),
     ],
 )
 def test_the_rule_for_labels(y, classes):

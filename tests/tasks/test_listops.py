@@ -68,12 +68,6 @@ def test_text_and_symbols_are_one_to_one_and_values_are_right(texts):
     assert evaluate(symbols).tolist() == [value_of(Words(text)) for text in texts]
 
 
-def test_the_nested_form_is_that_of_the_files():
-    symbols, _ = encode_texts(["[MAX 2 [SM 7 8 ] 3 ]"])
-    nested = decode_text(symbols, nested=True)
-    assert nested == "( ( ( ( [MAX 2 ) ( ( ( [SM 7 ) 8 ) ] ) ) 3 ) ] )"
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -91,20 +85,6 @@ def test_the_nested_form_is_that_of_the_files():
 def test_malformed_expressions_are_refused_with_their_row(text, message):
     with pytest.raises(InputError, match=f"row 1: .*{message}"):
         encode_texts(["[SM 1 2 ]", text, "3"])
-
-
-def test_ten_thousand_rows_have_their_values_and_lengths():
-    rows, symbols, lengths = 0, [], []
-    draw = np.random.default_rng(3)
-    while rows < 10_000:
-        s, n = random_expressions(draw, 2048, 10, 10, 30, 120)
-        rows, symbols, lengths = rows + len(n), [*symbols, s], [*lengths, n]
-    symbols, lengths = np.concatenate(symbols), np.concatenate(lengths)
-    assert lengths.min() >= 30 and lengths.max() <= 120
-    texts = [decode_text(e) for e in each(symbols, lengths)]
-    assert evaluate(symbols).tolist() == [value_of(Words(text)) for text in texts]
-    again, same = encode_texts(texts)
-    assert np.array_equal(again, symbols) and np.array_equal(same, lengths)
 
 
 def test_trees_follow_the_grammar_of_long_range_arena():

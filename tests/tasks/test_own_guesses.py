@@ -1,5 +1,6 @@
 """The rules by which columns get their roles: each choice is noted, and ambiguous tables are refused."""
 
+import json
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -21,10 +22,19 @@ EVENTS = [RNG.integers(0, 9, n).tolist() for n in RNG.integers(2, 7, ROWS)]
 DAYS = [f"2024-01-{n % 28 + 1:02d}" for n in range(ROWS)]
 
 
-def write(path, columns):
+SERIES = np.repeat(np.arange(ROWS), 4)
+LONG = {"u": RNG.normal(size=ROWS * 4).round(3), "label": np.repeat(LABEL, 4)}
+
+
+def write(path, columns, between=","):
     lines = [columns, *zip(*columns.values(), strict=True)]
-    path.write_text("\n".join(",".join(map(str, line)) for line in lines) + "\n")
+    path.write_text("\n".join(between.join(map(str, line)) for line in lines) + "\n")
     return path
+
+
+def in_any_order(values):
+    """Return values (rows, tokens) as `stored` returns them."""
+    return sorted(np.asarray(values, np.float32).astype(float).round(3)[:, :, None].tolist())
 
 
 def stored(path, **asked):
@@ -38,6 +48,7 @@ def stored(path, **asked):
 @pytest.mark.parametrize(
     ("column", "said"),
     [
+        ({"index": np.arange(ROWS)}, "'index' is left out, as it counts the rows"),
         ({"timestamp": 1_700_000_000 + 60 * np.arange(ROWS)}, "'timestamp' is left out, as each row is"),
         ({"Date": DAYS}, "'Date' is left out"),
         ({"row_id": RNG.permutation(900)[:ROWS]}, "'row_id' names the rows"),
@@ -51,7 +62,7 @@ def test_names_and_times_of_rows_are_no_values(tmp_path, column, said, first):
     columns = {**column, **WIDE} if first else {**WIDE, **column}
     task, rows, notes = stored(write(tmp_path / "t.csv", {**columns, "label": LABEL}))
     assert task.max_tokens == 3 and said in notes
-    assert rows == sorted(np.asarray(VALUES, np.float32).astype(float).round(3)[:, :, None].tolist())
+    assert rows == in_any_order(VALUES)
     new = write(tmp_path / "new.csv", {name: np.asarray(cells)[[7, 2]] for name, cells in columns.items()})
     assert np.array_equal(read_new(new, task)[0], VALUES[[7, 2]])
 
@@ -190,3 +201,77 @@ def test_notes_name_classes_of_one_row_and_classes_that_differ_in_capitals(tmp_p
     notes = stored(write(tmp_path / "t.csv", {**WIDE, "label": label}))[2]
     assert "which cannot be both learnt and tested (1): odd" in notes and "the classes 'A' and 'a'" in notes
     assert not stored(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))[2]
+
+
+@pytest.mark.parametrize(("name", "between"), [("t.csv", ";"), ("t.csv", "\t"), ("t.tsv", "\t"), ("t.csv", ",")])
+def test_other_separators_and_decimal_commas(tmp_path, name, between):
+    columns = {**WIDE, "y": RNG.normal(size=ROWS).round(3)}
+    if between == ";":
+        columns = {name: [str(value).replace(".", ",") for value in cells] for name, cells in columns.items()}
+    task, rows, _ = stored(write(tmp_path / name, columns, between))
+    assert task.classes == 0
+    assert rows == in_any_order(VALUES)
+
+
+def test_switches_are_numbers_and_labels(tmp_path):
+    on = RNG.integers(0, 2, ROWS).astype(bool)
+    task, rows, _ = stored(write(tmp_path / "t.csv", {"on": on, **WIDE, "label": np.arange(ROWS) % 2 == 0}))
+    assert task.labels == ("False", "True")
+    assert rows == in_any_order(np.c_[on, VALUES])
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            {**WIDE, "label": np.where(np.arange(ROWS) == 7, "", LABEL)},
+            "line 9: no label in column 'label'; fix the row, or pass --skip-bad-rows",
+        ),
+        ({**WIDE, "y": LABEL, "label": LABEL}, "labels may be in the columns ['y', 'label']; say --label"),
+        ({**WIDE, "label": ["a"] * ROWS}, "all labels are the same ('a')"),
+        ({**WIDE, "severity": LABEL}, "no column of labels among ['v0', 'v1', 'v2', 'severity']"),
+        ({"0.5": VALUES[:, 0], "1.5": VALUES[:, 1], "b": LABEL}, "is the line of names missing?"),
+        ({"id": np.arange(ROWS) // 2, **WIDE, "label": LABEL}, "each row is a sequence of its own, say --group id"),
+        ({"date": ["2024-01-01"] * ROWS, **WIDE, "label": LABEL}, "say --id NAME, or --drop date"),
+        (
+            {"comment": ["fine"] * ROWS, **WIDE, "label": LABEL},
+            "'fine' is not a number in column 'comment'; leave the column out with --drop comm",
+        ),
+        ({"patient": SERIES, "t": list(range(4)) * ROWS, **LONG}, "column 't' repeats the same times"),
+        ({"id": SERIES, "date": [f"{n}/2/2024" for n in (1, 2, 3, 10)] * ROWS, **LONG}, "tell no order; write dates"),
+        (
+            {**WIDE, "v1": np.where(np.arange(ROWS) == 3, "inf", VALUES[:, 1]), "label": LABEL},
+            "line 5: column 'v1' is inf",
+        ),
+    ],
+)
+def test_ambiguous_tables_are_refused_in_one_line(tmp_path, columns, message):
+    with pytest.raises(InputError) as error:
+        stored(write(tmp_path / "t.csv", columns))
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_notes_name_rows_that_end_early_and_odd_classes(tmp_path):
+    short = np.where((np.arange(ROWS) % 4 == 0), "", VALUES[:, 2])
+    columns = {**WIDE, "v2": short, "label": np.where(np.arange(ROWS) < 3, "NA", LABEL)}
+    _, _, notes = stored(write(tmp_path / "t.csv", columns))
+    assert "10 rows end before the last column" in notes and "has a class 'NA'" in notes
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2])
+def test_hardly_any_rows_are_one_line(tmp_path, rows):
+    path = write(tmp_path / "t.csv", {name: cells[:rows] for name, cells in {**WIDE, "label": LABEL}.items()})
+    with pytest.raises(InputError, match=r"give a header|all labels are the same|give more rows"):
+        stored(path)
+
+
+def test_lists_with_gaps_are_filled_where_asked(tmp_path):
+    lines = [{"x": VALUES[n].tolist(), "label": str(LABEL[n])} for n in range(ROWS)]
+    lines[3]["x"][1] = None
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(InputError, match="line 4: a missing value in column 'x'"):
+        stored(tmp_path / "t.jsonl")
+    _, rows, _ = stored(tmp_path / "t.jsonl", missing="interpolate")
+    filled = VALUES.copy()
+    filled[3, 1] = (filled[3, 0] + filled[3, 2]) / 2
+    assert rows == in_any_order(filled)

@@ -47,14 +47,6 @@ def test_the_only_column_of_words_is_proposed_as_the_label(tmp_path):
         task_named(str(path)).notes()
 
 
-def test_a_column_of_names_is_no_value(tmp_path):
-    text = wide({"id": [f"p{n}" for n in range(12)], "a": range(12), "y": np.arange(12) % 2})
-    source = source_of(tmp_path / "t.csv", text)
-    assert source.task.max_tokens == 1 and any("'id' names the rows" in note for note in source.notes())
-    x, _, ids, _ = read_new(tmp_path / "t.csv", source.task)
-    assert ids == [f"p{n}" for n in range(12)] and x.shape == (12, 1)
-
-
 @pytest.mark.parametrize("asked", [{}, {"id": "case", "time": "t"}])
 def test_the_long_form_makes_a_sequence_per_id(tmp_path, asked):
     sequences = [RNG.normal(size=(int(n), 2)).round(3) for n in RNG.integers(2, 6, 20)]
@@ -102,12 +94,6 @@ def test_tables_that_can_be_read_two_ways_are_refused(tmp_path, columns, message
         source.task  # noqa: B018
 
 
-def test_a_column_that_is_named_must_be_there(tmp_path):
-    source = source_of(tmp_path / "t.csv", wide({"a": [1, 2], "y": [0, 1]}), group="ward")
-    with pytest.raises(InputError, match=r"no column 'ward' \(--group\) among \['a', 'y'\]"):
-        source.task  # noqa: B018
-
-
 @pytest.mark.parametrize("form", ["csv", "npz", "h5"])
 def test_a_group_is_in_one_split(tmp_path, form):
     group, x, y = RNG.integers(0, 25, 200), RNG.normal(size=(200, 3)), np.arange(200) % 2
@@ -135,26 +121,6 @@ def test_a_split_that_divides_a_group_is_refused(tmp_path):
     )
     with pytest.raises(InputError, match="group 0 has rows in train and valid"):
         task_named(str(tmp_path / "g.npz")).read(task_named(str(tmp_path / "g.npz")).pieces()[0])
-
-
-def test_gaps_are_filled_along_the_tokens_where_asked(tmp_path):
-    x = np.cumsum(RNG.normal(size=(12, 8, 2)), axis=1)
-    holes = x.copy()
-    holes[3, 2:4, 0], holes[5, 0, 1] = np.nan, np.nan
-    np.savez(tmp_path / "a.npz", x=holes, y=np.arange(12) % 2, split=SPLITS)
-    with pytest.raises(InputError, match=r"x is nan in row 3, token 2, column 0.*pass --missing interpolate or mask"):
-        all_rows(task_named(str(tmp_path / "a.npz")))
-    source = task_named(str(tmp_path / "a.npz"), missing="interpolate")
-    filled = np.stack([all_rows(source)[name].x for name in SPLITS[:3]], 1).reshape(12, 8, 2)
-    x[3, 2:4, 0] = x[3, 1, 0] + (x[3, 4, 0] - x[3, 1, 0]) * np.array([1, 2]) / 3
-    x[5, 0, 1] = x[5, 1, 1]
-    assert np.allclose(filled, x, rtol=1e-6)
-    assert np.array_equal(encode(source.task, holes)[0], filled)
-    rows = wide(
-        {"y": np.arange(12) % 2} | {f"c{n}": ["" if np.isnan(v) else v for v in holes[:, n, 0]] for n in range(8)}
-    )
-    table = source_of(tmp_path / "t.csv", rows, missing="interpolate")
-    assert np.allclose(np.sort(np.concatenate([s.x[:, 3, 0] for s in all_rows(table).values()])), np.sort(x[:, 3, 0]))
 
 
 # ---- texts
@@ -282,13 +248,6 @@ def test_new_rows_of_a_named_task_are_texts(tmp_path):
     task = task_named("homology").task
     x, lengths, ids, _ = read_new(tmp_path / "p.fasta", task)
     assert ids == ["a", "b"] and encode(task, x, lengths)[0][:, :3].tolist() == [[1, 2, 3], [11, 9, 0]]
-
-
-def test_new_rows_of_a_table_need_no_label(tmp_path):
-    rows = {"a": range(12), "b": range(12)}
-    task = source_of(tmp_path / "t.csv", wide(rows | {"kind": np.arange(12) % 2}), label="kind").task
-    (tmp_path / "new.csv").write_text(wide(rows))
-    assert np.array_equal(read_new(tmp_path / "new.csv", task)[0], read_new(tmp_path / "t.csv", task)[0])
 
 
 def test_rows_of_one_id_that_are_sequences_of_their_own_stay_together(tmp_path):

@@ -6,7 +6,6 @@ import pytest
 
 from reservoir.errors import InputError
 from reservoir.tasks import Tokens, Vectors, check_split, task_named
-from reservoir.tasks.windows import Windows
 
 SPLITS = ["train", "valid", "test"] * 4
 
@@ -171,22 +170,6 @@ def test_a_function_yields_sequences(module):
 def test_other_objects_than_functions_are_refused(module, name, message):
     with pytest.raises(InputError, match=message):
         task_named(name).task  # noqa: B018
-
-
-@pytest.mark.parametrize(("patch", "stride"), [(1, 1), (4, 4), (4, 2), (5, 3), (3, 7), (17, 1)])
-def test_windows_are_slices_of_the_sequence(patch, stride):
-    rng = np.random.default_rng(0)
-    x = rng.normal(5, 2, size=(12, 17, 3)).astype(np.float32)
-    lengths = rng.integers(patch, 18, 12)
-    windows = Windows(patch=patch, stride=stride)
-    tokens, counts = windows(x, lengths)
-    for row in range(12):
-        expected = [x[row, s : s + patch].ravel() for s in range(0, int(lengths[row]) - patch + 1, stride)]
-        assert counts[row] == len(expected)
-        assert np.array_equal(tokens[row, : len(expected)], expected)
-        assert windows.plain or not tokens[row, len(expected) :].any()
-    with pytest.raises(InputError, match="row 3 has 2 values"):
-        Windows(patch=4)(x, np.where(np.arange(12) == 3, 2, 17))
 
 
 def test_without_standardisation_values_stay(tmp_path):

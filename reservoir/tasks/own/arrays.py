@@ -28,15 +28,8 @@ MOST_HEADER = 10_000
 class Arrays:
     """Named arrays with one row per sequence, and notes on how they were read.
 
-    The arrays are in memory, except that a subclass may give ``x`` a shape and a type, and read it in stretches of
-    ``piece_rows`` rows.
-
-    Parameters
-    ----------
-    arrays : mapping
-        Arrays by names of `NAMES`.
-    x : tuple, optional
-        Shape and type of an ``x`` that `sequences` reads.
+    The arrays are in memory, except that a subclass may give the shape and type of ``x``, which `sequences` reads in
+    stretches of ``piece_rows`` rows.
     """
 
     piece_rows = 2**62

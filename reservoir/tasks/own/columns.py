@@ -86,14 +86,7 @@ def text_columns(asked: OwnDataOptions) -> list[str]:
 def choose_roles(table: Table, asked: OwnDataOptions, known: Mapping[str, Any] | None = None) -> Roles:
     """Return the columns by role, and drop those that are left out from the table.
 
-    Parameters
-    ----------
-    table : Table
-        The table; columns that are left out are removed from its frame.
-    asked : OwnDataOptions
-        The columns that flags name.
-    known : mapping, optional
-        The parameters of a task, for new sequences: columns that only training needs may then be missing.
+    For new sequences ``known`` has the parameters of their task; columns that only training needs may then be missing.
     """
     values = (known or {}).get("columns", ())
 
@@ -180,10 +173,7 @@ def _sequence(table: Table, roles: Roles, time: str | None, known: Mapping[str, 
 
 
 def usual_labels(table: Table, others: Collection[str], *, alone: bool) -> list[str]:
-    """Return the columns with usual names of labels; if ``alone``, refuse to choose among several.
-
-    ``others`` are columns that have other roles.
-    """
+    """Return the columns with usual names of labels, less ``others``; if ``alone``, refuse to choose among several."""
     places = {"x", "y", "z"} <= set(table.frame) and is_number(table.frame["x"])
     free = [name for name in table.frame if name not in others and not (places and name == "y")]
     outputs = [name for name in free if re.fullmatch(r"y\d+", name)]
@@ -371,10 +361,9 @@ def as_sequence(cell: Any) -> np.ndarray | None:
 
 
 def values_of(table: Table, names: Sequence[str], *, fill: bool, lengths: np.ndarray | None = None) -> np.ndarray:
-    """Return columns of single numbers as floats (rows, columns), NaN where an empty cell is to be filled.
+    """Return columns of single numbers as floats (rows, columns), 0 behind the ``lengths`` of the rows.
 
-    Cells that are no finite numbers, and empty ones unless ``fill``, make their row bad; those behind ``lengths`` of a
-    row are 0.
+    Cells that are no finite numbers make their row bad, as do empty ones, unless these are NaN to ``fill`` later.
     """
     import pandas as pd
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -69,6 +68,13 @@ class OwnData(Source):
     @cached_property
     def task(self) -> Task:
         """The description, with the shapes found in the data."""
+        # New data is read with the options given and the columns chosen.
+        parameters = {} if self._units is None else {"each": TOKEN}
+        parameters |= self._columns.chosen | self.asked.explicit
+        if self.asked.labels:  # paths are not part of the key
+            parameters["labels"] = Path(self.asked.labels).name
+        if self._symbols:
+            parameters.pop("standardise", None)
         return Task(
             name=own_name(self.origin),
             form=Tokens(self._vocabulary) if self._symbols else Vectors(self._channels),
@@ -76,7 +82,7 @@ class OwnData(Source):
             classes=self._labels.classes,
             readout_tokens=self._labels.y.shape[1],
             outputs=self._labels.y.shape[2],
-            parameters=self._parameters(),
+            parameters=parameters,
             labels=self._labels.names,
             alphabet=self._alphabet[0],
             pictures=SIDE if self._pictures else 0,
@@ -144,9 +150,8 @@ class OwnData(Source):
     @cached_property
     def _columns(self) -> Arrays:
         columns = open_arrays(self.origin, self.asked)
-        samples = (
-            self.asked.waveform and "waveform" not in columns.unused_options
-        )  # a series of values may be a waveform, too
+        # A series of values may be a waveform, too.
+        samples = self.asked.waveform and "waveform" not in columns.unused_options
         if not samples and (flags := [name for name in columns.unused_options if name in self.asked.explicit]):
             raise InputError(f"{self.origin}: --{flags[0]} means nothing for such data; leave it out")
         missing = [name for name in ("x", "y") if name not in columns.shapes]
@@ -164,15 +169,6 @@ class OwnData(Source):
     @property
     def _pictures(self) -> bool:
         return isinstance(self._columns, Pictures)
-
-    def _parameters(self) -> dict[str, Any]:
-        """Return the options given and the columns chosen, which new data is read with."""
-        unused = {"standardise"} if self._symbols else set()
-        given = {name: value for name, value in self.asked.explicit.items() if name not in unused}
-        if self.asked.labels:  # paths are not part of the key
-            given["labels"] = Path(self.asked.labels).name
-        each = {} if self._units is None else {"each": TOKEN}
-        return each | self._columns.chosen | given
 
     @cached_property
     def _shape(self) -> tuple[int, ...]:
@@ -214,9 +210,8 @@ class OwnData(Source):
         if "units" in self._columns.shapes:
             return self._column("units")
         y, x = self._columns.shapes["y"], self._shape
-        if (
-            self._pictures or {"columns", "order"} & self._columns.chosen.keys()
-        ):  # y0, y1 ... of a table are several outputs
+        # y0, y1 ... of a table are several outputs.
+        if self._pictures or {"columns", "order"} & self._columns.chosen.keys():
             return None
         return self._lengths if len(y) > 1 and y[:2] == x[:2] and x[1] > 1 else None
 
@@ -282,22 +277,16 @@ class OwnData(Source):
 
 # ---- new sequences
 
-NewRows = tuple[np.ndarray, np.ndarray | None, list[str] | None, np.ndarray | None]
-"""Sequences, their lengths, the names of the rows, and their labels."""
 
-
-def read_new(path: Path, task: Task) -> NewRows:
+def read_new(path: Path, task: Task) -> tuple[np.ndarray, np.ndarray | None, list[str] | None, np.ndarray | None]:
     """Return the sequences of a file, their lengths, the names of the rows, and their labels, if the file has them.
 
     Pictures are returned as the paths of their files.
     """
     if path.suffix.lower() not in SUFFIXES and path.is_file() and not (media_files(path) or task.pictures):
         return read_idx(path, (28, 28)), None, None, None
-    asked = {
-        f.name: task.parameters[f.name]
-        for f in fields(OwnDataOptions)
-        if f.name in task.parameters and f.name not in {"labels", "skip_bad_rows"}
-    }
+    names = {field.name for field in fields(OwnDataOptions)} - {"labels", "skip_bad_rows"}
+    asked = {name: value for name, value in task.parameters.items() if name in names}
     columns = open_arrays(str(path), OwnDataOptions(**asked), task)
     if "x" not in columns.shapes:
         raise InputError(f"{path}: it has no array 'x'; put the sequences there")

@@ -41,14 +41,7 @@ SUFFIXES = (*ARRAYS, *tables.SUFFIXES, *FASTA, ".ts", *FILES["sounds"])
 def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) -> Arrays:
     """Return the arrays of a file by its suffix, of a folder, of a dataset of the hub, or of ``module:function``.
 
-    Parameters
-    ----------
-    origin : str
-        The path, ``hf:NAME`` or ``module:function``.
-    asked : OwnDataOptions
-        How it is read.
-    task : Task, optional
-        The task that new sequences are for: they are read as its own were, and need no labels.
+    New sequences of a ``task`` are read as its own were, and need no labels.
     """
     path, known = Path(origin), task.parameters if task else None
     published = split_files(path) if task is None else {}
@@ -79,10 +72,7 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
 
 
 def source_files(path: Path, named: str | None = None) -> list[Path]:
-    """Return the files that are read of a path, and the table of labels that is named.
-
-    The files are the path itself, both of a published split, or those of a folder.
-    """
+    """Return the files that are read of a path: itself, both of a published split, or a folder's, and its labels."""
     labels = [labels_path(path, named)] if named else []
     files = list(split_files(path).values()) or media_files(path, *labels)
     if not files:

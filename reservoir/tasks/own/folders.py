@@ -105,15 +105,7 @@ def folder_arrays(
 def labels_from_table(asked: OwnDataOptions, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return the labels, groups and splits of files or records from the table that ``--labels`` names, and notes.
 
-    Rows are joined by the column ``asked.id``, or the one that names most of the files or records: by path, by file
-    name, or by either without its suffix.
-
-    Parameters
-    ----------
-    asked : OwnDataOptions
-        ``labels`` is the table; ``label``, ``id`` and ``group`` may name its columns.
-    names : sequence of str
-        Names of the files below their folder, or of the records.
+    Rows are joined by the column ``asked.id``, or the one that names most of the files (below their folder) or records.
     """
     assert asked.labels
     table = read_table(Path(asked.labels), None)  # all as text: run 007 is not run 7
@@ -173,20 +165,9 @@ def media_arrays(
     asked: OwnDataOptions,
     known: Mapping[str, Any] | None,
 ) -> Arrays:
-    """Return the files as sequences, beside arrays that are known of them already.
+    """Return files of one kind as sequences, beside arrays that are known of them already, with notes on these.
 
-    Parameters
-    ----------
-    files : list of Path
-        Files of one kind, one per row.
-    arrays, notes : dict and list
-        The other arrays, and notes on these.
-    bad : BadRows
-        Where files that cannot be read are noted.
-    asked : OwnDataOptions
-        How sounds are read, and the columns of recordings that flags name.
-    known : mapping or None
-        The parameters of a task, whose columns are then read.
+    For new sequences ``known`` has the parameters of their task, whose columns are then read.
     """
     kind = files_kind([files[0].name])
     if kind == "pictures":

@@ -35,44 +35,31 @@ BYTES_PER_SECOND = 2 * 10**7
 class Hdf5(Arrays):
     """The datasets at the root of an HDF5 file."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, *, checked: bool = False):
         super().__init__({})
-        _check_apart(path)
         self._path = path
-        found = _datasets(path)
-        self.shapes = {name: shape for name, (shape, _) in found.items()}
-        self.dtypes = {name: np.dtype(dtype) for name, (_, dtype) in found.items()}
-        self.piece_rows = _piece_rows(self.shapes["x"], self.dtypes["x"]) if "x" in found else PIECE_ROWS
+        if not checked:
+            _check_apart(path)
+        import h5py
+
+        with h5py.File(path, "r", locking=False) as file:
+            for name in (name for name in file if name in NAMES):
+                self.shapes[name], self.dtypes[name] = _shape_and_type(path, file, name)
+        row = math.prod(self.shapes["x"][1:]) * self.dtypes["x"].itemsize if "x" in self.shapes else 0
+        self.piece_rows = min(PIECE_ROWS, max(1, PIECE_BYTES // max(1, row)))
 
     def read(self, name: str, lo: int, hi: int) -> np.ndarray:
         """Return the rows ``lo`` to ``hi`` of a dataset."""
         import h5py
 
         with h5py.File(self._path, "r", locking=False) as file:
-            return _rows(file[name], lo, hi)
+            dataset: Any = file[name]
+            if h5py.check_string_dtype(dataset.dtype) is not None:
+                return np.asarray(dataset.asstr()[lo:hi]).astype(str)
+            return dataset[lo:hi]
 
 
-def _piece_rows(shape: tuple[int, ...], dtype: np.dtype) -> int:
-    return min(PIECE_ROWS, max(1, PIECE_BYTES // max(1, math.prod(shape[1:]) * dtype.itemsize)))
-
-
-def _rows(dataset: Any, lo: int, hi: int) -> np.ndarray:
-    import h5py
-
-    if h5py.check_string_dtype(dataset.dtype) is not None:
-        return np.asarray(dataset.asstr()[lo:hi]).astype(str)
-    return dataset[lo:hi]
-
-
-def _datasets(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return the shapes and types of the datasets by name, each checked."""
-    import h5py
-
-    with h5py.File(path, "r", locking=False) as file:
-        return {name: _checked(path, file, name) for name in file if name in NAMES}
-
-
-def _checked(path: Path, file: Any, name: str) -> tuple[tuple[int, ...], str]:
+def _shape_and_type(path: Path, file: Any, name: str) -> tuple[tuple[int, ...], np.dtype]:
     """Return the shape and the type of a dataset; refuse links, external data and false sizes."""
     import h5py
 
@@ -84,7 +71,7 @@ def _checked(path: Path, file: Any, name: str) -> tuple[tuple[int, ...], str]:
         what = "ragged; pad it and give lengths" if dataset.dtype.hasobject else f"of type {dataset.dtype}"
         raise InputError(f"{path}: dataset {name!r} is {what}; give numbers or strings")
     check_expansion(path, name, dataset.nbytes, dataset.id.get_storage_size())
-    return dataset.shape, "U1" if text else dataset.dtype.str
+    return dataset.shape, np.dtype("U1" if text else dataset.dtype.str)
 
 
 # ---- the checking process
@@ -114,11 +101,13 @@ def _check_apart(path: Path) -> None:
 def check(name: str) -> None:
     """Read all datasets of a file once under limits; print what is wrong and exit with code 1."""
     path = Path(name)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _limit(resource.RLIMIT_CPU, SECONDS + path.stat().st_size // BYTES_PER_SECOND)
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: SECONDS + path.stat().st_size // BYTES_PER_SECOND}
     if sys.platform == "linux":
         pages = int(Path("/proc/self/statm").read_text().split()[5])
-        _limit(resource.RLIMIT_DATA, pages * resource.getpagesize() + MEMORY)
+        limits[resource.RLIMIT_DATA] = pages * resource.getpagesize() + MEMORY
+    for kind, value in limits.items():
+        most = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (value if most == resource.RLIM_INFINITY else min(value, most), most))
     try:
         read_once(path)
     except InputError as error:
@@ -128,21 +117,12 @@ def check(name: str) -> None:
 
 def read_once(path: Path) -> None:
     """Read all datasets of a file; raise an `InputError` if one cannot be read."""
-    import h5py
-
     try:
-        found = _datasets(path)
-        with h5py.File(path, "r", locking=False) as file:
-            for array, (shape, dtype) in found.items():
-                step = _piece_rows(shape, np.dtype(dtype))
-                for lo in range(0, shape[0] if shape else 0, step):
-                    _rows(file[array], lo, lo + step)
+        found = Hdf5(path, checked=True)
+        for name, shape in found.shapes.items():
+            for lo in range(0, shape[0] if shape else 0, found.piece_rows):
+                found.read(name, lo, lo + found.piece_rows)
     except InputError:
         raise
     except Exception as error:  # a damaged file makes the library raise nearly anything
         raise InputError(f"{path}: not a readable HDF5 file ({first_line(error)}); write it again") from None
-
-
-def _limit(kind: int, value: int) -> None:
-    most = resource.getrlimit(kind)[1]
-    resource.setrlimit(kind, (value if most == resource.RLIM_INFINITY else min(value, most), most))

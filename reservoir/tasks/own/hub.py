@@ -43,7 +43,7 @@ def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
             near = nearest(name, columns)
             raise InputError(f"{origin}: not every split has the column {name!r}; say --{role} NAME{near}")
         if name and everywhere:
-            cells[name] = [_cell(part, name, cell) for part in parts.values() for cell in part[name]]
+            cells[name] = [cell for part in parts.values() for cell in _cells(part, name)]
     if len(parts) > 1 and labelled:
         cells["split"] = [name for name, part in parts.items() for _ in range(len(part))]
     places = [f"row {row}" for row in range(len(cells[text]))]
@@ -61,7 +61,7 @@ def _labelled_splits(origin: str, parts: dict[str, Any], label: str) -> tuple[di
     found, left, notes = {}, [], []
     for name, part in parts.items():
         odd = len(parts) > 1 and (name not in SPLIT_NAMES or SPLIT_NAMES[name] in found)
-        if odd or _hides(part, label):
+        if odd or label not in part.features or all(cell is None for cell in _cells(part, label)):
             left.append(name)
         else:
             found[SPLIT_NAMES.get(name, name)] = part
@@ -89,23 +89,12 @@ def _chosen(
     return found if found in columns else ""
 
 
-def _names(part: Any, column: str) -> Any:
-    """Return the feature that names the classes of a column, if it has such."""
-    kind = part.features[column] if column else None
-    return kind if hasattr(kind, "int2str") else None
-
-
-def _hides(part: Any, label: str) -> bool:
-    """Return whether a split has no labels: no such column, or -1 for each."""
-    if label not in part.features:
-        return True
-    known = (number for number in part[label] if number is not None)
-    return _names(part, label) is not None and max(known, default=-1) < 0
-
-
-def _cell(part: Any, column: str, cell: Any) -> Any:
-    kind = _names(part, column)
-    return cell if kind is None else None if cell is None or cell < 0 else kind.int2str(cell)
+def _cells(part: Any, column: str) -> list[Any]:
+    """Return the cells of a column, classes by their names, None for hidden ones (-1)."""
+    kind = part.features[column]
+    if not hasattr(kind, "int2str"):
+        return list(part[column])
+    return [None if cell is None or cell < 0 else kind.int2str(cell) for cell in part[column]]
 
 
 def _open(origin: str) -> dict[str, Any]:

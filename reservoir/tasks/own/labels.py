@@ -123,19 +123,10 @@ def encode_labels(
 ) -> Labels:
     """Return labels with their classes numbered.
 
-    Floats are targets, strings and booleans are classes, and `read_labels` decides about integers, unless a flag does.
-    Classes are numbered in sorted order; integers 0, 1, ..., n - 1 need no names.
-
-    Parameters
-    ----------
-    where : str
-        Name of the data for messages.
-    y : ndarray, (rows,), (rows, outputs) or (rows, readout_tokens, outputs)
-        The labels.
-    units : ndarray of int, (rows,), optional
-        How many tokens or words of each row have a label; those behind are missing: class -1, or NaN.
-    regression, classes : bool, default False
-        Whether a flag says what the labels are.
+    Labels are (rows,), (rows, outputs) or (rows, readout_tokens, outputs); ``units`` (rows,) of each row's tokens
+    or words have one, and those behind are missing: class -1, or NaN. Floats are targets, strings and booleans are
+    classes, and `read_labels` decides about integers, unless a flag (``regression``, ``classes``) does. Classes are
+    numbered in sorted order; integers 0, 1, ..., n - 1 need no names.
     """
     if y.dtype.kind not in "biufUS":
         raise InputError(f"{where}: y holds {y.dtype} values; give integers or strings for classes, floats for targets")

@@ -83,20 +83,9 @@ def _opened(path: Path) -> Any:
 
 
 class Sounds(Arrays):
-    """Sounds as ``x``, decoded stretch by stretch, beside arrays that are known already.
+    """Sounds as ``x`` at a rate of samples per second, decoded in stretches, beside arrays that are known already.
 
-    Parameters
-    ----------
-    files : sequence of Path
-        The sounds, one per row.
-    arrays : mapping
-        The other arrays.
-    bad : BadRows
-        Where files that cannot be opened are noted.
-    rate : int or None
-        Samples per second that sounds are brought to.
-    waveform : bool
-        Whether the samples themselves are the sequences.
+    With ``waveform`` the samples themselves are the sequences.
     """
 
     unused_options = ()

@@ -45,14 +45,7 @@ LONGEST_NUMBER = 24
 class TableReader:
     """Reads the columns of a table by their roles.
 
-    Parameters
-    ----------
-    table : Table
-        The table.
-    asked : OwnDataOptions
-        The columns that flags name, and what to do about missing values and bad rows.
-    known : mapping, optional
-        The parameters of a task: new sequences are read as those of the task were, and need no labels.
+    For new sequences ``known`` has the parameters of their task: they are read as its own were, and need no labels.
     """
 
     def __init__(self, table: Table, asked: OwnDataOptions, known: Mapping[str, Any] | None = None):

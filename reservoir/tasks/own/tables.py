@@ -32,14 +32,8 @@ BATCH = 256
 class BadRows:
     """The rows of one source that cannot be read: all are counted, and the first five named with the reason.
 
-    Parameters
-    ----------
-    where : str
-        Name of the source for messages.
-    places : sequence of str
-        The place of each row in the source, such as ``"line 12"``.
-    skip : bool or None
-        Whether to go on without bad rows; otherwise `kept` refuses them. With None, errors do not name the flag.
+    ``places`` has the place of each row, such as ``"line 12"``. With ``skip`` bad rows are left out, else `kept`
+    refuses them; with None, errors do not name the flag.
     """
 
     def __init__(self, where: str, places: Sequence[str], *, skip: bool | None = None):
@@ -55,13 +49,7 @@ class BadRows:
         self.add(row, str(error).removeprefix(f"{path}: ").removeprefix(f"{path}, "))
 
     def kept(self) -> np.ndarray:
-        """Return which rows can be read, (rows,) of bool.
-
-        Raises
-        ------
-        InputError
-            If there are bad rows and they are not to be skipped, or if no row is left.
-        """
+        """Return which rows can be read, (rows,) of bool; refuse bad rows unless they are skipped and others left."""
         bad, rows = len(self._reasons), len(self.places)
         if bad and (not self.skip or bad == rows):
             or_skip = "" if self.skip is None else ", or pass --skip-bad-rows"
@@ -88,17 +76,7 @@ class BadRows:
 
 @dataclass
 class Table:
-    """A table in memory.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    frame : DataFrame
-        Its columns. Those that are read as text hold ``str``, or NaN for an empty cell.
-    bad : BadRows
-        Where each row is, and those that cannot be read.
-    """
+    """A table in memory; columns that are read as text hold ``str``, or NaN for an empty cell."""
 
     path: Path
     frame: Any  # a pandas.DataFrame, which pandas types too loosely to check
@@ -114,18 +92,9 @@ class Table:
 def read_table(
     path: Path, text: Sequence[str] | None = (), rows: int | None = None, *, skip: bool | None = None
 ) -> Table:
-    """Return a table with the columns named in ``text`` as they are written, and the types of the others inferred.
+    """Return a table, or its first ``rows``, with the types of its columns inferred.
 
-    Parameters
-    ----------
-    path : Path
-        A local file with one of `SUFFIXES`.
-    text : sequence of str or None, default ()
-        Columns whose cells stay text, in small letters or capitals: 007 is no number there. None means all.
-    rows : int, optional
-        Read only so many rows.
-    skip : bool or None
-        Whether bad rows are skipped, as in `BadRows`.
+    Columns named in ``text`` (None: all), in small letters or capitals, stay text: 007 is no number there.
     """
     suffix = path.suffix.lower()
     if suffix == ".parquet":
@@ -257,19 +226,7 @@ def _read_jsonl(path: Path, rows: int | None) -> tuple[Any, list[int], dict[int,
             places.append(number)
     if not records:
         raise InputError(f"{path}: no rows; write one JSON object per line")
-    names = dict.fromkeys(name for record in records for name in record)
-    columns = {name: _series([record.get(name) for record in records]) for name in names}
-    return pd.DataFrame(columns, index=range(len(records))), places, faults
-
-
-def _series(cells: list[Any]) -> Any:
-    """Return cells as a column; whole numbers larger than 64 bits, and mixtures, stay as they are."""
-    import pandas as pd
-
-    try:
-        return pd.Series(cells)
-    except (OverflowError, ValueError, TypeError):
-        return pd.Series(cells, dtype=object)
+    return pd.DataFrame.from_records(records, index=range(len(records))), places, faults
 
 
 def _read_parquet(path: Path, rows: int | None) -> Any:
@@ -304,8 +261,8 @@ def _read_parquet(path: Path, rows: int | None) -> Any:
             if pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind):
                 columns[name] = column.to_pandas()
             else:
-                cells = column.to_pylist()
-                columns[name] = _series([c if c is None or isinstance(c, str | list) else str(c) for c in cells])
+                cells = [c if c is None or isinstance(c, str | list) else str(c) for c in column.to_pylist()]
+                columns[name] = pd.Series(cells, dtype=object)
         return pd.DataFrame(columns)
     except InputError:
         raise

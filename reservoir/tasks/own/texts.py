@@ -71,10 +71,7 @@ def texts_of(codes: np.ndarray, lengths: np.ndarray) -> list[str]:
 def alphabet_of(stretches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> tuple[str, str]:
     """Return the alphabet, `UNKNOWN` and the letters of the training rows in order, and letters of other rows alone.
 
-    Parameters
-    ----------
-    stretches : iterable
-        Code points (rows, tokens), lengths (rows,), and which rows are for training, (rows,) of bool.
+    A stretch is code points (rows, tokens), lengths (rows,), and which rows are for training, (rows,) of bool.
     """
     known = every = np.empty(0, np.int64)
     for codes, lengths, train in stretches:

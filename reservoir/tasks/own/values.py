@@ -29,27 +29,24 @@ def clean_symbols(where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: in
 
 
 def as_values(where: str, x: np.ndarray, lengths: np.ndarray, missing: str, first_row: int = 0) -> np.ndarray:
-    """Return values (rows, tokens, dim) as they are stored; ``missing`` says what happens to NaN.
+    """Return values (rows, tokens, dim) as float32 (bytes stay bytes), zero after each row's end.
 
-    With ``mask`` missing values stay NaN, which scaling turns into 0, and as many further channels are 1 where a value
-    is missing, else 0.
+    ``missing`` says what happens to NaN. With ``interpolate`` it is on the line between its neighbours in time, or like
+    the nearest. With ``mask`` it stays NaN, which scaling turns into 0, and as many further channels are 1 where a
+    value is missing, else 0.
     """
-    if missing == "interpolate" and x.dtype.kind == "f":
-        x = _without_gaps(where, x, lengths, first_row)
-    if missing != "mask":
-        return _clean(where, x, lengths, first_row)
     real = (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
-    gaps = np.isnan(x) & real
-    known = _clean(where, np.where(gaps, 0, x).astype(np.float32), lengths, first_row)
-    return np.concatenate([np.where(gaps, np.float32(np.nan), known), gaps.astype(np.float32)], axis=2)
-
-
-def _clean(where: str, x: np.ndarray, lengths: np.ndarray, first_row: int = 0) -> np.ndarray:
-    """Return values as float32 (bytes stay bytes), zero after each row's end; refuse those that are not finite."""
-    real = (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
+    gaps = np.isnan(x) & real if missing != "refuse" and x.dtype.kind == "f" else np.zeros(x.shape, bool)
+    if missing == "interpolate" and gaps.any():
+        x = x.copy()
+        for row, channel in np.argwhere(gaps.any(axis=1)):
+            series, unknown = x[row, : lengths[row], channel], gaps[row, : lengths[row], channel]
+            if unknown.all():
+                raise InputError(f"{where}: no value at all in row {first_row + row}, column {channel}; remove the row")
+            series[unknown] = np.interp(np.flatnonzero(unknown), np.flatnonzero(~unknown), series[~unknown])
     with np.errstate(over="ignore"):
-        values = np.where(real, x, 0).astype(np.uint8 if x.dtype == np.uint8 else np.float32)
-    wrong = ~np.isfinite(values)
+        values = np.where(real, x, 0).astype(np.uint8 if x.dtype == np.uint8 and missing != "mask" else np.float32)
+    wrong = ~np.isfinite(values) & ~(gaps & (missing == "mask"))
     if wrong.any():
         row, token, channel = (int(i) for i in np.argwhere(wrong)[0])
         value = x[row, token, channel]
@@ -58,19 +55,10 @@ def _clean(where: str, x: np.ndarray, lengths: np.ndarray, first_row: int = 0) -
             f"{where}: x is {value} in row {first_row + row}, token {token}, column {channel}; repair or remove the "
             f"row, end it there with lengths{fill}"
         )
-    return values
-
-
-def _without_gaps(where: str, x: np.ndarray, lengths: np.ndarray, first_row: int = 0) -> np.ndarray:
-    """Return floats (rows, tokens, dim) with NaN on the line between their neighbours in time, or like the nearest."""
-    x = x.copy()
-    gaps = np.isnan(x) & (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
-    for row, channel in np.argwhere(gaps.any(axis=1)):
-        series, missing = x[row, : lengths[row], channel], gaps[row, : lengths[row], channel]
-        if missing.all():
-            raise InputError(f"{where}: no value at all in row {first_row + row}, column {channel}; remove the row")
-        series[missing] = np.interp(np.flatnonzero(missing), np.flatnonzero(~missing), series[~missing])
-    return x
+    if missing != "mask":
+        return values
+    values[gaps] = np.nan  # one of many bit patterns
+    return np.concatenate([values, gaps.astype(np.float32)], axis=2)
 
 
 class Rounding:
