@@ -9,7 +9,7 @@ from reservoir_cache import FeatureStore
 from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.fitting.pool import Pool
+from reservoir_pipelines.fitting.sources import Pool
 from reservoir_pipelines.tuning.judge import ColumnKernel
 
 from reservoir import InputError

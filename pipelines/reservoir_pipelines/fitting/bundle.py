@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -20,18 +20,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reservoir import InputError
-from reservoir.plan import RAW
 from reservoir.readouts.evaluation import Readout
 from reservoir.readouts.linear import LinearReadout
 from reservoir.readouts.targets import Targets
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task
 from reservoir_pipelines.files import read_checked, remove_parts, replace_file, write_checked
-from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, load_estimator, save_estimator
+from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout
+from reservoir_pipelines.fitting.sources import Pool, RawSource
+from reservoir_pipelines.output import notify
+from reservoir_pipelines.preparation.prepared import scaling_from_json
 
 if TYPE_CHECKING:
-    from reservoir_cache import FeatureStore
-
     from reservoir_pipelines.fitting.results import Result
 
 FORMAT = 3
@@ -71,36 +71,34 @@ class Bundle:
     origin: str = ""  # the task or the path of the data of the fit
 
     @classmethod
-    def from_entries(
-        cls, stores: Sequence[FeatureStore], scaling: Scaling | None, readout: Readout, result: Result
-    ) -> Bundle:
+    def of(cls, pool: Pool, readout: Readout, result: Result) -> Bundle:
         """Return the bundle of a readout that was chosen on cache entries."""
         parts: list[Part] = []
         for name in result.columns:
-            if name == RAW:
-                parts.append(Part(reservoir=None, digest="", compute="", columns=(name,)))
+            source = pool.column(name)
+            if isinstance(source, RawSource):
+                parts.append(Part(reservoir=None, digest="", compute="", columns=source.columns))
                 continue
-            number, colon, column = name.partition(":")
-            made = stores[int(number) - 1 if colon else 0].entry
+            made = source.store.entry
             part = Part(
                 reservoir=Reservoir(**made.made_with["reservoir"]),
                 digest=made.spec.backbone["digest"],
                 compute=made.spec.compute,
-                columns=(column if colon else name,),
+                columns=(source.column,),
                 input_digests={name: made.spec.input[name] for name in INPUT_DIGESTS if name in made.spec.input},
             )
             if parts and replace(parts[-1], columns=()) == replace(part, columns=()):
                 part = replace(part, columns=parts.pop().columns + part.columns)  # one forward pass gives both
             parts.append(part)
-        lengths = stores[0]["train"].lengths
+        lengths, made = pool.store["train"].lengths, pool.entry
         return cls(
-            task=Task.from_dict(stores[0].entry.spec.task),
-            scaling=scaling,
+            task=Task.from_dict(made.spec.task),
+            scaling=scaling_from_json(made.made_with["scaling"]),
             parts=tuple(parts),
             readout=readout,
             scores=result.to_dict(),
             lengths=bool(lengths.min() < lengths.max()),
-            origin=stores[0].entry.made_with.get("call", {}).get("task", ""),
+            origin=made.made_with.get("call", {}).get("task", ""),
         )
 
     def write(self, folder: Path) -> Path:
@@ -122,7 +120,7 @@ class Bundle:
             arrays, card["readout"] = self.readout.to_arrays()
         else:
             assert isinstance(self.readout, EstimatorReadout)
-            files[ESTIMATOR] = save_estimator(self.readout)
+            files[ESTIMATOR] = _save_estimator(self.readout)
             targets = self.readout.targets
             card["estimator"] = {"name": self.readout.name, "outputs": targets.outputs, "classes": targets.classes}
         if self.scaling:
@@ -167,7 +165,7 @@ class Bundle:
                 parts=tuple(_part(part) for part in card["parts"]),
                 readout=LinearReadout.from_arrays(arrays, card["readout"])
                 if "readout" in card
-                else _estimator(folder, card["estimator"], files[ESTIMATOR], trust),
+                else _load_estimator(folder, card["estimator"], files[ESTIMATOR], trust),
                 scores=card["scores"],
                 lengths=card["lengths"],
                 origin=card["origin"],
@@ -184,17 +182,43 @@ class Bundle:
             raise InputError(f"readout {folder}: not readable ({why}); fit it again") from error
 
 
-def _estimator(folder: Path, described: dict[str, Any], data: bytes, trust: bool) -> EstimatorReadout:
-    """Return the estimator of a bundle; without ``trust`` nothing of its archive is opened."""
+def _save_estimator(readout: EstimatorReadout) -> bytes:
+    """Return a fitted pipeline as the bytes of a skops archive, and print that loading it needs ``--trust``."""
+    import skops.io
+
+    try:
+        data = skops.io.dumps(readout.model)
+    except Exception as error:  # skops raises many kinds for what it cannot describe
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        raise InputError(f"readout {readout.name}: cannot be saved ({reason}); choose another estimator") from error
+    notify(f"readout {readout.name} is not linear: it is saved with skops, and predict loads it only with --trust")
+    return data
+
+
+def _load_estimator(folder: Path, described: dict[str, Any], data: bytes, trust: bool) -> EstimatorReadout:
+    """Return the estimator of a bundle, and print what it names; nothing of it is opened without ``trust``."""
+    import skops.io
+    from sklearn.pipeline import Pipeline
+
     name = str(described.get("name", "a scikit-learn estimator"))[:100]
     if not trust:
         raise InputError(
             f"readout {folder} is {name!r}, which is not linear, and loading it can run code; pass --trust "
             "(in Python trust=True) only if you trust whoever made it"
         )
-    model = load_estimator(data, name, f"readout {folder}")
-    targets = Targets(int(described["outputs"]), int(described["classes"]))
-    return EstimatorReadout(model=model, targets=targets, name=name)
+    try:
+        types = skops.io.get_untrusted_types(data=data)
+        named = ", ".join(types) or "only types that skops trusts"
+        notify(f"readout {folder}: loading {name!r} with --trust; it names {named}")
+        model = skops.io.loads(data, trusted=types)
+    except Exception as error:  # a damaged archive makes skops, NumPy and scikit-learn raise nearly anything
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        raise InputError(f"readout {folder}: not readable ({reason}); fit it again") from error
+    if not isinstance(model, Pipeline):
+        raise InputError(f"readout {folder}: it holds a {type(model).__name__}, not a fitted pipeline; fit it again")
+    return EstimatorReadout(
+        model=model, targets=Targets(int(described["outputs"]), int(described["classes"])), name=name
+    )
 
 
 def _part(values: dict[str, Any]) -> Part:

@@ -40,19 +40,20 @@ from reservoir_pipelines.fitting.fitters import (
     make_fitter,
     score_split,
 )
-from reservoir_pipelines.fitting.pool import Features, Pool, choose_columns
 from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, Result, score_matrix, write_table
 from reservoir_pipelines.fitting.sources import (
     ColumnSource,
+    Features,
     JoinedSource,
+    Pool,
     Source,
+    choose_columns,
     emphasis_of,
     groups_of,
     stage_blocks,
 )
 from reservoir_pipelines.output import meter, notify
 from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep
-from reservoir_pipelines.preparation.prepared import scaling_from_json
 
 GREEDY_WIDTH = 6144
 """Joint width of the columns that greedy selection considers: it holds moments of order the square of that."""
@@ -109,7 +110,6 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     table = tuple(result for fit in fits for result in fit.results)
     _warn(kept, len(table), rows["valid"], folds, task.classes)
     with locked(folder):  # so that all files in it are of one fit
-        scaling = scaling_from_json(pool.entry.made_with["scaling"])
         write_table(folder / "results.csv", table, kept.result, raw and raw.result)
         done = Fit(
             entry=pool.entry.path,
@@ -122,7 +122,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
             readout=kept.readout,
             results=folder / "results.csv",
             plot=folder / "sweep.png",
-            saved=Bundle.from_entries(pool.stores, scaling, kept.readout, kept.result).write(folder),
+            saved=Bundle.of(pool, kept.readout, kept.result).write(folder),
             seconds=round(time.monotonic() - started, 3),
         )
         made = [store.entry.made_with.get("call", {}).get("command") for store in pool.stores]
@@ -186,7 +186,7 @@ def _greedy(pool: Pool, fits: Sequence[ColumnFit], fitter: RidgeFitter, most: in
     joined = JoinedSource(tuple(parts))
     train, valid = (RereadableBlocks(joined.blocks, (split,)) for split in ("train", "valid"))
     steps = forward_selection(train, valid, places, fitter.targets(joined), fitter.alphas, limit=most)
-    return [column_fit("ridge", step.columns, step.sweep) for step in steps[1:]]
+    return [column_fit("ridge", columns, swept) for columns, swept in steps[1:]]
 
 
 def _learning_curve(source: Source, fitter: RidgeFitter, sizes: Sequence[int]) -> tuple[tuple[int, float, float], ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from reservoir_cache import load_arrays, save_arrays
@@ -136,14 +136,6 @@ def stored_moments(source: Source, targets: Targets, folds: int = 0) -> list[Mom
     for name, part in zip(names, moments, strict=True):
         save_arrays(entry, name, part.to_arrays(), {"columns": [source.column]})
     return moments
-
-
-class Fitter(Protocol):
-    """Fits one kind of readout to a source under all its settings."""
-
-    def fit(self, source: Source) -> ColumnFit:
-        """Fit every setting to a source and choose one."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,6 +296,10 @@ class EstimatorFitter:
                 reason = str(error).replace("\n", " ")
                 raise InputError(f"readout {type(estimator).__name__} on {columns}: {reason}") from error
         return model, not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
+
+
+Fitter = RidgeFitter | LogisticFitter | EstimatorFitter
+"""Fits one kind of readout to a source under all its settings."""
 
 
 def _import(path: str) -> Callable[..., Any]:

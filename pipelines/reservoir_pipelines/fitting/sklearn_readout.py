@@ -1,7 +1,7 @@
 """A fitted scikit-learn estimator as a readout.
 
 A linear one is stored as coefficients, like the readouts of this project. Any other is stored as a skops archive, which
-can run code when it is loaded or used, so `load_estimator` is called only where the user trusts its origin.
+can run code when it is loaded or used, so it is loaded only where the user trusts its origin.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from reservoir import InputError
 from reservoir.readouts.linear import LINKS, LinearReadout
 from reservoir.readouts.targets import Targets
-from reservoir_pipelines.output import notify
 
 PROBE_ROWS = 512  # on which coefficients must give what their estimator gives
 
@@ -69,7 +67,20 @@ def linear_form(fitted: EstimatorReadout, x: np.ndarray) -> LinearReadout | None
         offsets = np.concatenate([np.broadcast_to(offset, len(coef)) for coef, offset in parts]).astype(np.float64)
         coef = rows.T / scaler.scale_[:, None]
         readout = LinearReadout(coef=coef, intercept=offsets - scaler.mean_ @ coef, targets=targets)
-        return _same_answers(fitted, readout, x) if coef.shape[1] == targets.columns else None
+        if coef.shape[1] != targets.columns:
+            return None
+        if not targets.classes:
+            return readout if _close(readout.predict(x), fitted.predict(x)) else None
+        decision = getattr(fitted.model, "decision_function", None)
+        same = decision is None or _close(readout.scores(x), decision(x).reshape(len(x), -1))
+        # Rounding may decide ties, as between classes that no feature tells apart.
+        if not same or np.mean(readout.predict(x) == fitted.predict(x)) < 0.99:
+            return None
+        if not fitted.has_probabilities:
+            return replace(readout, link="none")
+        wanted = fitted.probabilities(x)
+        links = (replace(readout, link=link) for link in LINKS if link != "none")
+        return next((one for one in links if _close(one.probabilities(x), wanted)), None)
     except (AttributeError, TypeError, ValueError):  # no coefficients, or not those of a linear model
         return None
 
@@ -82,52 +93,5 @@ def _members(estimator: Any) -> Iterator[Any]:
         yield from _members(one)
 
 
-def _same_answers(fitted: EstimatorReadout, readout: LinearReadout, x: np.ndarray) -> LinearReadout | None:
-    """Return a readout with the link that gives its estimator's probabilities; None where any answer differs."""
-    if not readout.targets.classes:
-        return readout if _close(readout.predict(x), fitted.predict(x)) else None
-    decision = getattr(fitted.model, "decision_function", None)
-    if decision is not None and not _close(readout.scores(x), decision(x).reshape(len(x), -1)):
-        return None
-    # Rounding may decide ties, as between classes that no feature tells apart.
-    if np.mean(readout.predict(x) == fitted.predict(x)) < 0.99:
-        return None
-    if not fitted.has_probabilities:
-        return replace(readout, link="none")
-    wanted = fitted.probabilities(x)
-    links = (replace(readout, link=link) for link in LINKS if link != "none")
-    return next((one for one in links if _close(one.probabilities(x), wanted)), None)
-
-
 def _close(found: np.ndarray, wanted: np.ndarray) -> bool:
     return bool(np.allclose(found, wanted, rtol=1e-6, atol=1e-6 * float(np.abs(wanted).max(initial=1e-300))))
-
-
-def save_estimator(readout: EstimatorReadout) -> bytes:
-    """Return a fitted pipeline as the bytes of a skops archive, and print that loading it needs ``--trust``."""
-    import skops.io
-
-    try:
-        data = skops.io.dumps(readout.model)
-    except Exception as error:  # skops raises many kinds for what it cannot describe
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        raise InputError(f"readout {readout.name}: cannot be saved ({reason}); choose another estimator") from error
-    notify(f"readout {readout.name} is not linear: it is saved with skops, and predict loads it only with --trust")
-    return data
-
-
-def load_estimator(data: bytes, name: str, where: str) -> Any:
-    """Return the pipeline in a skops archive of the estimator ``name``, which can run code; print what is loaded."""
-    import skops.io
-    from sklearn.pipeline import Pipeline
-
-    try:
-        types = skops.io.get_untrusted_types(data=data)
-        notify(f"{where}: loading {name!r} with --trust; it names {', '.join(types) or 'only types that skops trusts'}")
-        model = skops.io.loads(data, trusted=types)
-    except Exception as error:  # a damaged archive makes skops, NumPy and scikit-learn raise nearly anything
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        raise InputError(f"{where}: not readable ({reason}); fit it again") from error
-    if not isinstance(model, Pipeline):
-        raise InputError(f"{where}: it holds a {type(model).__name__}, not a fitted pipeline; fit it again")
-    return model

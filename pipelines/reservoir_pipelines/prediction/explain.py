@@ -59,13 +59,12 @@ def explain(readout: Path, file: Path, options: ExplainOptions) -> Explanation:
             f"{file}, row {row}: {lengths[row]:,} tokens; explain takes rows of up to the {most:,} that the "
             "readout was fitted on. Cut the row, or use predict"
         )
-    plot = options.out or (readout if readout.is_dir() else readout.parent) / "explained.png"
-    model = build(bundle, readout)
     if bundle.task.pictures:
         x = as_patches(x)
     if bundle.task.alphabet:
         x = to_symbols(str(file), x, lengths, bundle.task.alphabet)
-    rows = explain_rows(model, bundle.task, x, lengths)
+    rows = explain_rows(build(bundle, readout), bundle.task, x, lengths)
+    plot = options.out or (readout if readout.is_dir() else readout.parent) / "explained.png"
     _draw(plot, bundle.task, x, lengths, rows)
     return Explanation(rows=tuple(rows), plot=plot)
 
@@ -97,9 +96,16 @@ def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequ
     figure = figure_of(9, 1.1 * sum(heights) * len(rows) + 0.4, f"{task.name}: what each position adds to the score")
     panels = figure.subplots(2 * len(rows), 1, squeeze=False, height_ratios=heights * len(rows))[:, 0]
     for number, row in enumerate(rows):
-        above, below = panels[2 * number], panels[2 * number + 1]
-        positions = np.arange(lengths[number])
-        _draw_input(above, task, x[number, : lengths[number]], letters)
+        above, below = panels[2 * number : 2 * number + 2]
+        positions, values = np.arange(lengths[number]), x[number, : lengths[number]]
+        above.tick_params(labelbottom=False)
+        if letters:
+            above.axis("off")
+            for place, symbol in enumerate(values):
+                above.text(place, 0.0, task.alphabet[int(symbol)], ha="center", fontsize=8, color=INK)
+        else:
+            above.spines[["top", "right"]].set_visible(False)
+            above.plot(values, linewidth=1, drawstyle="steps-mid" if isinstance(task.form, Tokens) else "default")
         what = f"class {row.label}" if task.classes else f"value {row.label:.4g}"
         above.set_title(f"row {number}: {what}, score {row.score:+.2f}", fontsize=10, color=INK)
         signs = np.where(np.array(row.added) >= 0, COLOURS[0], COLOURS[1])
@@ -111,15 +117,3 @@ def _draw(path: Path, task: Task, x: np.ndarray, lengths: np.ndarray, rows: Sequ
         below.sharex(above)
         style(below, "position" if row is rows[-1] else "", "score")
     save(figure, path)
-
-
-def _draw_input(axes: Any, task: Task, x: np.ndarray, letters: bool) -> None:
-    """Draw a sequence: its letters, its symbols as steps, or its channels as lines."""
-    axes.tick_params(labelbottom=False)
-    if letters:
-        axes.axis("off")
-        for place, symbol in enumerate(x):
-            axes.text(place, 0.0, task.alphabet[int(symbol)], ha="center", fontsize=8, color=INK)
-        return
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.plot(x, linewidth=1, drawstyle="steps-mid" if isinstance(task.form, Tokens) else "default")

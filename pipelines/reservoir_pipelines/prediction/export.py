@@ -69,11 +69,12 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
     module = build(bundle, readout, compute="float32" if to == "onnx" else None)
     program, tokens = trace(module, bundle.task)
     path = result.out or (readout if readout.is_dir() else readout.parent) / f"model{SUFFIXES[to]}"
-    card, values = path.with_name(f"{path.name}.json"), describe(bundle, path.name, to, tokens)
+    card = path.with_name(f"{path.name}.json")
+    text = json.dumps(_describe(bundle, path.name, to, tokens), indent=1)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, lambda part: _write(program, to, part))
-        replace_file(card, lambda part: part.write_text(json.dumps(values, indent=1)))
+        replace_file(card, lambda part: part.write_text(text))
     return Export(model=path, card=card, bytes=path.stat().st_size, tokens=tokens)
 
 
@@ -111,31 +112,36 @@ def trace(module: SequenceModel, task: Task) -> tuple[ExportedProgram, tuple[int
     fewest, longest = max(task.readout_tokens, 2), task.max_tokens
     batch = Dim("batch")
     shapes = [{0: batch}]
-    if fewest < longest and not any(branch.windowed for branch in _branches(module)):
+    branches = [branch for branch in module.branches if isinstance(branch, Branch)]
+    if fewest < longest and not any(branch.windowed for branch in branches):
         shapes.insert(0, {0: batch, 1: Dim("tokens", min=fewest, max=longest)})
+    x = torch.zeros(2, longest, task.form.dim) if isinstance(task.form, Vectors) else torch.zeros(2, longest).long()
+    example = x, torch.tensor([longest, task.readout_tokens])
     failure: Exception | None = None
     for shape in shapes:
+        sizes = {"x": shape, "lengths": {0: batch}}
         try:
             with _quiet(), module.cut():
-                program = torch.export.export(
-                    module, _example(task), dynamic_shapes={"x": shape, "lengths": {0: batch}}, strict=False
-                )
+                program = torch.export.export(module, example, dynamic_shapes=sizes, strict=False)
         except Exception as error:  # the tracer raises many types, some of them private
             failure = error
             continue
-        _strip(program)
+        # A pickle of the example and the paths of this machine would be written with the program.
+        program.example_inputs = None
+        for part in program.graph_module.modules():
+            for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+                node.meta.pop("stack_trace", None)
         return program, (fewest if 1 in shape else longest, longest)
-    families = "+".join(sorted({b.fpt.backbone.family.name for b in _branches(module)}))
+    families = "+".join(sorted({branch.fpt.backbone.family.name for branch in branches}))
     reason = str(failure).strip().split("\n", 1)[0][:160]
     raise InputError(f"family {families} cannot be exported: torch.export cannot trace it ({reason})") from failure
 
 
-def describe(bundle: Bundle, name: str, to: str, tokens: tuple[int, int]) -> dict[str, Any]:
+def _describe(bundle: Bundle, name: str, to: str, tokens: tuple[int, int]) -> dict[str, Any]:
     """Return how to call the model and how to read its output, as JSON values."""
     task = bundle.task
-    vectors = isinstance(task.form, Vectors)
-    fixed = str(tokens[0]) if tokens[0] == tokens[1] else "tokens"
-    batch = ["batch", fixed, *([str(task.form.dim)] if isinstance(task.form, Vectors) else [])]
+    dim = [str(task.form.dim)] if isinstance(task.form, Vectors) else []
+    shape = ["batch", str(tokens[0]) if tokens[0] == tokens[1] else "tokens", *dim]
     out = ["batch", str(task.readout_tokens), str(task.outputs), *([str(task.classes)] if task.classes else [])]
     scaling, link = bundle.scaling, getattr(bundle.readout, "link", "softmax")
     return {
@@ -143,7 +149,7 @@ def describe(bundle: Bundle, name: str, to: str, tokens: tuple[int, int]) -> dic
         "model": name,
         "call": CALLS[to].format(name=name),
         "inputs": {
-            "x": {"type": "float32" if vectors else "int64", "shape": batch, "tokens": list(tokens)},
+            "x": {"type": "float32" if dim else "int64", "shape": shape, "tokens": list(tokens)},
             "lengths": {"type": "int64", "shape": ["batch"], "minimum": task.readout_tokens},
         },
         "padding": "on the right, with any values; lengths hold the number of real tokens of each sequence",
@@ -152,41 +158,21 @@ def describe(bundle: Bundle, name: str, to: str, tokens: tuple[int, int]) -> dic
             "meaning": MEANINGS[link] if task.classes else "predicted values",
         },
         "classes": [task.label(index) for index in range(task.classes)],
-        "scaling": {"offset": scaling.offset.tolist(), "scale": scaling.scale.tolist(), "applied": "inside the model"}
-        if scaling
-        else None,
+        "scaling": scaling
+        and {"offset": scaling.offset.tolist(), "scale": scaling.scale.tolist(), "applied": "inside the model"},
         "task": task.to_dict(),
         "parts": [
             {
                 "reservoir": part.reservoir and part.reservoir.to_dict(),
                 "digest": part.digest,
                 "columns": list(part.columns),
+                "fitted_in": part.compute,
+                "runs_in": "float32" if to == "onnx" else part.compute,
             }
-            | {"fitted_in": part.compute, "runs_in": "float32" if to == "onnx" else part.compute}
             for part in bundle.parts
         ],
         "scores": bundle.scores,
     }
-
-
-def _branches(module: SequenceModel) -> list[Branch]:
-    return [branch for branch in module.branches if isinstance(branch, Branch)]
-
-
-def _example(task: Task) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two sequences of the longest length."""
-    lengths = torch.tensor([task.max_tokens, task.readout_tokens])
-    if isinstance(task.form, Vectors):
-        return torch.zeros(2, task.max_tokens, task.form.dim), lengths
-    return torch.zeros(2, task.max_tokens, dtype=torch.int64), lengths
-
-
-def _strip(program: ExportedProgram) -> None:
-    """Remove a pickle of the example and the paths of this machine, which would be written with the program."""
-    program.example_inputs = None
-    for module in program.graph_module.modules():
-        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            node.meta.pop("stack_trace", None)
 
 
 def _write(program: ExportedProgram, to: str, path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from torch import nn
 
 from reservoir.errors import InputError
 from reservoir.readouts.linear import LinearReadout
@@ -37,27 +36,21 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
         columns=("final/last",),
         run=str(folder),
     )
-    trained = trained_output(RunFolder(folder).best) or load_run(folder, "cpu").fpt.output
-    scale = config["settings"].get("targets")
+    output = trained_output(RunFolder(folder).best) or load_run(folder, "cpu").fpt.output
+    coef, intercept = (p.detach().cpu().double().numpy() for p in (output.weight.T, output.bias))
+    if task.classes == 2:  # the readout's score s stands for the logits -s and +s
+        coef, intercept = ((values[..., 1::2] - values[..., ::2]) / 2 for values in (coef, intercept))
+    if scale := config["settings"].get("targets"):  # to targets in the unit of the data
+        coef, intercept = TargetScale.from_json(scale).undo(coef, intercept)
+    targets = Targets(task.outputs, task.classes)
     return Bundle(
         task=task,
         scaling=scaling_from_json(config["scaling"]),
         parts=(part,),
-        readout=linear_readout(task, trained, TargetScale.from_json(scale) if scale else None),
+        readout=LinearReadout(coef=np.ascontiguousarray(coef), intercept=intercept, targets=targets),
         scores=RunFolder(folder).result or {},
         lengths=config["lengths"],
     )
-
-
-def linear_readout(task: Task, output: nn.Linear, scale: TargetScale | None = None) -> LinearReadout:
-    """Return a trained output layer as a readout, with targets in the unit of the data."""
-    targets = Targets(task.outputs, task.classes)
-    coef, intercept = (p.detach().cpu().double().numpy() for p in (output.weight.T, output.bias))
-    if task.classes == 2:  # the readout's score s stands for the logits -s and +s
-        coef, intercept = ((values[..., 1::2] - values[..., ::2]) / 2 for values in (coef, intercept))
-    if scale:
-        coef, intercept = scale.undo(coef, intercept)
-    return LinearReadout(coef=np.ascontiguousarray(coef), intercept=intercept, targets=targets)
 
 
 def load_part(task: Task, part: Part, device: str, where: Path, compute: str | None = None) -> LoadedModel:

@@ -20,8 +20,7 @@ from reservoir.reservoir import DEFAULT_BACKBONE, full_name, load_model
 from reservoir_pipelines.extraction.extract import Extraction, extract
 from reservoir_pipelines.extraction.run import data_digest, draw_rows, plan_of
 from reservoir_pipelines.files import checked_line, read_lines, replace_file
-from reservoir_pipelines.fitting.pool import Pool
-from reservoir_pipelines.fitting.sources import ColumnSource
+from reservoir_pipelines.fitting.sources import ColumnSource, Pool
 from reservoir_pipelines.output import Record, notify, score_text, silenced
 from reservoir_pipelines.preparation.prepare import prepare_for_model
 from reservoir_pipelines.preparation.prepared import Prepared
