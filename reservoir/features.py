@@ -42,8 +42,10 @@ def forward(
 
     They depend on these rows and the batch size alone: rows of similar length share a batch.
     """
-    shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, columns)
-    places = label_places(model, x, lengths)
+    task, places = model.fpt.task, None
+    shapes = column_shapes(task, model.fpt.backbone.width, columns)
+    if task.each and isinstance(model.reader, TextReader):  # the token at which each label is read; -1 after the last
+        places = model.reader.places(x, lengths, words=task.each == WORD)
     x, lengths, owner = to_pieces(model, scaling, x, lengths)
     out = {column: torch.zeros((len(x), *shapes[column]), device=model.device) for column in columns}
     for batch, tokens in model_batches(model, lengths, batch_rows):
@@ -63,7 +65,16 @@ def forward(
     found = {column: values.cpu().numpy() for column, values in out.items()}
     if owner is None:
         return found
-    return {column: joined(values, parse_column(column)[1], owner, lengths) for column, values in found.items()}
+    # Pieces of a text are combined: by minimum, maximum, or the mean weighted by tokens.
+    starts, weights = np.flatnonzero(np.diff(owner, prepend=-1)), lengths.astype(np.float32)[:, None, None]
+    total = np.add.reduceat(weights, starts)
+    for column, values in found.items():
+        pooling = parse_column(column)[1]
+        if pooling in {"min", "max"}:
+            found[column] = (np.minimum if pooling == "min" else np.maximum).reduceat(values, starts)
+        else:
+            found[column] = np.add.reduceat(values * weights, starts) / total
+    return found
 
 
 def check_lengths(model: LoadedModel, lengths: np.ndarray, where: str) -> None:
@@ -71,17 +82,6 @@ def check_lengths(model: LoadedModel, lengths: np.ndarray, where: str) -> None:
     row = int(np.argmax(lengths))
     if model.reader is None:
         model.fpt.backbone.check_length(int(model.windows.counts(lengths[row])), f"{where} {row}: ")
-
-
-def label_places(model: LoadedModel, x: np.ndarray, lengths: np.ndarray) -> np.ndarray | None:
-    """Return the token at which each label of stored sequences is read, (rows, labels); -1 after the last label.
-
-    None if each token has its own label.
-    """
-    task = model.fpt.task
-    if not task.each or not isinstance(model.reader, TextReader):
-        return None
-    return model.reader.places(x, lengths, words=task.each == WORD)
 
 
 def to_pieces(
@@ -129,18 +129,6 @@ def token_batches(lengths: np.ndarray, padded: np.ndarray, most_tokens: int) -> 
             rows = power + (power // 2 if 2 * rows >= 3 * power else 0)
         yield order[start : start + rows]
         start += rows
-
-
-def joined(values: np.ndarray, pooling: str, owner: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Combine the features of pieces to features of texts (texts, tokens, width): the mean weighted by tokens.
-
-    For ``min`` and ``max`` it is the minimum and the maximum; ``owner`` is the text of each piece, ascending.
-    """
-    starts = np.flatnonzero(np.diff(owner, prepend=-1))
-    if pooling in {"min", "max"}:
-        return (np.minimum if pooling == "min" else np.maximum).reduceat(values, starts)
-    weights = lengths.astype(np.float32)[:, None, None]
-    return np.add.reduceat(values * weights, starts) / np.add.reduceat(weights, starts)
 
 
 def batches(lengths: np.ndarray, batch_rows: int) -> Iterator[np.ndarray]:

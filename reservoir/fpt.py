@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from reservoir.backbones import Backbone
 from reservoir.errors import InputError
-from reservoir.inputs import NativeInput
+from reservoir.inputs.native import NativeInput
 from reservoir.pooling import LayerPooling, parse_column, pool
 from reservoir.random import generator
 from reservoir.tasks.task import Task, Tokens, Vectors

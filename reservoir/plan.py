@@ -25,7 +25,7 @@ from reservoir.tasks.windows import Windows, every_dilation
 
 if TYPE_CHECKING:
     from reservoir.backbones.family import Family
-    from reservoir.inputs import Reader
+    from reservoir.inputs.native import Reader
 
 Data = TypeVar("Data", bound=TaskOptions)
 Kind = Literal["named task", "labels of every token", "series", "symbols", "tokens", "vectors"]
@@ -508,7 +508,7 @@ def _as_seen(task: Task, reservoir: Reservoir) -> tuple[Task, Reader | None]:
     seen = reservoir.windowed(task)
     if reservoir.input != "native":
         return seen, None
-    from reservoir.inputs import open_reader
+    from reservoir.inputs.native import open_reader
 
     reader = open_reader(seen, reservoir.backbone, reservoir.init)
     return replace(seen, form=reader.form, max_tokens=reader.max_tokens), reader

@@ -23,14 +23,12 @@ class RawInput(nn.Module):
         self.form, self.longest = task.form, task.max_tokens
         width = task.form.vocabulary if isinstance(task.form, Tokens) else task.form.dim
         # The letters of words have no fixed positions.
-        self.flat = self.longest * width <= RAW_WIDTH and not are_words(task.alphabet)
+        flat = self.longest * width <= RAW_WIDTH and not are_words(task.alphabet)
+        self.pooling = "tokens" if flat else "segments8"
 
     def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
         """Return the features of scaled vectors or of symbols, (rows, width) of float32."""
-        values = self.values(x, lengths)
-        if self.flat:
-            return [pad(values, (0, 0, 0, self.longest - x.shape[1])).flatten(1)]
-        return [pool(values, lengths, "segments8").flatten(1)]
+        return [pool(self.values(x, lengths), lengths, self.pooling, max_tokens=self.longest).flatten(1)]
 
     def values(self, x: Tensor, lengths: Tensor) -> Tensor:
         """Return (rows, tokens, dim) of float32, zero at padding; symbols are one-hot."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from reservoir.fpt import FPT
-    from reservoir.inputs import Reader
+    from reservoir.inputs.native import Reader
 
 DEFAULT_BACKBONE = "mini"
 """The default backbone; its weights come with this package."""
@@ -112,7 +112,7 @@ def load_model(
     """Load or draw the model for a task, in evaluation mode on its device."""
     from reservoir.backbones import load_backbone, weights_digest
     from reservoir.fpt import FPT, InputLayer
-    from reservoir.inputs import open_native
+    from reservoir.inputs.native import open_native
 
     place = choose_device(device)
     dtype_name = choose_compute(compute, place)
@@ -121,9 +121,8 @@ def load_model(
     windows, seen, shape = settings.windows(task), settings.windowed(task), None
     reader, input_digests = None, {}
     if settings.input == "native":
-        native = open_native(seen, settings.backbone, settings.init, settings.depth)
-        seen, backbone, inputs = native.task, native.backbone, native.inputs
-        reader, input_digests = native.reader, native.input_digests
+        name, init, depth = settings.backbone, settings.init, settings.depth
+        seen, backbone, inputs, reader, input_digests = open_native(seen, name, init, depth)
     else:
         backbone = load_backbone(settings.backbone, settings.init, settings.seed, settings.depth)
         if settings.input == "kernels" and isinstance(seen.form, Vectors):

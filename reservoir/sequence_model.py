@@ -1,20 +1,24 @@
-"""A torch module from stored sequences to logits: the same computation as ``predict``, on tensors."""
+"""A torch module from stored sequences to logits, as ``predict`` computes them, and what each position contributes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from reservoir.features import column_shapes
-from reservoir.pooling import parse_column
+from reservoir.pooling import parse_column, pooled_shape, stretch_weights
 from reservoir.raw_input import RawInput
 from reservoir.readouts.linear import LinearReadout
 from reservoir.reservoir import LoadedModel
-from reservoir.tasks.task import Scaling, Task
+from reservoir.tasks.task import Scaling, Task, Tokens
+
+PIECES = 32  # stretches of a sequence that are hidden one by one
+DRAWS = 4  # random replacements of hidden symbols
 
 
 class Branch(nn.Module):
@@ -34,19 +38,14 @@ class Branch(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> list[Tensor]:
         """Return the samples (samples, width) of each column, from scaled sequences and their lengths."""
         x, lengths = self.windows.torch(x, lengths)
-        pooled = self.fpt.features(x, lengths, self.columns)
-        return [self._samples(column, pooled[column]) for column in self.columns]
-
-    def cut(self) -> object:
-        """Return a context in which the blocks above the deepest wanted layer are removed."""
-        return self.fpt.backbone.recording({parse_column(column)[0]: lambda _hidden: None for column in self.columns})
-
-    def _samples(self, column: str, values: Tensor) -> Tensor:
-        """Pad to the longest sequence and reshape as `reservoir.readouts.samples` does."""
-        tokens, _ = self.shapes[column]
-        if column.endswith("/all"):
-            values = nn.functional.pad(values, (0, 0, 0, tokens - values.shape[1]))
-        return values.flatten(0, 1) if 1 < tokens == self.fpt.task.readout_tokens else values.flatten(1)
+        pooled, found = self.fpt.features(x, lengths, self.columns), []
+        for column in self.columns:
+            values, (tokens, _) = pooled[column], self.shapes[column]
+            if column.endswith("/all"):  # has as many tokens as the longest sequence
+                values = nn.functional.pad(values, (0, 0, 0, tokens - values.shape[1]))
+            per_token = 1 < tokens == self.fpt.task.readout_tokens
+            found.append(values.flatten(0, 1) if per_token else values.flatten(1))
+        return found
 
 
 class SequenceModel(nn.Module):
@@ -93,7 +92,8 @@ class SequenceModel(nn.Module):
         with ExitStack() as stack:
             for branch in self.branches:
                 if isinstance(branch, Branch):
-                    stack.enter_context(branch.cut())  # pyright: ignore
+                    wanted = {parse_column(column)[0]: lambda _hidden: None for column in branch.columns}
+                    stack.enter_context(branch.fpt.backbone.recording(wanted))
             yield
 
 
@@ -108,3 +108,89 @@ def logit_weights(readout: LinearReadout) -> tuple[np.ndarray, np.ndarray]:
     weight = readout.targets.logits(readout.coef) / readout.temperature
     bias = readout.targets.logits(readout.intercept[None]) / readout.temperature
     return weight.reshape(len(weight), -1), bias.reshape(-1)
+
+
+def contributions(model: SequenceModel, x: Tensor, lengths: Tensor) -> Tensor:
+    """Return the contribution of each position to the logits relative to a mean token, (rows, positions, k), float64.
+
+    If a pooling is a weighted sum over tokens, h = sum_t p_t h_t, the logits of a linear readout are a sum over tokens
+    too: W h + b = (b + sum_t p_t W m) + sum_t p_t W (h_t - m), with m the mean token of the explained rows. Only means,
+    segments, single tokens, all tokens and the raw input are sums over positions; other poolings (quantiles, shares,
+    extremes, deviations) contribute nothing here. The contribution of a window is spread over the values from its own
+    position to the next window's.
+    """
+    scaled = (x - model.offset) * model.scale if model.scaled else x
+    found = torch.zeros(*x.shape[:2], model.weight.shape[1], dtype=torch.float64)
+    start = 0
+    for branch in model.branches:
+        if isinstance(branch, RawInput):
+            values = branch.values(scaled, lengths)
+            _, width = pooled_shape(branch.pooling, values.shape[2], branch.longest, 1)
+            found += _of_tokens(values, lengths, branch.pooling, model.weight[start : start + width])
+            start += width
+            continue
+        assert isinstance(branch, Branch)
+        for column in branch.columns:
+            tokens, width = branch.shapes[column]
+            weight = model.weight[start : start + tokens * width]
+            found += _of_column(branch, column, scaled, lengths, weight)
+            start += tokens * width
+    return found
+
+
+def occlusion(model: Callable[[Tensor, Tensor], Tensor], x: Tensor, lengths: Tensor, symbols: int = 0) -> Tensor:
+    """Return the decrease of the logits when a stretch of the input is hidden, (rows, positions, k).
+
+    Each row has up to 32 stretches. Hidden values are replaced by the mean of their channel in the row, hidden symbols
+    by random ones of ``symbols`` different symbols, four times.
+    """
+    draw = torch.Generator().manual_seed(0)
+    fall = []
+    for row, length in zip(x, lengths.tolist(), strict=True):
+        bounds = torch.linspace(0, length, min(length, PIECES) + 1).long().tolist()
+        hidden = [row]
+        for begin, end in pairwise(bounds):
+            for _ in range(DRAWS if symbols else 1):
+                other = row.clone()
+                drawn = torch.randint(symbols, (end - begin,), generator=draw) if symbols else row[:length].mean(0)
+                other[begin:end] = drawn.to(row.dtype)
+                hidden.append(other)
+        logits = model(torch.stack(hidden), lengths.new_full((len(hidden),), length)).flatten(1).double()
+        drops = (logits[0] - logits[1:]).reshape(len(bounds) - 1, -1, logits.shape[1]).mean(1)
+        sizes = torch.tensor([end - begin for begin, end in pairwise(bounds)])
+        spread = torch.repeat_interleave(drops / sizes[:, None], sizes, dim=0)
+        fall.append(torch.nn.functional.pad(spread, (0, 0, 0, x.shape[1] - length)))
+    return torch.stack(fall)
+
+
+def _of_column(branch: Branch, column: str, x: Tensor, lengths: Tensor, weight: Tensor) -> Tensor:
+    layer, pooling = parse_column(column)
+    tokens, counts = branch.windows.torch(x, lengths)
+    hidden = branch.fpt.features(tokens, counts, [f"{layer}/all"])[f"{layer}/all"]
+    added = _of_tokens(hidden, counts, pooling, weight)
+    if isinstance(branch.fpt.task.form, Tokens) or branch.windows.plain:
+        return added
+    stride = branch.windows.stride
+    begin = 0 if branch.windows.pad == "same" else (branch.windows.reach - stride) // 2
+    position = (torch.arange(added.shape[1] * stride) + max(begin, 0)).clamp(max=x.shape[1] - 1)
+    out = added.new_zeros(len(x), x.shape[1], added.shape[2])
+    return out.index_add_(1, position, (added / stride).repeat_interleave(stride, dim=1))
+
+
+def _of_tokens(hidden: Tensor, lengths: Tensor, pooling: str, weight: Tensor) -> Tensor:
+    """Return the contribution of each token (rows, tokens, width) under a pooling; 0 if the pooling is not a sum."""
+    rows, tokens, width = hidden.shape
+    weight = weight.double().reshape(-1, width, weight.shape[1])
+    real = torch.arange(tokens) < lengths[:, None]
+    hidden = hidden.double().masked_fill(~real[:, :, None], 0.0)
+    hidden = (hidden - hidden.sum((0, 1)) / real.sum()).masked_fill(~real[:, :, None], 0.0)
+    if pooling in ("tokens", "all"):
+        return torch.einsum("rtw,twk->rtk", hidden, weight[:tokens])
+    if pooling in ("last", "first"):
+        at = lengths - 1 if pooling == "last" else torch.zeros_like(lengths)
+        shares = torch.nn.functional.one_hot(at, tokens)[:, None]
+    elif pooling == "mean" or pooling.startswith("segments"):
+        shares = stretch_weights(lengths, tokens, len(weight))
+    else:
+        return hidden.new_zeros(rows, tokens, weight.shape[2])
+    return torch.einsum("rst,rtw,swk->rtk", shares.double(), hidden, weight)

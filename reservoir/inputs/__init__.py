@@ -1,5 +1,1 @@
-"""Native inputs: texts, pictures and sounds as the tokens of a pretrained backbone, by its own preprocessing."""
-
-from reservoir.inputs.native import Native, NativeInput, Reader, open_native, open_reader
-
-__all__ = ["Native", "NativeInput", "Reader", "open_native", "open_reader"]
+"""Inputs that a pretrained model was trained with, in place of a random input layer."""

@@ -1,23 +1,196 @@
-"""A pretrained model with its native input, for the texts, pictures or sounds of a task."""
+"""Native input: texts, pictures and sounds as the tokens of a pretrained model, by its own preprocessing."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from reservoir.backbones import Backbone, find, load_native
-from reservoir.errors import InputError
-from reservoir.inputs.pixels import PixelReader, embed_patches, open_pixels
-from reservoir.inputs.sounds import SoundReader, open_sounds
+from reservoir.backbones.hub import local_files_only, silence_transformers
+from reservoir.errors import InputError, first_line
 from reservoir.inputs.text import TextReader, read_tokenizer
 from reservoir.tasks import pictures, shows_pictures
-from reservoir.tasks.own.sounds import holds_samples
-from reservoir.tasks.task import Task
+from reservoir.tasks.images.patches import patches
+from reservoir.tasks.own.pictures import check_pillow
+from reservoir.tasks.own.sounds import RATE, holds_samples
+from reservoir.tasks.task import Task, Vectors
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+PREPROCESSOR = "preprocessor_config.json"
+
+BLANKS = ((97, 61), (50, 120))
+"""Sizes of two pictures that show whether a processor gives all pictures one size."""
+
+
+@contextmanager
+def usable(name: str, *, instead: str) -> Iterator[None]:
+    """Raise `InputError` if a model has no preprocessor, or it cannot be used."""
+    silence_transformers()
+    try:
+        if Path(name).is_dir() and not (Path(name) / PREPROCESSOR).is_file():
+            raise InputError("the folder has none")
+        yield
+    except Exception as error:  # transformers and damaged configurations raise many types
+        why = f"its {PREPROCESSOR} is not usable ({first_line(error)})"
+        raise InputError(f"backbone {name!r}: {why}; repair it, or use --input {instead}") from error
+
+
+def settings_digest(processor: Any) -> str:
+    """Return the SHA-256 of the settings that decide the values of a prepared picture or sound."""
+    settings = {name: value for name, value in processor.to_dict().items() if not name.startswith("_")}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
+
+
+class PatchInput(nn.Module):
+    """The class token of a vision model, and its convolution over flattened patches, channels last."""
+
+    def __init__(self, embeddings: Any) -> None:
+        super().__init__()
+        self.cls_token, self.projection = embeddings.cls_token, embeddings.patch_embeddings.projection
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, patches, values) to (batch, 1 + patches, width)."""
+        embedded = linear(x, self.projection.weight.permute(0, 2, 3, 1).flatten(1), self.projection.bias)
+        return torch.cat([self.cls_token.expand(len(x), -1, -1), embedded], dim=1)
+
+
+class PixelReader:
+    """Converts stored pictures to the patches that a model reads."""
+
+    kind, has_cls, note = "processor", True, ""
+
+    def __init__(self, processor: Any, config: Any, pictures: Callable[[np.ndarray], Iterable[Image]]) -> None:
+        from PIL import Image
+
+        self._processor, self._pictures = processor, pictures
+        sizes = {self._pixels([Image.new("RGB", size)]).shape[1:3] for size in BLANKS}
+        if len(sizes) > 1:
+            raise InputError(
+                "its processor gives pictures of several sizes; set a size with height and width, or a crop, in its "
+                "preprocessor_config.json"
+            )
+        self._patch = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
+        self.height, self.width = (side // self._patch * self._patch for side in sizes.pop())
+        self.max_tokens = self.row_tokens = 1 + self.height * self.width // self._patch**2
+        self.form = Vectors(self._patch**2 * config.num_channels)
+        self.digest = settings_digest(processor)
+
+    @property
+    def description(self) -> str:
+        """A description for the user."""
+        made = f"{self.width}x{self.height} pixels, a class token and {self.max_tokens - 1:,} patches"
+        return f"the model's own processor, as {made}"
+
+    def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return patches (rows, patches, values), and the number of tokens of each picture with its class token."""
+        found = self._pixels(list(self._pictures(x)))[:, : self.height, : self.width]
+        return patches(found, self._patch), np.full(len(found), self.max_tokens, np.int32)
+
+    def _pixels(self, images: list[Image]) -> np.ndarray:
+        """Return the prepared pixels of pictures, (rows, height, width, channels) of float32."""
+        found = self._processor(images, return_tensors="np")["pixel_values"]
+        return np.asarray(found, np.float32).transpose(0, 2, 3, 1)
+
+
+def open_pixels(name: str, config: Any, pictures: Callable[[np.ndarray], Iterable[Image]]) -> PixelReader:
+    """Return the reader of a vision model with this configuration."""
+    from transformers import AutoImageProcessor
+
+    check_pillow()
+    with usable(name, instead="orthogonal"):
+        processor = AutoImageProcessor.from_pretrained(
+            name, backend="pil", trust_remote_code=False, local_files_only=local_files_only(name)
+        )
+        return PixelReader(processor, config, pictures)
+
+
+def embed_patches(reader: PixelReader, backbone: Backbone, embeddings: Any) -> PatchInput:
+    """Return the embedding of a reader's patches, and set the backbone's positions for that many patches."""
+    with torch.no_grad():
+        tokens = torch.zeros(1, reader.max_tokens, backbone.width)
+        positions = embeddings.interpolate_pos_encoding(tokens, reader.height, reader.width)[0]
+    backbone.set_positions("embeddings.position_embeddings", positions)
+    return PatchInput(embeddings)
+
+
+class SoundReader:
+    """Passes stored samples through the convolutions of a model, one sound at a time.
+
+    The first convolution of the base models is normalised over the whole sound, so padding would change every token.
+    """
+
+    kind, has_cls, note = "processor", False, ""
+
+    convolutions: nn.Module
+    """The convolutions of the model; set after the model is loaded."""
+
+    def __init__(self, extractor: Any, config: Any, most_samples: int) -> None:
+        self._extractor = extractor
+        self._steps = list(zip(config.conv_kernel, config.conv_stride, strict=True))
+        self.form = Vectors(config.conv_dim[-1])
+        self._least = 1
+        for kernel, stride in reversed(self._steps):
+            self._least = (self._least - 1) * stride + kernel
+        self.max_tokens = self.row_tokens = self._tokens(most_samples)
+        self.rate = int(extractor.sampling_rate)
+        self.digest = settings_digest(extractor)
+
+    @property
+    def description(self) -> str:
+        """A description for the user."""
+        return f"the model's own convolutions, as up to {self.max_tokens:,} tokens"
+
+    @torch.inference_mode()
+    def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return vectors (rows, tokens, channels) of samples (rows, samples, 1), and the tokens of each row."""
+        device = next(self.convolutions.parameters()).device
+        tokens = np.array([self._tokens(int(n)) for n in lengths], np.int32)
+        found = np.zeros((len(x), tokens.max(), self.form.dim), np.float32)
+        for row, (samples, length, count) in enumerate(zip(x[:, :, 0], lengths, tokens, strict=True)):
+            scaled = self._extractor(samples[:length], sampling_rate=self.rate, return_tensors="np")["input_values"]
+            # A sound that is shorter than one token is padded with silence.
+            padded = np.pad(scaled, ((0, 0), (0, max(0, self._least - length)))).astype(np.float32)
+            vectors = self.convolutions(torch.from_numpy(padded).to(device))
+            found[row, :count] = vectors[0].T.float().cpu().numpy()
+        return found, tokens
+
+    def _tokens(self, samples: int) -> int:
+        """Return the number of tokens for a number of samples, at least one."""
+        samples = max(samples, self._least)
+        for kernel, stride in self._steps:
+            samples = (samples - kernel) // stride + 1
+        return samples
+
+
+def open_sounds(task: Task, name: str, config: Any) -> SoundReader:
+    """Return the reader of an audio model for the sounds of a task, which must have the model's sampling rate."""
+    from transformers import Wav2Vec2FeatureExtractor
+
+    with usable(name, instead="kernels"):
+        extractor = Wav2Vec2FeatureExtractor.from_pretrained(name, local_files_only=local_files_only(name))
+        if extractor.feature_size != 1:
+            raise InputError(f"it gives {extractor.feature_size} values per sample")
+    reader = SoundReader(extractor, config, task.max_tokens)
+    rate = task.parameters.get("rate", RATE)
+    if reader.rate != rate:
+        raise InputError(
+            f"backbone {name!r}: it reads {reader.rate} samples per second, not {rate}; pass --rate {reader.rate}"
+        )
+    return reader
+
 
 Reader = TextReader | PixelReader | SoundReader
 """Converts stored rows of a task to the tokens of a model."""
@@ -34,21 +207,6 @@ class NativeInput(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, tokens) integers, or patches (batch, tokens - 1, values), to (batch, tokens, width)."""
         return self.dropout(self.map(x))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Native:
-    """A model with its native input.
-
-    ``task`` is the task with the model's own tokens; ``input_digests`` holds the SHA-256 of the reader (tokenizer or
-    processor) and of the embeddings.
-    """
-
-    backbone: Backbone
-    inputs: NativeInput
-    reader: Reader
-    task: Task
-    input_digests: Mapping[str, str]
 
 
 def open_reader(task: Task, name: str, init: str) -> Reader:
@@ -72,8 +230,14 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
     return read_tokenizer(name, family.shape(config).max_tokens)
 
 
-def open_native(task: Task, name: str, init: str, depth: int | None) -> Native:
-    """Load a pretrained model with its native input, for a task."""
+def open_native(
+    task: Task, name: str, init: str, depth: int | None
+) -> tuple[Task, Backbone, NativeInput, Reader, Mapping[str, str]]:
+    """Load a pretrained model with its native input.
+
+    Returns the task with the model's own tokens, the model, its embeddings, its reader, and the SHA-256 of the reader
+    (tokenizer or processor) and of the embeddings.
+    """
     reader = open_reader(task, name, init)
     backbone, embedding = load_native(name, depth)
     if isinstance(reader, SoundReader):
@@ -81,24 +245,15 @@ def open_native(task: Task, name: str, init: str, depth: int | None) -> Native:
     elif isinstance(reader, PixelReader):
         embedding = embed_patches(reader, backbone, embedding)
     else:
-        reader.embeddings = getattr(embedding, "num_embeddings", None)
-        _check_vocabulary(name, reader)
-    return Native(
-        backbone=backbone,
-        inputs=NativeInput(embedding),
-        reader=reader,
-        task=replace(task, form=reader.form, max_tokens=reader.max_tokens),
-        input_digests={reader.kind: reader.digest, "embeddings": content_digest(embedding)},
-    )
-
-
-def _check_vocabulary(name: str, reader: TextReader) -> None:
-    tokens = reader.form.vocabulary
-    if reader.embeddings is not None and tokens > reader.embeddings:
-        raise InputError(
-            f"backbone {name!r}: its tokenizer has {tokens:,} tokens, and the model has embeddings for "
-            f"{reader.embeddings:,}; use the tokenizer that the model was trained with"
-        )
+        tokens, reader.embeddings = reader.form.vocabulary, getattr(embedding, "num_embeddings", None)
+        if reader.embeddings is not None and tokens > reader.embeddings:
+            raise InputError(
+                f"backbone {name!r}: its tokenizer has {tokens:,} tokens, and the model has embeddings for "
+                f"{reader.embeddings:,}; use the tokenizer that the model was trained with"
+            )
+    seen = replace(task, form=reader.form, max_tokens=reader.max_tokens)
+    digests = {reader.kind: reader.digest, "embeddings": content_digest(embedding)}
+    return seen, backbone, NativeInput(embedding), reader, digests
 
 
 def content_digest(module: nn.Module, but: Set[str] = frozenset()) -> str:

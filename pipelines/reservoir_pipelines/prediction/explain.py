@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from reservoir import InputError
-from reservoir.explanation import contributions, occlusion
 from reservoir.options import ExplainOptions
+from reservoir.sequence_model import contributions, occlusion
 from reservoir.tasks import encode, read_new
 from reservoir.tasks.own.pictures import as_patches
 from reservoir.tasks.own.texts import to_symbols
