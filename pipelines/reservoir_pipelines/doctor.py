@@ -16,7 +16,7 @@ import reservoir_cache as store
 
 from reservoir.errors import InputError
 from reservoir_pipelines.output import Record, size_text
-from reservoir_pipelines.preparation.task_table import task_table
+from reservoir_pipelines.preparation.prepare import task_table
 from reservoir_pipelines.workspace import cache_root, data_folder
 
 LEAST_FREE = 10**9

@@ -5,7 +5,7 @@ import os
 
 import pytest
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.preparation import task_table
+from reservoir_pipelines.preparation import prepare
 
 from tests.processes import COMMAND, Child
 
@@ -86,7 +86,7 @@ def test_the_line_and_the_exit_code_of_an_error(monkeypatch, capfd, number, path
     def fails(**_settings):
         raise OSError(number, os.strerror(number), path)
 
-    monkeypatch.setattr(task_table, "task_table", fails)
+    monkeypatch.setattr(prepare, "task_table", fails)
     assert run(["tasks"]) == code
     line = one_line(capfd)
     assert line.startswith(f"reservoir: {path}: " if path else f"reservoir: {os.strerror(number)}")
@@ -99,7 +99,7 @@ def test_an_error_that_no_path_explains_keeps_its_traceback(monkeypatch, error):
     def fails(**_settings):
         raise error
 
-    monkeypatch.setattr(task_table, "task_table", fails)
+    monkeypatch.setattr(prepare, "task_table", fails)
     with pytest.raises(OSError, match=str(error.args[-1])):
         run(["tasks"])
 
@@ -108,6 +108,6 @@ def test_interruptions_are_no_errors_of_the_system(monkeypatch, capfd):
     def fails(**_settings):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(task_table, "task_table", fails)
+    monkeypatch.setattr(prepare, "task_table", fails)
     assert run(["tasks"]) == 130
     assert "Errno" not in capfd.readouterr().err

@@ -4,7 +4,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
 import samples
 from reservoir_pipelines import prepare
-from reservoir_pipelines.preparation.task_table import task_table
+from reservoir_pipelines.preparation.prepare import task_table
 
 from reservoir.tasks import TASKS
 

@@ -17,7 +17,7 @@ Task = Annotated[str, typer.Argument(help="A task's name, the path of your own d
 
 def tasks(given: dict[str, Any]) -> Answer:
     """List the tasks, and whether their data is here."""
-    from reservoir_pipelines.preparation.task_table import task_table
+    from reservoir_pipelines.preparation.prepare import task_table
 
     found = task_table(**given)
     headings = ("task", "a token", "#tokens", "#labels", "#classes", "splits", "data")

@@ -9,6 +9,7 @@ from pathlib import Path
 from reservoir_cache import path_below
 
 from reservoir.errors import InputError
+from reservoir_pipelines.files import file_digest
 from reservoir_pipelines.workspace import cache_root
 
 BLOCK = 2**16
@@ -61,12 +62,7 @@ FILES: dict[str, tuple[Remote, ...]] = {
 FOLDERS = {"mnist": "mnist", "fashion-mnist": "fashion-mnist", "cifar10": "cifar-10", "cifar10-lra": "cifar-10"}
 
 
-def download(
-    task: str,
-    *,
-    cache: Path | None = None,
-    mirrors: Sequence[str] = (),
-) -> Path:
+def download(task: str, *, cache: Path | None = None, mirrors: Sequence[str] = ()) -> Path:
     """Download the files of a task that the cache does not have, and return their folder.
 
     An interrupted download continues where it stopped. A file gets its name once its SHA-256 matches. Mirrors are tried
@@ -83,28 +79,21 @@ def download(
 
 
 def _fetch(remote: Remote, folder: Path, bases: Sequence[str]) -> None:
-    import pooch
     import requests
 
-    part = path_below(folder, f"{remote.name}.part")
-    pooch.get_logger().setLevel("WARNING")
-
-    def resume(url: str, output_file: str, pooch: object) -> None:
-        _continue(url, part)
-        part.replace(output_file)
-
-    failures = []
+    part, failures = path_below(folder, f"{remote.name}.part"), []
     for base in bases:
         url = f"{base.rstrip('/')}/{remote.name}"
         try:
-            pooch.retrieve(url, f"sha256:{remote.sha256}", fname=remote.name, path=folder, downloader=resume)  # pyright: ignore[reportArgumentType]
+            _continue(url, part)
         except requests.RequestException as error:
             failures.append(f"{url}: {error}")
-        except ValueError:
-            # pooch raises this for a wrong checksum, and has removed the file, so the next address starts anew.
-            failures.append(f"{url}: checksum mismatch")
-        else:
+            continue
+        if file_digest(part) == remote.sha256:
+            part.replace(folder / remote.name)
             return
+        part.unlink()  # the next address starts anew
+        failures.append(f"{url}: checksum mismatch")
     raise InputError(
         f"{remote.name} could not be downloaded ({'; '.join(failures)}); try again, name a "
         "mirror, or download it yourself and give --data DIR"

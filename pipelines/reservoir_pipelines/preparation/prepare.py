@@ -5,28 +5,29 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import uuid
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache import fault_point, make_folder, path_below, sync
+import numpy as np
+from reservoir_cache import fault_point, file_crc32, make_folder, new_file, path_below, publish_json, sync
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, DownloadOptions, ExtractOptions, TaskOptions
 from reservoir.plan import with_audio_options
-from reservoir.tasks import TASKS, Source, own_name, task_named
+from reservoir.tasks import SPLITS, TASKS, Piece, Source, Tokens, check_split, own_name, task_named
+from reservoir.tasks.task import MISSING
 from reservoir_pipelines.files import part_beside, source_contents
 from reservoir_pipelines.output import meter, notify
-from reservoir_pipelines.preparation.download import download
-from reservoir_pipelines.preparation.prepared import (
-    INDEX,
-    VERSION,
-    Prepared,
-    write_index,
-    write_piece,
-)
+from reservoir_pipelines.preparation.download import FILES, download
+from reservoir_pipelines.preparation.prepared import INDEX, Prepared, PreparedSplit, scaling_to_json, split_order
 from reservoir_pipelines.workers import map_pieces
 from reservoir_pipelines.workspace import cache_root, data_folder
+
+VERSION = 4
+"""Version of the files; part of the folder's name, so files of another version are never misread."""
 
 
 def prepare(
@@ -45,7 +46,7 @@ def prepare(
     """
     folder = download(task, cache=cache, mirrors=files.mirrors) if files.fetch else data_folder(options.data)
     source = task_named(task, data=folder, **options.given)
-    settings = settings_folder(task, source, cache)
+    settings = _settings_folder(task, source, cache)
     try:
         origin = source_contents(source.files(), Path(task), settings)
     except InputError:
@@ -69,11 +70,51 @@ def prepare_for_model(task: str, options: ExtractOptions, root: Path) -> tuple[E
     return options, prepare(task, options, cache=root)
 
 
-def settings_folder(task: str, source: Source, cache: Path | None = None) -> Path:
+def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict[str, Any]]:
+    """Return one row per named task, with its default parameters.
+
+    ``tokens`` is the length of the longest sequence, ``input`` is "16 values" or "25 symbols" a token,
+    ``labels_per_row`` is readout tokens times outputs, ``splits`` the rows of each split if known, ``data`` is
+    "generated", "here", "prepared" or "missing", and ``remedy`` what to do if it is missing.
+    """
+    folder, table = data_folder(data), []
+    for name in TASKS:
+        source = task_named(name, data=folder)
+        task, earlier = source.task, Prepared.latest(_settings_folder(name, source, cache), verify=False)
+        rows, remedy = earlier.rows if earlier else None, ""
+        try:
+            status = "here" if source.files() else "generated"
+        except InputError as error:
+            status = "prepared" if rows else "missing"
+            download = f"; or reservoir prepare {name} --download" if name in FILES else ""
+            remedy = "" if rows else f"{error}{download}"
+        if rows is None and status == "generated" and "train_rows" in task.parameters:
+            rows = {split: task.parameters[f"{split}_rows"] for split in SPLITS}
+        form = task.form
+        table.append(
+            {
+                "task": name,
+                "tokens": task.max_tokens,
+                "input": f"{form.vocabulary} symbols" if isinstance(form, Tokens) else f"{form.dim} values",
+                "classes": task.classes,
+                "labels_per_row": task.readout_tokens * task.outputs,
+                "splits": rows,
+                "data": status,
+                "remedy": remedy,
+            }
+        )
+    return table
+
+
+def _settings_folder(task: str, source: Source, cache: Path | None = None) -> Path:
     """Return the folder of a task with its parameters, which has one folder per state of the source files."""
     values = {f.name: getattr(source, f.name) for f in fields(source) if f.name not in {"data", "origin"}}  # pyright: ignore
     name = task if task in TASKS else own_name(task)
     return path_below(cache_root(cache), "prepared", f"{name}-{_hash({'version': VERSION, **values})}")
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=vars).encode()).hexdigest()[:16]
 
 
 def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: ClusterOptions) -> None:
@@ -82,18 +123,22 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
     folder = part_beside(final.parent.resolve() / "data")  # of one name, so that what was left behind is removed
     folder.mkdir()
     try:
-        sent = _with_full_paths(source) if cluster.scheduler else source
+        sent = source
+        if cluster.scheduler:  # workers find full paths from any folder
+            named = {name: value for name in ("data", "origin") if (value := getattr(source, name, None))}
+            full = {name: type(value)(Path(value).resolve()) for name, value in named.items() if Path(value).exists()}
+            sent = replace(source, **full)  # pyright: ignore
         tasks = [(sent, piece, number, folder) for number, piece in enumerate(source.pieces())]
         with meter("prepare", len(tasks), "pieces") as bar:
             written = map_pieces(
-                write_piece,
+                _write_piece,
                 tasks,
                 workers=cluster.workers,
                 scheduler=cluster.scheduler,
                 done=lambda _: bar.advance(1),
                 notify=notify,
             )
-        write_index(source, origin, folder, written)
+        _write_index(source, origin, folder, written)
         fault_point("gathered")
         try:
             folder.rename(final)
@@ -107,12 +152,97 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _with_full_paths(source: Source) -> Source:
-    """Return a source with full paths, which workers find from any folder."""
-    named = {name: value for name in ("data", "origin") if (value := getattr(source, name, None))}
-    full = {name: type(value)(Path(value).resolve()) for name, value in named.items() if Path(value).exists()}
-    return replace(source, **full)  # pyright: ignore
+def _write_piece(source: Source, piece: Piece, number: int, folder: Path) -> list[dict[str, Any]]:
+    """Write the rows of a piece, one file per split, and return their sizes and checksums."""
+    import h5py
+
+    written = []
+    for name, split in source.read(piece).items():
+        if not len(split):
+            continue
+        check_split(source.task, name, split)
+        file = f"{name}/{number:05d}.h5"
+        path = folder / file
+        path.parent.mkdir(exist_ok=True)
+        temporary = path.with_suffix(f".{uuid.uuid4().hex}")
+        y = split.y
+        if y.dtype.kind != "f":  # the smallest type that holds all class numbers
+            y = y.astype(np.result_type(*(np.min_scalar_type(int(end)) for end in (y.min(), y.max()))))
+        arrays = {"x": split.x, "y": y, "lengths": split.lengths.astype(np.int32), "groups": split.groups}
+        with new_file(temporary) as opened:
+            for array, values in arrays.items():
+                if values is not None:
+                    kind = h5py.vlen_dtype(np.uint8) if values.dtype.kind == "O" else values.dtype
+                    opened.create_dataset(array, data=values, dtype=kind, track_times=False)
+        sync(temporary)
+        temporary.replace(path)
+        sums = {"bytes": path.stat().st_size, "crc32": file_crc32(path)}
+        counts = {"rows": len(split), "dropped": split.dropped, "cut": split.cut}
+        written.append({"split": name, "name": file, **sums, **counts})
+    return written
 
 
-def _hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=vars).encode()).hexdigest()[:16]
+def _write_index(
+    source: Source, origin: list[dict[str, Any]], folder: Path, written: list[list[dict[str, Any]]]
+) -> None:
+    """Write the index of a folder: its files, the digest of the data, and the state of the source files."""
+    task, scaling = source.task, scaling_to_json(source.scaling())
+    files: dict[str, list[dict[str, Any]]] = {}
+    for file in (file for piece in written for file in piece):
+        files.setdefault(file["split"], []).append(file)
+    for name in SPLITS:
+        if name not in files:
+            raise InputError(f"task {task.name!r}: no rows for the split {name!r}")
+    splits, totals, unseen = {}, {}, []
+    for name in split_order(set(files)):
+        kept = [{key: file[key] for key in ("name", "rows", "bytes", "crc32")} for file in files[name]]
+        totals[name] = {count: sum(file[count] for file in files[name]) for count in ("rows", "dropped", "cut")}
+        totals[name]["files"] = kept
+        splits[name] = PreparedSplit(name, tuple((folder / file["name"], file["rows"]) for file in kept))
+        new = set(np.unique(splits[name].y).tolist()) - set(np.unique(splits["train"].y).tolist()) - {MISSING}
+        if task.classes and new:
+            classes = ", ".join(str(task.label(c)) for c in sorted(new)[:5]) + (", ..." if len(new) > 5 else "")
+            unseen.append(f"classes of the split {name!r} that no row of 'train' has ({len(new)}): {classes}")
+    index = {
+        "version": VERSION,
+        "task": task.to_dict(),
+        "scaling": scaling,
+        "digest": _digest([task.to_dict(), scaling], splits),
+        "splits": totals,
+        "source": origin,
+        "warnings": [*source.notes(), *unseen],
+    }
+    publish_json(folder / INDEX, index)
+    for name in splits:
+        sync(folder / name)
+
+
+def _digest(description: list[Any], splits: Mapping[str, PreparedSplit]) -> str:
+    """Return the SHA-256 of a task's description and arrays, reading every file.
+
+    It is computed over, in this order: the description and the scaling as canonical JSON; then for each split its name
+    and row count, and for ``x``, ``y``, ``lengths`` and, if any, ``groups`` the type, the shape of a row and the bytes
+    (little-endian, rows in order); for pictures the length and the bytes of each file. It does not depend on how the
+    rows are spread over files.
+    """
+    hasher = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        hasher.update(json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n")
+
+    add(description)
+    for name, split in splits.items():
+        add([name, len(split)])
+        for array in ("x", "y", "lengths", *(("groups",) if split.groups is not None else ())):
+            for start, (_, rows) in zip(split.starts, split.files, strict=True):
+                values = np.ascontiguousarray(getattr(split.read(start, start + rows), array))
+                if values.dtype.kind == "O":
+                    for row in values:
+                        add([array, len(row)])
+                        hasher.update(row)
+                    continue
+                values = values.astype(values.dtype.newbyteorder("<"), copy=False)
+                if start == 0:
+                    add([array, values.dtype.str, values.shape[1:]])
+                hasher.update(values.data.cast("B") if values.size else b"")
+    return hasher.hexdigest()

@@ -1,30 +1,23 @@
-"""Prepared data on disk: how `prepare` writes it, and how its rows are read back."""
+"""Prepared data on disk: how its rows are read back."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from reservoir_cache import CacheError, file_crc32, new_file, publish_json, read_json, sync
+from reservoir_cache import CacheError, file_crc32, read_json
 
 from reservoir.errors import InputError
-from reservoir.tasks import SPLITS, Piece, Scaling, Source, Split, Task, check_split
-from reservoir.tasks.task import MISSING
+from reservoir.tasks import SPLITS, Scaling, Split, Task
 
 if TYPE_CHECKING:
     import h5py
-
-VERSION = 4
-"""Version of the files; part of the folder's name, so files of another version are never misread."""
 
 GAP = 64
 """Unwanted rows between two wanted ones are read along up to this number, and skipped beyond it."""
@@ -45,7 +38,7 @@ class PreparedSplit:
     def read(self, lo: int, hi: int) -> Split:
         """Return the rows ``lo`` to ``hi`` (not included), each array in its stored type."""
         x, y, lengths = (self._read(array, lo, hi) for array in ("x", "y", "lengths"))
-        return Split(x=x, y=_label_type(y), lengths=lengths, groups=None if self.groups is None else self.groups[lo:hi])
+        return Split(x=x, y=y, lengths=lengths, groups=None if self.groups is None else self.groups[lo:hi])
 
     def take(self, index: np.ndarray) -> Split:
         """Return the rows of ascending numbers; long gaps between them are not read."""
@@ -59,12 +52,12 @@ class PreparedSplit:
             return whole if wanted.all() else whole[wanted]
 
         x, y, lengths = map(read, ("x", "y", "lengths"))
-        return Split(x=x, y=_label_type(y), lengths=lengths, groups=None if self.groups is None else self.groups[index])
+        return Split(x=x, y=y, lengths=lengths, groups=None if self.groups is None else self.groups[index])
 
     @cached_property
     def y(self) -> np.ndarray:
         """All labels, (rows, readout_tokens, outputs): int64 class numbers or float32 targets."""
-        return _label_type(self._read("y", 0, len(self)))
+        return self._read("y", 0, len(self))
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -78,29 +71,23 @@ class PreparedSplit:
             given = "groups" in file
         return self._read("groups", 0, len(self)) if given else None
 
-    def files_in_order(self) -> Iterator[Split]:
-        """Yield the rows of one file after the other."""
-        start = 0
-        for _, rows in self.files:
-            yield self.read(start, start + rows)
-            start += rows
-
     def _read(self, array: str, lo: int, hi: int) -> np.ndarray:
         if not 0 <= lo <= hi <= len(self):
             raise IndexError(f"rows {lo} to {hi} of split {self.name!r}, which has {len(self)}")
         parts = []
-        begun = max(0, int(np.searchsorted(self._starts, lo, side="right")) - 1)  # the file that has the first row
-        for (path, rows), start in zip(self.files[begun:], self._starts[begun:], strict=True):
+        begun = max(0, int(np.searchsorted(self.starts, lo, side="right")) - 1)  # the file that has the first row
+        for (path, rows), start in zip(self.files[begun:], self.starts[begun:], strict=True):
             first, last = max(lo - start, 0), min(hi - start, rows)
             # An empty range is still read once, for its type and shape.
             if parts and first >= last:
                 break
             with _opened(path) as file:
                 parts.append(file[array][first : max(first, last)])  # pyright: ignore[reportIndexIssue]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        found = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return found.astype(np.int64) if array == "y" and found.dtype.kind != "f" else found
 
     @cached_property
-    def _starts(self) -> list[int]:
+    def starts(self) -> list[int]:
         """The number of each file's first row."""
         return [0, *accumulate(rows for _, rows in self.files)][:-1]
 
@@ -174,12 +161,18 @@ class Prepared:
             values = read_json(path / INDEX)
         except (OSError, CacheError) as error:
             raise InputError(f"{path / INDEX}: missing or damaged ({error}); run reservoir prepare") from None
-        splits = {
-            name: PreparedSplit(
-                name, tuple(_open_file(path, f, verify=verify) for f in values["splits"][name]["files"])
-            )
-            for name in split_order(set(values["splits"]))
-        }
+        splits = {}
+        for name in split_order(set(values["splits"])):
+            files = []
+            for file in values["splits"][name]["files"]:
+                stored = path / file["name"]
+                sound = stored.is_file() and stored.stat().st_size == file["bytes"]
+                if not sound or (verify and file_crc32(stored) != file["crc32"]):
+                    raise InputError(
+                        f"{stored}: missing, or its checksum does not match; remove {path} and prepare again"
+                    )
+                files.append((stored, file["rows"]))
+            splits[name] = PreparedSplit(name, tuple(files))
         return cls(
             path=path,
             task=Task.from_dict(values["task"]),
@@ -191,117 +184,6 @@ class Prepared:
             warnings=tuple(values["warnings"]),
             reused=reused,
         )
-
-
-def write_piece(source: Source, piece: Piece, number: int, folder: Path) -> list[dict[str, Any]]:
-    """Write the rows of a piece, one file per split, and return their sizes and checksums."""
-    written = []
-    for name, split in source.read(piece).items():
-        if len(split):
-            check_split(source.task, name, split)
-            file = f"{name}/{number:05d}.h5"
-            _write_rows(folder / file, split)
-            sums = {"bytes": (folder / file).stat().st_size, "crc32": file_crc32(folder / file)}
-            counts = {"rows": len(split), "dropped": split.dropped, "cut": split.cut}
-            written.append({"split": name, "name": file, **sums, **counts})
-    return written
-
-
-def _write_rows(path: Path, split: Split) -> None:
-    import h5py
-
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_suffix(f".{uuid.uuid4().hex}")
-    y = split.y if split.y.dtype.kind == "f" else split.y.astype(_smallest(split.y))
-    with new_file(temporary) as file:
-        arrays = {"x": split.x, "y": y, "lengths": split.lengths.astype(np.int32), "groups": split.groups}
-        for name, array in arrays.items():
-            if array is not None:
-                kind = h5py.vlen_dtype(np.uint8) if array.dtype.kind == "O" else array.dtype
-                file.create_dataset(name, data=array, dtype=kind, track_times=False)
-    sync(temporary)
-    temporary.replace(path)
-
-
-def _smallest(y: np.ndarray) -> np.dtype:
-    return np.result_type(*(np.min_scalar_type(int(end)) for end in (y.min(), y.max())))
-
-
-def write_index(
-    source: Source, origin: list[dict[str, Any]], folder: Path, written: list[list[dict[str, Any]]]
-) -> None:
-    """Write the index of a folder: its files, the digest of the data, and the state of the source files."""
-    files: dict[str, list[dict[str, Any]]] = {}
-    for file in (file for piece in written for file in piece):
-        files.setdefault(file["split"], []).append(file)
-    for name in SPLITS:
-        if name not in files:
-            raise InputError(f"task {source.task.name!r}: no rows for the split {name!r}")
-    names = split_order(set(files))
-    splits = {n: PreparedSplit(n, tuple((folder / f["name"], f["rows"]) for f in files[n])) for n in names}
-    unseen, scaling = _warnings(source.task, splits), source.scaling()
-    index = {
-        "version": VERSION,
-        "task": source.task.to_dict(),
-        "scaling": scaling_to_json(scaling),
-        "digest": digest(source.task, scaling, splits),
-        "splits": {name: _totals(files[name]) for name in names},
-        "source": origin,
-        "warnings": [*source.notes(), *unseen],
-    }
-    publish_json(folder / INDEX, index)
-    for name in names:
-        sync(folder / name)
-
-
-def _totals(files: list[dict[str, Any]]) -> dict[str, Any]:
-    totals = {count: sum(file[count] for file in files) for count in ("rows", "dropped", "cut")}
-    return {**totals, "files": [{key: file[key] for key in ("name", "rows", "bytes", "crc32")} for file in files]}
-
-
-def _warnings(task: Task, splits: Mapping[str, PreparedSplit]) -> list[str]:
-    """Return warnings about classes that no training row has."""
-    if not task.classes:
-        return []
-    known = set(np.unique(splits["train"].y).tolist())
-    warnings = []
-    for name in splits:
-        unseen = sorted(set(np.unique(splits[name].y).tolist()) - known - {MISSING})
-        if unseen:
-            classes = ", ".join(str(task.label(c)) for c in unseen[:5]) + (", ..." if len(unseen) > 5 else "")
-            warnings.append(f"classes of the split {name!r} that no row of 'train' has ({len(unseen)}): {classes}")
-    return warnings
-
-
-def digest(task: Task, scaling: Scaling | None, splits: Mapping[str, PreparedSplit]) -> str:
-    """Return the SHA-256 of a task's description and arrays, reading every file.
-
-    It is computed over, in this order: the description and the scaling as canonical JSON; then for each split its name
-    and row count, and for ``x``, ``y``, ``lengths`` and, if any, ``groups`` the type, the shape of a row and the bytes
-    (little-endian, rows in order); for pictures the length and the bytes of each file. It does not depend on how the
-    rows are spread over files.
-    """
-    hasher = hashlib.sha256()
-
-    def add(value: Any) -> None:
-        hasher.update(json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n")
-
-    add([task.to_dict(), scaling_to_json(scaling)])
-    for name, split in splits.items():
-        add([name, len(split)])
-        for array in ("x", "y", "lengths", *(("groups",) if split.groups is not None else ())):
-            for i, rows in enumerate(split.files_in_order()):
-                values = np.ascontiguousarray(getattr(rows, array))
-                if values.dtype.kind == "O":
-                    for row in values:
-                        add([array, len(row)])
-                        hasher.update(row)
-                    continue
-                values = values.astype(values.dtype.newbyteorder("<"), copy=False)
-                if i == 0:
-                    add([array, values.dtype.str, values.shape[1:]])
-                hasher.update(values.data.cast("B") if values.size else b"")
-    return hasher.hexdigest()
 
 
 def split_order(names: set[str]) -> list[str]:
@@ -321,14 +203,6 @@ def scaling_from_json(values: Mapping[str, list[float]] | None) -> Scaling | Non
     return Scaling(offset=np.array(values["offset"], np.float32), scale=np.array(values["scale"], np.float32))
 
 
-def _open_file(folder: Path, file: Mapping[str, Any], *, verify: bool) -> tuple[Path, int]:
-    path = folder / file["name"]
-    sound = path.is_file() and path.stat().st_size == file["bytes"]
-    if not sound or (verify and file_crc32(path) != file["crc32"]):
-        raise InputError(f"{path}: missing, or its checksum does not match; remove {folder} and prepare again")
-    return path, file["rows"]
-
-
 @contextmanager
 def _opened(path: Path) -> Iterator[h5py.File]:
     """Open a file for reading; raise `InputError` with one line if it is damaged or missing."""
@@ -340,7 +214,3 @@ def _opened(path: Path) -> Iterator[h5py.File]:
     except (OSError, KeyError) as error:
         why = " ".join(str(error).split())
         raise InputError(f"{path}: prepared data damaged ({why}); remove {path.parents[1]} and prepare again") from None
-
-
-def _label_type(y: np.ndarray) -> np.ndarray:
-    return y if y.dtype.kind == "f" else y.astype(np.int64)
