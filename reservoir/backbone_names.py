@@ -14,7 +14,7 @@ NAMES = (
     *("t5-small", "t5-base", "google/vit-base-patch16-224-in21k", "facebook/dinov2-base"),
     *("facebook/esm2_t6_8M_UR50D", "facebook/esm2_t12_35M_UR50D", "HuggingFaceTB/SmolLM2-135M"),
     *("facebook/wav2vec2-base", "facebook/hubert-base-ls960", "facebook/hubert-large-ll60k"),
-    *("lstm", "lstm-12", "lstm-star", "lstm-norm", "esn"),
+    *("lstm", "lstm-12", "lstm-star", "esn"),
 )
 """Names with known configurations: the keys of `reservoir.backbones.KNOWN`."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 COMMAND = "import sys; from reservoir_pipelines.cli import run; sys.exit(run(sys.argv[1:]))"
 IMPORTED = ["torch", "safetensors.torch", "sklearn.datasets", "sklearn.linear_model", "matplotlib.backends.backend_agg"]
-IMPORTED += ["reservoir.backbones.gpt2_model", "reservoir_cache.writer"]
+IMPORTED += ["reservoir.backbones.gpt2", "reservoir_cache.writer"]
 IMPORTED += [f"reservoir_pipelines.{name}" for name in ("cli", "preparation.prepare", "extraction.extract")]
 IMPORTED += [f"reservoir_pipelines.{name}" for name in ("fitting.fit", "training.train", "pretraining.pretrain")]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -10,9 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from reservoir.backbones.family import GROUPS, Family
-from reservoir.backbones.gpt2_model import Projection
-from reservoir.backbones.last_tokens import LastTokens
+from reservoir.backbones.family import GROUPS, Family, attention_name
+from reservoir.backbones.gpt2 import Projection
 from reservoir.errors import InputError
 
 
@@ -124,7 +123,7 @@ class Backbone(nn.Module):
 
         Blocks above the deepest of these layers are removed inside the context, so they cost nothing.
         """
-        self.check_layers(layers)
+        check_layers(layers, self.family, self.depth)
         blocks = self.blocks
         handles = [self._hook(blocks, layer, callback) for layer, callback in layers.items()]
         deepest = max(self.layers.index(layer) for layer in layers)
@@ -136,10 +135,6 @@ class Backbone(nn.Module):
             for handle in handles:
                 handle.remove()
             _replace(self.model, self.family.blocks, blocks)
-
-    def check_layers(self, layers: Any) -> None:
-        """Raise `InputError` if one of ``layers`` is not a layer of this backbone."""
-        check_layers(layers, self.family, self.depth)
 
     def check_length(self, tokens: int, where: str = "") -> None:
         """Raise `InputError`, beginning with ``where``, if this backbone has fewer positions than tokens."""
@@ -157,7 +152,7 @@ class Backbone(nn.Module):
         else:
             module = blocks[self.depth - 1 if layer == "final" else self.layers.index(layer) - 1]
         return module.register_forward_hook(
-            lambda _module, _inputs, output: callback(_tensor(output)[:, : self._tokens])
+            lambda _module, _inputs, out: callback((out[0] if isinstance(out, tuple) else out)[:, : self._tokens])
         )
 
     @property
@@ -201,5 +196,84 @@ def _replace(model: nn.Module, path: str, module: nn.Module | nn.Parameter) -> N
     setattr(model.get_submodule(parent), name, module)
 
 
-def _tensor(output: Any) -> Tensor:
-    return output[0] if isinstance(output, tuple) else output
+class LastTokens:
+    """Restricts modules that process each token separately, in the order of the forward pass, to some of the tokens.
+
+    Their inputs are (batch, tokens, ...), and the output of the last one has that shape again, with zeros at the other
+    tokens. The last block's feedforward is restricted to the few tokens that are read.
+    """
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        # (batch, kept tokens), or None for all. It stays set, because a block may run again in the backward pass.
+        self.positions: Tensor | None = None
+        self._tokens = 0
+        for part in parts:
+            part.register_forward_pre_hook(self._take)
+        if parts:
+            parts[-1].register_forward_hook(self._put)
+
+    def keep(self, lengths: Tensor, count: int | None, tokens: int) -> None:
+        """Keep the last ``count`` real tokens of sequences that are padded to ``tokens``; None keeps all."""
+        self.positions, self._tokens = None, tokens
+        if count is not None and count < tokens:
+            self.positions = lengths[:, None] - count + torch.arange(count, device=lengths.device)
+
+    def _take(self, _module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if self.positions is None:
+            return None
+        return tuple(x.gather(1, self._index(x)) if x.shape[1] == self._tokens else x for x in inputs)
+
+    def _put(self, _module: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        if self.positions is None:
+            return None
+        whole = output.new_zeros(output.shape[0], self._tokens, output.shape[2])
+        return whole.scatter(1, self._index(output), output)
+
+    def _index(self, x: Tensor) -> Tensor:
+        assert self.positions is not None
+        return self.positions[:, :, None].expand(-1, -1, x.shape[2])
+
+
+@torch.inference_mode()
+def attention_maps(backbone: Backbone, embeds: Tensor, lengths: Tensor, layer: int = 1) -> Tensor:
+    r"""Return the attention maps of one block, :math:`\mathrm{softmax}(Q K^T / \sqrt{d} + \ldots)`.
+
+    Fused kernels do not compute the maps, so this forward pass, up to this block, uses the plain attention function.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        A model with attention over the whole sequence.
+    embeds : Tensor, (batch, tokens, width)
+        Right-padded sequences, as in `Backbone.forward`.
+    lengths : Tensor of int64, (batch,)
+        Real tokens of each sequence.
+    layer : int, default 1
+        Number of the block, from 1.
+
+    Returns
+    -------
+    Tensor of float32, (batch, heads, queries, keys)
+        Rows of real queries sum to one; entries of padding are zero.
+    """
+    path = backbone.family.attention
+    if not path:
+        raise InputError(
+            f"attention: {backbone.family.name} has no attention maps over the whole sequence; use another backbone"
+        )
+    if not 1 <= layer <= backbone.depth:
+        raise InputError(f"attention layer {layer}: this backbone has blocks 1 to {backbone.depth}")
+    maps: list[Tensor] = []
+    module = backbone.blocks[layer - 1].get_submodule(path)
+    handle = module.register_forward_hook(lambda _module, _inputs, output: maps.append(output[-1]))
+    model: Any = backbone.model
+    before = attention_name(model.config)
+    model.set_attn_implementation("eager")
+    try:
+        with backbone.recording({block_name(layer): lambda _hidden: None}):
+            backbone(embeds, lengths)
+    finally:
+        model.set_attn_implementation(before)
+        handle.remove()
+    real = torch.arange(embeds.shape[1], device=embeds.device) < lengths[:, None]
+    return maps[0].float() * (real[:, None, :, None] & real[:, None, None, :])

@@ -1,21 +1,27 @@
-"""Description of a family of sequence models, and the groups of their parameters."""
+"""Families of sequence models, the groups of their parameters, and how a family's models are built and loaded."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
-
-from reservoir.backbones.built_here import FolderLoader
-from reservoir.backbones.hub import HubLoader
+from torch.overrides import TorchFunctionMode
 
 GROUPS: tuple[str, ...] = ("positions", "layernorm", "attention", "feedforward", "recurrent")
 
 Draw = Callable[[str, tuple[int, ...], Any, np.random.Generator], np.ndarray | None]
 """``draw(parameter_name, shape, config, generator)`` returns a tensor, or None to keep the initial constant."""
+
+Loaded = tuple[nn.Module, dict[str, Any]]
+"""A model in float32, and a report on its missing, unexpected and mismatched tensors."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,136 @@ class Shape:
     multiple: int = 1  # sequences are padded to a multiple of so many tokens
 
 
+class SkipInitialisation(TorchFunctionMode):
+    """Skips the random initialisation of a model under construction, because its weights are replaced afterwards."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") not in ("normal_", "uniform_", "kaiming_uniform_"):
+            return func(*args, **kwargs)
+        tensor = args[0] if args else kwargs["tensor"]
+        # The functions of `torch.nn.init` (Python functions) are skipped. A tensor's own methods set zeros: torch calls
+        # them to draw a truncated normal, and repeats that until all values are in bounds, which zeros are.
+        return tensor if isinstance(func, FunctionType) else tensor.zero_()
+
+
 @dataclass(frozen=True)
+class FolderLoader:
+    """Builds models as ``module(config)``, and loads them from a folder with ``model.safetensors``."""
+
+    module: Callable[[Any], nn.Module]
+
+    def build(self, config: Any) -> nn.Module:
+        """Return a model of this configuration with arbitrary weights."""
+        return self.module(config)
+
+    def load(self, source: str, config: Any, **_more: str) -> Loaded:
+        """Return the model in a folder, and a report on its tensors."""
+        from safetensors.torch import load_file
+
+        return self.filled(config, load_file(Path(source) / "model.safetensors"))
+
+    def filled(self, config: Any, found: dict[str, Tensor]) -> Loaded:
+        """Return a model with these tensors, and a report on them."""
+        with torch.device("meta"), SkipInitialisation():
+            model = self.module(config)
+        wanted = model.state_dict()
+        shapes = [(name, found[name].shape, wanted[name].shape) for name in wanted.keys() & found.keys()]
+        wrong = [entry for entry in shapes if entry[1] != entry[2]]
+        lost = {name for name, _, _ in wrong}
+        kept = {name: tensor.float() for name, tensor in found.items() if name not in lost}
+        blank = {name: torch.zeros(tensor.shape) for name, tensor in wanted.items() if name not in kept}
+        unexpected = model.load_state_dict(blank | kept, strict=False, assign=True).unexpected_keys
+        missing = [name for name in blank if name not in lost]
+        return model, {"missing_keys": missing, "unexpected_keys": unexpected, "mismatched_keys": wrong}
+
+    def count(self, config: Any) -> int:
+        """Return the number of parameters."""
+        with torch.device("meta"), SkipInitialisation():
+            return sum(parameter.numel() for parameter in self.module(config).parameters())
+
+
+def base_model(config: Any) -> Any:
+    """Return the class in transformers of the model without a head for a configuration."""
+    from transformers import MODEL_MAPPING
+
+    return MODEL_MAPPING[type(config)]
+
+
+@dataclass(frozen=True)
+class HubLoader:
+    """Builds and loads the models of a family through transformers."""
+
+    model: Callable[[Any], Any] = base_model  # its class, of a configuration
+    options: dict[str, Any] = field(default_factory=dict)  # further arguments of that class
+    adapt: Callable[[nn.Module, Any], nn.Module] | None = None  # applied to each model that is built or loaded
+
+    def build(self, config: Any) -> nn.Module:
+        """Return a model of this configuration with arbitrary weights and almost no token embeddings."""
+        # Vectors do not pass through the token embeddings (38 of GPT-2 small's 124 million parameters). Only those up
+        # to the padding token are built, because some families count their positions from its number.
+        silence_transformers()
+        small = deepcopy(config)
+        small.vocab_size = (getattr(config, "pad_token_id", None) or 0) + 1
+        small.bos_token_id = small.eos_token_id = None
+        return self._adapted(self.model(config)(small, **self.options), config)
+
+    def load(self, source: str, config: Any, **more: str) -> Loaded:
+        """Return the model of a folder or hub name, and transformers' report on its tensors."""
+        silence_transformers()
+        model, info = self.model(config).from_pretrained(
+            source,
+            dtype=torch.float32,
+            use_safetensors=None if more else True,  # GGUF files are neither safetensors nor pickles
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            local_files_only=local_files_only(source),
+            **self.options,
+            **more,
+        )
+        return self._adapted(model, config), info
+
+    def count(self, config: Any) -> int:
+        """Return the number of parameters of the whole model, token embeddings included, without building it."""
+        with torch.device("meta"):
+            model = self.model(config)(deepcopy(config), **self.options)
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    def _adapted(self, model: nn.Module, config: Any) -> nn.Module:
+        """Adapt a model, after its tanh approximation of GELU was replaced by torch's single kernel.
+
+        transformers computes it in eight steps. In a small GPT-2 they took more than half of the forward pass, and in
+        bfloat16 each of them rounded again.
+        """
+        from transformers.activations import NewGELUActivation
+
+        for module in list(model.modules()):
+            for name, child in list(module.named_children()):
+                if isinstance(child, NewGELUActivation):
+                    setattr(module, name, nn.GELU(approximate="tanh"))
+        return self.adapt(model, config) if self.adapt else model
+
+
+def run(model: nn.Module, embeds: Tensor, mask: Tensor | None, **more: Any) -> Tensor:
+    """Return the last hidden states of a model of transformers that takes input embeddings."""
+    return model(inputs_embeds=embeds, attention_mask=mask, **more).last_hidden_state
+
+
+def run_unmasked(model: nn.Module, embeds: Tensor, _mask: Tensor | None) -> Tensor:
+    """Return the hidden states of a causal model, which never sees the padding, because it follows the sequence."""
+    return model(embeds)
+
+
+def draw_normal(
+    name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator, divisor: float = 1.0
+) -> np.ndarray | None:
+    """Draw a weight, normal with deviation ``config.initializer_range / divisor``; keep norms, biases and scales."""
+    if name.endswith("bias") or "norm" in name.lower() or "ln_" in name or "layer_scale" in name:
+        return None
+    return generator.standard_normal(shape, dtype=np.float32) * (config.initializer_range / divisor)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """A family of models: how to build, load, run and draw them, and where their parts are."""
 
@@ -38,10 +173,10 @@ class Family:
     shape: Callable[[Any], Shape]  # of a configuration
     # run(model, embeds, mask) -> hidden states (batch, tokens, width); the mask (batch, tokens) is 1 at real tokens and
     # None if no token is padding
-    run: Callable[[nn.Module, Tensor, Tensor | None], Tensor]
+    run: Callable[[nn.Module, Tensor, Tensor | None], Tensor] = run
     blocks: str  # path of the list of blocks inside the model
     groups: dict[str, tuple[str, ...]]  # group -> parts of its parameters' names; the first group that matches counts
-    draw: Draw  # its default initialisation
+    draw: Draw = draw_normal  # its default initialisation
     scheme: str = "normal, deviation initializer_range"  # the initialisation in words
     note: str = ""  # limitations of its models
     final_norm: str = ""  # path of the norm after the last block, if any
@@ -56,3 +191,40 @@ class Family:
     feedforward: tuple[str, ...] = ()  # paths inside a block of its feedforward modules, in order
     # Whether products may run in bfloat16. Recurrent models may not: the state feeds its rounding back at every token.
     allows_bfloat16: bool = True
+
+
+def silence_transformers() -> None:
+    """Turn off the progress bars and warnings of transformers; this package raises errors for what matters."""
+    from transformers.utils import logging
+
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+def attention_name(config: Any) -> str:
+    """Return which attention function a model uses; transformers has a public method to set it, but none to read it."""
+    return str(getattr(config, "_attn_implementation", ""))
+
+
+def local_files_only(source: str) -> bool:
+    """Return whether transformers must not ask the hub: for a folder, and where the hub does not answer.
+
+    For a file that is not cached, the hub's client itself would retry five times, which takes 23 seconds, and print a
+    warning each time. For a folder whose settings are damaged, transformers would ask the hub too.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.utils import http_backoff, logging
+
+    if Path(source).is_dir():
+        return True
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    timeout = constants.HF_HUB_ETAG_TIMEOUT
+    try:  # one retry after a second, for a lost connection; any answer will do, also "not found"
+        http_backoff("HEAD", constants.ENDPOINT, max_retries=1, retry_on_status_codes=(), timeout=timeout)
+    except Exception:  # the client's HTTP library, and so its exceptions, changed between releases
+        return True
+    finally:
+        logging.set_verbosity(level)
+    return False

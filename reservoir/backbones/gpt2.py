@@ -1,20 +1,102 @@
-"""GPT-2 (Radford et al. 2019): a causal pre-norm transformer with learned positions."""
+r"""GPT-2 (Radford et al. 2019, section 2.3), a causal pre-norm transformer with learned positions.
+
+.. math::
+
+    h \leftarrow h + \mathrm{Attention}(\mathrm{LN}(h)), \quad h \leftarrow h + W_2 \, \mathrm{GELU}(W_1 \mathrm{LN}(h))
+
+Its modules have the names of its published weights. The default backbones are of this family, so this package builds
+it: importing transformers takes three times as long as everything else that a prediction needs.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
-from reservoir.backbones.built_here import FolderLoader, run
-from reservoir.backbones.family import Family, Shape
-from reservoir.backbones.gpt2_model import GPT2Config, GPT2Model
-from reservoir.backbones.hub import HubLoader, draw_normal, local_files_only
+from reservoir.backbones.family import (
+    Family,
+    FolderLoader,
+    HubLoader,
+    Loaded,
+    Shape,
+    draw_normal,
+    local_files_only,
+    run_unmasked,
+)
+
+FIELD_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "int | None": (int, type(None)),
+    "float": (float, int),
+    "str": (str,),
+    "bool": (bool,),
+}
+"""Types that a value may have, by the annotation of its field."""
+
+OTHER_NAMES = {
+    "num_hidden_layers": "n_layer",
+    "hidden_size": "n_embd",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
+"""Other names of settings in a ``config.json``."""
+
+TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
+"""Names of the tanh approximation of GELU in transformers."""
+
+
+@dataclass
+class GPT2Config:
+    """The configuration of a GPT-2, by the names and with the defaults of its published ``config.json``."""
+
+    n_layer: int = 12
+    n_embd: int = 768
+    n_head: int = 12
+    n_positions: int = 1024
+    n_inner: int | None = None
+    activation_function: str = "gelu_new"
+    layer_norm_epsilon: float = 1e-5
+    initializer_range: float = 0.02
+    embd_pdrop: float = 0.1
+    attn_pdrop: float = 0.1
+    resid_pdrop: float = 0.1
+    scale_attn_weights: bool = True
+    scale_attn_by_inverse_layer_idx: bool = False
+    vocab_size: int = 50257
+    model_type: str = "gpt2"
+
+    _attn_implementation = "sdpa"  # the attention function, under the name that transformers gives it; not a setting
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if type(value) not in FIELD_TYPES[str(field.type)]:
+                raise ValueError(f"{field.name} takes {field.type}, not {value!r}")
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Attention heads of a block, under the name of other families."""
+        return self.n_head
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as plain JSON values."""
+        return asdict(self)
+
+
+def read_config(**values: Any) -> GPT2Config:
+    """Return the configuration in a ``config.json``; its other settings belong to task heads."""
+    named = {OTHER_NAMES.get(name, name): value for name, value in values.items()}
+    return GPT2Config(**{field.name: named[field.name] for field in fields(GPT2Config) if field.name in named})
+
 
 # `mini`, whose weights come with this package, and the published models (Radford et al. 2019, Table 2); all have 1,024
 # positions. `mini` is narrower, so its initial weights have a larger deviation than GPT-2's 0.02: 1 / sqrt(256).
@@ -27,6 +109,163 @@ KNOWN = {
 }
 
 
+class Projection(nn.Module):
+    """A linear map whose weight is stored (inputs, outputs)."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(inputs, outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., inputs) to (..., outputs)."""
+        return torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
+
+
+def sdpa(_module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: None, **more: Any) -> tuple[Tensor, None]:
+    """Return causal attention by torch's fused kernel."""
+    rate, scale = more["dropout"], more["scaling"]
+    mixed = scaled_dot_product_attention(query, key, value, None, rate, is_causal=True, scale=scale)
+    return mixed.transpose(1, 2), None
+
+
+def eager(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: None, **more: Any
+) -> tuple[Tensor, Tensor]:
+    """Return causal attention and its map."""
+    scores = query @ key.transpose(-1, -2) * more["scaling"]
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    found = scores.masked_fill(later, float("-inf")).softmax(-1).to(value.dtype)
+    found = nn.functional.dropout(found, more["dropout"], module.training)
+    return (found @ value).transpose(1, 2), found
+
+
+ATTENTION: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {"sdpa": sdpa, "eager": eager}
+"""Attention functions, under the names that transformers gives them.
+
+``attend(module, query, key, value, mask, dropout, scaling)``, with inputs (batch, heads, tokens, width of a head),
+returns the mixed values (batch, tokens, heads, width), and the map (batch, heads, queries, keys) or None."""
+
+
+class Attention(nn.Module):
+    """Causal multi-head attention; returns its output, and its map if the attention function computes it."""
+
+    def __init__(self, config: GPT2Config, number: int) -> None:
+        super().__init__()
+        if config.n_embd % config.n_head:
+            raise ValueError(f"width {config.n_embd} is not a multiple of {config.n_head} heads")
+        self.heads = config.n_head
+        self.scaling = (config.n_embd // config.n_head) ** -0.5 if config.scale_attn_weights else 1.0
+        if config.scale_attn_by_inverse_layer_idx:
+            self.scaling /= number + 1
+        self.config = config
+        self.c_attn = Projection(config.n_embd, 3 * config.n_embd)
+        self.c_proj = Projection(config.n_embd, config.n_embd)
+        self.attn_dropout = nn.Dropout(config.attn_pdrop)
+        self.resid_dropout = nn.Dropout(config.resid_pdrop)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Mix (batch, tokens, width) over the tokens."""
+        query, key, value = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.c_attn(x).chunk(3, -1)
+        )
+        rate = self.attn_dropout.p if self.training else 0.0
+        attend = ATTENTION[self.config._attn_implementation]
+        mixed, found = attend(self, query, key, value, None, dropout=rate, scaling=self.scaling)
+        return self.resid_dropout(self.c_proj(mixed.flatten(2))), found
+
+
+def gelu_of_product(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return GELU (tanh approximation) of ``x @ weight + bias``, bfloat16 (..., outputs), without rounding the product.
+
+    Computed separately, GELU takes longer than the product. torch's compiler emits this kernel for the two together; it
+    is the only private function of torch that is used. Call it only if `has_joined_kernel` returns True.
+    """
+    return torch.ops.mkldnn._linear_pointwise(x, weight.t(), bias, "gelu", [], "tanh")
+
+
+@cache
+def has_joined_kernel() -> bool:
+    """Return whether this torch on this processor has the kernel of `gelu_of_product`, and it computes GELU."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    x, weight = torch.linspace(-2, 2, 32).bfloat16()[None], torch.eye(32).bfloat16()
+    try:
+        found = gelu_of_product(x, weight, torch.zeros(32).bfloat16())
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+    return torch.allclose(found, torch.nn.functional.gelu(x, approximate="tanh"), atol=0.02)
+
+
+class Feedforward(nn.Module):
+    """Two projections with an activation between them, applied to each token."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        inner = config.n_inner or 4 * config.n_embd
+        self.c_fc = Projection(config.n_embd, inner)
+        self.c_proj = Projection(inner, config.n_embd)
+        self.act: nn.Module = nn.GELU(approximate="tanh")
+        if config.activation_function not in TANH_GELU:
+            from transformers.activations import ACT2FN
+
+            self.act = ACT2FN[config.activation_function]
+        self.dropout = nn.Dropout(config.resid_pdrop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, tokens, width) to the same shape."""
+        is_tanh = isinstance(self.act, nn.GELU) and self.act.approximate == "tanh"
+        # An exported model may run on a machine without this kernel.
+        needs_plain = x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling()
+        if self.c_fc.weight.dtype == torch.bfloat16 and is_tanh and not needs_plain and has_joined_kernel():
+            inner = gelu_of_product(x.to(torch.bfloat16), self.c_fc.weight, self.c_fc.bias)
+        else:
+            inner = self.act(self.c_fc(x))
+        return self.dropout(self.c_proj(inner))
+
+
+class Block(nn.Module):
+    """One block."""
+
+    def __init__(self, config: GPT2Config, number: int) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.attn = Attention(config, number)
+        self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.mlp = Feedforward(config)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map hidden states (batch, tokens, width) to those of the next layer."""
+        hidden = self.attn(self.ln_1(hidden))[0] + hidden
+        return hidden + self.mlp(self.ln_2(hidden))
+
+
+class GPT2Model(nn.Module):
+    """GPT-2 without a head."""
+
+    base_model_prefix = "transformer"
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.config = config = replace(config)
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.n_positions, config.n_embd)
+        self.drop = nn.Dropout(config.embd_pdrop)
+        self.h = nn.ModuleList([Block(config, number) for number in range(config.n_layer)])
+        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+
+    def set_attn_implementation(self, name: str) -> None:
+        """Use another function of `ATTENTION`."""
+        self.config._attn_implementation = name
+
+    def forward(self, embeds: Tensor) -> Tensor:
+        """Return the hidden states of (batch, tokens, width) vectors after the last norm."""
+        hidden = self.drop(embeds + self.wpe.weight[: embeds.shape[1]])
+        for block in self.h:
+            hidden = block(hidden)
+        return self.ln_f(hidden)
+
+
 class GPT2Loader(FolderLoader):
     """Reads a single file of safetensors itself, and GGUF or sharded files through transformers."""
 
@@ -34,8 +273,8 @@ class GPT2Loader(FolderLoader):
         """Return a model of this configuration with arbitrary weights and almost no token embeddings."""
         return super().build(replace(config, vocab_size=1))
 
-    def load(self, source: str, config: GPT2Config, **more: str) -> tuple[nn.Module, dict[str, Any]]:
-        """Return the model of a folder or hub name in float32, and a report on its tensors."""
+    def load(self, source: str, config: GPT2Config, **more: str) -> Loaded:
+        """Return the model of a folder or hub name, and a report on its tensors."""
         file = None if more else _only_file(source)
         if file is None:
             from transformers import AutoModel
@@ -45,10 +284,8 @@ class GPT2Loader(FolderLoader):
         from safetensors.torch import load_file
 
         # In a model saved with a head, the other names have a prefix; old files also hold the causal masks.
-        tensors = {
-            name.removeprefix(f"{GPT2Model.base_model_prefix}."): tensor for name, tensor in load_file(file).items()
-        }
-        masks = (".attn.bias", ".attn.masked_bias")
+        prefix, masks = f"{GPT2Model.base_model_prefix}.", (".attn.bias", ".attn.masked_bias")
+        tensors = {name.removeprefix(prefix): tensor for name, tensor in load_file(file).items()}
         return self.filled(config, {name: t for name, t in tensors.items() if not name.endswith(masks)})
 
 
@@ -75,7 +312,7 @@ GPT2 = Family(
     name="gpt2",
     loader=GPT2Loader(GPT2Model),
     shape=lambda config: Shape(config.n_layer, config.n_embd, config.n_positions, causal=True),
-    run=run,
+    run=run_unmasked,
     blocks="h",
     groups={"positions": ("wpe.",), "layernorm": ("ln_",), "attention": (".attn.",), "feedforward": (".mlp.",)},
     draw=_draw,

@@ -9,38 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from reservoir.backbone_names import check_backbone_name, did_you_mean
-from reservoir.backbones import bert, esm, esn, gpt2, llama, lstm, t5, vit, wav2vec2
-from reservoir.backbones.family import Family, Shape
-from reservoir.backbones.gpt2_model import TANH_GELU, read_config
-from reservoir.backbones.hub import attention_name, local_files_only, silence_transformers
+from reservoir.backbones import gpt2, published, recurrent
+from reservoir.backbones.family import Family, Shape, attention_name, local_files_only, silence_transformers
 from reservoir.errors import InputError, first_line
 
 FAMILIES: dict[str, Family] = {
-    family.name: family
-    for family in (
-        gpt2.GPT2,
-        *bert.FAMILIES,
-        t5.T5,
-        vit.VIT,
-        *wav2vec2.FAMILIES,
-        vit.DINOV2,
-        esm.ESM,
-        *llama.FAMILIES,
-        lstm.LSTM,
-        esn.ESN,
-    )
+    family.name: family for family in (gpt2.GPT2, *published.FAMILIES, recurrent.LSTM, recurrent.ESN)
 }
 """Every family by the ``model_type`` of its configurations."""
 
-KNOWN: dict[str, Callable[[], Any]] = {
-    name: config
-    for module in (gpt2, bert, t5, vit, esm, llama, wav2vec2, lstm, esn)
-    for name, config in module.KNOWN.items()
-}
+KNOWN: dict[str, Callable[[], Any]] = gpt2.KNOWN | published.KNOWN | recurrent.KNOWN
 """Configurations that are known without a look-up. Names of transformers' models are those of the hub."""
 
 # Families that this package builds itself: their configurations are not those of transformers.
-CONFIGS_BUILT_HERE: dict[str, Callable[..., Any]] = {"gpt2": read_config, "lstm": lstm.LSTMConfig, "esn": esn.ESNConfig}
+CONFIGS_BUILT_HERE: dict[str, Callable[..., Any]] = {
+    "gpt2": gpt2.read_config,
+    "lstm": recurrent.LSTMConfig,
+    "esn": recurrent.ESNConfig,
+}
 
 MOST_BLOCKS = 1000
 """More than any model has: each block takes milliseconds to build before its size is known."""
@@ -66,13 +52,10 @@ def find(name: str) -> tuple[Family, Any]:
         config = _from_folder(name)
     else:
         config = _from_transformers(name)
-    family = FAMILIES.get(config.model_type)
-    if family is None:
+    if config.model_type not in FAMILIES:
         raise _unknown(name, config.model_type)
-    _check_sizes(name, family, config)
-    if config.model_type not in CONFIGS_BUILT_HERE:
-        _check_kernels(name, config)
-    _check_activation(name, config)
+    family = FAMILIES[config.model_type]
+    _check_config(name, family, config)
     return family, config
 
 
@@ -92,8 +75,9 @@ def check_depth(name: str, blocks: int, depth: int | None) -> None:
 
 def default_init(name: str) -> str:
     """Return the default init: random for families without published weights, else pretrained."""
-    known = name.partition(":")
-    return "random" if known[1] or (known[0] in KNOWN and KNOWN[known[0]]().model_type in UNPUBLISHED) else "pretrained"
+    known, colon, _ = name.partition(":")
+    is_unpublished = known in KNOWN and KNOWN[known]().model_type in UNPUBLISHED
+    return "random" if colon or is_unpublished else "pretrained"
 
 
 def random_init(name: str, init: str, *, published: bool = False) -> str:
@@ -108,14 +92,11 @@ def random_init(name: str, init: str, *, published: bool = False) -> str:
     InputError
         For ``random-scaled`` with another family than GPT-2.
     """
-    if init == "random-scaled" or (init == "random" and published):
-        gpt = find(name)[0] is gpt2.GPT2
-        if init == "random" and gpt:
-            return "random-flat"
-        if not gpt and init == "random-scaled":
+    if init == "random-scaled":
+        if find(name)[0] is not gpt2.GPT2:
             raise InputError(f"init 'random-scaled': only for GPT-2, which {name!r} is not; use --init random")
         return "random"
-    return init
+    return "random-flat" if init == "random" and published and find(name)[0] is gpt2.GPT2 else init
 
 
 def is_altered(name: str) -> bool:
@@ -149,46 +130,37 @@ def _altered(name: str, config: Any, settings: str) -> Any:
         raise InputError(f"backbone {name!r}: {why}; give the setting another value") from error
 
 
-def _check_sizes(name: str, family: Family, config: Any) -> None:
+def _check_config(name: str, family: Family, config: Any) -> None:
+    """Refuse sizes and activations that no model has, and code from the hub."""
     try:
         shape = family.shape(config)
     except Exception as error:  # the settings may be of any type
         raise InputError(
             f"backbone {name!r}: its configuration does not work ({first_line(error)}); change a setting"
         ) from error
-    limited = {
-        "positions": shape.max_tokens,
-        "attention heads": getattr(config, "num_attention_heads", None),
-        "key-value heads": getattr(config, "num_key_value_heads", None),
-    }
+    heads = {"attention heads": "num_attention_heads", "key-value heads": "num_key_value_heads"}
+    limited = {"positions": shape.max_tokens} | {what: getattr(config, key, None) for what, key in heads.items()}
     sizes = {"blocks": shape.depth, "width": shape.width} | {k: v for k, v in limited.items() if v is not None}
     for what, size in sizes.items():
         if type(size) is not int or size < 1:
             raise InputError(f"backbone {name!r}: its configuration says {what}: {size}; give a whole number from 1")
     if shape.depth > MOST_BLOCKS:
         raise InputError(f"backbone {name!r}: its configuration says blocks: {shape.depth}; give at most {MOST_BLOCKS}")
-
-
-def _check_kernels(name: str, config: Any) -> None:
-    """Refuse a configuration for which transformers would download compiled code from the hub and run it."""
-    attention = attention_name(config)
-    if "/" in attention:
+    if config.model_type not in CONFIGS_BUILT_HERE and "/" in attention_name(config):
+        # transformers would download compiled code from the hub and run it.
         raise InputError(
-            f"backbone {name!r}: its config.json asks for the code of {attention!r} as attn_implementation, which is "
-            "not run; remove that line"
+            f"backbone {name!r}: its config.json asks for the code of {attention_name(config)!r} as "
+            "attn_implementation, which is not run; remove that line"
         )
-
-
-def _check_activation(name: str, config: Any) -> None:
     keys = ("activation_function", "activation", "hidden_act", "hidden_activation")
-    named = {key: getattr(config, key) for key in keys if getattr(config, key, None) not in (None, *TANH_GELU)}
-    if not named or config.model_type in UNPUBLISHED:
-        return
-    from transformers.activations import ACT2FN
+    named = {key: getattr(config, key) for key in keys if getattr(config, key, None) not in (None, *gpt2.TANH_GELU)}
+    if named and config.model_type not in UNPUBLISHED:
+        from transformers.activations import ACT2FN
 
-    for key, value in named.items():
-        if value not in ACT2FN:
-            raise InputError(f"backbone {name!r}: {key}={value} is not an activation; use one of {', '.join(ACT2FN)}")
+        for key, value in named.items():
+            if value not in ACT2FN:
+                known = ", ".join(ACT2FN)
+                raise InputError(f"backbone {name!r}: {key}={value} is not an activation; use one of {known}")
 
 
 def _from_folder(name: str) -> Any:
@@ -220,11 +192,8 @@ def _from_transformers(name: str) -> Any:
         config = AutoConfig.from_pretrained(
             source, local_files_only=local_files_only(source), trust_remote_code=False, **gguf_argument(name)
         )
-        return (
-            CONFIGS_BUILT_HERE[config.model_type](**config.to_dict())
-            if config.model_type in CONFIGS_BUILT_HERE
-            else config
-        )
+        ours = CONFIGS_BUILT_HERE.get(config.model_type)
+        return ours(**config.to_dict()) if ours else config
     except Exception as error:  # transformers, the hub's client and damaged configurations raise many types
         is_folder = Path(source).is_dir()
         reason = "its configuration is not readable" if is_folder else "no such folder, and not found on the hub"

@@ -18,9 +18,7 @@ import torch
 from torch import nn
 
 from reservoir.backbones.backbone import Backbone
-from reservoir.backbones.built_here import SkipInitialisation
-from reservoir.backbones.family import Draw, Family
-from reservoir.backbones.hub import draw_normal
+from reservoir.backbones.family import Draw, Family, SkipInitialisation, draw_normal
 from reservoir.backbones.names import SHIPPED, check_depth, find, gguf_argument, is_altered
 from reservoir.errors import InputError, first_line
 from reservoir.random import generator
@@ -60,7 +58,20 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
         raise InputError(f"init {init!r}: choose one of {', '.join(INITS)}, or a folder with weights")
     with _LOADING:
         family, config = _find(name, depth)
-        return _make(name, family, config, init, seed, depth)
+        if init == "random-flat" and not hasattr(config, "initializer_range"):
+            raise InputError(f"init 'random-flat': {family.name} has no initializer_range; use --init random")
+        if init in ("random", "random-flat"):
+            with _usable_configuration(name), SkipInitialisation():
+                model = family.loader.build(config)
+            backbone = Backbone(model, family, config, depth)
+            draw_parameters(model, draw_normal if init == "random-flat" else family.draw, config, seed)
+            return backbone
+        model = _load(name, family, config)
+        backbone = Backbone(model, family, getattr(model, "config", config), depth)
+        draw_parameters(model, family.draw, backbone.config, seed, family.unsaved)
+        if init == "statistics":
+            draw_statistics(backbone, seed)
+        return backbone
 
 
 def load_native(name: str, depth: int | None = None) -> tuple[Backbone, nn.Module]:
@@ -82,25 +93,22 @@ def load_all_tensors(name: str) -> tuple[Family, Any, nn.Module]:
 
 
 def _find(name: str, depth: int | None) -> tuple[Family, Any]:
+    """Return family and configuration, unless the model is larger than the machine's memory.
+
+    The system would end the process for such a model.
+    """
     family, config = find(name)
-    _check_memory(name, family, config)
+    with _usable_configuration(name):
+        size = 4 * family.loader.count(config)
+    # Windows has no sysconf.
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else size
+    if size > memory:
+        raise InputError(
+            f"backbone {name!r}: its parameters take {size / 1e9:,.0f} GB in float32, and this machine has "
+            f"{memory / 1e9:,.0f} GB of memory; choose a smaller backbone"
+        )
     check_depth(name, family.shape(config).depth, depth)
     return family, config
-
-
-def _make(name: str, family: Family, config: Any, init: str, seed: int, depth: int | None) -> Backbone:
-    if init == "random-flat" and not hasattr(config, "initializer_range"):
-        raise InputError(f"init 'random-flat': {family.name} has no initializer_range; use --init random")
-    if init in ("random", "random-flat"):
-        backbone = Backbone(_build(name, family, config), family, config, depth)
-        draw_parameters(backbone.model, draw_normal if init == "random-flat" else family.draw, config, seed)
-        return backbone
-    model = _load(name, family, config)
-    backbone = Backbone(model, family, getattr(model, "config", config), depth)
-    draw_parameters(model, family.draw, backbone.config, seed, family.unsaved)
-    if init == "statistics":
-        draw_statistics(backbone, seed)
-    return backbone
 
 
 def describe_weights(backbone: Backbone, init: str) -> str:
@@ -170,31 +178,12 @@ def _redraw(
         list(threads.map(redraw, wanted))
 
 
-def _check_memory(name: str, family: Family, config: Any) -> None:
-    """Refuse a model that is larger than the machine's memory, which the system would otherwise end the process for."""
-    with _usable_configuration(name):
-        parameters = family.loader.count(config)
-    if not hasattr(os, "sysconf"):  # Windows
-        return
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if 4 * parameters > memory:
-        raise InputError(
-            f"backbone {name!r}: its parameters take {4 * parameters / 1e9:,.0f} GB in float32, and this machine has "
-            f"{memory / 1e9:,.0f} GB of memory; choose a smaller backbone"
-        )
-
-
 @contextmanager
 def _usable_configuration(name: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, LookupError, AssertionError, RuntimeError, ArithmeticError, AttributeError) as error:
         raise InputError(f"backbone {name!r}: its configuration does not work ({first_line(error)})") from error
-
-
-def _build(name: str, family: Family, config: Any) -> nn.Module:
-    with _usable_configuration(name), SkipInitialisation():
-        return family.loader.build(config)
 
 
 def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn.Module:
@@ -213,16 +202,9 @@ def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn
             f"backbone {name!r}: its weights cannot be loaded ({first_line(error)}); "
             "give a folder with safetensors, or use --init random"
         ) from error
-    _check_loaded(name, family, model, info, native=native)
-    return model
-
-
-def _check_loaded(name: str, family: Family, model: nn.Module, info: dict[str, Any], *, native: bool) -> None:
-    may_miss = (
-        tuple(path for path in family.unused if path != family.native_input)
-        if native
-        else family.unused + family.unsaved
-    )
+    may_miss = family.unused + family.unsaved
+    if native:
+        may_miss = tuple(path for path in family.unused if path != family.native_input)
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     wrong = {
         "misses": [key for key in info["missing_keys"] if not key.startswith(may_miss)],
@@ -239,3 +221,4 @@ def _check_loaded(name: str, family: Family, model: nn.Module, info: dict[str, A
     for key, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise InputError(f"backbone {name!r}: weight {key} holds NaN or infinity; get the checkpoint again")
+    return model

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from reservoir.backbones import Backbone, find, load_native
-from reservoir.backbones.hub import local_files_only, silence_transformers
+from reservoir.backbones.family import local_files_only, silence_transformers
 from reservoir.errors import InputError, first_line
 from reservoir.inputs.text import TextReader, read_tokenizer
 from reservoir.tasks import pictures, shows_pictures

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.backbones.hub import local_files_only, silence_transformers
+from reservoir.backbones.family import local_files_only, silence_transformers
 from reservoir.backbones.names import SHIPPED, gguf_argument
 from reservoir.errors import InputError, first_line
 from reservoir.tasks.own.texts import texts_of

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.backbones import find
-from reservoir.backbones.hub import silence_transformers
+from reservoir.backbones.family import silence_transformers
 from reservoir.backbones.weights import draw_parameters
 from reservoir.errors import InputError, first_line
 from reservoir.random import generator

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reservoir.backbones.gpt2_model import ATTENTION, Attention, GPT2Model
-from reservoir.backbones.hub import attention_name
+from reservoir.backbones.family import attention_name
+from reservoir.backbones.gpt2 import ATTENTION, Attention, GPT2Model
 from reservoir.fpt import FPT
 
 NAME = "reservoir"

@@ -14,7 +14,7 @@ from reservoir_pipelines.fitting.seeds import fit_seeds
 
 from reservoir import InputError
 from reservoir.backbones import load_backbone
-from reservoir.backbones.gpt2_model import GPT2Model
+from reservoir.backbones.gpt2 import GPT2Model
 from tests.reservoir.models import save
 
 

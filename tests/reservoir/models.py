@@ -54,8 +54,6 @@ MODELS = {
 RECURRENT = {
     "lstm": {"model_type": "lstm", "depth": 3, "width": WIDTH},
     "lstm-star": {"model_type": "lstm", "depth": 3, "width": WIDTH, "residual": True, "positions": 20},
-    "lstm-norm": {"model_type": "lstm", "depth": 3, "width": WIDTH, "cell": "normalised"},
-    "lstm-fused": {"model_type": "lstm", "depth": 3, "width": WIDTH, "cell": "plain"},
     "esn": {"model_type": "esn", "units": WIDTH, "rc_connectivity": 0.5, "lr": 0.4, "sr": 1.1, "input_scaling": 2.0},
 }
 KINDS = (*MODELS, *RECURRENT)
@@ -229,7 +227,7 @@ def _encoder(folder: Path, hidden: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _lstm(folder: Path, x: torch.Tensor) -> list[torch.Tensor]:
-    """Run each layer cell by cell: torch's own LSTMCell, or the equations of each normalised cell, token by token."""
+    """Run the equations of each layer token by token."""
     from safetensors.torch import load_file
 
     weights = load_file(folder / "model.safetensors")
@@ -239,20 +237,13 @@ def _lstm(folder: Path, x: torch.Tensor) -> list[torch.Tensor]:
     states = [x]
     for number in range(3):
         w = {k.split(".cell.")[1]: v for k, v in weights.items() if k.startswith(f"blocks.{number}.")}
-        h, c = (w.pop(f"first_{state}", torch.zeros(WIDTH)) for state in ("hidden", "cell"))
-        run = {"normalised": _normalised_cell, "plain": _torch_cell}.get(config.get("cell"), _released_cell)
+        h, c = (w.pop(f"first_{state}") for state in ("hidden", "cell"))
         outputs = []
         for token in states[-1]:
-            h, c = run(w, token, h, c)
+            h, c = _released_cell(w, token, h, c)
             outputs.append(h + token if config.get("residual") else h)
         states.append(torch.stack(outputs))
     return [*states, states[-1]]
-
-
-def _torch_cell(w: dict, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    cell = nn.LSTMCell(WIDTH, WIDTH)
-    cell.load_state_dict({name.removeprefix("lstm.").removesuffix("_l0"): tensor for name, tensor in w.items()})
-    return cell(x, (h, c))
 
 
 def _released_cell(w: dict, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -264,16 +255,6 @@ def _released_cell(w: dict, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -
     i, f, o, g = gates.reshape(4, WIDTH)
     c = norm("cell_norm", torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g))
     return torch.sigmoid(o) * torch.tanh(c), c
-
-
-def _normalised_cell(w: dict, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    def norm(name: str, a: torch.Tensor) -> torch.Tensor:
-        return (a - a.mean()) / (a.var(correction=0) + 1e-5).sqrt() * w[f"{name}.weight"] + w[f"{name}.bias"]
-
-    gates = norm("hidden_norm", w["hidden.weight"] @ h) + norm("input_norm", w["input.weight"] @ x)
-    i, f, g, o = gates.reshape(4, WIDTH)
-    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-    return torch.sigmoid(o) * torch.tanh(norm("cell_norm", c)), c
 
 
 def _esn(folder: Path, x: torch.Tensor) -> list[torch.Tensor]:

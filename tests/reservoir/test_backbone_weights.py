@@ -167,7 +167,7 @@ def test_released_lstm_draws_norms_and_first_states():
         assert start.std().item() == pytest.approx(400**-0.5, rel=0.15)
     assert not torch.equal(cell.first_hidden, cell.first_cell)
     assert "lstm has no initializer_range" in refusal("lstm", "random-flat")
-    assert "cell=gru; choose among released, normalised, plain" in refusal("lstm:cell=gru")
+    assert "cell=gru; the only cell is released" in refusal("lstm:cell=gru")
 
 
 def test_statistics_keep_mean_and_deviation_of_every_tensor(llama):

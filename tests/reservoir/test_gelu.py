@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers.activations import NewGELUActivation
 
-from reservoir.backbones import gpt2_model, joined_gelu, load_backbone
-from reservoir.backbones.gpt2_model import Feedforward, GPT2Config
+from reservoir.backbones import gpt2, load_backbone
+from reservoir.backbones.gpt2 import Feedforward, GPT2Config
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5-small"])
@@ -31,13 +31,13 @@ def bfloat16_feedforward():
     return part.bfloat16(), torch.randn(5, 9, 64).bfloat16()
 
 
-@pytest.mark.skipif(not joined_gelu.has_joined_kernel(), reason="this processor does not have the kernel")
+@pytest.mark.skipif(not gpt2.has_joined_kernel(), reason="this processor does not have the kernel")
 @torch.inference_mode()
 def test_gelu_joined_to_its_product_rounds_less():
     part, x = bfloat16_feedforward()
     first = part.c_fc
     exact = torch.nn.functional.gelu(x.double() @ first.weight.double() + first.bias.double(), approximate="tanh")
-    joined, separate = joined_gelu.gelu_of_product(x, first.weight, first.bias), part.act(first(x))
+    joined, separate = gpt2.gelu_of_product(x, first.weight, first.bias), part.act(first(x))
     assert (joined - exact).abs().mean() < 0.8 * (separate - exact).abs().mean() < 0.01 * exact.abs().mean()
     assert torch.equal(part(x), part.c_proj(joined))
 
@@ -50,12 +50,12 @@ def test_without_the_private_kernel_product_and_gelu_run_separately(fault, monke
             raise AttributeError("'_OpNamespace' object has no attribute '_linear_pointwise'")
         return x @ weight + bias
 
-    monkeypatch.setattr(joined_gelu, "gelu_of_product", product)
-    joined_gelu.has_joined_kernel.cache_clear()
+    monkeypatch.setattr(gpt2, "gelu_of_product", product)
+    gpt2.has_joined_kernel.cache_clear()
     try:
-        assert not joined_gelu.has_joined_kernel()
+        assert not gpt2.has_joined_kernel()
         part, x = bfloat16_feedforward()
-        monkeypatch.setattr(gpt2_model, "gelu_of_product", lambda *_: pytest.fail("the kernel was used"))
+        monkeypatch.setattr(gpt2, "gelu_of_product", lambda *_: pytest.fail("the kernel was used"))
         assert torch.equal(part(x), part.c_proj(part.act(part.c_fc(x))))
     finally:
-        joined_gelu.has_joined_kernel.cache_clear()
+        gpt2.has_joined_kernel.cache_clear()

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2Model
 
-from reservoir.backbones import gpt2_model, load_backbone
+from reservoir.backbones import gpt2, load_backbone
 
 SMALL = {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 12, "vocab_size": 9, "initializer_range": 0.3}
 EMBEDS = torch.randn(3, 7, 16, generator=torch.Generator().manual_seed(0))
@@ -40,10 +40,10 @@ def test_gpt2_equals_transformers(tmp_path, settings):
 
 def test_gpt2_config_has_the_defaults_of_transformers():
     theirs = GPT2Config().to_dict()
-    for name, value in gpt2_model.GPT2Config().to_dict().items():
+    for name, value in gpt2.GPT2Config().to_dict().items():
         assert theirs[name] == value, name
-    other = gpt2_model.read_config(hidden_size=32, num_hidden_layers=3, summary_type="mean")
-    assert other == gpt2_model.GPT2Config(n_layer=3, n_embd=32)
+    other = gpt2.read_config(hidden_size=32, num_hidden_layers=3, summary_type="mean")
+    assert other == gpt2.GPT2Config(n_layer=3, n_embd=32)
 
 
 @pytest.mark.parametrize("form", ["with a head", "with masks", "in parts"])

@@ -35,7 +35,6 @@ BLOCK = {
         [f"{part}_norm.{end}" for part in ("input", "hidden", "cell") for end in ("weight", "bias")],
     ),
     "esn": ("blocks.{}.", []),
-    "lstm-fused": ("blocks.{}.", []),
 }
 _SOUND_NORMS = [f"{part}layer_norm.{end}" for part in ("", "final_") for end in ("weight", "bias")]
 BLOCK["wav2vec2"] = BLOCK["hubert"] = ("encoder.layers.{}.", _SOUND_NORMS)
@@ -51,7 +50,7 @@ _AROUND = ["pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weigh
 BLOCK["qwen3"] = ("layers.{}.", BLOCK["llama"][1] + _QK)
 BLOCK["gemma2"] = ("layers.{}.", BLOCK["llama"][1] + _AROUND)
 BLOCK["gemma3_text"] = ("layers.{}.", BLOCK["llama"][1] + _AROUND + _QK)
-BLOCK["lstm-star"] = BLOCK["lstm-norm"] = BLOCK["lstm"]
+BLOCK["lstm-star"] = BLOCK["lstm"]
 _BERT_OUTSIDE = [
     f"embeddings.{name}"
     for name in ("position_embeddings.weight", "token_type_embeddings.weight", "LayerNorm.weight", "LayerNorm.bias")

@@ -1,0 +1,348 @@
+"""Families of published models that transformers builds: BERT, ESM, T5, ViT, DINOv2, wav2vec 2.0, HuBERT, Llama."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from reservoir.backbones.family import Family, HubLoader, Shape, draw_normal, run
+
+
+def _config(model_type: str, **settings: Any) -> Callable[[], Any]:
+    """Return a function that makes a configuration of transformers, which is imported only then."""
+
+    def make() -> Any:
+        from transformers import AutoConfig
+
+        return AutoConfig.for_model(model_type, **settings)
+
+    return make
+
+
+_ROBERTA = {"vocab_size": 50265, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+_LONGFORMER = {"max_position_embeddings": 4098, "pad_token_id": 1, "attention_window": [512] * 12}
+_ESM = {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32, "num_attention_heads": 20, "token_dropout": True}
+_ESM |= {"max_position_embeddings": 1026, "position_embedding_type": "rotary"}
+_SMOLLM = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}
+_SMOLLM |= {"intermediate_size": 1536, "max_position_embeddings": 8192, "vocab_size": 49152}
+_HUBERT_LARGE = {"num_hidden_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
+_HUBERT_LARGE |= {"do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias": True}
+
+KNOWN: dict[str, Callable[[], Any]] = {
+    "bert-base-uncased": _config("bert"),
+    "roberta-base": _config("roberta", max_position_embeddings=514, **_ROBERTA),
+    "distilbert-base-uncased": _config("distilbert"),
+    "allenai/longformer-base-4096": _config("longformer", **_LONGFORMER, **_ROBERTA),
+    "t5-small": _config("t5", num_layers=6, d_model=512, num_heads=8, d_ff=2048),
+    "t5-base": _config("t5", num_layers=12, d_model=768, num_heads=12, d_ff=3072),
+    "google/vit-base-patch16-224-in21k": _config("vit"),
+    "facebook/dinov2-base": _config("dinov2", image_size=518),
+    "facebook/esm2_t6_8M_UR50D": _config("esm", num_hidden_layers=6, hidden_size=320, intermediate_size=1280, **_ESM),
+    "facebook/esm2_t12_35M_UR50D": _config(
+        "esm", num_hidden_layers=12, hidden_size=480, intermediate_size=1920, **_ESM
+    ),
+    "HuggingFaceTB/SmolLM2-135M": _config("llama", tie_word_embeddings=True, **_SMOLLM),
+    "facebook/wav2vec2-base": _config("wav2vec2"),
+    "facebook/hubert-base-ls960": _config("hubert"),
+    "facebook/hubert-large-ll60k": _config("hubert", **_HUBERT_LARGE),
+}
+"""Configurations by the names of the hub."""
+
+_WORDS = "embeddings.word_embeddings"
+
+# BERT (Devlin et al. 2019) and models of its form are post-norm, and each token attends to the tokens on both sides.
+# Longformer (Beltagy et al. 2020) attends inside a sliding window, for thousands of tokens, and its sequences are
+# padded to whole windows. No token attends globally: which one should depends on a task that the model is trained for.
+
+OFFSET = ("roberta", "xlm-roberta", "longformer")
+"""Families whose first position is the number of the padding token plus one."""
+
+
+def _bert_shape(config: Any) -> Shape:
+    window = getattr(config, "attention_window", 1)
+    window = window if isinstance(window, int) else max(window)
+    positions = config.max_position_embeddings - (config.pad_token_id + 1 if config.model_type in OFFSET else 0)
+    causal = getattr(config, "is_decoder", False)
+    return Shape(config.num_hidden_layers, config.hidden_size, positions - positions % window, causal, multiple=window)
+
+
+def _bert(name: str, **facts: Any) -> Family:
+    """Return a family like BERT but for some facts."""
+    defaults: dict[str, Any] = {
+        "loader": HubLoader(options={"add_pooling_layer": False}),
+        "shape": _bert_shape,
+        "blocks": "encoder.layer",
+        # The constant vector of the first token type is added with the positions, so it is counted with them.
+        "groups": {
+            "positions": ("position_embeddings", "token_type_embeddings"),
+            "layernorm": ("LayerNorm", "layer_norm"),
+            "attention": (".attention.",),
+            "feedforward": (".intermediate.", ".output.", ".ffn."),
+        },
+        "unused": (_WORDS,),
+        "native_input": _WORDS,
+        "reads": "text",
+        "heads": ("cls.", "lm_head.", "vocab_", "pooler.", "pre_classifier.", "classifier.", "qa_outputs."),
+        "attention": "attention.self",
+        "feedforward": ("intermediate", "output"),
+    }
+    return Family(name=name, **(defaults | facts))
+
+
+# ESM (Rives et al. 2021, Lin et al. 2023), models of protein sequences, is pre-norm and bidirectional. ESM-2 has rotary
+# positions. In training a share of the letters was masked and the embeddings were scaled to compensate; the scale stays
+# when no letter is masked.
+
+ESM_MASKED = 0.15 * 0.8
+"""Share of the letters that the training of ESM masked."""
+
+
+def _esm_shape(config: Any) -> Shape:
+    before = config.pad_token_id + 1 if config.position_embedding_type == "absolute" else 0
+    return Shape(config.num_hidden_layers, config.hidden_size, config.max_position_embeddings - before, causal=False)
+
+
+def _adapt_esm(model: nn.Module, config: Any) -> nn.Module:
+    """Scale the embeddings of letters as the model does when no letter is masked."""
+    if config.token_dropout:
+        with torch.no_grad():
+            model.get_submodule(_WORDS).get_parameter("weight").mul_(1 - ESM_MASKED)
+    return model
+
+
+def _run_esm(model: Any, embeds: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the last hidden states, after adding positions and the first norm, which the model skips for vectors."""
+    return run(model, model.embeddings(inputs_embeds=embeds, attention_mask=mask), mask)
+
+
+# The encoder of T5 (Raffel et al. 2020) is pre-norm with RMSNorm and bidirectional, for sequences of any length. The
+# input enters the first block as it is: positions are relative, biases of the attention that all blocks share.
+
+
+def _t5_model(_config: Any) -> Any:
+    from transformers import T5EncoderModel
+
+    return T5EncoderModel
+
+
+def _draw_t5(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
+    """Draw a weight whose standard deviation keeps activations near one although attention is not scaled."""
+    if "layer_norm" in name:
+        return None
+    inner = {".q.": config.d_model * config.d_kv, ".o.": config.num_heads * config.d_kv, ".wo.": config.d_ff}
+    size = next((size for piece, size in inner.items() if piece in name), config.d_model)
+    return generator.standard_normal(shape, dtype=np.float32) * (config.initializer_factor * size**-0.5)
+
+
+_T5 = Family(
+    name="t5",
+    loader=HubLoader(model=_t5_model),
+    shape=lambda config: Shape(config.num_layers, config.d_model, None, causal=False),
+    blocks="encoder.block",
+    groups={
+        "positions": ("relative_attention_bias",),
+        "layernorm": ("layer_norm",),
+        "attention": (".SelfAttention.",),
+        "feedforward": (".DenseReluDense.",),
+    },
+    draw=_draw_t5,
+    scheme="normal, deviation initializer_factor over the root of a sum's terms, of queries also of a head's width",
+    note="the encoder alone; the parameters of the decoder are not counted",
+    final_norm="encoder.final_layer_norm",
+    unused=("shared", "encoder.embed_tokens"),
+    native_input="shared",
+    reads="text",
+    heads=("decoder.", "lm_head."),
+    attention="layer.0.SelfAttention",
+    feedforward=("layer.1",),
+)
+
+# The Vision Transformer (Dosovitskiy et al. 2021) and DINOv2 (Oquab et al. 2023) run over any sequence of vectors, as
+# in Lu et al. 2021 (appendix D.2): no patch embedding, no class token, and new positions. Their positions start at zero
+# and are trained. A frozen model needs positions that differ between tokens, so here they are drawn from the seed, like
+# those of an untrained GPT-2, with pretrained weights as well as with random ones.
+
+VIT_POSITIONS = 1024
+
+
+class SequenceEmbeddings(nn.Module):
+    """Replaces the patch embeddings: the vectors themselves, with positions added."""
+
+    def __init__(self, pictures: nn.Module, width: int) -> None:
+        super().__init__()
+        self.pictures = pictures  # the model's own embeddings, which vectors do not use
+        self.position_embeddings = nn.Parameter(torch.zeros(VIT_POSITIONS, width))
+        # The model reads the type of its pixels from this attribute.
+        self.patch_embeddings = SimpleNamespace(projection=SimpleNamespace(weight=self.position_embeddings))
+
+    def forward(self, embeds: Tensor, **_images_only: Any) -> Tensor:
+        """Return (batch, tokens, width) vectors with positions."""
+        return embeds + self.position_embeddings[: embeds.shape[1]]
+
+
+def _adapt_vit(model: Any, config: Any) -> nn.Module:
+    """Replace the embeddings of a model by `SequenceEmbeddings`, which keep the original ones."""
+    model.embeddings = SequenceEmbeddings(model.embeddings, config.hidden_size)
+    return model
+
+
+def _run_vit(model: nn.Module, embeds: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the last hidden states."""
+    return model(pixel_values=embeds, attention_mask=mask).last_hidden_state
+
+
+def _vit(name: str, blocks: str, **options: Any) -> Family:
+    return Family(
+        name=name,
+        loader=HubLoader(options=options, adapt=_adapt_vit),
+        shape=lambda config: Shape(config.num_hidden_layers, config.hidden_size, VIT_POSITIONS, causal=False),
+        run=_run_vit,
+        blocks=blocks,
+        groups={
+            "positions": ("position_embeddings",),
+            "layernorm": ("norm",),
+            "attention": (".attention.", ".layer_scale1."),
+            "feedforward": (".mlp.", ".layer_scale2."),
+        },
+        final_norm="layernorm",
+        unused=("embeddings.pictures",),
+        native_input="embeddings.pictures",
+        reads="pixels",
+        heads=("classifier.", "pooler."),
+        unsaved=("embeddings.",),
+        attention="attention",
+        feedforward=("mlp",),
+    )
+
+
+# wav2vec 2.0 (Baevski et al. 2020) and HuBERT (Hsu et al. 2021), models of speech, are bidirectional. Positions come
+# from a convolution over the tokens. The base models normalise after each residual addition and before the first block,
+# the large models before each branch and at the end.
+
+
+class AudioFrontEnd(nn.Module):
+    """The convolutions over samples, and the projection of their vectors to the width of the blocks."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.convolutions, self.projection = model.feature_extractor, model.feature_projection
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map the output of `convolutions`, (batch, tokens, channels), to (batch, tokens, width)."""
+        projected = self.projection(x)
+        return projected[0] if isinstance(projected, tuple) else projected
+
+
+def _adapt_audio(model: Any, config: Any) -> nn.Module:
+    """Collect the audio front end in one module, and name the last norm ``final``, if there is one."""
+    model.front_end, model.final = AudioFrontEnd(model), nn.Identity()
+    if config.do_stable_layer_norm:
+        model.final, model.encoder.layer_norm = model.encoder.layer_norm, model.final
+    model.feature_extractor = model.feature_projection = model.adapter = None
+    if hasattr(model, "masked_spec_embed"):  # only training uses it
+        del model.masked_spec_embed
+    return model
+
+
+def _run_audio(model: Any, embeds: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the last hidden states; padding is zero, as silence is, for the convolution that gives positions."""
+    real = None if mask is None else mask.bool()
+    embeds = embeds.clone() if real is None else embeds.masked_fill(~real[:, :, None], 0)
+    return model.final(model.encoder(embeds, attention_mask=real).last_hidden_state)
+
+
+def _audio_shape(config: Any) -> Shape:
+    if getattr(config, "conv_pos_batch_norm", False):
+        raise ValueError("conv_pos_batch_norm is not supported, because padding would change the real tokens")
+    return Shape(config.num_hidden_layers, config.hidden_size, None, causal=False)
+
+
+def _draw_audio(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
+    """Draw a weight; the convolution of the positions as in fairseq, where each direction has the average length."""
+    if "pos_conv_embed" not in name or name.endswith("bias"):
+        return draw_normal(name, shape, config, generator)
+    inputs = config.hidden_size // config.num_conv_pos_embedding_groups
+    deviation = 2 * (config.num_conv_pos_embeddings * config.hidden_size) ** -0.5
+    if name.endswith("original0"):
+        return np.full(shape, deviation * (config.hidden_size * inputs) ** 0.5, np.float32)
+    return generator.standard_normal(shape, dtype=np.float32) * deviation
+
+
+def _audio(name: str) -> Family:
+    return Family(
+        name=name,
+        loader=HubLoader(adapt=_adapt_audio),
+        shape=_audio_shape,
+        run=_run_audio,
+        blocks="encoder.layers",
+        groups={
+            "positions": ("pos_conv_embed",),
+            "layernorm": ("layer_norm", "final."),
+            "attention": (".attention.",),
+            "feedforward": (".feed_forward.", ".adapter_layer."),
+        },
+        draw=_draw_audio,
+        scheme="normal, deviation initializer_range, of positions 2 over the root of kernel times width",
+        final_norm="final",
+        unused=("front_end", "masked_spec_embed", "adapter"),
+        native_input="front_end",
+        reads="sounds",
+        heads=("lm_head.", "quantizer.", "project_", "projector.", "classifier.", "layer_weights", "tdnn."),
+        attention="attention",
+        feedforward=("feed_forward",),
+    )
+
+
+# Llama (Touvron et al. 2023) is causal and pre-norm with RMSNorm, rotary positions and gated units. SmolLM, Mistral,
+# Qwen and Gemma differ from it in details that transformers handles.
+
+
+def _llama_shape(config: Any) -> Shape:
+    bidirectional = getattr(config, "use_bidirectional_attention", None) or False
+    return Shape(config.num_hidden_layers, config.hidden_size, config.max_position_embeddings, causal=not bidirectional)
+
+
+def _llama(name: str) -> Family:
+    return Family(
+        name=name,
+        loader=HubLoader(),
+        shape=_llama_shape,
+        run=partial(run, use_cache=False),
+        blocks="layers",
+        groups={"layernorm": ("norm",), "attention": (".self_attn.",), "feedforward": (".mlp.",)},
+        final_norm="norm",
+        unused=("embed_tokens",),
+        native_input="embed_tokens",
+        reads="text",
+        heads=("lm_head.", "score.", "classifier."),
+        attention="self_attn",
+        feedforward=("mlp",),
+    )
+
+
+FAMILIES = (
+    *(_bert(name) for name in ("bert", "roberta", "xlm-roberta")),
+    _bert("distilbert", loader=HubLoader(), blocks="transformer.layer", attention="attention", feedforward=("ffn",)),
+    _bert("longformer", attention=""),
+    _T5,
+    _vit("vit", "layers", add_pooling_layer=False),
+    _audio("wav2vec2"),
+    _audio("hubert"),
+    _vit("dinov2", "encoder.layer"),
+    _bert(
+        "esm",
+        loader=HubLoader(options={"add_pooling_layer": False}, adapt=_adapt_esm),
+        shape=_esm_shape,
+        run=_run_esm,
+        final_norm="encoder.emb_layer_norm_after",
+        unused=(_WORDS, "contact_head"),
+        reads="letters",
+    ),
+    *(_llama(name) for name in ("llama", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")),
+)
