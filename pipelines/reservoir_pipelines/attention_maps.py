@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from reservoir_cache import path_below
 
 from reservoir import InputError
 from reservoir.features import batches, to_tokens
+from reservoir.option_fields import as_group
 from reservoir.options import AttentionOptions, OwnDataOptions, PlaceOptions, ReservoirOptions, TaskOptions
 from reservoir.plan import resolve_model
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
@@ -27,6 +28,8 @@ from reservoir_pipelines.workspace import cache_root, data_folder
 
 if TYPE_CHECKING:
     from reservoir.tasks.task import Scaling
+
+BIT_TASKS = ("bit-xor", "bit-memory")
 
 BATCH_PAIRS = 2**21
 """Pairs of tokens in one batch: 100 MiB of maps for 12 heads."""
@@ -94,14 +97,13 @@ def attention(
         settings = resolve_model(reservoir, published=source.published)
         model = load_model(prepared.task, settings, place.device, "float32")
         scaling = prepared.scaling
-    settings = model.settings
+    settings, name = model.settings, prepared.task.name
     whole = prepared.split(options.split)
     part = whole.read(0, min(options.average, len(whole)))
     one, mean = average_maps(model, scaling, part.x, part.lengths, layer)
-    folder = run or path_below(root, "attention", prepared.task.name)
-    plot = out or folder / f"{settings.title}-block{layer:02d}.png"
+    plot = out or (run or path_below(root, "attention", name)) / f"{settings.title}-block{layer:02d}.png"
     done = Attention(
-        task=prepared.task.name,
+        task=name,
         backbone=settings.title,
         layer=layer,
         one=one,
@@ -114,8 +116,23 @@ def attention(
         arrays=plot.with_suffix(".h5"),
         plot=plot,
     )
-    _save(done)
+    shown = {"rows": done.rows, "title": f"{name}, {done.backbone}: attention of block {layer}", "top": done.top}
+    with writing(plot):
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(done.arrays, partial(_write_arrays, done))
+        plot_attention(plot, one, mean, done.labels, done.diagonals, **shown)
     return done
+
+
+def _write_arrays(done: Attention, part: Path) -> None:
+    import h5py
+    from reservoir_cache import new_file
+
+    with new_file(part) as file:
+        for name in ("one", "mean"):
+            file.create_dataset(name, data=getattr(done, name), track_times=False)
+        file.create_dataset("labels", data=done.labels, dtype=h5py.string_dtype(), track_times=False)
+        file.attrs.update(task=done.task, backbone=done.backbone, layer=done.layer, rows=done.rows)
 
 
 def average_maps(
@@ -152,14 +169,20 @@ def average_maps(
 
 def token_labels(task: Task, x: np.ndarray, length: int) -> list[str]:
     """Return short names of the tokens of a sequence: a symbol, a value, or the string and place of a bit."""
-    numbers = range(length)
-    strings = _bit_strings(task)
-    if strings:
-        return [f"{n // strings + 1}.{n % strings + 1}" for n in numbers]
-    if isinstance(task.form, Tokens):
-        names = _symbols(task)
-        return [names[int(x[n])] if names else str(int(x[n])) for n in numbers]
-    return [f"{x[n, 0]:g}" if task.form.dim == 1 else str(n + 1) for n in numbers]
+    from reservoir.tasks import proteins
+    from reservoir.tasks.expressions import SYMBOLS
+
+    numbers, published = range(length), task.parameters.get("protocol") == "paper"
+    if task.name in BIT_TASKS:
+        return [f"{n // task.readout_tokens + 1}.{n % task.readout_tokens + 1}" for n in numbers]
+    if not isinstance(task.form, Tokens):
+        return [f"{x[n, 0]:g}" if task.form.dim == 1 else str(n + 1) for n in numbers]
+    names = ()
+    if task.name == "listops" and not published:
+        names = SYMBOLS
+    elif task.name == "homology":
+        names = proteins.TAPE_SYMBOLS if published else proteins.SYMBOLS
+    return [names[int(x[n])] if names else str(int(x[n])) for n in numbers]
 
 
 def bit_diagonals(task: Task) -> dict[int, str]:
@@ -168,12 +191,11 @@ def bit_diagonals(task: Task) -> dict[int, str]:
     Each readout token of ``bit-xor`` takes the bits that it adds: its own and those at its place in the other strings.
     Each of ``bit-memory`` compares the masked bits with the stored ones at its place in every string.
     """
-    per_string = _bit_strings(task)
-    if not per_string:
+    if task.name not in BIT_TASKS:
         return {}
-    strings = task.max_tokens // per_string
+    strings = task.max_tokens // task.readout_tokens
     own = {0: f"string {strings}"} if task.name == "bit-xor" else {}
-    return own | {back * per_string: f"string {strings - back}" for back in range(1, strings)}
+    return own | {back * task.readout_tokens: f"string {strings - back}" for back in range(1, strings)}
 
 
 def _prepare_for(
@@ -185,9 +207,18 @@ def _prepare_for(
     if trained.name != (task if task in TASKS else own_name(task)):
         raise InputError(f"--run {run}: it was trained on {trained.name!r}, not on {task!r}; name {trained.name!r}")
     settings = resolve_model(reservoir, published=source.published)
-    if reservoir != ReservoirOptions() and settings != Reservoir(**config["reservoir"]):
+    if reservoir != as_group({}, ReservoirOptions) and settings != Reservoir(**config["reservoir"]):
         raise InputError(f"--run {run}: the run determines the model; leave out the options that choose another")
-    prepared = prepare(task, _as_trained(task, trained, source), cache=cache)
+    # What the task's description has beyond the defaults was asked for.
+    if task in TASKS:
+        default = task_named(task, data=data_folder(source.data)).task.parameters
+        given = {n: value for n, value in trained.parameters.items() if n not in default or default[n] != value}
+        source = replace(source, parameters={**given, **source.given})
+    else:
+        flags = OwnDataOptions.__dataclass_fields__
+        asked = {name: value for name, value in trained.parameters.items() if name in flags}
+        source = replace(source, **{**asked, **source.explicit})
+    prepared = prepare(task, source, cache=cache)
     old, new = ({**t.to_dict(), "parameters": None, **t.parameters} for t in (trained, prepared.task))
     different = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
     if different:
@@ -196,49 +227,3 @@ def _prepare_for(
             "leave out the task's parameters"
         )
     return prepared, scaling_from_json(config["scaling"])
-
-
-def _as_trained(task: str, trained: Task, source: TaskOptions) -> TaskOptions:
-    """Return what `prepare` was given for a trained task: a description also tells what it fills in by itself."""
-    if task not in TASKS:
-        flags = OwnDataOptions.__dataclass_fields__
-        asked = {name: value for name, value in trained.parameters.items() if name in flags}
-        return replace(source, **{**asked, **source.explicit})
-    default = task_named(task, data=data_folder(source.data)).task.parameters
-    given = {n: value for n, value in trained.parameters.items() if n not in default or default[n] != value}
-    return replace(source, parameters={**given, **source.given})
-
-
-def _bit_strings(task: Task) -> int:
-    return task.readout_tokens if task.name in ("bit-xor", "bit-memory") else 0
-
-
-def _symbols(task: Task) -> Sequence[str]:
-    from reservoir.tasks import proteins
-    from reservoir.tasks.expressions import SYMBOLS
-
-    if task.name == "listops" and task.parameters.get("protocol") != "paper":
-        return SYMBOLS
-    if task.name != "homology":
-        return ()
-    return proteins.TAPE_SYMBOLS if task.parameters.get("protocol") == "paper" else proteins.SYMBOLS
-
-
-def _save(done: Attention) -> None:
-    """Write the arrays and the picture."""
-    import h5py
-    from reservoir_cache import new_file
-
-    def write(part: Path) -> None:
-        with new_file(part) as file:
-            for name in ("one", "mean"):
-                file.create_dataset(name, data=getattr(done, name), track_times=False)
-            file.create_dataset("labels", data=done.labels, dtype=h5py.string_dtype(), track_times=False)
-            file.attrs.update(task=done.task, backbone=done.backbone, layer=done.layer, rows=done.rows)
-
-    with writing(done.plot):
-        done.plot.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(done.arrays, write)
-        title = f"{done.task}, {done.backbone}: attention of block {done.layer}"
-        shown = {"rows": done.rows, "title": title, "top": done.top}
-        plot_attention(done.plot, done.one, done.mean, done.labels, done.diagonals, **shown)

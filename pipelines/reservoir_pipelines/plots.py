@@ -44,8 +44,15 @@ _importing = threading.Lock()
 @contextmanager
 def own_style() -> Iterator[None]:
     """Draw with matplotlib's defaults, whatever a matplotlibrc file or the environment says, and all text literally."""
+    exists = os.path.exists
     with _importing:
-        matplotlib = _import_matplotlib()
+        # Matplotlib first looks for ./matplotlibrc, which may have come with somebody's data, and offers no way to turn
+        # that off. For the time of its import the relative name does not exist; all others are looked up as always.
+        os.path.exists = lambda path: path != "matplotlibrc" and exists(path)
+        try:
+            import matplotlib
+        finally:
+            os.path.exists = exists
     # A label in a script that the font lacks is drawn as boxes; a warning for each of its characters helps nobody.
     with warnings.catch_warnings(action="ignore", category=UserWarning), matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -55,26 +62,10 @@ def own_style() -> Iterator[None]:
         yield
 
 
-def _import_matplotlib() -> Any:
-    """Import matplotlib without reading ./matplotlibrc, which may have come with somebody's data.
-
-    Matplotlib looks there first, and offers no way to turn that off. For the time of its import the relative name
-    does not exist; all other names are looked up as always.
-    """
-    exists = os.path.exists
-    os.path.exists = lambda path: path != "matplotlibrc" and exists(path)
-    try:
-        import matplotlib
-    finally:
-        os.path.exists = exists
-    return matplotlib
-
-
 def picture(draw: Callable[Concatenate[Path, P], None]) -> Callable[Concatenate[Path, P], None]:
     """Make a function that draws a picture to a path draw with `own_style`, and warn instead of raise if it fails.
 
-    A picture never costs a result: stages save their results first, and a picture that cannot be drawn is one line on
-    stderr. An older picture at that path is removed then, as it shows something else.
+    A picture never costs a result. An older picture at that path is removed then, as it shows something else.
     """
 
     @wraps(draw)
@@ -236,20 +227,8 @@ def draw_layers(
 ) -> None:
     """Draw for each pooling the best validation score of every layer, and that of the raw input.
 
-    Parameters
-    ----------
-    axes : Axes
-        Where to draw.
-    columns : sequence of str
-        Names of columns, such as ``block06/mean``.
-    scores : ndarray, (columns, settings)
-        Validation scores, NaN where none was tried.
-    best : int
-        The number of the chosen column; if it joins several, its score is a horizontal line.
-    raw : float, optional
-        Validation score of the raw input.
-    metric : str
-        What scores are: ``accuracy`` is drawn in percent.
+    ``scores`` (columns, settings) are NaN where none was tried. If the chosen column, number ``best``, joins several,
+    its score is a horizontal line.
     """
     factor, unit = in_unit(metric)
     places = _places(columns)
@@ -278,8 +257,7 @@ def draw_settings(
 ) -> None:
     """Draw the validation score of every layer under every setting, for the pooling of the chosen readout.
 
-    The arguments are those of `draw_layers`, with the names of the settings and the place (column, setting) of the
-    chosen readout, which is ringed. If it joins columns, the pooling of the best single column is shown.
+    The place ``best`` (column, setting) is ringed. If it joins columns, the pooling of the best single column is shown.
     """
     factor, unit = in_unit(metric)
     places = _places(columns)
@@ -294,19 +272,16 @@ def draw_settings(
     top, middle = np.nanmax(values), np.nanmedian(values)
     low = max(np.nanmin(values), top - 2 * (top - middle) - 0.01 * abs(top))
     image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", vmin=low, vmax=top)
-    ring = best[0] in places
-    if ring:
-        place = tried.index(best[1]), rows.index(best[0])
+    note = ""
+    if best[0] in places:
+        note, place = ", chosen readout ringed", (tried.index(best[1]), rows.index(best[0]))
         axes.plot(*place, "o", markersize=11, fillstyle="none", color="white", markeredgewidth=2)
     ticks = range(0, len(tried), max(1, (len(tried) - 1) // 4))
     axes.set_xticks(ticks, [settings[tried[i]].replace(", ", "\n") for i in ticks], fontsize=8)
-    if not all(settings[i][:1].isdigit() for i in tried):  # parameters are words, which do not fit side by side
-        axes.tick_params("x", rotation=30)
-        axes.set_xlabel("setting")
-    else:
-        axes.set_xlabel("penalty")
+    penalties = all(settings[i][:1].isdigit() for i in tried)
+    axes.set_xlabel("penalty" if penalties else "setting")
+    axes.tick_params("x", rotation=0 if penalties else 30)  # words do not fit side by side
     axes.set_yticks(range(len(rows)), [shorten(places[i][0]) for i in rows], fontsize=8)
-    note = ", chosen readout ringed" if ring else ""
     axes.set_title(f"{shown}: validation {unit}{note}".removeprefix(": "), fontsize=9, color=INK)
     figure: Any = axes.get_figure()
     figure.colorbar(image, ax=axes, shrink=0.9)
@@ -354,11 +329,7 @@ def plot_curve(
 
 
 def draw_confusion(axes: Axes, counts: np.ndarray, classes: Sequence[str]) -> None:
-    """Draw how many samples of each class (rows) were predicted as each class (columns).
-
-    Cells are coloured by the share of their row; with up to `MOST_COUNTS` classes they hold the counts (classes,
-    classes).
-    """
+    """Draw ``counts``, of each class (rows) predicted as each class (columns), coloured by the share of their row."""
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure: Any = axes.get_figure()
@@ -463,14 +434,11 @@ def plot_attention(
     """Save the attention maps (heads, tokens, tokens) of one sequence and their mean over rows.
 
     The large maps are means over the heads, the small ones show each head. All share one colour scale, up to ``top``.
-    ``diagonals`` are the distances in tokens at which the paper saw readout tokens attend, with what they attend to;
-    dashed lines mark them.
     """
     heads = len(mean)
-    columns = min(heads, 6)
-    small_height = 2.1 * -(-heads // columns)
-    figure = figure_of(12, 6.4 + small_height, title)
-    parts: Any = figure.subfigures(2, 1, height_ratios=(6, small_height))
+    columns, lines = min(heads, 6), -(-heads // 6)
+    figure = figure_of(12, 6.4 + 2.1 * lines, title)
+    parts: Any = figure.subfigures(2, 1, height_ratios=(6, 2.1 * lines))
     large, small = parts
     # A token's name holds for every sequence where it is its place in a bit string.
     places = labels if diagonals else [str(number + 1) for number in range(mean.shape[1])]
@@ -478,7 +446,7 @@ def plot_attention(
     for axes, (maps, names, what) in zip(large.subplots(1, 2), shown, strict=True):
         draw_map(axes, maps.mean(axis=0), names, diagonals, top)
         axes.set_title(what, fontsize=10, color=INK)
-    for number, axes in enumerate(small.subplots(-(-heads // columns), columns, squeeze=False).flat):
+    for number, axes in enumerate(small.subplots(lines, columns, squeeze=False).flat):
         if number < heads:
             axes.imshow(mean[number], cmap="magma", vmin=0, vmax=top)
             axes.set_title(f"head {number + 1}", fontsize=8, color=INK)

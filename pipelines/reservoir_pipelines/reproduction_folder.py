@@ -49,11 +49,7 @@ class ReproductionFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def work(self) -> Path:
-        """Folder for files of cells that do not belong into the cache, such as pretrained models."""
-        return self.path / "work"
+        self.work = path / "work"  # for files of cells that do not belong into the cache, such as pretrained models
 
     def create(self) -> None:
         """Create the folders."""
@@ -141,7 +137,7 @@ class ReproductionFolder:
         """Return mean, standard error and number of seeds of one place in a table, or why they are missing."""
         found = [self._number(spot, keys) for keys in spot["cells"]]
         values = [value for value, _ in found if value is not None]
-        reasons = dict.fromkeys(reason for reason in (spot["reason"], *(why for _, why in found)) if reason)
+        reasons = dict.fromkeys(filter(None, (spot["reason"], *(why for _, why in found))))
         return {
             "mean": fmean(values) if values else None,
             "error": stdev(values) / sqrt(len(values)) if len(values) > 1 else None,

@@ -49,18 +49,11 @@ def map_pieces(
     notify : callable
         Called with messages for the user.
     """
-    tasks = list(arguments)
+    tasks, found = list(arguments), {}
     if scheduler is not None:
-        return _on_cluster(work, tasks, scheduler, done, notify)
-    if workers > 1 and len(tasks) > 1:
-        return _in_processes(work, tasks, workers, done, notify)
-    return _here(work, tasks, {}, done)
-
-
-def _here(
-    work: Callable[..., Any], tasks: list[tuple], found: dict[int, Any], done: Callable[[Any], None]
-) -> list[Any]:
-    """Compute the pieces that are missing, and return all."""
+        _on_cluster(work, tasks, scheduler, found, done, notify)
+    elif workers > 1 and len(tasks) > 1:
+        _in_processes(work, tasks, workers, found, done, notify)
     for number, task in enumerate(tasks):
         if number not in found:
             found[number] = work(*task)
@@ -72,14 +65,14 @@ def _in_processes(
     work: Callable[..., Any],
     tasks: list[tuple],
     workers: int,
+    found: dict[int, Any],
     done: Callable[[Any], None],
     notify: Callable[[str], None],
-) -> list[Any]:
+) -> None:
+    """Add results to ``found`` by number as long as local processes can compute them."""
     import dask
     from dask.callbacks import Callback
     from dask.delayed import delayed
-
-    found: dict[int, Any] = {}
 
     def keep(key: str, result: Any, *_: Any) -> None:
         found[int(key.rpartition("-")[2])] = result
@@ -88,7 +81,7 @@ def _in_processes(
     started = time.perf_counter()
     keep("piece-0", work(*tasks[0]))
     if (time.perf_counter() - started) * (len(tasks) - 1) < PAYS_OFF:
-        return _here(work, tasks, found, done)
+        return
     settings: dict[str, Any] = {"scheduler": "processes", "initializer": end_with_parent, "chunksize": 1}
     while workers > 1 and len(found) < len(tasks):
         left = [number for number in range(len(tasks)) if number not in found]
@@ -100,7 +93,6 @@ def _in_processes(
             workers //= 2  # memory may have run out, of which fewer workers need less
             rest = f"{workers} processes continue" if workers > 1 else "this process computes the rest"
             notify(f"a worker process was killed; {rest}")
-    return _here(work, tasks, found, done)
 
 
 @contextmanager
@@ -111,16 +103,14 @@ def child_environment(**more: str) -> Iterator[None]:
     somebody's data must not be executed.
     """
     wanted = {"PYTHONSAFEPATH": "1", **more}
-    before = {name: os.environ.get(name) for name in wanted}
+    before = {name: os.environ[name] for name in wanted if name in os.environ}
     os.environ.update(wanted)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in wanted:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def run_processes(work: Callable[..., Any], arguments: Sequence[tuple]) -> None:
@@ -180,15 +170,16 @@ def _on_cluster(
     work: Callable[..., Any],
     tasks: list[tuple],
     address: str,
+    found: dict[int, Any],
     done: Callable[[Any], None],
     notify: Callable[[str], None],
-) -> list[Any]:
+) -> None:
+    """Add all results to ``found`` by number."""
     try:
         from distributed import CancelledError, Client, KilledWorker, as_completed
         from distributed.comm.core import CommClosedError
     except ImportError:
         raise InputError("--scheduler needs a package; pip install distributed, or pass --workers N") from None
-    found: dict[int, Any] = {}
     while len(found) < len(tasks):
         try:
             client = Client(address, timeout=PATIENCE, set_as_default=False)
@@ -210,4 +201,3 @@ def _on_cluster(
                 raise InputError(f"{address}: {error}; if memory ran out, give each worker more") from None
             except (CancelledError, CommClosedError):  # the scheduler drops submitted pieces with the connection
                 notify(f"{address}: the connection was lost; submitting unfinished pieces again")
-    return [found[number] for number in range(len(tasks))]

@@ -118,22 +118,6 @@ def test_windows_of_single_values_are_labelled_by_the_value_they_hold(cache, tmp
     assert attention(str(tmp_path / "own.npz"), patch=2, **settings).labels == ["1", "2", "3"]
 
 
-def test_the_command_takes_a_run_as_it_was_trained(cache, tmp_path, capsys):
-    model = ["--backbone", TINY, "--init", "random", "--patch", "4"]
-    folder = str(tmp_path / "run")
-    steps = ["--steps", "2", "--eval-every", "1", "--limit", "20", "--run", folder]
-    assert command(["train", "digits", *model, *steps, "--json"]) == 0
-    capsys.readouterr()
-    assert command(["attention", "digits", "--run", folder, "--average", "3", "--json"]) == 0
-    with_run = json.loads(capsys.readouterr().out)
-    assert with_run["mean"] == [2, 4, 4] and with_run["labels"] == ["1", "2", "3", "4"]
-    assert command(["attention", "digits", *model, "--run", folder, "--average", "3", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == with_run
-    few = ["--param", "n=2", "--param", "test_rows=20", "--param", "train_rows=20"]
-    assert command(["attention", "bit-xor", *model[:4], *few, "--average", "3", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["labels"] == ["1.1", "1.2", "2.1", "2.2"]
-
-
 @pytest.fixture
 def xor_run(cache, tmp_path):
     """Return the folder of a run on bit-xor with strings of 3 bits."""

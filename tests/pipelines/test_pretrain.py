@@ -109,16 +109,6 @@ def test_losses_and_weights_are_those_of_a_plain_loop(backbone, text, tmp_path):
             torch.testing.assert_close(kept[name], tensor, atol=1e-5, rtol=0)
 
 
-def test_bfloat16_stays_close_and_rounds_no_weight(text, tmp_path):
-    settings = {**SMALL, "steps": 5}
-    pretrain(str(text), out=tmp_path / "exact", **settings)
-    pretrain(str(text), out=tmp_path / "rounded", **{**settings, "compute": "bfloat16"})
-    exact, rounded = (np.array([s["bits"] for s in journal(tmp_path / n)[0]]) for n in ("exact", "rounded"))
-    assert 0 < np.abs(exact - rounded).max() < 0.05
-    weights = load_file(tmp_path / "rounded" / "model.safetensors")
-    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
-
-
 LAUNCH = """
 import json, sys, torch
 from pathlib import Path
@@ -327,12 +317,3 @@ def test_a_loss_that_is_no_number_ends_the_command(call, text, tmp_path):
     flags = ["--backbone", TINY, "--steps", 9, "--learning-rate", 1e38, "--device", "cpu"]
     code, out, err = call("pretrain", text, "--out", tmp_path / "other", *flags)
     assert (code, out) == (1, "") and "the loss is nan" in err and not (tmp_path / "other" / "config.json").exists()
-
-
-def test_an_interrupted_command_says_how_to_go_on(call, monkeypatch, tmp_path):
-    def interrupted(*_arguments, **_settings):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("reservoir_pipelines.pretraining.pretrain.pretrain", interrupted)
-    code, _, err = call("pretrain", "zipf", "--out", tmp_path / "model")
-    assert code == 130 and "--resume" in err

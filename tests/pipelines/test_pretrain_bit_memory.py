@@ -6,7 +6,7 @@ import pytest
 import torch
 from reservoir_pipelines import pretrain, train
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.pretraining.bit_memory import take_weights
+from reservoir_pipelines.pretraining.pretrain import take_weights
 from reservoir_pipelines.pretraining.pretrained import save_model
 from reservoir_pipelines.training.run_folder import load_run
 
@@ -93,13 +93,6 @@ def test_it_goes_on_to_the_same_bits(made, root, tmp_path):
     assert_same_bits(one, two)
 
 
-def test_what_it_learns_is_more_than_chance(root, tmp_path):
-    shape = "gpt2:n_layer=1,n_embd=64,n_head=1,n_positions=120"
-    settings = {**SHORT, "backbone": shape, "batch_tokens": 960, "eval_every": 25}
-    done = pretrain("bit-memory", out=tmp_path / "bits", steps=25, cache=root, **settings)
-    assert done.test_accuracy > 0.7  # half the bits are shown, so copying gives 0.75
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -131,10 +124,3 @@ def test_the_command_tells_accuracies(made, root, capfd):
     assert json.loads(capfd.readouterr().out) == made.to_dict()
     assert run([str(a) for a in arguments]) == 0
     assert f"{100 * made.test_accuracy:.2f}% right (75% by copying)" in capfd.readouterr().out
-
-
-def test_a_folder_of_something_else_is_left_alone(root, tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match="the folder has other files in it"):
-        pretrain("bit-memory", out=tmp_path, steps=2, cache=root, **SHORT)
-    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]

@@ -118,13 +118,6 @@ def test_bit_memory_is_shown_with_the_copy_baseline(cache, call):
     assert code == 0 and "copy baseline" in out and "75.0%" in out
 
 
-def test_columns_that_read_a_part_of_the_tokens_are_named(cache, call):
-    given = ["--backbone", TINY, "--param=train_rows=40", "--param=valid_rows=20", "--param=test_rows=20"]
-    assert call("extract", "bit-xor", *given, "--layers=final", "--pool=last,all")[0] == 0
-    assert "final/all; name one to try it" in call("fit", "bit-xor")[2]
-    assert "name one to try it" not in call("fit", "bit-xor", "--columns", "final/all")[2]
-
-
 def test_attention_maps_have_one_colour_scale(cache, call, monkeypatch):
     from matplotlib.axes import Axes
 

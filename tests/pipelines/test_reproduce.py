@@ -138,25 +138,6 @@ def test_seeds_give_a_mean_and_a_standard_error(cache, tmp_path):
     assert spot["error"] == pytest.approx((sum((s - mean) ** 2 for s in scores) / 2 / 3) ** 0.5)
 
 
-def test_an_interrupted_reproduction_continues(cache, tmp_path, runs, monkeypatch):
-    keep = ReproductionFolder.save_result
-
-    def killed(self, key, result):
-        if len(runs) == 2:
-            raise KeyboardInterrupt
-        keep(self, key, result)
-
-    mine = recipe(tmp_path, ROWS)
-    monkeypatch.setattr(ReproductionFolder, "save_result", killed)
-    with pytest.raises(KeyboardInterrupt):
-        reproduce([mine])
-    monkeypatch.setattr(ReproductionFolder, "save_result", keep)
-    first = runs[0]
-    done = reproduce([mine])
-    assert (done.reused, done.ran) == (1, 1)
-    assert runs.count(first) == 1
-
-
 KILLED = """
 import os, sys
 from reservoir_pipelines.cli import run
@@ -251,13 +232,6 @@ def test_an_override_runs_a_recipe_with_another_model(cache, tmp_path, call):
     kept = ReproductionFolder(cache / "reproductions" / done["folder"].rpartition("/")[2])
     key = spots(done["tables"][0])["FPT"]["cells"][0][0]
     assert kept.result(key)["settings"]["backbone"] == "lstm:width=8"
-
-
-def test_a_dry_run_estimates_the_time_and_runs_nothing(cache, tmp_path, call, runs):
-    code, out, err = call("reproduce", recipe(tmp_path, ROWS), "--dry-run")
-    assert (code, runs) == (0, [])
-    assert out.count("to run") == 2
-    assert "2 cells to run: about" in err
 
 
 def test_the_papers_scale_is_estimated_and_asked_about(cache, tmp_path, call, runs):

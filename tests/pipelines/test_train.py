@@ -242,14 +242,6 @@ def test_the_baseline_is_the_best_constant_output():
     assert baseline(y.astype(float), 0) == 0.0  # of R²
 
 
-def test_a_training_at_chance_has_not_converged(cache):
-    done = train("bit-xor", steps=1, **QUICK)  # one validation, which is all that there is to stay close to
-    assert done.converged_step is None
-    frozen = train("bit-xor", train="output", steps=4, eval_every=1, learning_rate=1e-12, **QUICK)
-    scores = {line["valid_score"] for line in frozen.history if "valid_score" in line}
-    assert len(scores) == 1 and scores.pop() < 0.6 and frozen.converged_step is None
-
-
 # ---- the cache
 
 

@@ -2,11 +2,10 @@
 
 import json
 
-import h5py
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines import attention, export, predict, train
+from reservoir_pipelines import export, predict, train
 from reservoir_pipelines.training.run_folder import load_run
 
 from reservoir.errors import InputError
@@ -72,19 +71,6 @@ def test_an_exported_run_gives_the_same(cache, tmp_path):
     torch.testing.assert_close(logits.softmax(-1), direct(done.path, bits, [10] * 5).softmax(-1), atol=2e-6, rtol=0)
     card = json.loads(written.card.read_text())
     assert card["scores"]["test_score"] == done.test_score
-
-
-def test_attention_of_a_run_is_that_of_the_trained_model(cache):
-    settings = {**QUICK, "learning_rate": 0.05, "parameters": FEW}
-    done = train("bit-xor", **settings)
-    trained = attention("bit-xor", run=done.path, average=4, device="cpu")
-    frozen = attention("bit-xor", backbone=TINY, init="random", average=4, device="cpu")
-    with h5py.File(trained.arrays) as one, h5py.File(frozen.arrays) as other:
-        assert trained.arrays.parent == done.path
-        np.testing.assert_allclose(one["one"][:].sum(-1), 1, rtol=1e-5)
-        assert np.abs(one["one"][:] - other["one"][:]).max() > 1e-3
-    with pytest.raises(InputError, match="it was trained on 'bit-xor', not on 'digits'"):
-        attention("digits", run=done.path)
 
 
 def test_a_run_whose_backbone_has_changed_is_refused(cache, tiny_gpt2, tmp_path):
@@ -156,16 +142,6 @@ def test_the_command(cache, call):
     code, _, error = run("--steps", "40", "--train", "all", "--learning-rate", "50", "--bound", "3")
     assert code == 1 and "checkpoint" in error
     assert run("--steps", "5", "--train", "output,layernorm")[0] == 2
-
-
-def test_the_table_shows_a_regression_as_a_number(cache, own, call):
-    flags = ["train", own / "values.npz", "--backbone", TINY, "--init", "random", "--steps", "2", "--device", "cpu"]
-    shown = call(*flags)[1]
-    done = json.loads(call(*flags, "--json")[1])
-    assert done["metric"] == "R²"
-    for split in ("valid", "test"):
-        (line,) = [line for line in shown.splitlines() if line.startswith(f"{split} R²")]
-        assert line.split()[-1] == f"{done[f'{split}_score']:.3f}"
 
 
 def test_an_interrupted_command_says_how_to_go_on(cache, monkeypatch, call):

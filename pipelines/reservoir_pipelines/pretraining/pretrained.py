@@ -80,9 +80,8 @@ def check_folder(out: Path) -> None:
 
 def has_model(out: Path, corpus: Corpus) -> bool:
     """Return whether the folder has the files that `save_model` writes."""
-    files = ["config.json", "model*.safetensors"]
-    if getattr(corpus, "tokenizer", None) is not None:
-        files += ["tokenizer.json", "tokenizer_config.json"]
+    tokenizer = [] if getattr(corpus, "tokenizer", None) is None else ["tokenizer.json", "tokenizer_config.json"]
+    files = ["config.json", "model*.safetensors", *tokenizer]
     return all(any(out.glob(file)) for file in files)
 
 

@@ -62,8 +62,7 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
     ]
     return {
         "id": f"{prefix}reproduction",
-        "name": f"Reproduction {folder.path.name}",
-        "heading": f"Reproduction: {folder.path.name}",
+        "name": f"Reproduction: {folder.path.name}",
         "facts": facts,
         "pictures": [one for table in tables if table["drawn"] == "costs" for one in _costs(table, results)],
         "pictures_title": "Accuracy over cost",
@@ -75,29 +74,19 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
 
 def table_part(table: Values, results: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a table for the page; the reasons why numbers are missing are listed below it."""
-    spots, name = _spots(table), _name(table["name"])
+    spots = _spots(table)
     reasons = {why: n for n, why in enumerate(dict.fromkeys(s["reason"] for s in spots if s["reason"]), start=1)}
     rows = [
         {**row, "spots": [s and _spot(s, prefix, results) | {"number": reasons.get(s["reason"])} for s in row["spots"]]}
         for row in table["rows"]
     ]
     seeds = max((s["seeds"] for s in spots), default=0)
-    shown = f"mean ± standard error of {seeds} seeds" if seeds > 1 else "one seed"
-    caption = f"{table['unit'] or 'as in the paper'}; ours in bold, {shown}"
+    caption = f"{table['unit'] or 'as in the paper'}; ours in bold, "
+    caption += f"mean ± standard error of {seeds} seeds" if seeds > 1 else "one seed"
     if any(s["later"] is not None for s in spots):
         caption += "; later: Rothermel et al. 2021, learning rate swept, as quoted by others"
-    return {
-        "id": prefix + table["name"],
-        "name": name,
-        "title": table["title"],
-        "heading": f"{name}: {table['title']}",
-        "note": table["note"],
-        "caption": caption,
-        "columns": table["columns"],
-        "rows": rows,
-        "reasons": list(reasons),
-        "pictures": _pictures(table, results),
-    }
+    shown = {"caption": caption, "rows": rows, "reasons": list(reasons), "pictures": _pictures(table, results)}
+    return {**table, "id": prefix + table["name"], "name": _name(table["name"]), **shown}
 
 
 def _spots(table: Values) -> list[Values]:

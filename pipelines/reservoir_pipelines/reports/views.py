@@ -105,9 +105,8 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
     if found["p_value"] is not None:
         facts.append(("against raw", f"p = {found['p_value']:.2g}"))
     facts += [*cost_facts(found["seconds"], None), ("folder", path)]
-    name = f"Fit: {entry.parent.name}, {entry.name}"
     shown = {"pictures": pictures_of("fit", values), "commands": found["commands"]}
-    return {"id": f"p{number}", "name": name, "heading": name, "facts": facts, **shown}
+    return {"id": f"p{number}", "name": f"Fit: {entry.parent.name}, {entry.name}", "facts": facts, **shown}
 
 
 def run_part(path: Path, number: int) -> dict[str, Any]:
@@ -120,9 +119,8 @@ def run_part(path: Path, number: int) -> dict[str, Any]:
     values, config = train_values(done), run.config
     facts = [*facts_of("train", values), *cost_facts(done.seconds, None), ("folder", path)]
     facts += [("seed", config["settings"]["recipe"]["seed"]), *config.get("made_with", {}).items()]
-    name = f"Training: {path.parent.name}, {path.name}"
     shown = {"pictures": pictures_of("train", values), "commands": [config["command"]]}
-    return {"id": f"p{number}", "name": name, "heading": name, "facts": facts, **shown}
+    return {"id": f"p{number}", "name": f"Training: {path.parent.name}, {path.name}", "facts": facts, **shown}
 
 
 # ---- facts

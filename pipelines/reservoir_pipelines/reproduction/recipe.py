@@ -180,17 +180,9 @@ class Recipe:
             }
             for row in self.rows
         ]
-        return {
-            "name": self.name,
-            "title": self.title,
-            "scale": self.scale,
-            "note": self.note,
-            "drawn": self.drawn,
-            "unit": "; ".join(dict.fromkeys(unit for spot in self.spots if (unit := MEASURES[spot.measure]))),
-            "columns": list(self.columns),
-            "rows": rows,
-            "claims": claims,
-        }
+        units = dict.fromkeys(unit for spot in self.spots if (unit := MEASURES[spot.measure]))
+        texts = {name: getattr(self, name) for name in ("name", "title", "scale", "note", "drawn")}
+        return texts | {"unit": "; ".join(units), "columns": list(self.columns), "rows": rows, "claims": claims}
 
 
 def recipe_names() -> list[str]:
