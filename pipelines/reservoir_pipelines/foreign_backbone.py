@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -22,8 +21,6 @@ BESIDE = (
 )
 """Files of a model folder that are copied; none of them holds code."""
 
-IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
-HALF = ([0.5] * 3, [0.5] * 3)
 SIDE = 224  # pixels, if the file does not state the size
 
 
@@ -80,7 +77,15 @@ def import_backbone(source: str | PathLike[str], out: str | PathLike[str]) -> Im
     make_folder(part.parent)
     part.mkdir()
     try:
-        left_out, notes = _reader(source)(source, part)
+        if source.suffix == ".onnx":
+            left_out, notes = _onnx(source, part)
+        elif source.suffix == ".gguf":
+            left_out, notes = [], _gguf(source, part)
+        elif source.is_dir() or source.suffix in (".bin", ".pt", ".pth"):
+            left_out, notes = [], []
+            _torch(source, part)
+        else:
+            raise InputError(f"--import {source}: give an .onnx or .gguf file, a pytorch_model.bin, or its folder")
         family, tensors = _check(part, source)
         for file in part.iterdir():
             sync(file)
@@ -93,21 +98,8 @@ def import_backbone(source: str | PathLike[str], out: str | PathLike[str]) -> Im
     return Imported(folder=out, family=family, tensors=tensors, left_out=tuple(left_out), notes=(*notes, origin))
 
 
-Read = Callable[[Path, Path], tuple[list[str], list[str]]]
-"""Converts a source into a folder; returns the left-out tensors and notes."""
-
-
-def _reader(source: Path) -> Read:
-    if source.suffix == ".onnx":
-        return _onnx
-    if source.suffix == ".gguf":
-        return _gguf
-    if source.is_dir() or source.suffix in (".bin", ".pt", ".pth"):
-        return _torch
-    raise InputError(f"--import {source}: give an .onnx or .gguf file, a pytorch_model.bin, or the folder of one")
-
-
 def _onnx(source: Path, folder: Path) -> tuple[list[str], list[str]]:
+    """Convert an ONNX file; return the left-out tensors and notes."""
     import torch
 
     from reservoir.backbones.onnx_weights import read_onnx
@@ -120,18 +112,20 @@ def _onnx(source: Path, folder: Path) -> tuple[list[str], list[str]]:
         shutil.copy(beside, folder)
         return left_out, []
     dino = config["model_type"] == "dinov2"
-    (mean, std), side = IMAGENET if dino else HALF, SIDE if dino else config["image_size"]
-    processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": side, "width": side}}
-    processor |= {"resample": 3 if dino else 2, "image_mean": mean, "image_std": std}
+    side = SIDE if dino else config["image_size"]
+    scale = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}  # ImageNet's
+    scale = scale if dino else {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": side, "width": side}, **scale}
+    deviation = "ImageNet's mean and deviation" if dino else "mean and deviation 0.5"
+    processor["resample"] = 3 if dino else 2
     (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2))
-    scale = "ImageNet's mean and deviation" if dino else "mean and deviation 0.5"
     return left_out, [
-        f"the file does not say how pictures are prepared: {side}x{side} pixels, {scale}; if the model was trained "
-        "otherwise, change preprocessor_config.json"
+        f"the file does not say how pictures are prepared: {side}x{side} pixels, "
+        f"{deviation}; if the model was trained otherwise, change preprocessor_config.json"
     ]
 
 
-def _torch(source: Path, folder: Path) -> tuple[list[str], list[str]]:
+def _torch(source: Path, folder: Path) -> None:
     import torch
 
     beside = source if source.is_dir() else source.parent
@@ -153,10 +147,10 @@ def _torch(source: Path, folder: Path) -> tuple[list[str], list[str]]:
     for name in BESIDE:
         if (beside / name).is_file():
             shutil.copy(beside / name, folder)
-    return [], []
 
 
-def _gguf(source: Path, folder: Path) -> tuple[list[str], list[str]]:
+def _gguf(source: Path, folder: Path) -> list[str]:
+    """Convert a GGUF file; return notes."""
     from transformers import AutoTokenizer
 
     from reservoir.backbones.weights import load_all_tensors
@@ -171,7 +165,7 @@ def _gguf(source: Path, folder: Path) -> tuple[list[str], list[str]]:
         read.save_pretrained(folder)
     except Exception:  # transformers raises many types for a file without a tokenizer, or with another kind
         notes.append("the file has no readable tokenizer, so the model cannot read texts with --input native")
-    return [], notes
+    return notes
 
 
 def _check(folder: Path, source: Path) -> tuple[str, int]:
@@ -185,8 +179,5 @@ def _check(folder: Path, source: Path) -> tuple[str, int]:
         load_native(str(folder)) if family.native_input else load_backbone(str(folder), "pretrained")
     except InputError as error:
         raise InputError(str(error).replace(repr(str(folder)), repr(str(source)))) from None
-    count = 0
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, "pt") as tensors:
-            count += len(tensors.keys())
-    return family.name, count
+    with safe_open(folder / "model.safetensors", "pt") as tensors:
+        return family.name, len(tensors.keys())
