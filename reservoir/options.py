@@ -43,14 +43,10 @@ class OwnDataOptions(Options, panel="Data"):
     """How your own files are read."""
 
     label: str | None = option(None, "Column of the labels. For FASTA: pattern of the label in the header.")
-    labels: str | None = option(
-        None, "Table with the labels of the files of a folder, or of the records of a FASTA file, joined by name."
-    )
+    labels: str | None = option(None, "Table with the labels of a folder's files or of FASTA records, joined by name.")
     id: str | None = option(None, "Column of row names; in long form, of sequence names.")
     time: str | None = option(None, "Column that orders the rows of a sequence, in long form.")
-    group: str | None = option(
-        None, "Column of groups, such as patients; a group is in one split only. For FASTA: pattern in the header."
-    )
+    group: str | None = option(None, "Column of groups, such as patients, each in one split only. For FASTA: pattern.")
     drop: str | Sequence[str] | None = option(None, "Columns to ignore, comma-separated.")
     text: str | None = option(None, "Column of texts or of sequences of letters.")
     values: bool = option(False, "Read whole numbers as values.")
@@ -65,9 +61,7 @@ class OwnDataOptions(Options, panel="Data"):
     standardise: bool = option(True, "Scale floats to mean 0 and standard deviation 1 per channel.")
     skip_bad_rows: bool = option(False, "Leave out rows that cannot be read, and print how many.")
     rate: int | None = option(None, "Samples per second to which sounds are resampled.", at_least(1000), shown="16000")
-    waveform: bool = option(
-        False, "Read the samples of sounds instead of spectrum frames; the default for models that read samples."
-    )
+    waveform: bool = option(False, "Read the samples of sounds, not spectrum frames; default for models of samples.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -167,19 +161,14 @@ class ReservoirOptions(ModelOptions, panel="Model"):
         shown="native if the model reads such data, else " + OWN.format("kernels", "gaussian or orthogonal"),
     )
     long: str = option(
-        "cut",
-        "Texts longer than the model reads: cut them, or read windows and average their features.",
-        one_of("cut", "windows"),
+        "cut", "Texts longer than the model reads: cut them, or average over windows.", one_of("cut", "windows")
     )
     gain: float | None = option(None, "Scale of the input layer.", positive, shown="6 for kernels, else 1.41")
     patch: int | None = option(
         None, "Values per token (window length).", at_least(1), shown="9 for your own series, 5 for symbols, else 1"
     )
     stride: int | None = option(
-        None,
-        "Values from one window to the next.",
-        at_least(1),
-        shown=OWN.format("as for up to 1024 windows", "the patch"),
+        None, "Values between windows.", at_least(1), shown=OWN.format("as for up to 1024 windows", "the patch")
     )
     dilations: str | None = option(
         None,
@@ -204,9 +193,7 @@ class ReservoirOptions(ModelOptions, panel="Model"):
 class CacheOptions(Options, panel="Output"):
     """Where everything is stored."""
 
-    cache: Path | None = option(
-        None, "Root folder of the cache.", shown="RESERVOIR_CACHE, else the user's cache folder", where=True
-    )
+    cache: Path | None = option(None, "Root folder of the cache.", shown="RESERVOIR_CACHE, else the user's", where=True)
 
 
 class DeviceOptions(Options, panel="Run"):
@@ -223,9 +210,7 @@ class ComputeOptions(Options, panel="Run"):
     """The precision in which a model runs."""
 
     compute: str = option(
-        "auto",
-        "Precision: float32, bfloat16, or auto: bfloat16 if the device multiplies it natively.",
-        one_of("auto", "float32", "bfloat16"),
+        "auto", "Precision: float32, bfloat16, or auto (the faster one).", one_of("auto", "float32", "bfloat16")
     )
 
 
@@ -280,13 +265,10 @@ class FitOptions(OutOptions, panel="Readout"):
         "all",
         "Columns to try, comma-separated; a+b joins two; best:4 adds up to four greedily; all: each, and each layer.",
     )
-    readout: str = option(
-        "ridge", "ridge, logistic, or the import path of an estimator, such as sklearn.svm.LinearSVC:C=0.1,1."
-    )
+    readout: str = option("ridge", "ridge, logistic, or the path of an estimator: sklearn.svm.LinearSVC:C=0.1,1.")
     alphas: str | None = option(None, "Penalties to try, LO:HI:N, on standardised features.")
     select: str = option(
-        "auto",
-        "Choose by valid (the validation split), by cvK (K folds of train and valid), or auto (by the number of rows).",
+        "auto", "Choose by valid (that split), by cvK (K folds of train and valid), or auto (by the number of rows)."
     )
     one_standard_error: bool = option(False, "Choose the largest penalty within one standard error of the best.")
     class_weight: str | None = option(None, "balanced: every class has the same weight.", one_of("balanced"))
@@ -367,15 +349,11 @@ class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
 class PretrainOptions(StepOptions, ComputeOptions, panel="Training"):
     """How a language model is pretrained."""
 
-    vocabulary: int = option(
-        256, "Number of tokens: 256 for the bytes of a text, more to train a tokenizer; any number for a stream."
-    )
+    vocabulary: int = option(256, "Tokens: 256 for bytes of text, more to train a tokenizer; any for a stream.")
     batch_tokens: int = option(4096, "Tokens per optimizer step.")
     context: int | None = option(None, "Context length in tokens.", at_least(2), shown="1024, or the model's maximum")
     short: int | None = option(None, "Context length in the first steps.", at_least(1), shown="a quarter of context")
-    short_share: float = option(
-        0.6, "Share of the steps with the short context, which is doubled afterwards.", within(0, 1)
-    )
+    short_share: float = option(0.6, "Share of the steps with the short context.", within(0, 1))
     warm_up: int = option(200, "Steps of linear warm-up; a cosine schedule follows.", at_least(0))
     weight_decay: float = option(0.1, "Weight decay of AdamW on matrices.", within(0, 1e9))
 
@@ -399,20 +377,7 @@ class ReproduceOptions(OutOptions, panel="Tables"):
     )
     only: str | Sequence[str] | None = option(None, "Only these tasks, rows or columns, comma-separated.")
     seeds: int | None = option(None, "Number of seeds, from 0.", at_least(1), shown="3 for day, full and paper, else 1")
-    override: Mapping[str, Any] | None = option(
-        None, "Replace a value of the scale, such as backbone=bert-base-uncased."
-    )
-
-
-class ImportOptions(Options, panel="Model"):
-    """A foreign file whose weights become a backbone."""
-
-    foreign: Path | None = option(
-        None,
-        "Convert an ONNX, GGUF or pytorch_model.bin file to a model folder, --out FOLDER.",
-        flag="import",
-        where=True,
-    )
+    override: Mapping[str, Any] | None = option(None, "Replace a value of the scale, such as backbone=gpt2.")
 
 
 class ExplainOptions(OutOptions, panel="Output"):

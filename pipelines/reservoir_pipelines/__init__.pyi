@@ -134,14 +134,14 @@ def attention(
         symbols, orthogonal or kernels for vectors. Default: native if the model reads such data, else kernels
         for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
-        Texts longer than the model reads: cut them, or read windows and average their features.
+        Texts longer than the model reads: cut them, or average over windows.
     gain : float, optional
         Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
         Values per token (window length). Default: 9 for your own series, 5 for symbols, else 1.
     stride : int, optional
-        Values from one window to the next. Default: as for up to 1024 windows for your own series and symbols,
-        else the patch.
+        Values between windows. Default: as for up to 1024 windows for your own series and symbols, else the
+        patch.
     dilations : str, optional
         Steps between the values of a window, such as 1,2,4, read side by side; auto: 1, 2, 4 ... up to the
         length. Default: auto for your own series, else 1.
@@ -154,13 +154,13 @@ def attention(
     label : str, optional
         Column of the labels. For FASTA: pattern of the label in the header.
     labels : str, optional
-        Table with the labels of the files of a folder, or of the records of a FASTA file, joined by name.
+        Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
         Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients; a group is in one split only. For FASTA: pattern in the header.
+        Column of groups, such as patients, each in one split only. For FASTA: pattern.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -182,7 +182,7 @@ def attention(
     rate : int, optional
         Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Read the samples of sounds instead of spectrum frames; the default for models that read samples.
+        Read the samples of sounds, not spectrum frames; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -206,7 +206,7 @@ def attention(
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
-        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's cache folder.
+        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's.
 
     Returns
     -------
@@ -374,14 +374,14 @@ def extract(
         symbols, orthogonal or kernels for vectors. Default: native if the model reads such data, else kernels
         for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
-        Texts longer than the model reads: cut them, or read windows and average their features.
+        Texts longer than the model reads: cut them, or average over windows.
     gain : float, optional
         Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
         Values per token (window length). Default: 9 for your own series, 5 for symbols, else 1.
     stride : int, optional
-        Values from one window to the next. Default: as for up to 1024 windows for your own series and symbols,
-        else the patch.
+        Values between windows. Default: as for up to 1024 windows for your own series and symbols, else the
+        patch.
     dilations : str, optional
         Steps between the values of a window, such as 1,2,4, read side by side; auto: 1, 2, 4 ... up to the
         length. Default: auto for your own series, else 1.
@@ -394,13 +394,13 @@ def extract(
     label : str, optional
         Column of the labels. For FASTA: pattern of the label in the header.
     labels : str, optional
-        Table with the labels of the files of a folder, or of the records of a FASTA file, joined by name.
+        Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
         Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients; a group is in one split only. For FASTA: pattern in the header.
+        Column of groups, such as patients, each in one split only. For FASTA: pattern.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -422,7 +422,7 @@ def extract(
     rate : int, optional
         Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Read the samples of sounds instead of spectrum frames; the default for models that read samples.
+        Read the samples of sounds, not spectrum frames; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -434,7 +434,7 @@ def extract(
     limit : int, optional
         Most rows per split; a fixed random draw.
     compute : str, default='auto'
-        Precision: float32, bfloat16, or auto: bfloat16 if the device multiplies it natively.
+        Precision: float32, bfloat16, or auto (the faster one).
     store : str, optional
         Precision on disk: float16, bfloat16 or float32. Default: float32 for your own series and symbols, else
         float16.
@@ -451,7 +451,7 @@ def extract(
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
-        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's cache folder.
+        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's.
     workers : int, default=0
         Number of local worker processes; 0 for none.
     scheduler : str, optional
@@ -501,12 +501,11 @@ def fit(
         Columns to try, comma-separated; a+b joins two; best:4 adds up to four greedily; all: each, and each
         layer.
     readout : str, default='ridge'
-        ridge, logistic, or the import path of an estimator, such as sklearn.svm.LinearSVC:C=0.1,1.
+        ridge, logistic, or the path of an estimator: sklearn.svm.LinearSVC:C=0.1,1.
     alphas : str, optional
         Penalties to try, LO:HI:N, on standardised features.
     select : str, default='auto'
-        Choose by valid (the validation split), by cvK (K folds of train and valid), or auto (by the number of
-        rows).
+        Choose by valid (that split), by cvK (K folds of train and valid), or auto (by the number of rows).
     one_standard_error : bool, default=False
         Choose the largest penalty within one standard error of the best.
     class_weight : str, optional
@@ -612,14 +611,14 @@ def plan(
         symbols, orthogonal or kernels for vectors. Default: native if the model reads such data, else kernels
         for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
-        Texts longer than the model reads: cut them, or read windows and average their features.
+        Texts longer than the model reads: cut them, or average over windows.
     gain : float, optional
         Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
         Values per token (window length). Default: 9 for your own series, 5 for symbols, else 1.
     stride : int, optional
-        Values from one window to the next. Default: as for up to 1024 windows for your own series and symbols,
-        else the patch.
+        Values between windows. Default: as for up to 1024 windows for your own series and symbols, else the
+        patch.
     dilations : str, optional
         Steps between the values of a window, such as 1,2,4, read side by side; auto: 1, 2, 4 ... up to the
         length. Default: auto for your own series, else 1.
@@ -632,13 +631,13 @@ def plan(
     label : str, optional
         Column of the labels. For FASTA: pattern of the label in the header.
     labels : str, optional
-        Table with the labels of the files of a folder, or of the records of a FASTA file, joined by name.
+        Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
         Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients; a group is in one split only. For FASTA: pattern in the header.
+        Column of groups, such as patients, each in one split only. For FASTA: pattern.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -660,7 +659,7 @@ def plan(
     rate : int, optional
         Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Read the samples of sounds instead of spectrum frames; the default for models that read samples.
+        Read the samples of sounds, not spectrum frames; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -672,7 +671,7 @@ def plan(
     limit : int, optional
         Most rows per split; a fixed random draw.
     compute : str, default='auto'
-        Precision: float32, bfloat16, or auto: bfloat16 if the device multiplies it natively.
+        Precision: float32, bfloat16, or auto (the faster one).
     store : str, optional
         Precision on disk: float16, bfloat16 or float32. Default: float32 for your own series and symbols, else
         float16.
@@ -689,7 +688,7 @@ def plan(
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
-        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's cache folder.
+        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's.
 
     Returns
     -------
@@ -779,13 +778,13 @@ def prepare(
     label : str, optional
         Column of the labels. For FASTA: pattern of the label in the header.
     labels : str, optional
-        Table with the labels of the files of a folder, or of the records of a FASTA file, joined by name.
+        Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
         Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients; a group is in one split only. For FASTA: pattern in the header.
+        Column of groups, such as patients, each in one split only. For FASTA: pattern.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -807,7 +806,7 @@ def prepare(
     rate : int, optional
         Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Read the samples of sounds instead of spectrum frames; the default for models that read samples.
+        Read the samples of sounds, not spectrum frames; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -825,7 +824,7 @@ def prepare(
     mirrors : sequence of str, default=()
         Addresses to try first.
     cache : path-like, optional
-        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's cache folder.
+        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's.
 
     Returns
     -------
@@ -877,7 +876,7 @@ def pretrain(
     seed : int, default=0
         Seed of random weights, of the input layer and of the order of rows.
     compute : str, default='auto'
-        Precision: float32, bfloat16, or auto: bfloat16 if the device multiplies it natively.
+        Precision: float32, bfloat16, or auto (the faster one).
     steps : int, optional
         Total optimizer steps. Default: 5000, or 2000 for pretrain.
     learning_rate : float, optional
@@ -890,7 +889,7 @@ def pretrain(
     resume : bool, default=False
         Resume from the last checkpoint.
     vocabulary : int, default=256
-        Number of tokens: 256 for the bytes of a text, more to train a tokenizer; any number for a stream.
+        Tokens: 256 for bytes of text, more to train a tokenizer; any for a stream.
     batch_tokens : int, default=4096
         Tokens per optimizer step.
     context : int, optional
@@ -898,7 +897,7 @@ def pretrain(
     short : int, optional
         Context length in the first steps. Default: a quarter of context.
     short_share : float, default=0.6
-        Share of the steps with the short context, which is doubled afterwards.
+        Share of the steps with the short context.
     warm_up : int, default=200
         Steps of linear warm-up; a cosine schedule follows.
     weight_decay : float, default=0.1
@@ -906,7 +905,7 @@ def pretrain(
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
-        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's cache folder.
+        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's.
 
     Returns
     -------
@@ -943,7 +942,7 @@ def report(
     out : path-like, optional
         Folder or file of the results. Default: in the cache.
     cache : path-like, optional
-        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's cache folder.
+        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's.
 
     Returns
     -------
@@ -1014,7 +1013,7 @@ def reproduce(
     seeds : int, optional
         Number of seeds, from 0. Default: 3 for day, full and paper, else 1.
     override : mapping, optional
-        Replace a value of the scale, such as backbone=bert-base-uncased.
+        Replace a value of the scale, such as backbone=gpt2.
     workers : int, default=0
         Number of local worker processes; 0 for none.
     scheduler : str, optional
@@ -1022,13 +1021,13 @@ def reproduce(
     label : str, optional
         Column of the labels. For FASTA: pattern of the label in the header.
     labels : str, optional
-        Table with the labels of the files of a folder, or of the records of a FASTA file, joined by name.
+        Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
         Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients; a group is in one split only. For FASTA: pattern in the header.
+        Column of groups, such as patients, each in one split only. For FASTA: pattern.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -1050,7 +1049,7 @@ def reproduce(
     rate : int, optional
         Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Read the samples of sounds instead of spectrum frames; the default for models that read samples.
+        Read the samples of sounds, not spectrum frames; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -1062,7 +1061,7 @@ def reproduce(
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
-        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's cache folder.
+        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's.
 
     Returns
     -------
@@ -1162,14 +1161,14 @@ def train(
         symbols, orthogonal or kernels for vectors. Default: native if the model reads such data, else kernels
         for your own series and symbols, else gaussian or orthogonal.
     long : str, default='cut'
-        Texts longer than the model reads: cut them, or read windows and average their features.
+        Texts longer than the model reads: cut them, or average over windows.
     gain : float, optional
         Scale of the input layer. Default: 6 for kernels, else 1.41.
     patch : int, optional
         Values per token (window length). Default: 9 for your own series, 5 for symbols, else 1.
     stride : int, optional
-        Values from one window to the next. Default: as for up to 1024 windows for your own series and symbols,
-        else the patch.
+        Values between windows. Default: as for up to 1024 windows for your own series and symbols, else the
+        patch.
     dilations : str, optional
         Steps between the values of a window, such as 1,2,4, read side by side; auto: 1, 2, 4 ... up to the
         length. Default: auto for your own series, else 1.
@@ -1182,13 +1181,13 @@ def train(
     label : str, optional
         Column of the labels. For FASTA: pattern of the label in the header.
     labels : str, optional
-        Table with the labels of the files of a folder, or of the records of a FASTA file, joined by name.
+        Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
         Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients; a group is in one split only. For FASTA: pattern in the header.
+        Column of groups, such as patients, each in one split only. For FASTA: pattern.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -1210,7 +1209,7 @@ def train(
     rate : int, optional
         Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Read the samples of sounds instead of spectrum frames; the default for models that read samples.
+        Read the samples of sounds, not spectrum frames; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -1224,7 +1223,7 @@ def train(
     run : path-like, optional
         Folder of a run of train. Default: in the cache.
     compute : str, default='auto'
-        Precision: float32, bfloat16, or auto: bfloat16 if the device multiplies it natively.
+        Precision: float32, bfloat16, or auto (the faster one).
     store : str, optional
         Precision on disk: float16, bfloat16 or float32. Default: float32 for your own series and symbols, else
         float16.
@@ -1266,7 +1265,7 @@ def train(
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
-        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's cache folder.
+        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's.
 
     Returns
     -------
@@ -1344,13 +1343,13 @@ def tune(
     label : str, optional
         Column of the labels. For FASTA: pattern of the label in the header.
     labels : str, optional
-        Table with the labels of the files of a folder, or of the records of a FASTA file, joined by name.
+        Table with the labels of a folder's files or of FASTA records, joined by name.
     id : str, optional
         Column of row names; in long form, of sequence names.
     time : str, optional
         Column that orders the rows of a sequence, in long form.
     group : str, optional
-        Column of groups, such as patients; a group is in one split only. For FASTA: pattern in the header.
+        Column of groups, such as patients, each in one split only. For FASTA: pattern.
     drop : str or sequence of str, optional
         Columns to ignore, comma-separated.
     text : str, optional
@@ -1372,7 +1371,7 @@ def tune(
     rate : int, optional
         Samples per second to which sounds are resampled. Default: 16000.
     waveform : bool, default=False
-        Read the samples of sounds instead of spectrum frames; the default for models that read samples.
+        Read the samples of sounds, not spectrum frames; default for models of samples.
     data : path-like, optional
         Folder of the data set's files. Default: RESERVOIR_DATA.
     parameters : mapping, optional
@@ -1386,7 +1385,7 @@ def tune(
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional
-        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's cache folder.
+        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's.
     workers : int, default=0
         Number of local worker processes; 0 for none.
     scheduler : str, optional

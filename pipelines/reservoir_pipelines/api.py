@@ -22,22 +22,10 @@ from reservoir.option_fields import Options, as_group, keyword
 if TYPE_CHECKING:
     from reservoir_cache import FeatureStore
 
-    from reservoir_pipelines.attention_maps import Attention
-    from reservoir_pipelines.extraction.extract import Extraction
-    from reservoir_pipelines.extraction.forecast import Forecast
-    from reservoir_pipelines.fitting.results import Fit
-    from reservoir_pipelines.prediction.explain import Explanation
-    from reservoir_pipelines.prediction.export import Export
-    from reservoir_pipelines.prediction.predict import Predictions
-    from reservoir_pipelines.preparation.prepared import Prepared
-    from reservoir_pipelines.pretraining.pretrained import Pretraining
-    from reservoir_pipelines.reports.report import Report
-    from reservoir_pipelines.reproduction.reproduce import Reproduction
-    from reservoir_pipelines.training.training_result import Training
-    from reservoir_pipelines.tuning.tune import Tuning
+    import reservoir_pipelines as results  # its stub names the classes
 
     StrPath = str | PathLike[str]
-    Features = Extraction | FeatureStore | Path | str
+    Features = results.Extraction | FeatureStore | Path | str
 
 TASK = """\
     Parameters
@@ -62,7 +50,7 @@ def takes(*groups: type[Options]) -> Callable[[F], F]:
         items = {item.name: item for group in groups for item in fields(group)}
         items = {name: item for name, item in items.items() if name not in {p.name for p in own}}
         options = [keyword(item.name, item.default, str(item.type)) for item in items.values()]
-        returned = function.__annotations__["return"]
+        returned = function.__annotations__["return"].removeprefix("results.")
         vars(function).update(
             groups=groups, __signature__=inspect.Signature([*own, *options], return_annotation=returned)
         )
@@ -98,7 +86,7 @@ def groups_of(function: Callable[..., Any], given: Mapping[str, Any]) -> list[An
 
 
 @takes(opt.TaskOptions, opt.ClusterOptions, opt.DownloadOptions, opt.CacheOptions)
-def prepare(task: StrPath, **options: Any) -> Prepared:
+def prepare(task: StrPath, **options: Any) -> results.Prepared:
     """Prepare a task's data, or open it if that has been done.
 
     The data lies in the cache, named after the task's parameters and the contents of the source files. It is written
@@ -118,7 +106,7 @@ def prepare(task: StrPath, **options: Any) -> Prepared:
 
 
 @takes(opt.ExtractOptions, opt.ClusterOptions)
-def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: Any) -> Extraction:
+def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: Any) -> results.Extraction:
     """Run a frozen transformer over a task once and cache its pooled hidden states.
 
     Whatever is cached already is reused: a finished extraction runs nothing, an interrupted one goes on, and a new
@@ -156,7 +144,7 @@ def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: An
 
 
 @takes(opt.ExtractOptions)
-def plan(task: StrPath, *, rows: int | None = None, workers: int = 1, **options: Any) -> Forecast:
+def plan(task: StrPath, *, rows: int | None = None, workers: int = 1, **options: Any) -> results.Forecast:
     """Measure a few seconds of an extraction and estimate the time, disk and memory of all of it.
 
     Nothing is written but the prepared data.
@@ -183,7 +171,7 @@ def plan(task: StrPath, *, rows: int | None = None, workers: int = 1, **options:
 
 
 @takes(opt.FitOptions, opt.DeviceOptions)
-def fit(features: Features | Sequence[Features], **options: Any) -> Fit:
+def fit(features: Features | Sequence[Features], **options: Any) -> results.Fit:
     """Fit a readout to every column under every setting and choose one by validation.
 
     Parameters
@@ -217,7 +205,7 @@ def fit(features: Features | Sequence[Features], **options: Any) -> Fit:
 
 
 @takes(opt.TuneOptions, opt.ShapeOptions, opt.RowOptions, opt.PlaceOptions, opt.ClusterOptions, opt.OutOptions)
-def tune(task: StrPath, **options: Any) -> Tuning:
+def tune(task: StrPath, **options: Any) -> results.Tuning:
     """Search for the reservoirs that suit some data, and fit a readout to the best of them side by side.
 
     The default reservoir and random variations of it are extracted and judged by cross-validation on train and valid:
@@ -246,7 +234,7 @@ def tune(task: StrPath, **options: Any) -> Tuning:
 
 
 @takes(opt.DeviceOptions, opt.TrustOptions)
-def predict(readout: StrPath, file: StrPath, **options: Any) -> Predictions:
+def predict(readout: StrPath, file: StrPath, **options: Any) -> results.Predictions:
     """Apply a saved readout to the sequences of a file.
 
     Parameters
@@ -279,7 +267,7 @@ def predict(readout: StrPath, file: StrPath, **options: Any) -> Predictions:
 
 
 @takes(opt.ExplainOptions)
-def explain(readout: StrPath, file: StrPath, **options: Any) -> Explanation:
+def explain(readout: StrPath, file: StrPath, **options: Any) -> results.Explanation:
     """Draw what each position of some sequences adds to the score of the predicted class.
 
     Parameters
@@ -316,7 +304,7 @@ def explain(readout: StrPath, file: StrPath, **options: Any) -> Explanation:
 
 
 @takes(opt.OutOptions)
-def export(readout: StrPath, *, to: str = "torch", **options: Any) -> Export:
+def export(readout: StrPath, *, to: str = "torch", **options: Any) -> results.Export:
     """Write a saved readout and its frozen model as one file, from a raw sequence to logits.
 
     ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that it
@@ -347,7 +335,7 @@ def export(readout: StrPath, *, to: str = "torch", **options: Any) -> Export:
 
 
 @takes(opt.ReservoirOptions, opt.RowOptions, opt.TrainOptions, opt.PlaceOptions)
-def train(task: StrPath, **options: Any) -> Training:
+def train(task: StrPath, **options: Any) -> results.Training:
     """Train some groups of a model's parameters on a task, with everything else frozen.
 
     The same settings give the same weights on a CPU, however often the run was stopped and resumed. Started by
@@ -371,7 +359,7 @@ def train(task: StrPath, **options: Any) -> Training:
 
 
 @takes(opt.ShapeOptions, opt.PretrainOptions, opt.PlaceOptions)
-def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> Pretraining:
+def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> results.Pretraining:
     """Pretrain a backbone on a corpus.
 
     Causal models learn to predict the next token; models that see both directions learn to predict hidden tokens.
@@ -404,7 +392,7 @@ def pretrain(corpus: StrPath, *, out: StrPath, **options: Any) -> Pretraining:
 
 
 @takes(opt.ReservoirOptions, opt.TaskOptions, opt.AttentionOptions, opt.PlaceOptions)
-def attention(task: StrPath, **options: Any) -> Attention:
+def attention(task: StrPath, **options: Any) -> results.Attention:
     """Draw and save the attention maps of one block over the first rows of a split.
 
     With ``run``, the folder of a run of `train`, the model, the task's parameters and the scaling are the run's.
@@ -428,7 +416,7 @@ def attention(task: StrPath, **options: Any) -> Attention:
 @takes(opt.ReproduceOptions, opt.ClusterOptions, opt.TaskOptions, opt.PlaceOptions)
 def reproduce(
     names: StrPath | Sequence[StrPath], *, confirm: Callable[[Any, Any], bool] | None = None, **options: Any
-) -> Reproduction:
+) -> results.Reproduction:
     """Run the cells of recipes that have not finished yet, and fill their tables.
 
     Parameters
@@ -457,7 +445,7 @@ def reproduce(
 
 
 @takes(opt.OutOptions, opt.CacheOptions)
-def report(sources: StrPath | Sequence[StrPath], *, markdown: bool = False, **options: Any) -> Report:
+def report(sources: StrPath | Sequence[StrPath], *, markdown: bool = False, **options: Any) -> results.Report:
     """Write a page about folders of `reproduce`, `fit` and `train`.
 
     Parameters

@@ -9,18 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from reservoir.options import (
-    CacheOptions,
-    ClusterOptions,
-    ImportOptions,
-    ModelOptions,
-    OutOptions,
-    PlaceOptions,
-    ReproduceOptions,
-    ReservoirOptions,
-    RowOptions,
-    TaskOptions,
-)
+from reservoir import options as opt
 from reservoir_pipelines import api
 from reservoir_pipelines.command import HELP, command
 from reservoir_pipelines.commands import cache_commands, data_commands, fit_commands, model_commands, reproduce_commands
@@ -41,26 +30,26 @@ app = typer.Typer(
 caches = typer.Typer(help="Look after what is kept.", context_settings=HELP, rich_markup_mode=None)
 
 # Each command with its groups of options; those of a public function stand for all of its groups.
-_DATA, _PROTOCOL = (TaskOptions, "data"), (TaskOptions, "data", "protocol")
-_MODEL = (ModelOptions, "init", "seed", "depth")
-command(app, data_commands.tasks, _DATA, CacheOptions)
-command(app, data_commands.doctor, _DATA, CacheOptions)
+_DATA, _PROTOCOL = (opt.TaskOptions, "data"), (opt.TaskOptions, "data", "protocol")
+_MODEL = (opt.ModelOptions, "init", "seed", "depth")
+command(app, data_commands.tasks, _DATA, opt.CacheOptions)
+command(app, data_commands.doctor, _DATA, opt.CacheOptions)
 command(app, data_commands.prepare, api.prepare)
 command(app, data_commands.extract, api.extract)
 command(app, data_commands.plan, api.plan)
-command(app, fit_commands.fit, api.fit, CacheOptions, ReservoirOptions, RowOptions)
+command(app, fit_commands.fit, api.fit, opt.CacheOptions, opt.ReservoirOptions, opt.RowOptions)
 command(app, fit_commands.tune, api.tune)
 command(app, fit_commands.predict, api.predict)
 command(app, fit_commands.explain, api.explain)
 command(app, fit_commands.export, api.export)
-command(app, model_commands.backbone, _MODEL, _PROTOCOL, ImportOptions, OutOptions, CacheOptions)
+command(app, model_commands.backbone, _MODEL, _PROTOCOL, opt.OutOptions, opt.CacheOptions)
 command(app, model_commands.attention, api.attention)
 command(app, model_commands.train, api.train)
 command(app, model_commands.pretrain, api.pretrain)
-command(app, reproduce_commands.reproduce, ReproduceOptions, ClusterOptions, _DATA, PlaceOptions)
+command(app, reproduce_commands.reproduce, opt.ReproduceOptions, opt.ClusterOptions, _DATA, opt.PlaceOptions)
 command(app, reproduce_commands.report, api.report)
 for _name in ("list_", "show", "verify", "repair", "remove", "prune"):
-    command(caches, getattr(cache_commands, _name), CacheOptions)
+    command(caches, getattr(cache_commands, _name), opt.CacheOptions)
 app.add_typer(caches, name="cache")
 
 

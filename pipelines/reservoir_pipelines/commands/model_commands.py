@@ -18,19 +18,21 @@ from reservoir_pipelines.command import Answer, OwnTask, Table
 from reservoir_pipelines.commands.fit_commands import evaluation_tables
 from reservoir_pipelines.output import notify, percent, score_text
 
+IMPORT = "Convert an ONNX, GGUF or pytorch_model.bin file to a model folder, --out FOLDER."
+
 
 def backbone(
     name: Annotated[
         str | None, typer.Argument(help="mini, gpt2, bert-base-uncased, esn:units=500, a folder, a hub name ...")
     ] = None,
     task: Annotated[str | None, typer.Option(help="Also count the trained parameters on this task.")] = None,
+    foreign: Annotated[Path | None, typer.Option("--import", help=IMPORT)] = None,
     *,
     given: dict[str, Any],
 ) -> Answer:
     """Describe a backbone, or import one from a file."""
     from reservoir_pipelines.card import card
 
-    foreign = given.pop("foreign", None)
     if foreign or name is None:
         return _import(name, foreign, given)
     model, source = as_group(given, ModelOptions), as_group(given, TaskOptions)
