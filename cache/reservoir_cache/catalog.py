@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,7 +28,6 @@ class EntrySummary:
 
     Parameters
     ----------
-    entry : Entry
     bytes : int
         Size of all its files.
     created, used : datetime
@@ -38,7 +37,7 @@ class EntrySummary:
     blocks_done, blocks : int
         How many blocks have all columns, and how many there are; see ``Entry.progress``.
     fault : str or None
-        Why a manifest cannot be read, if it cannot.
+        Why a manifest cannot be read.
     """
 
     entry: Entry
@@ -109,11 +108,24 @@ def remove(path: Path) -> None:
     try:
         if path.is_symlink():
             path.unlink()  # its target does not belong to the cache
-        elif is_regular(path / LOCK_FILE):
-            with entry_locks(path).removal():
-                _delete(path)
-        else:
-            _delete(path)
+            return
+        with entry_locks(path).removal() if is_regular(path / LOCK_FILE) else nullcontext():
+            # The specification goes first and the lock last, so that half of the folder is neither entry nor unlocked.
+            (path / SPEC_FILE).unlink(missing_ok=True)
+            sync(path)
+            fault_point("marked")
+            for item in path.iterdir():
+                if item.is_dir() and not item.is_symlink():
+                    shutil.rmtree(item)
+                elif item.name != LOCK_FILE:
+                    item.unlink()
+            fault_point("emptied")
+            (path / LOCK_FILE).unlink(missing_ok=True)
+            try:
+                path.rmdir()
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:  # else another run has just begun the entry anew
+                    raise
     except OSError as error:
         raise CacheError(f"{path}: cannot be removed ({error.strerror}); check permissions") from error
 
@@ -207,27 +219,6 @@ def _scan(root: Path) -> Iterator[Entry | Problem]:
                 yield Entry.open(folder)
             except CacheError as error:
                 yield Problem.of(folder, error, remedy)
-
-
-def _delete(path: Path) -> None:
-    """Remove an entry's folder: specification first and lock last, so that half of it is neither entry nor unlocked."""
-    (path / SPEC_FILE).unlink(missing_ok=True)
-    sync(path)
-    fault_point("marked")
-    for item in path.iterdir():
-        if item.name == LOCK_FILE:
-            continue
-        if item.is_dir() and not item.is_symlink():
-            shutil.rmtree(item)
-        else:
-            item.unlink()
-    fault_point("emptied")
-    (path / LOCK_FILE).unlink(missing_ok=True)
-    try:
-        path.rmdir()
-    except OSError as error:
-        if error.errno != errno.ENOTEMPTY:  # else another run has just begun the entry anew
-            raise
 
 
 def _times(path: Path) -> tuple[int, int]:

@@ -12,9 +12,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from reservoir_cache.entry import Entry
+from reservoir_cache.entry import NAME, Entry
 from reservoir_cache.locks import entry_locks
-from reservoir_cache.manifest import NAME
 from reservoir_cache.publish import CacheError, file_crc32, is_regular, publish, publish_json, read_json
 from reservoir_cache.shard import UNREADABLE, dataset_names, read_array
 from reservoir_cache.spec import canonical_json, check_name
@@ -23,21 +22,9 @@ FOLDER = "moments"
 
 
 def save_arrays(entry: Entry, name: str, arrays: Mapping[str, NDArray], meta: Mapping[str, Any]) -> bool:
-    """Save derived arrays, such as moments, under a name, replacing what that name had.
+    """Save arrays of numbers with JSON values under a name, replacing what that name had; their names may contain '/'.
 
-    Parameters
-    ----------
-    entry : Entry
-    name : str
-    arrays : mapping of str to ndarray
-        Numbers or booleans, of any shape; names may contain '/'.
-    meta : mapping
-        JSON values.
-
-    Returns
-    -------
-    bool
-        Whether they were saved: False if this user may only read the entry, or the disk is full.
+    Returns whether they were saved: False if this user may only read the entry, or the disk is full.
     """
     folder = entry.path / FOLDER
     path = folder / f"{check_name(name, 'name of derived arrays')}.h5"

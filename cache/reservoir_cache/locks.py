@@ -99,7 +99,12 @@ class EntryLocks:
                     publish_json(path, _run_record(), durable=False)  # no run survives a power loss
                     self._record = os.open(path, os.O_RDWR)
                     fcntl.lockf(self._record, fcntl.LOCK_EX, 1)
-                    self._remove_dead()
+                    alive = {p.stem for p in _records(self._folder) if p == path or _is_locked(p)}
+                    runs = {p: p.stem for p in _records(self._folder)}
+                    runs |= {p: p.name[:-4].rpartition(".")[2] for p in self._folder.rglob(".*.tmp")}
+                    for left in (p for p, run in runs.items() if run not in alive):
+                        with suppress(OSError):  # only its owner may remove it
+                            left.unlink(missing_ok=True)
             self._runs += 1
         try:
             yield
@@ -126,16 +131,6 @@ class EntryLocks:
                 _open_locks.pop((status.st_dev, status.st_ino), None)
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def _remove_dead(self) -> None:
-        records = _records(self._folder)
-        alive = {path.stem for path in records if path.stem == run_identity() or _is_locked(path)}
-        runs = {path: path.stem for path in records}
-        runs |= {path: path.name[:-4].rpartition(".")[2] for path in self._folder.rglob(".*.tmp")}
-        for path, run in runs.items():
-            if run not in alive:
-                with suppress(OSError):  # only its owner may remove it
-                    path.unlink(missing_ok=True)
 
     def _check_present(self, present: bool) -> None:
         if not present:

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import DTypeLike, NDArray
 
-from reservoir_cache.entry import Entry
+from reservoir_cache.entry import NAME, Entry, Shard, Targets, is_sound
 from reservoir_cache.locks import mark_used
-from reservoir_cache.manifest import NAME, Shard, Targets, is_sound
 from reservoir_cache.publish import CacheError, file_crc32, repair_command
 from reservoir_cache.shard import UNREADABLE, Encoded, Place, decode, read_array, target_ranks
 

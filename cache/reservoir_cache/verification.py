@@ -9,9 +9,8 @@ from typing import Any
 
 from reservoir_cache import derived
 from reservoir_cache.derived import fault
-from reservoir_cache.entry import Entry
+from reservoir_cache.entry import NAME, Entry, Manifest, Shard, block_of, page_name, page_of
 from reservoir_cache.locks import entry_locks
-from reservoir_cache.manifest import NAME, Manifest, Shard, block_of, page_name, page_of
 from reservoir_cache.publish import CacheError, Problem, fault_point, file_crc32, is_regular, repair_command
 from reservoir_cache.shard import UNREADABLE, ShardHeader, inspect_shard
 from reservoir_cache.spec import FORMAT
@@ -67,18 +66,8 @@ def repair(entry: Entry, problems: Iterable[Problem] | None = None) -> list[Prob
     """Remove damaged files and their lines in the manifests, so that a rerun of extract computes only them again.
 
     A damaged or missing manifest is rebuilt from its shards. Files that another run is writing or has repaired are
-    left alone, and so are unfinished splits.
-
-    Parameters
-    ----------
-    entry : Entry
-    problems : iterable of Problem, optional
-        What ``verify`` found; by default it is run.
-
-    Returns
-    -------
-    list of Problem
-        What was repaired.
+    left alone, and so are unfinished splits. ``problems`` is what ``verify`` found, which is run by default; returns
+    those of them that were repaired.
     """
     repaired = []
     by_folder: dict[Path, list[Problem]] = {}

@@ -14,9 +14,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from reservoir_cache.entry import Entry
+from reservoir_cache.entry import TARGETS_FILE, Column, Entry, Shard, Targets, check_column_name, is_sound, page_of
 from reservoir_cache.locks import entry_locks
-from reservoir_cache.manifest import TARGETS_FILE, Column, Shard, Targets, check_column_name, is_sound, page_of
 from reservoir_cache.publish import CacheError, publish
 from reservoir_cache.shard import ShardHeader, encode, shard_image, target_ranks
 from reservoir_cache.spec import FORMAT

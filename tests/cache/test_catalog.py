@@ -22,9 +22,7 @@ from reservoir_cache import (
     list_entries,
     prunable,
     remove,
-    repair,
     required_bytes,
-    save_arrays,
     summarize,
     untracked,
     verify,
@@ -45,6 +43,8 @@ def test_entries_are_listed_and_broken_folders_reported(tmp_path, toy):
     assert set(found) == {bad.path, tmp_path / "features" / "toy" / "notes"}
     assert "not a sound specification" in found[bad.path]
     assert str(tmp_path) not in found[tmp_path / "features" / "toy" / "notes"]
+    remove(bad.path)
+    assert not bad.path.exists()
     assert list_entries(tmp_path / "nothing") == broken_entries(tmp_path / "nothing") == []
 
 
@@ -87,28 +87,6 @@ def test_remove_deletes_an_entry_and_nothing_else(tmp_path, toy):
     assert verify(toy.fill(toy.entry(tmp_path))) == []
 
 
-def test_a_broken_entry_can_be_removed(tmp_path, toy):
-    entry = toy.entry(tmp_path)
-    (entry.path / "spec.json").write_text("{")
-    remove(entry.path)
-    assert broken_entries(tmp_path) == []
-
-
-@pytest.mark.parametrize("left", ["everything", "the lock", "a split", "moments", "nothing"])
-def test_a_half_removed_entry_can_be_removed(tmp_path, toy, left):
-    entry = toy.fill(toy.entry(tmp_path))
-    kept = {"the lock": ["lock"], "a split": ["train"], "moments": ["moments"], "nothing": []}
-    (entry.path / "moments").mkdir()
-    (entry.path / "spec.json").unlink()
-    for item in list(entry.path.iterdir()):
-        if left != "everything" and item.name not in kept[left]:
-            shutil.rmtree(item) if item.is_dir() else item.unlink()
-    assert [problem.path for problem in broken_entries(tmp_path)] == [entry.path]
-    assert "reservoir cache remove" in str(broken_entries(tmp_path)[0])
-    remove(entry.path)
-    assert not entry.path.exists()
-
-
 @pytest.mark.parametrize("when", range(12))
 def test_a_removal_killed_at_any_step_can_be_repeated(tmp_path, toy, monkeypatch, when):
     entry, steps = toy.fill(toy.entry(tmp_path)), []
@@ -134,6 +112,7 @@ def test_a_removal_killed_at_any_step_can_be_repeated(tmp_path, toy, monkeypatch
             assert len(steps) <= when  # it was over before
     if entry.path.exists():
         assert (when == 0) == (list_entries(tmp_path) == [entry])
+        assert (when == 0) or "reservoir cache remove" in str(broken_entries(tmp_path)[0])
         remove(entry.path)
     assert not entry.path.exists()
 
@@ -201,22 +180,6 @@ def test_an_entry_knows_whether_it_is_finished(tmp_path, toy):
     assert summarize(entry).columns == tuple(sorted(toy.shapes))
     write_block(entry, "test", 0, {"new/one": np.ones((4, 1, 2), np.float32)})
     assert state() == ({"test": (1, 1), "train": (0, 3)}, 1, False, {"train"})
-
-
-@pytest.mark.parametrize("gone", ["train", "train/manifest.json", "test/targets.h5", "moments/manifest.json"])
-def test_an_entry_that_lost_something_is_not_whole(tmp_path, toy, gone):
-    entry = toy.fill(toy.entry(tmp_path))
-    save_arrays(entry, "ridge", {"n": np.arange(3)}, {})
-    before = toy.digest(entry.path)
-    path = entry.path / gone
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert [problem.path for problem in verify(entry)] == [path]
-    assert summarize(entry).finished == (gone.startswith("moments") or "targets" in gone)
-    repair(entry)
-    toy.fill(entry)
-    save_arrays(entry, "ridge", {"n": np.arange(3)}, {})
-    assert verify(entry) == []
-    assert toy.digest(entry.path) == before
 
 
 def test_a_damaged_manifest_is_a_fault_of_the_summary(tmp_path, toy):
@@ -296,12 +259,6 @@ def test_prunable_chooses_unfinished_extractions_last_and_only_on_request(tmp_pa
     assert chosen(tmp_path, keep_bytes=300_000, unfinished=True) == [0]
     assert chosen(tmp_path, keep_bytes=0, unfinished=True) == [1, 2, 0]
     assert chosen(tmp_path, older=timedelta(0)) == [1, 2]
-
-
-def test_reading_an_entry_counts_as_use(tmp_path, toy):
-    first, _ = sized(tmp_path, toy, [10, 10])
-    _ = FeatureStore(first)["train"].y
-    assert chosen(tmp_path, keep_bytes=100_000) == [1]
 
 
 @pytest.mark.parametrize("store", ["float16", "float32"])

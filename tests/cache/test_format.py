@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 from reservoir_cache import FORMAT, Layout, Spec, save_arrays
-from reservoir_cache.manifest import Column, Manifest, Shard, Targets
+from reservoir_cache.entry import Column, Manifest, Shard, Targets
 from reservoir_cache.shard import ShardHeader
 from reservoir_cache.spec import _REQUIRED
 
@@ -113,7 +113,7 @@ def test_the_tables_name_what_is_in_a_shard(tmp_path, toy, store):
 
 
 def test_the_tree_names_every_file(toy, tmp_path, monkeypatch):
-    monkeypatch.setattr("reservoir_cache.manifest.PAGE_BLOCKS", 2)
+    monkeypatch.setattr("reservoir_cache.entry.PAGE_BLOCKS", 2)
     full = toy.fill(toy.entry(tmp_path))
     save_arrays(full, "ridge", {"n": np.arange(3)}, {})
     tree = re.findall(r"^        (\S+)", TEXT.partition("## Folders")[2].partition("\n##")[0], re.MULTILINE)
@@ -125,7 +125,7 @@ def test_the_tree_names_every_file(toy, tmp_path, monkeypatch):
 
 
 def test_the_pages_have_as_many_blocks_as_the_text_says():
-    from reservoir_cache.manifest import PAGE_BLOCKS
+    from reservoir_cache.entry import PAGE_BLOCKS
 
     assert f"pages of {PAGE_BLOCKS} blocks" in TEXT
     assert f"blocks {PAGE_BLOCKS} n to {PAGE_BLOCKS} n + {PAGE_BLOCKS - 1}" in TEXT

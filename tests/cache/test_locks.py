@@ -1,7 +1,6 @@
 """Claims: one holder at a time, over threads and processes, and gone with the process."""
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -131,14 +130,6 @@ def test_a_forked_child_has_none_of_its_parents_claims(entry):
     assert done.stdout.split() == ["1", "1", "1"]
 
 
-def test_a_run_is_recorded_with_host_and_pid(entry):
-    with entry.claim("train", 0):
-        (path,) = (entry.path / "runs").iterdir()
-        assert json.loads(path.read_text())["pid"] == os.getpid()
-        assert entry.running()[0]["host"]
-    assert not path.exists()
-
-
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP])
 def test_a_file_system_without_locks_is_named(entry, monkeypatch, code):
     def refuse(*_):
@@ -147,8 +138,3 @@ def test_a_file_system_without_locks_is_named(entry, monkeypatch, code):
     monkeypatch.setattr("fcntl.lockf", refuse)
     with pytest.raises(CacheError, match=r"no file locks.*--cache"), entry.claim("train", 0):
         pass
-
-
-def test_block_numbers_are_all_different(entry):
-    numbers = [entry.block_number(split, block) for split in entry.splits for block in range(len(entry.blocks(split)))]
-    assert numbers == list(range(4))

@@ -1,37 +1,11 @@
 """The package as a whole: what it exports, what importing it costs, and that its files do not import in circles."""
 
-import ast
 import subprocess
 import sys
-from graphlib import TopologicalSorter
-from pathlib import Path
 
 import pytest
 import reservoir_cache
 from reservoir_cache import publish
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def imports(path):
-    """Return the modules of reservoir_cache that a file names, and the names it takes from the package itself."""
-    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom) and node.module]
-    inner = {node.module.split(".")[1] for node in nodes if node.module.startswith("reservoir_cache.")}
-    return inner, {name.name for node in nodes if node.module == "reservoir_cache" for name in node.names}
-
-
-def test_the_files_of_the_cache_do_not_import_in_circles():
-    files = [path for path in (ROOT / "cache" / "reservoir_cache").glob("*.py") if path.stem != "__init__"]
-    graph = {path.stem: set.union(*imports(path)) & {file.stem for file in files} for path in files}
-    assert len(list(TopologicalSorter(graph).static_order())) == len(files)
-
-
-@pytest.mark.parametrize("folder", ["pipelines", "benchmarks"])
-def test_what_others_use_of_the_cache_is_importable_from_the_package_itself(folder):
-    for path in sorted((ROOT / folder).rglob("*.py")):
-        inner, names = imports(path)
-        assert not inner, path
-        assert all(getattr(reservoir_cache, name) is not None for name in names), path
 
 
 def test_every_name_that_is_imported_late_exists():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from reservoir_cache import CacheError, FeatureStore, repair, verify
-from reservoir_cache.manifest import page_of
+from reservoir_cache.entry import page_of
 
 PAGES = ["manifest.json", "manifest-1.json", "manifest-2.json"]
 
@@ -12,7 +12,7 @@ PAGES = ["manifest.json", "manifest-1.json", "manifest-2.json"]
 @pytest.fixture
 def paged(monkeypatch, toy, tmp_path):
     """Return a full entry of 10 train rows in 5 blocks, two to a page."""
-    monkeypatch.setattr("reservoir_cache.manifest.PAGE_BLOCKS", 2)
+    monkeypatch.setattr("reservoir_cache.entry.PAGE_BLOCKS", 2)
     return toy.fill(toy.entry(tmp_path, block_rows=2))
 
 
@@ -71,7 +71,7 @@ def test_pages_in_each_others_place_are_refused(paged):
 def test_a_column_of_two_shapes_is_refused_by_the_writer_of_a_later_page(monkeypatch, toy, tmp_path):
     from reservoir_cache import write_block
 
-    monkeypatch.setattr("reservoir_cache.manifest.PAGE_BLOCKS", 2)
+    monkeypatch.setattr("reservoir_cache.entry.PAGE_BLOCKS", 2)
     entry = toy.entry(tmp_path, block_rows=2)
     write_block(entry, "train", 0, toy.features(entry, "train", 0, ["final/last"]))
     wrong = toy.features(entry, "train", 4, ["block02/all"])["block02/all"]

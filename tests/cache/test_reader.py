@@ -60,11 +60,6 @@ def test_an_unfinished_column_is_named_with_its_blocks(entry, toy):
         _ = train.y
 
 
-def test_there_is_no_such_split(full):
-    with pytest.raises(CacheError, match="no split 'valid'"):
-        FeatureStore(full)["valid"]
-
-
 @pytest.mark.parametrize("file", ["train/00001-0.h5", "train/targets.h5"])
 @pytest.mark.parametrize("damage", ["cut", "longer", "gone"])
 def test_a_missing_file_or_another_size_is_found_on_opening(full, file, damage):
@@ -97,20 +92,6 @@ def test_whatever_byte_changes_a_reader_gets_the_right_values_or_an_error(tmp_pa
             else:
                 np.testing.assert_array_equal(found, values)
     assert refused > 10
-
-
-@pytest.mark.parametrize("column", ["block01/mean", "block02/all", "final/last"])
-def test_every_changed_byte_of_a_column_is_found_on_first_read(full, toy, column):
-    path = full.path / "test" / "00000-0.h5"
-    good = path.read_bytes()
-    encoded = encode(toy.features(full, "test", 0, [column])[column], "float16", column=column)
-    start = good.index(encoded.values.tobytes())
-    for position in range(start, start + encoded.values.nbytes):
-        path.write_bytes(good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
-        with pytest.raises(CacheError, match=rf"00000-0\.h5: damaged \(column {column}\)"):
-            FeatureStore(full)["test"].read(column)
-    path.write_bytes(good)
-    FeatureStore(full)["test"].read(column)
 
 
 def test_damaged_labels_are_found_on_first_read(full):

@@ -1,6 +1,5 @@
 """The key: the same for the same numbers, another for any other."""
 
-import copy
 import json
 import os
 import subprocess
@@ -25,43 +24,17 @@ def leaves(value, path=()):
         yield path
 
 
-LEAVES = [
-    ("task", "name"),
-    ("task", "max_tokens"),
-    ("data", "digest"),
-    ("data", "rows", "train"),
-    ("data", "rows", "test"),
-    ("backbone", "family"),
-    ("backbone", "digest"),
-    ("backbone", "width"),
-    ("init", "kind"),
-    ("init", "seed"),
-    ("input", "kind"),
-    ("input", "seed"),
-    ("input", "gain"),
-    ("input", "patch"),
-    ("input", "stride"),
-    ("padding",),
-    ("compute",),
-    ("store",),
-    ("format",),
-]
-
-
-def test_the_list_of_leaves_is_complete(toy):
-    assert sorted(leaves(toy.spec().to_dict())) == sorted(LEAVES)
-
-
-@pytest.mark.parametrize("path", LEAVES, ids=".".join)
-def test_every_field_changes_the_key(toy, path):
-    values = copy.deepcopy(toy.spec().to_dict())
-    inner = values
-    for key in path[:-1]:
-        inner = inner[key]
-    old = inner[path[-1]]
-    inner[path[-1]] = "float32" if path == ("store",) else old + 1 if not isinstance(old, str) else old + "x"
-    changed = Spec.from_dict(values)
-    assert changed.key != toy.spec().key
+def test_every_field_changes_the_key(toy):
+    paths = list(leaves(toy.spec().to_dict()))
+    assert len(paths) == 19
+    for path in paths:
+        values = toy.spec().to_dict()
+        inner = values
+        for key in path[:-1]:
+            inner = inner[key]
+        old = inner[path[-1]]
+        inner[path[-1]] = "float32" if path == ("store",) else old + 1 if not isinstance(old, str) else old + "x"
+        assert Spec.from_dict(values).key != toy.spec().key, path
 
 
 def test_key_does_not_depend_on_order_or_on_how_a_number_is_written(toy):

@@ -68,8 +68,3 @@ def test_an_exception_in_the_body_is_the_one_seen_and_whole_blocks_are_kept(entr
         raise KeyError("body")
     assert sorted(entry.missing("train", toy.shapes)) == [1, 2]
     assert [problem.path.name for problem in verify(entry)] == ["test", "train"]  # not finished, but nothing damaged
-
-
-def test_a_block_that_does_not_exist_is_refused_at_once(entry, toy):
-    with pytest.raises(CacheError, match="blocks 0 to 2"), ShardWriter(entry) as writer:
-        writer.put("train", 7, toy.features(entry, "train", 0))

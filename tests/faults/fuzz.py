@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import os
-import pickle
 import resource
-import shutil
 import signal
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,10 +14,7 @@ from typing import Any
 
 import h5py
 import numpy as np
-from reservoir_cache import CacheError, Entry, FeatureStore, reader
-from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.preparation.prepared import Prepared
-from reservoir_pipelines.training.run_folder import RunFolder
+from reservoir_cache import CacheError, reader
 
 from reservoir.errors import InputError
 from reservoir.tasks import task_named
@@ -132,9 +124,9 @@ def _child(one: Reader, copies: list[bytes], into: int) -> None:
     os._exit(0)
 
 
-def readers(folder: Path, root: Path) -> list[Reader]:
-    """Write a small file of every format; ``root`` has an entry, prepared data, a readout and a run."""
-    return [*_tables(folder), *_published(folder), *_kept(folder, root)]
+def readers(folder: Path) -> list[Reader]:
+    """Write a small file of every format of own data."""
+    return [*_tables(folder), *_folders(folder)]
 
 
 def _all_rows(name: str, **parameters: Any) -> None:
@@ -169,14 +161,15 @@ def _tables(folder: Path) -> list[Reader]:
     return [
         Reader(f".{name}", path, lambda path=path: _all_rows(str(path)), isolated=name == "h5")
         for name, path in files.items()
-    ] + _folders(folder, x, y)
+    ]
 
 
-def _folders(folder: Path, x: np.ndarray, y: np.ndarray) -> list[Reader]:
+def _folders(folder: Path) -> list[Reader]:
     """Write a series as the archives publish them, and folders of sounds and of pictures by class."""
     from PIL import Image
     from scipy.io import wavfile
 
+    folder, x, y = folder / "own", np.arange(48.0).reshape(12, 4), np.arange(12) % 2
     series = folder / "archive.ts"
     rows = [f"{','.join(map(str, values))}:{label}" for values, label in zip(x, y, strict=True)]
     series.write_text("\n".join(["@univariate true", "@classLabel true 0 1", "@data", *rows]) + "\n")
@@ -191,86 +184,3 @@ def _folders(folder: Path, x: np.ndarray, y: np.ndarray) -> list[Reader]:
         Reader(".wav", sounds / "class0" / "0.wav", lambda: _all_rows(str(sounds))),
         Reader(".png", pictures / "class0" / "0.png", lambda: _all_rows(str(pictures))),
     ]
-
-
-def _published(folder: Path) -> list[Reader]:
-    folder = folder / "published"
-    folder.mkdir()
-    draw, found = np.random.default_rng(0), list[Reader]()
-    for part, rows in (("train", 20), ("t10k", 8)):
-        shape = (rows, 28, 28)
-        images, labels = draw.integers(0, 256, shape, dtype=np.uint8), (np.arange(rows) % 10).astype(np.uint8)
-        header = bytes([0, 0, 8, 3]) + b"".join(n.to_bytes(4, "big") for n in shape)
-        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + images.tobytes()))
-        (folder / f"{part}-labels-idx1-ubyte").write_bytes(
-            bytes([0, 0, 8, 1]) + rows.to_bytes(4, "big") + labels.tobytes()
-        )
-    mnist = lambda: _all_rows("mnist", data=folder)  # noqa: E731
-    found += [
-        Reader("idx.gz", folder / "train-images-idx3-ubyte.gz", mnist),
-        Reader("idx", folder / "t10k-labels-idx1-ubyte", mnist),
-    ]
-    for form in ("binary", "pickles", "tar"):
-        found.append(_cifar(folder / form, form))
-    parts = {"train": 6, "valid": 3, "test_fold_holdout": 3, "test_superfamily_holdout": 3, "test_family_holdout": 3}
-    for part, rows in parts.items():
-        records = [{"primary": "ACDE" * (n + 1), "fold_label": n % 3} for n in range(rows)]
-        (folder / f"remote_homology_{part}.json").write_text(json.dumps(records))
-    homology = lambda: _all_rows("homology", data=folder)  # noqa: E731
-    found.append(Reader("homology json", folder / "remote_homology_valid.json", homology))
-    for part in ("train", "val", "test"):
-        text = "".join(f"( ( ( [MAX {n} ) 3 ) ] )\t{max(n, 3)}\n" for n in range(8))
-        (folder / f"basic_{part}.tsv").write_text("Source\tTarget\n" + text)
-    found.append(Reader("listops tsv", folder / "basic_train.tsv", lambda: _all_rows("listops", data=folder)))
-    return found
-
-
-def _cifar(folder: Path, form: str) -> Reader:
-    draw = np.random.default_rng(1)
-    names = [*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"]
-    images, labels = draw.integers(0, 256, (10, 3072), dtype=np.uint8), np.arange(10, dtype=np.uint8)
-    packed = pickle.dumps({b"data": images, b"labels": labels.tolist(), b"batch_label": b"x"}, protocol=2)
-    below = folder / ("cifar-10-batches-bin" if form == "binary" else "cifar-10-batches-py")
-    below.mkdir(parents=True)
-    flat = np.concatenate([labels[:, None], images], axis=1).tobytes()
-    for name in names:
-        (below / (f"{name}.bin" if form == "binary" else name)).write_bytes(flat if form == "binary" else packed)
-    file = below / ("test_batch.bin" if form == "binary" else "test_batch")
-    if form == "tar":
-        file = folder / "cifar-10-python.tar.gz"
-        with tarfile.open(file, "w:gz") as archive:
-            for name in names:
-                info = tarfile.TarInfo(f"{below.name}/{name}")
-                info.size = len(packed)
-                archive.addfile(info, io.BytesIO(packed))
-        shutil.rmtree(below)
-    return Reader(f"cifar {form}", file, lambda: _all_rows("cifar10", data=folder))
-
-
-def _kept(folder: Path, root: Path) -> list[Reader]:
-    """Return the readers of what the product itself keeps."""
-    root = shutil.copytree(root, folder / "kept")
-    entry, prepared = next(root.glob("features/*/*")), next(root.glob("prepared/*/*/prepared.json"))
-
-    def features() -> None:
-        store = FeatureStore(Entry.open(entry))
-        for split in store.splits:
-            _ = [store[split].read(column) for column in store[split].columns], store[split].labels
-
-    def run() -> None:
-        folder = RunFolder(root / "run")
-        _ = folder.config, folder.result, folder.history, folder.state
-
-    readout = lambda: Bundle.load(root / "readout")  # noqa: E731
-    files = {
-        "spec.json": (entry / "spec.json", features),
-        "manifest.json": (entry / "train" / "manifest.json", features),
-        "a shard": (next((entry / "train").glob("0*.h5")), features),
-        "prepared.json": (prepared, lambda: Prepared.open(prepared.parent)),
-        "readout.json": (root / "readout" / "readout.json", readout),
-        "readout.safetensors": (next((root / "readout").glob("readout-*.safetensors")), readout),
-        "config.json": (root / "run" / "config.json", run),
-        "metrics.jsonl": (root / "run" / "metrics.jsonl", run),
-        "state.json": (sorted((root / "run" / "checkpoints").glob("*/state.json"))[-1], run),
-    }
-    return [Reader(name, path, read) for name, (path, read) in files.items()]

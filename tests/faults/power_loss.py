@@ -16,13 +16,16 @@ import hashlib
 import itertools
 import os
 import random
+import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
+
+from tests.faults.rounds import Count
 
 SECTOR = 512
 CHANGES = ("replace", "rename", "unlink", "remove", "mkdir", "rmdir", "link")
@@ -391,13 +394,13 @@ class Replayer:
                 self._outcomes[key] = repr(self.stage.outcome(folder))
             except Exception as error:
                 self._outcomes[key] = f"error: {error!r}"
-            remove_tree(folder)
+            shutil.rmtree(folder, ignore_errors=True)
         return self._outcomes[key]
 
     def make(self, state: State, *, copy: bool = False) -> Path:
         """Make a folder of a state, always under one path; unless ``copy``, files are links and must not change."""
         folder = self._work / "state"
-        remove_tree(folder)
+        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         for path, content in state.items():
             place = folder / path
@@ -413,6 +416,26 @@ class Replayer:
         return folder
 
 
+def replay(stages: Sequence[Stage], folder: Path, most: int, recoveries: int = 10) -> Iterator[Count]:
+    """Open what a power loss may leave of each stage; then remove each fsync, which some stage must notice.
+
+    ``most`` bounds the states of each moment, and ``recoveries`` those that the same command is run on again.
+    """
+    removed, noticed = set[str](), set[str]()
+    for number, stage in enumerate(stages):
+        work = folder / f"power-{number}"
+        work.mkdir(parents=True)
+        trace = record(stage, work / "stage")
+        replayer = Replayer(stage, work)
+        found = replayer.replay(trace, most=most, recoveries=recoveries)
+        yield Count(f"power loss in {stage.name}", found.states, found.wrong)
+        removed.update(trace.sites())
+        for site in trace.sites():
+            if site not in noticed and replayer.replay(trace.without(site), most=most, stop=True).wrong:
+                noticed.add(site)
+    yield Count("fsync removed, and noticed by the replay", len(removed), sorted(removed - noticed))
+
+
 def digest(state: State) -> str:
     """Return a digest of a state; names of temporary files count."""
     whole = hashlib.sha256()
@@ -420,13 +443,6 @@ def digest(state: State) -> str:
         whole.update(f"{path}\0{'folder' if content is None else len(content)}\0".encode())
         whole.update(content or b"")
     return whole.hexdigest()
-
-
-def remove_tree(folder: Path) -> None:
-    """Remove a folder, if it is there."""
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _describe(event: object) -> str:

@@ -40,7 +40,7 @@ class Ended:
     """How a forked process ended: its exit status, minus the signal that killed it; what it wrote; seconds it took."""
 
     status: int
-    said: str
+    output: str
     seconds: float
 
     @property
@@ -54,14 +54,12 @@ class Ended:
         return self.status == 0
 
     @property
-    def said_so(self) -> bool:
-        """Whether it did what was asked, or said in words why not."""
-        return self.status in (0, 1, 2) and "Traceback" not in self.said
+    def explained(self) -> bool:
+        """Whether it did what was asked, or printed a message why not."""
+        return self.status in (0, 1, 2) and "Traceback" not in self.output
 
 
-def forked(
-    work: Callable[[], object], log: Path, *, fault: str = "", before: Callable[[], object] | None = None
-) -> int:
+def forked(work: Callable[[], object], log: Path, *, fault: str = "") -> int:
     """Start a forked process, all imports done, that ends with what ``work`` returns; return its number."""
     pid = os.fork()
     if pid:
@@ -73,8 +71,6 @@ def forked(
         os.dup2(handle, 2)
         sys.stdout = sys.stderr = os.fdopen(handle, "w")
         os.environ["RESERVOIR_FAULT"] = fault
-        if before:
-            before()
         status = work() or 0
     except BaseException:
         traceback.print_exc()
@@ -89,20 +85,10 @@ def ended(pid: int, log: Path, started: float) -> Ended:
     return Ended(status, log.read_text(errors="replace") if log.exists() else "", time.perf_counter() - started)
 
 
-def command(
-    arguments: Sequence[object],
-    log: Path,
-    *,
-    fault: str = "",
-    kill_after: float | None = None,
-    meanwhile: Callable[[], object] | None = None,
-    before: Callable[[], object] | None = None,
-) -> Ended:
-    """Run a command in a forked process, kill it after so many seconds, or do something else meanwhile."""
+def command(arguments: Sequence[object], log: Path, *, fault: str = "", kill_after: float | None = None) -> Ended:
+    """Run a command in a forked process, and kill it after so many seconds if they are given."""
     started = time.perf_counter()
-    pid = forked(lambda: run([str(a) for a in arguments]), log, fault=fault, before=before)
-    if meanwhile:
-        meanwhile()
+    pid = forked(lambda: run([str(a) for a in arguments]), log, fault=fault)
     if kill_after is not None:
         time.sleep(kill_after)
         os.kill(pid, signal.SIGKILL)
@@ -112,8 +98,8 @@ def command(
 def import_all(arguments: Sequence[object], log: Path) -> None:
     """Import here what a command imports, so that forked processes need not, each anew."""
     work = lambda: run([str(a) for a in arguments]) or print("\n", json.dumps(list(sys.modules)))  # noqa: E731
-    said = ended(forked(work, log), log, 0).said
-    for name in json.loads(said.splitlines()[-1]):
+    output = ended(forked(work, log), log, 0).output
+    for name in json.loads(output.splitlines()[-1]):
         with suppress(Exception):
             importlib.import_module(name)
     gc.freeze()

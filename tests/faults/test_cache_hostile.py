@@ -3,6 +3,10 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import zlib
 from pathlib import Path
 
 import h5py
@@ -17,6 +21,7 @@ from reservoir_cache import (
     Spec,
     broken_entries,
     file_crc32,
+    last_entry,
     list_entries,
     load_arrays,
     publish_json,
@@ -27,6 +32,10 @@ from reservoir_cache import (
     write_block,
     write_targets,
 )
+from reservoir_pipelines.preparation.prepared import PreparedSplit
+
+from reservoir import InputError
+from tests.cache.conftest import make_spec
 
 COLUMN = "final/last"
 
@@ -34,17 +43,8 @@ COLUMN = "final/last"
 @pytest.fixture
 def entry(tmp_path):
     """Return a finished entry of two blocks, with moments."""
-    spec = Spec(
-        task={"name": "toy"},
-        data={"digest": "d", "rows": {"train": 6}},
-        backbone={"family": "gpt2", "digest": "b"},
-        init={"kind": "random", "seed": 0},
-        input={"kind": "orthogonal", "seed": 0, "gain": 1, "patch": 1, "stride": 1},
-        padding="mask",
-        compute="float32",
-        store="float16",
-    )
-    entry = Entry.create(tmp_path / "cache", "gpt2-random", spec, Layout(batch_rows=2, block_rows=4), {})
+    spec, layout = make_spec(data={"digest": "d", "rows": {"train": 6}}), Layout(batch_rows=2, block_rows=4)
+    entry = Entry.create(tmp_path / "cache", "gpt2-random", spec, layout, {})
     extract(entry)
     save_arrays(entry, "ridge", {"n": np.arange(3)}, {})
     return entry
@@ -52,8 +52,7 @@ def entry(tmp_path):
 
 def extract(entry):
     """Write what is missing."""
-    index = np.arange(6)
-    write_targets(entry, "train", {"y": index.reshape(6, 1, 1), "lengths": index, "index": index})
+    write_targets(entry, "train", {"y": np.arange(6).reshape(6, 1, 1), "lengths": np.arange(6), "index": np.arange(6)})
     for block in entry.missing("train", [COLUMN]):
         low, high = entry.blocks("train")[block]
         x = np.random.default_rng(block).standard_normal((high - low, 1, 8)).astype(np.float32)
@@ -73,7 +72,7 @@ def rewrite(path, change):
     content = json.loads(path.read_text())
     del content["crc32"]
     change(content)
-    publish_json(path, content)
+    publish_json(path, content, indent=2 if path.name == "spec.json" else None)
 
 
 HOSTILE = {
@@ -240,8 +239,6 @@ def test_values_that_lie_elsewhere_are_refused(entry, tmp_path, how, part):
         if how in (virtual, raw, empty):
             file[f"{COLUMN}/{part}"].attrs.update(attributes)
         arrays = [file[f"{COLUMN}/{name}"][()].tobytes() for name in ("values", "offset")]
-    import zlib
-
     crc = f"{zlib.crc32(arrays[1], zlib.crc32(arrays[0])):08x}"  # of what a reader that follows would read
 
     def renew(manifest):
@@ -294,3 +291,64 @@ def test_repair_refuses_the_problems_of_another_folder(entry, tmp_path):
     other = tmp_path / "train" / "manifest.json"
     with pytest.raises(CacheError, match="not a file of"):
         repair(entry, [Problem(Path(other), "missing", "")])
+
+
+@pytest.mark.parametrize("step", ["marked", "emptied"])
+@pytest.mark.parametrize("name", ["the task", "the folder", "its name"])
+def test_a_second_cache_remove_after_a_kill_removes_the_rest(cache, entry, call, step, name):
+    named = {"the task": "toy", "the folder": entry.path, "its name": entry.path.name}[name]
+    command = [sys.executable, "-m", "reservoir_pipelines", "cache", "remove", str(named)]
+    first = subprocess.run(command, env={**os.environ, "RESERVOIR_FAULT": step}, capture_output=True)
+    assert first.returncode == -signal.SIGKILL and entry.path.is_dir()
+    code, out, err = call("cache", "remove", named)
+    assert (code, err) == (0, "") and entry.path.name in out
+    assert not entry.path.exists()
+    code, out, err = call("cache", "remove", named)
+    assert code == 2 and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("block_rows", [1, 4, 10**17, 10**18])
+def test_an_enormous_count_of_rows_is_one_line_not_memory_without_end(cache, entry, call, block_rows):
+    def change(content):
+        content["spec"]["data"]["rows"]["train"] = 10**18
+        content["layout"]["block_rows"] = block_rows
+        content["key"] = Spec.from_dict(content["spec"]).key
+
+    def enlarge(content):
+        values = json.loads((entry.path / "spec.json").read_text())["spec"]
+        content |= {"rows": 10**18, "key": Spec.from_dict(values).key}
+
+    rewrite(entry.path / "spec.json", change)
+    rewrite(entry.path / "train" / "manifest.json", enlarge)
+    for command in (["list"], ["show", entry.path], ["verify"], ["repair", entry.path]):
+        code, out, err = call("cache", *command)
+        assert code in (0, 1, 2) and "Traceback" not in err
+        assert block_rows > 4 or "1,000,000 blocks" in out + err
+    with pytest.raises(CacheError):
+        _ = FeatureStore(entry.path)["train"].labels
+    with pytest.raises(CacheError):
+        _ = FeatureStore(entry.path)["train"].read("final/last")
+
+
+def made(cache, rows):
+    spec = make_spec(data={"digest": "d", "rows": {"train": rows}})
+    return Entry.create(cache, "gpt2-random", spec, Layout(batch_rows=2, block_rows=4), {})
+
+
+def test_no_entry_is_made_that_cannot_be_opened(cache):
+    with pytest.raises(CacheError, match="more than 1,000,000 blocks"):
+        made(cache, 10**9)
+
+
+def test_the_last_extraction_is_the_last_one_also_after_the_clock_is_set_back(cache):
+    for rows in (6, 7):
+        os.utime(made(cache, rows).path / "lock", (4e9, 4e9))
+    for rows in (6, 7, 6):
+        assert made(cache, rows).path == last_entry(cache, "toy").path
+
+
+def test_prepared_data_that_is_removed_meanwhile_is_an_error_of_one_line(tmp_path):
+    split = PreparedSplit("train", ((tmp_path / "data" / "train" / "00000.h5", 3),))
+    for use in (lambda: split.groups, lambda: split.y):
+        with pytest.raises(InputError, match=r"^[^\n]* and prepare again$"):
+            use()

@@ -1,14 +1,10 @@
 """The cache against kill -9 at any moment, and against two writers at once: the bytes on disk are always the same."""
 
 import hashlib
-import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 COMMON = '''
 import os, signal, sys, time, zlib
@@ -93,31 +89,6 @@ print(lines, killed)
 """
 )
 
-WHOLE = (
-    COMMON
-    + """
-with_writer = []
-def put(entry):
-    if not with_writer:
-        with_writer.append(ShardWriter(entry, maxsize=2).__enter__())
-        wait_for(sys.argv[2:])
-    return with_writer[0].put
-
-def wait_for(others):
-    # Holds the first block until the other processes hold theirs.
-    for mark in others[:1]:
-        Path(mark).touch()
-    while not all(Path(mark).exists() for mark in others):
-        time.sleep(0.01)
-
-done = extract(sys.argv[1], put)
-if with_writer:
-    with_writer[0].__exit__(None, None, None)
-import json
-print(json.dumps(done))
-"""
-)
-
 
 def digest(root: Path):
     """Return {relative path: digest} of everything but the lock and the run records, temporary files included."""
@@ -133,15 +104,6 @@ def script(text, rows, *arguments):
     return [sys.executable, "-c", code, *map(str, arguments)]
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    """Return the digest of a run of 25 blocks that nothing disturbed."""
-    root = tmp_path_factory.mktemp("whole")
-    done = subprocess.run(script(WHOLE, 200, root), capture_output=True, text=True, check=True)
-    assert len(json.loads(done.stdout.splitlines()[-1])) == 26
-    return digest(root)
-
-
 def test_killed_at_any_line_and_rerun_the_bytes_are_those_of_an_undisturbed_run(tmp_path):
     trials = 10
     command = script(MOMENTS, 20, tmp_path / "whole", tmp_path / "killed", 7, trials)
@@ -154,24 +116,3 @@ def test_killed_at_any_line_and_rerun_the_bytes_are_those_of_an_undisturbed_run(
     assert len(whole) == 1 + 2 * 2 + 3 + 1
     for number in range(trials):
         assert digest(tmp_path / "killed" / str(number)) == whole, number
-
-
-def test_kill_9_of_the_writer_thread_then_a_rerun(tmp_path, uninterrupted):
-    for fault in ("written:3", "verified:7", "replaced:11", "listed:6"):
-        process = subprocess.run(script(WHOLE, 200, tmp_path), env={**os.environ, "RESERVOIR_FAULT": fault})
-        assert process.returncode == -signal.SIGKILL
-    done = subprocess.run(script(WHOLE, 200, tmp_path), capture_output=True, text=True, check=True)
-    assert len(json.loads(done.stdout.splitlines()[-1])) < 26  # what was done before was not done again
-    assert digest(tmp_path) == uninterrupted
-
-
-def test_two_processes_share_the_blocks_of_one_entry(tmp_path, uninterrupted):
-    marks = [tmp_path / "one", tmp_path / "two"]
-    orders = (marks, marks[::-1])
-    started = [subprocess.Popen(script(WHOLE, 200, tmp_path / "cache", *m), stdout=-1, text=True) for m in orders]
-    done = [[tuple(block) for block in json.loads(process.communicate()[0].splitlines()[-1])] for process in started]
-    assert all(process.returncode == 0 for process in started)
-    assert not set(done[0]) & set(done[1])
-    assert len(done[0]) + len(done[1]) == 26
-    assert all(done)
-    assert digest(tmp_path / "cache") == uninterrupted

@@ -1,7 +1,6 @@
 """Readouts from somebody else run no code unless the user passes ``--trust``, however their archives are made."""
 
 import functools
-import io
 import json
 import operator
 import pickle
@@ -128,49 +127,11 @@ def partial_function(marker):
     return model
 
 
-def constructor(marker):
-    """Return an archive that runs a command when it is read, before anything is predicted."""
-    with zipfile.ZipFile(io.BytesIO(archive(scaled(KNeighborsClassifier())))) as old:
-        members = {name: old.read(name) for name in old.namelist()}
-    schema = json.loads(members["schema.json"])
-    with zipfile.ZipFile(io.BytesIO(archive((["touch", str(marker)],)))) as command:
-        arguments = json.loads(command.read("schema.json"))
-    for name in ("protocol", "_skops_version"):
-        arguments.pop(name)
-    names = schema["content"]["key_types"]["content"]
-    names.append(dict(names[0]))
-    schema["content"]["content"]["zzz"] = {
-        "__loader__": "ConstructorFromReduceNode",
-        "__module__": "sklearn.utils._testing",
-        "__class__": "check_output",
-        "__id__": 0,
-        "content": without_ids(arguments),
-    }
-    members["schema.json"] = json.dumps(schema).encode()
-    return members
-
-
-def without_ids(value):
-    if isinstance(value, dict):
-        return {k: without_ids(v) for k, v in value.items() if k != "__id__"}
-    return [without_ids(v) for v in value] if isinstance(value, list) else value
-
-
-def zipped(members, compression):
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", compression) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return out.getvalue()
-
-
 GADGETS = {
     "stacked_memory": lambda marker: archive(stacked_memory(marker)),
     "shadowed_method": lambda marker: archive(shadowed_method(marker)),
     "bound_method": lambda marker: archive(bound_method(marker)),
     "partial_function": lambda marker: archive(partial_function(marker)),
-    "constructor": lambda marker: zipped(constructor(marker), zipfile.ZIP_STORED),
-    "packed_constructor": lambda marker: zipped(constructor(marker), zipfile.ZIP_DEFLATED),
 }
 
 

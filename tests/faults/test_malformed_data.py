@@ -1,13 +1,11 @@
 """Malformed files: each is answered with one line and exit code 2, and leaves no prepared data behind."""
 
 import gzip
-import io
 import json
 import os
 import pickle
 import re
 import struct
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -69,11 +67,6 @@ def packed_and_damaged(folder):
     (folder / f"{IMAGES}.gz").write_bytes(bytes(data))
 
 
-def gzip_bomb(folder):
-    (folder / LABELS).unlink()
-    (folder / f"{LABELS}.gz").write_bytes(gzip.compress(header(8, 12) + bytes(50_000_000)))
-
-
 # ---- CIFAR
 
 
@@ -112,14 +105,6 @@ def archive_without_test(folder):
     members = samples.cifar_members(samples.cifar_arrays(), binary=True)
     del members["test_batch.bin"]
     samples.write_tar(path, members)
-
-
-def archive_bomb(folder):
-    path = next(folder.glob("*.tar.gz"))
-    with tarfile.open(path, "w:gz") as archive:
-        info = tarfile.TarInfo("data_batch_1.bin")
-        info.size = 200_000_000
-        archive.addfile(info, io.BytesIO(bytes(info.size)))
 
 
 # ---- ListOps and proteins
@@ -185,33 +170,6 @@ def with_value(value):
     return x
 
 
-def zip_bomb(folder):
-    """Write an archive of a megabyte that claims and holds a gigabyte of zeros."""
-    folder.mkdir()
-    array = io.BytesIO()
-    np.lib.format.write_array_header_1_0(array, {"descr": "|u1", "fortran_order": False, "shape": (65 * 2**24, 1)})
-    with zipfile.ZipFile(folder / "mine.npz", "w", zipfile.ZIP_DEFLATED) as archive:
-        with archive.open("x.npy", "w", force_zip64=True) as member:
-            member.write(array.getvalue())
-            for _ in range(65):
-                member.write(bytes(2**24))
-        labels = io.BytesIO()
-        np.save(labels, np.zeros(3, np.int64))
-        archive.writestr("y.npy", labels.getvalue())
-    return [str(folder / "mine.npz")]
-
-
-def false_header(folder):
-    """Write an archive whose array claims more rows than it has bytes for."""
-    folder.mkdir()
-    array = io.BytesIO()
-    np.lib.format.write_array_header_1_0(array, {"descr": "<f4", "fortran_order": False, "shape": (10**12, 4)})
-    with zipfile.ZipFile(folder / "mine.npz", "w") as archive:
-        archive.writestr("x.npy", array.getvalue() + bytes(64))
-        archive.writestr("y.npy", array.getvalue())
-    return [str(folder / "mine.npz")]
-
-
 def npz_of_latin_labels(folder):
     folder.mkdir()
     np.savez(folder / "mine.npz", x=np.ones((30, 4, 2)), y=np.array([b"caf\xe9", b"bar"] * 15))
@@ -239,14 +197,6 @@ def npz_with_code(folder):
     y = np.array([Touch(folder / "ran")] * 3, dtype=object)
     np.savez(folder / "mine.npz", x=np.ones((3, 2, 1)), y=y)
     return [str(folder / "mine.npz")]
-
-
-def h5_bomb(folder):
-    folder.mkdir()
-    with h5py.File(folder / "mine.h5", "w") as file:
-        file.create_dataset("x", shape=(10**9, 4), chunks=(10**4, 4), dtype="f4")
-        file["y"] = np.zeros(3)
-    return [str(folder / "mine.h5")]
 
 
 def h5_ragged(folder):
@@ -282,7 +232,6 @@ CASES = {
     "idx no rows": (idx(replaced(IMAGES, lambda d: header(8, 0, 28, 28))), "0 images and|no rows"),
     "gzip cut short": (idx(packed_and_cut), "damaged or cut short"),
     "gzip damaged": (idx(packed_and_damaged), "damaged or cut short|follow"),
-    "gzip bomb": (idx(gzip_bomb), "promises 12 bytes"),
     "batch cut short": (cifar(in_batch("data_batch_2.bin", lambda d: d[:-5])), "data_batch_2.bin: .* records of 3073"),
     "batch empty": (cifar(in_batch("test_batch.bin", lambda d: b"")), "0 bytes"),
     "batch missing": (cifar(lambda f: next(f.rglob("data_batch_5.bin")).unlink()), "data_batch_5.bin is missing"),
@@ -294,7 +243,6 @@ CASES = {
     "pickle of odd labels": (cifar(in_batch("test_batch", pickled(labels=[-1] * 40)), binary=False), "'labels'"),
     "archive cut short": (cifar(archive_cut, packed=True), "damaged or cut short|holds no"),
     "archive without a batch": (cifar(archive_without_test, packed=True), "holds no test_batch.bin"),
-    "archive bomb": (cifar(archive_bomb, packed=True), "claims 200000000 bytes"),
     "listops other columns": (listops("Text,Label\n1,1\n"), "not Source and Target"),
     "listops unbalanced": (listops("Source\tTarget\n[MAX 1 2\t2\n"), "line 2: the brackets"),
     "listops unknown word": (listops("Source\tTarget\n1\t1\n[AVG 1 2 ]\t2\n"), r"line 3: '\[AVG'"),
@@ -336,9 +284,6 @@ CASES = {
     "npz that runs code": (npz_with_code, "Python objects"),
     "npz cut short": (npz_cut, "not a readable .npz"),
     "npz of other bytes": (file("mine.npz", "hello"), "not a readable .npz"),
-    "npz bomb": (zip_bomb, "claims 1090519"),
-    "npz false header": (false_header, "claims|needs"),
-    "h5 bomb": (h5_bomb, "claims 16000000000 bytes"),
     "h5 ragged": (h5_ragged, "ragged"),
     "h5 cut short": (h5_cut, "not a readable HDF5"),
     "h5 of other bytes": (file("mine.h5", "hello"), "not a readable HDF5"),

@@ -3,8 +3,7 @@
 import os
 import random
 
-from tests.faults.power import replay
-from tests.faults.power_loss import Named, Replayer, Stage, Step, Synced, Written, record
+from tests.faults.power_loss import Named, Replayer, Stage, Step, Synced, Written, record, replay
 from tests.faults.power_stages import CACHE, PIPELINES
 
 SHORT = [stage for stage in (*CACHE, *PIPELINES) if stage.name in ("prepare", "reproduce: cells and tables")]

@@ -84,27 +84,9 @@ def test_two_users_who_may_write_extend_one_entry(shared, call):
     with other_user(cache, writing=True):
         code, _, err = call("extract", data, "--cache", cache, "--layers", "embed", *EXTRACT)
         assert code == 0, err
+        assert last_entry(cache, list_entries(cache)[0].spec.task["name"]) == list_entries(cache)[0]
     assert call("extract", data, "--cache", cache, "--layers", "embed,final", *EXTRACT)[0] == 0
     (entry,) = list_entries(cache)
     assert verify(entry) == [] and entry.manifest("train").columns.keys() == {"embed/mean", "final/mean"}
     features = {name: content for name, content in files(cache / "features").items() if name.endswith(".h5")}
     assert features == {n: c for n, c in files(alone / "features").items() if n.endswith(".h5")}
-
-
-@pytest.mark.parametrize("moment", [0, 4e9])
-def test_a_clock_that_was_set_back_or_ahead_changes_no_choice(shared, call, moment):
-    cache, data = shared / "cache", shared / "waves.npz"
-    extract = ("extract", data, "--cache", cache, "--layers", "final", *EXTRACT)
-    assert call(*extract)[0] == 0
-    (first,) = list_entries(cache)
-    for path in cache.rglob("*"):
-        os.utime(path, (moment, moment))
-    before = {name: content for name, content in files(cache).items() if first.path.name in name}
-    task = first.spec.task["name"]
-    for more, same in ((("--seed", 1), False), ((), True)):
-        assert call(*extract, *more)[0] == 0
-        assert (last_entry(cache, task).path == first.path) == same
-    assert {name: content for name, content in files(cache).items() if first.path.name in name} == before
-    assert call("cache", "list", "--cache", cache)[0] == 0
-    code, out, _ = call("cache", "prune", "--older", "1d", "--dry-run", "--json", "--cache", cache)
-    assert code == 0 and str(first.path) not in out  # just used

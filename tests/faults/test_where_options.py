@@ -1,7 +1,8 @@
-"""A file never decides where work runs or where results go: no scheduler, folder or device of a file is used."""
+"""A file never decides where work runs, where results go, or which module is imported: only a person does."""
 
 import json
 import socket
+import sys
 from dataclasses import fields
 
 import numpy as np
@@ -48,16 +49,16 @@ def listening(monkeypatch):
 
 
 @pytest.fixture
-def entry(tmp_path, tiny_gpt2):
+def entry(tmp_path, tiny_gpt2, cache):
     draw = np.random.default_rng(0)
     x = draw.normal(size=(60, 6, 2)).astype(np.float32)
     np.savez(tmp_path / "rows.npz", x=x, y=(x[:, :, 0].mean(axis=1) > 0).astype(np.int64))
     settings = {"backbone": str(tiny_gpt2), "layers": "final", "pool": "mean", "init": "random"}
-    return extract(str(tmp_path / "rows.npz"), cache=tmp_path / "cache", **settings).entry
+    return extract(str(tmp_path / "rows.npz"), **settings).entry
 
 
 def change_settings(entry, **more):
-    """Add settings to those that an entry says it was extracted with, checksum renewed."""
+    """Add settings to those that an entry says it was entry with, checksum renewed."""
     content = read_json(entry / "spec.json", indent=2)
     content["made_with"]["call"]["settings"] |= more
     publish_json(entry / "spec.json", content, indent=2)
@@ -92,8 +93,7 @@ def test_a_recipe_that_says_where_is_refused(tmp_path, cache, call, name, place)
     (tmp_path / "r.toml").write_text(RECIPE.format(**parts))
     code, out, err = call("reproduce", tmp_path / "r.toml", "--out", tmp_path / "out")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert f"'{name}' says where" in err
-    assert f"--{name}" in err
+    assert (f"'{name}' says where" in err and f"--{name}" in err) or f"no setting '{name}'" in err
     assert not (tmp_path / "out").exists()
 
 
@@ -127,3 +127,103 @@ def test_the_options_that_say_where_are_these():
     assert without_where(dict.fromkeys(declared, 1) | {"seed": 3}) == {"seed": 3}
     with pytest.raises(InputError, match=r"spec\.json: 'device'"):
         without_where({"seed": 3, "device": "cuda"}, "spec.json")
+
+
+MODULE = """
+from pathlib import Path
+from sklearn.linear_model import LogisticRegression
+
+Path({marker!r}).write_text("imported")
+
+class Est(LogisticRegression):
+    pass
+
+def go():
+    yield from ((f"{{'AB' if n % 2 else 'BA'}}", n % 2) for n in range(60))
+"""
+
+
+@pytest.fixture
+def evil(tmp_path, monkeypatch, cache):
+    """Put a module into the current folder and on the import path; return the file that importing it writes."""
+    marker = tmp_path / "imported"
+    (tmp_path / "evilmod.py").write_text(MODULE.format(marker=str(marker)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield marker
+    sys.modules.pop("evilmod", None)
+
+
+def refused(call, marker, *arguments):
+    """Run a command that must end in one line and import nothing; return the line."""
+    code, out, err = call(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert not marker.exists()
+    return err
+
+
+@pytest.mark.parametrize("place", ["top", "column", "row", "task"])
+def test_a_recipe_names_nothing_to_import(evil, tmp_path, call, place):
+    parts = dict.fromkeys(("top", "column", "row"), "")
+    if place != "task":
+        parts[place] = 'settings = { readout = "evilmod.Est" }'
+    recipe = RECIPE.format(**parts)
+    if place == "task":
+        recipe = recipe.replace('task = "digits"', 'task = "evilmod:go"')
+    (tmp_path / "r.toml").write_text(recipe)
+    line = refused(call, evil, "reproduce", "r.toml", "--out", tmp_path / "out")
+    what = "task 'evilmod:go'" if place == "task" else "readout 'evilmod.Est'"
+    assert f"{what} would import a module" in line and "type it on the command line" in line
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "message"),
+    [
+        ('[fit]\nreadout = "evilmod.Est"', ("fit", "digits"), "c.toml: the readout"),
+        ('[backbone]\ntask = "evilmod:go"', ("backbone", "mini"), "c.toml: the task"),
+        (
+            '[reproduce]\noverride = [" readout=evilmod.Est"]',
+            ("reproduce", "r.toml"),
+            "c.toml: the readout 'evilmod.Est'",
+        ),
+        ("[predict]\ntrust = true", ("predict", ".", "."), "c.toml: 'trust' lets a readout run code"),
+        # Not estimators, though their names begin with that of scikit-learn: no predict, a module, and functions.
+        ('[fit]\nreadout = "sklearn.base.BaseEstimator"', ("fit", "digits"), ""),
+        ('[fit]\nreadout = "sklearn.utils.validation.np"', ("fit", "digits"), ""),
+        ('[fit]\nreadout = "sklearn.os.system"', ("fit", "digits"), ""),
+        ('[fit]\nreadout = "sklearn.datasets._openml.urlopen"', ("fit", "digits"), ""),
+        ('[fit]\nreadout = "sklearn.linear_model.LogisticRegression.__init__"', ("fit", "digits"), ""),
+    ],
+)
+def test_a_configuration_file_names_nothing_to_import_and_nothing_to_trust(
+    evil, entry, tmp_path, call, settings, arguments, message
+):
+    (tmp_path / "r.toml").write_text(RECIPE.format(top="", column="", row=""))
+    (tmp_path / "c.toml").write_text(settings + "\n")
+    arguments = [str(entry) if each == "digits" else each for each in arguments]
+    assert message in refused(call, evil, *arguments, "--config", "c.toml")
+
+
+def test_a_readout_that_is_typed_is_imported(evil, entry, tmp_path, call):
+    (tmp_path / "c.toml").write_text('[fit]\nselect = "valid"\n')
+    code, _, err = call("fit", entry, "--readout", "evilmod.Est", "--config", "c.toml")
+    assert code == 0, err
+    assert evil.exists()
+
+
+def test_a_configuration_file_may_name_an_estimator_of_scikit_learn(entry, tmp_path, call):
+    (tmp_path / "c.toml").write_text('[fit]\nreadout = "sklearn.linear_model.RidgeClassifier"\n')
+    code, out, err = call("fit", entry, "--config", tmp_path / "c.toml")
+    assert code == 0, err
+    assert "RidgeClassifier" in out
+
+
+def test_an_estimator_that_a_module_of_scikit_learn_merely_holds_is_refused(evil, entry, tmp_path, call):
+    import sklearn.dummy
+
+    class Foreign(sklearn.dummy.DummyClassifier):
+        pass
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sklearn.dummy, "Foreign", Foreign, raising=False)
+        refused(call, evil, "fit", entry, "--readout", "sklearn.dummy.Foreign")
