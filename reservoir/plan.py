@@ -24,7 +24,6 @@ from reservoir.tasks.task import Task, Tokens, Vectors
 from reservoir.tasks.windows import Windows, every_dilation
 
 if TYPE_CHECKING:
-    from reservoir.backbones.family import Family
     from reservoir.inputs.native import Reader
 
 Data = TypeVar("Data", bound=TaskOptions)
@@ -32,7 +31,7 @@ Kind = Literal["named task", "labels of every token", "series", "symbols", "toke
 
 SHOWN_CANDIDATES = 6
 GIVEN, PLAIN = "given", "default"
-WINDOW_OPTIONS = ("input", "patch", "stride", "dilations", "pad", "normalise")
+WINDOW_OPTIONS = ("input", "patch", "stride", "dilations", "pad", "normalise", "gain")
 
 RAW = "raw"
 """Name of the raw input among the columns that a readout is chosen from."""
@@ -165,47 +164,72 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     InputError
         If options do not fit each other, the task or the backbone.
     """
-    from reservoir.backbones import find_shape, layer_names
+    from reservoir.backbones import check_layers, find_shape, layer_names
+    from reservoir.features import column_shapes
+    from reservoir.inputs.native import open_reader
+    from reservoir.pooling import check_poolings
 
-    decide = _Decisions(options)
-    reservoir = _resolve_reservoir(task, decide, sum(rows.values()), longest or task.max_tokens)
+    reasons: dict[str, str] = {}
+    defaults = {item.name: item.default for item in fields(options)}
+
+    def decide(option: str, value: Any, why: str) -> Any:
+        """Return the value given for an option, or else the one decided; a given one that is not None decides it."""
+        given = getattr(options, option, None)
+        reasons[option] = GIVEN if given != defaults.get(option) else why
+        return value if given is None or defaults[option] is not None else given
+
+    kind, train = kind_of(task), rows.get("train", 0)
+    reservoir, why = _resolve_reservoir(task, options, sum(rows.values()), longest or task.max_tokens)
+    for option in ReservoirOptions.__dataclass_fields__:
+        decide(option, None, why[option])
     family, shape = find_shape(reservoir.backbone, reservoir.depth)
-    seen, reader = _as_seen(task, reservoir)
-    kind, native = kind_of(task), reader is not None
+    seen, reader = reservoir.windowed(task), None
+    if reservoir.input == "native":
+        reader = open_reader(seen, reservoir.backbone, reservoir.init)
+        seen = replace(seen, form=reader.form, max_tokens=reader.max_tokens)
+    native = reader is not None
     layers = split_names(decide("layers", *default_layers(kind, native=native)))
     layers = layer_names(shape.depth) if layers == ("all",) else layers
     poolings = split_names(decide("pool", *_default_poolings(task, kind, shape.width, reader)))
-    _check_columns(task, reader, layers, poolings, family, shape.depth)
+    check_layers(layers, family, shape.depth)
+    check_poolings(list(poolings))
+    _check_columns(task, reader, layers, poolings)
     layers = tuple(layer for layer in layer_names(shape.depth) if layer in layers)
     device = choose_device(options.device)
-    compute = choose_compute(options.compute, device) if family.allows_bfloat16 else "float32"
-    sizes = _column_sizes(seen, shape.width, [f"{layer}/{pooling}" for layer in layers for pooling in poolings])
+    compute, computed = choose_compute(options.compute, device), "bfloat16 is no faster here"
+    if not family.allows_bfloat16:
+        compute, computed = "float32", "a recurrent state feeds its rounding back"
+    elif compute == "bfloat16":
+        computed = "this device multiplies it faster"
+    # Many shares are 0 in all rows but a few. Two bytes leave rounding of the blocks in them, which a readout would
+    # scale up to deviation 1 where its rows lack those few.
+    precise = not native and kind in ("series", "symbols")
+    store = ("float32", "shares that are 0 in most rows keep their digits") if precise else ("float16", "half the size")
+    sizes = column_shapes(seen, shape.width, [f"{layer}/{pooling}" for layer in layers for pooling in poolings])
     place = "cuda" if device.type == "cuda" else "cpu"
     block_rows, batch_rows = _rows_at_a_time(seen, reader, sizes, place)
-    folds, repeats = default_folds(rows.get("train", 0), rows.get("valid", 0))
+    folds, repeats = default_folds(train, rows.get("valid", 0))
     widths = {c: tokens * width for c, (tokens, width) in sizes.items() if not task.readout_tokens == tokens > 1}
-    candidates = readout_candidates(
-        task, [*sizes, RAW], widths, rows.get("train", 0), cross_validated=bool(folds), native=native
-    )
+    candidates = readout_candidates(task, [*sizes, RAW], widths, train, cross_validated=bool(folds), native=native)
+    known = not native and kind in ("series", "symbols", "labels of every token")
+    suited = f"known to suit {kind}, up to {MAX_KERNEL_ROWS:,} training rows"
     return Plan(
         task=task,
         reservoir=reservoir,
         windows=reservoir.windows(task),
         layers=layers,
         poolings=poolings,
-        device=decide.always("device", str(device), "a GPU is used where there is one"),
-        compute=decide.always("compute", compute, _compute_reason(compute, family)),
-        store=decide("store", *_default_store(kind, native=native)),
-        block_rows=decide.always(
-            "block_rows", block_rows, "little is lost by a kill, and little of a batch is padding"
-        ),
+        device=decide("device", str(device), "a GPU is used where there is one"),
+        compute=decide("compute", compute, computed),
+        store=decide("store", *store),
+        block_rows=decide("block_rows", block_rows, "little is lost by a kill, and little of a batch is padding"),
         batch_rows=min(block_rows, decide("batch_rows", batch_rows, f"about {BATCH_TOKENS[place]:,} tokens")),
-        folds=decide.always(
+        folds=decide(
             "select", folds, f"{rows.get('valid', 0):,} validation rows; from {ENOUGH_VALID:,} on they choose alone"
         ),
         repeats=repeats,
-        candidates=decide.always("columns", candidates, _candidates_reason(kind, native=native)),
-        reasons=decide.reasons,
+        candidates=decide("columns", candidates, suited if known else "each alone, and those of a layer side by side"),
+        reasons=reasons,
     )
 
 
@@ -227,27 +251,6 @@ def with_audio_options(task: str, model: ReservoirOptions, options: Data) -> Dat
 
     family, _ = find(full_name(model.backbone))
     return replace(options, waveform=True) if family.reads == "sounds" else options
-
-
-class _Decisions:
-    """Options as they are decided one by one, with the reason for each value."""
-
-    def __init__(self, options: ExtractOptions) -> None:
-        self.options = options
-        self.reasons: dict[str, str] = {}
-
-    def __call__(self, option: str, default: Any, why: str) -> Any:
-        """Return the value given for an option, or its default."""
-        given = getattr(self.options, option)
-        self.reasons[option] = why if given is None else GIVEN
-        return default if given is None else given
-
-    def always(self, option: str, value: Any, why: str) -> Any:
-        """Return a value that follows from others, whose option says how it is found."""
-        item = next((item for item in fields(self.options) if item.name == option), None)
-        given = item is not None and getattr(self.options, option) != item.default
-        self.reasons[option] = GIVEN if given else why
-        return value
 
 
 def kind_of(task: Task) -> Kind:
@@ -309,6 +312,10 @@ def readout_candidates(
 ) -> tuple[str, ...]:
     """Return the columns from which a readout is chosen, ``a+b`` for two side by side.
 
+    They are those that are known to suit the kind of the task's data, if rows are few; else each alone, those of each
+    layer side by side, and of few rows all of them, without and with the raw input: all together do best on most small
+    data, and depend least on which layer a few rows favour.
+
     Parameters
     ----------
     task : Task
@@ -323,35 +330,27 @@ def readout_candidates(
     native : bool
         Whether the columns are of a model with its own input layer, or of several entries.
     """
-    known = [] if native else _known_columns(task)
-    found = tuple(c for c in known if rows <= MAX_KERNEL_ROWS and set(available).issuperset(c.split("+")))
-    if found and found != (RAW,):
-        return found
+    if not native and rows <= MAX_KERNEL_ROWS:
+        found = tuple(c for c in _known_columns(task) if set(available).issuperset(c.split("+")))
+        if found and found != (RAW,):
+            return found
     alone = single_columns(available)
     widths = {column: width for column, width in widths.items() if column in alone}
+    layers: dict[str, list[str]] = {}
+    for column in widths:
+        layers.setdefault(column.partition("/")[0], []).append(column)
+    joined = ["+".join(of) for of in layers.values() if len(of) > 1 and sum(widths[c] for c in of) <= MAX_JOINED_WIDTH]
     few = cross_validated and rows <= MAX_KERNEL_ROWS
-    return tuple(dict.fromkeys([*alone, *_joined_columns(widths, few=few, raw=RAW in available)]))
+    if few and len(layers) > 1 and sum(widths.values()) <= MAX_ALL_WIDTH:
+        whole = "+".join(widths)
+        joined += [whole, f"{whole}+{RAW}"] if RAW in available else [whole]
+    return tuple(dict.fromkeys([*alone, *joined]))
 
 
 def single_columns(available: Sequence[str]) -> list[str]:
     """Return the columns that are tried each by itself: those of all tokens are wide, and only where none other is."""
     columns = [column for column in available if column != RAW]
     return [column for column in columns if not column.endswith("/all")] or columns
-
-
-def _joined_columns(widths: Mapping[str, int], *, few: bool, raw: bool) -> list[str]:
-    """Return the columns of each layer side by side, and of few rows all of them, without and with the raw input.
-
-    All together do best on most small data, and depend least on which layer a few rows favour.
-    """
-    layers: dict[str, list[str]] = {}
-    for column in widths:
-        layers.setdefault(column.partition("/")[0], []).append(column)
-    found = ["+".join(of) for of in layers.values() if len(of) > 1 and sum(widths[c] for c in of) <= MAX_JOINED_WIDTH]
-    if few and len(layers) > 1 and sum(widths.values()) <= MAX_ALL_WIDTH:
-        whole = "+".join(widths)
-        found += [whole, *([f"{whole}+{RAW}"] if raw else [])]
-    return found
 
 
 def _known_columns(task: Task) -> tuple[str, ...]:
@@ -361,8 +360,7 @@ def _known_columns(task: Task) -> tuple[str, ...]:
     joined to the raw input; of symbols also all tokens of each layer.
     """
     kind = kind_of(task)
-    layers, _ = default_layers(kind)
-    names = split_names(layers)
+    names = split_names(default_layers(kind)[0])
     if kind == "labels of every token":
         whole = "+".join(f"{layer}/all" for layer in names)
         return (RAW, whole, f"{whole}+{RAW}")
@@ -375,39 +373,28 @@ def _known_columns(task: Task) -> tuple[str, ...]:
     return (RAW, "+".join(values), "+".join(whole), "+".join([*whole, RAW]), *tokens)
 
 
-def _candidates_reason(kind: Kind, *, native: bool) -> str:
-    if not native and kind in ("series", "symbols", "labels of every token"):
-        return f"known to suit {kind}, up to {MAX_KERNEL_ROWS:,} training rows"
-    return "each alone, and those of a layer side by side"
-
-
-def _resolve_reservoir(task: Task, decide: _Decisions, rows: int, longest: int) -> Reservoir:
-    """Return the frozen model for a task, with native input where the model reads such data, else with windows."""
-    options = as_group(decide.options, ReservoirOptions)
-    published = decide.options.published
-    reservoir, why = _fill_in(options, {}, published=published), PLAIN
+def _resolve_reservoir(
+    task: Task, options: ExtractOptions, rows: int, longest: int
+) -> tuple[Reservoir, dict[str, str]]:
+    """Return the frozen model for a task and the reason for each option: native input if it reads such data."""
+    published, why = options.published, PLAIN
+    reservoir = _fill_in(options, {}, published=published)
     if options.input is None and is_native(task, reservoir):
         reservoir, why = replace(reservoir, input="native"), "the model reads such data itself"
     else:
-        windows, kind = default_windows(task, rows, longest), kind_of(task)
+        windows = default_windows(task, rows, longest)
         reservoir = _fill_in(options, windows, published=published)
-        why = f"found best for {kind}" if windows and not _names_windows(options, windows) else PLAIN
+        if windows and all(getattr(options, name) is None for name in windows):
+            why = f"found best for {kind_of(task)}"
     if reservoir.dilations == "auto":
         dilations = every_dilation(longest, reservoir.patch)
         reservoir = replace(reservoir, dilations=",".join(map(str, dilations)))
-    reasons = {
+    reasons = {item.name: why if item.name in WINDOW_OPTIONS else PLAIN for item in fields(Reservoir)}
+    return reservoir, reasons | {
         "backbone": "comes with this package" if options.init is None else f"weights of --init {options.init}",
         "init": "published weights" if reservoir.init == "pretrained" else "no published weights",
         "depth": "all blocks",
-        "gain": why,
     }
-    for item in fields(Reservoir):
-        decide.always(item.name, None, reasons.get(item.name, why if item.name in WINDOW_OPTIONS else PLAIN))
-    return reservoir
-
-
-def _names_windows(options: ReservoirOptions, defaults: Mapping[str, Any]) -> bool:
-    return any(getattr(options, name) is not None for name in defaults)
 
 
 def _fill_in(options: ModelOptions, defaults: Mapping[str, Any], *, published: bool) -> Reservoir:
@@ -429,7 +416,7 @@ def _fill_in(options: ModelOptions, defaults: Mapping[str, Any], *, published: b
     options = as_group(options, ReservoirOptions)
     values: dict[str, Any] = {key: value for key, value in vars(options).items() if value is not None}
     # Whoever gives one option of the windows has thought about all of them.
-    if not _names_windows(options, defaults):
+    if not values.keys() & defaults.keys():
         values = dict(defaults) | values
     values |= {"backbone": name, "init": init, "stride": values.get("stride", values.get("patch", 1))}
     if values.get("input") == "kernels":
@@ -486,49 +473,8 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
     return poolings, f"which {kind}, and where; all of them side by side where they fit"
 
 
-def _compute_reason(compute: str, family: Family) -> str:
-    if not family.allows_bfloat16:
-        return "a recurrent state feeds its rounding back"
-    return "this device multiplies it faster" if compute == "bfloat16" else "bfloat16 is no faster here"
-
-
-def _default_store(kind: Kind, *, native: bool) -> tuple[str, str]:
-    """Return the precision on disk, and why.
-
-    Many shares are 0 in all rows but a few. Two bytes leave rounding of the blocks in them, which a readout would scale
-    up to deviation 1 where its rows lack those few.
-    """
-    if not native and kind in ("series", "symbols"):
-        return "float32", "shares that are 0 in most rows keep their digits"
-    return "float16", "half the size"
-
-
-def _as_seen(task: Task, reservoir: Reservoir) -> tuple[Task, Reader | None]:
-    """Return the task with the tokens that the model sees, and the reader that makes them where input is native."""
-    seen = reservoir.windowed(task)
-    if reservoir.input != "native":
-        return seen, None
-    from reservoir.inputs.native import open_reader
-
-    reader = open_reader(seen, reservoir.backbone, reservoir.init)
-    return replace(seen, form=reader.form, max_tokens=reader.max_tokens), reader
-
-
-def _column_sizes(seen: Task, width: int, columns: Sequence[str]) -> dict[str, tuple[int, int]]:
-    from reservoir.features import column_shapes
-
-    return column_shapes(seen, width, columns)
-
-
-def _check_columns(
-    task: Task, reader: Reader | None, layers: Sequence[str], poolings: Sequence[str], family: Family, depth: int
-) -> None:
-    """Raise `InputError` if a layer or a pooling does not exist, or does not fit the task or the model."""
-    from reservoir.backbones import check_layers
-    from reservoir.pooling import check_poolings
-
-    check_layers(layers, family, depth)
-    check_poolings(list(poolings))
+def _check_columns(task: Task, reader: Reader | None, layers: Sequence[str], poolings: Sequence[str]) -> None:
+    """Raise `InputError` if the layers or poolings do not fit the task or the model."""
     if task.each and poolings != ("all",):
         raise InputError(
             f"--pool {','.join(poolings)}: every {task.each} has a label of its own, so take all, or leave it out"
