@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 import reservoir_pipelines
-from reservoir_pipelines import api
 
 from reservoir import InputError
-from reservoir.options import ExtractOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 RIGHT = """
@@ -90,12 +88,6 @@ def test_each_function_describes_each_of_its_keywords(name):
     for parameter in inspect.signature(function).parameters.values():
         assert parameter.kind is not parameter.VAR_KEYWORD
         assert f"\n{parameter.name} : " in text
-
-
-def test_the_keywords_of_extract_are_the_options_with_their_defaults():
-    known = inspect.signature(api.extract).parameters
-    for name, item in ExtractOptions.__dataclass_fields__.items():
-        assert (known[name].default, known[name].annotation) == (item.default, item.type)
 
 
 @pytest.mark.parametrize("name", reservoir_pipelines.FUNCTIONS)

@@ -65,14 +65,10 @@ def identifiers(source):
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=named)
-def test_comments_and_texts_of_the_code_are_plain(path):
-    assert [(text[:80], faults(text)) for text in texts(path.read_text()) if faults(text)] == []
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=named)
-def test_names_in_the_code_are_plain(path):
-    found = {name for name in identifiers(path.read_text()) if set(name.lower().split("_")) & NAMES}
-    assert found == set()
+def test_the_texts_and_names_of_the_code_are_plain(path):
+    source = path.read_text()
+    assert [(text[:80], faults(text)) for text in texts(source) if faults(text)] == []
+    assert {name for name in identifiers(source) if set(name.lower().split("_")) & NAMES} == set()
 
 
 @pytest.mark.parametrize("path", PAGES, ids=named)

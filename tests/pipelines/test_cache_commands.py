@@ -138,10 +138,3 @@ def test_what_is_no_path_is_one_line_with_the_way_in_for_arrays(stage, value):
     assert ("ReservoirClassifier().fit(x, y)" in str(caught.value)) == isinstance(value, np.ndarray | list)
     assert "\n" not in str(caught.value)
     assert type(value).__name__ in str(caught.value)
-
-
-def test_an_option_that_is_none_is_answered_with_the_nearest():
-    with pytest.raises(TypeError, match=r"^fit\(\) has no keyword 'colums'; did you mean 'columns'\?$"):
-        fit("digits", colums="all")
-    with pytest.raises(TypeError, match=r"^tune\(\) has no keyword 'budgte'; did you mean 'budget'\?$"):
-        tune("digits", budgte="1m")

@@ -46,12 +46,6 @@ def test_backbone_prints_its_card_and_draws_it(run, cache, tmp_path, painted):
     assert "random-flat: every matrix normal, deviation 0.02, as the random GPT-2 of Lu et al. 2021" in flat
 
 
-def test_the_card_of_t5_says_that_it_is_the_encoder(run, cache, tmp_path):
-    name = "t5-small:num_layers=1,d_model=16,d_ff=16,d_kv=4,num_heads=2"
-    text = run("backbone", name, "--init", "random", "--out", str(tmp_path / "t5.png"))
-    assert "the encoder alone; the parameters of the decoder are not counted" in text
-
-
 def test_backbone_refuses_a_task_that_is_too_long(call, cache):
     code, _, error = call("backbone", TINY, "--init", "random", "--task", "cifar10-lra")
     assert code == 2 and "task 'cifar10-lra': sequences of 1024 tokens" in error

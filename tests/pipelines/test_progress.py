@@ -54,12 +54,6 @@ def test_stages_without_progress_print_a_line_too(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_the_command_line_is_never_silent_for_long(monkeypatch, call, tmp_path):
-    monkeypatch.setattr(output, "SECONDS", 0.02)
-    _, _, error = call("extract", "digits", "--limit", 20, "--cache", tmp_path)
-    assert "reservoir: running for" in error
-
-
 def test_training_shows_running_means_and_counts_from_the_checkpoint(pass_time, capsys):
     with training_meter(100, 50, "loss {0:.2f}", each=4096, unit="tokens") as show:
         pass_time(40)
