@@ -68,9 +68,7 @@ TASKS: dict[str, Callable[..., Source]] = {
 """The named tasks: constructors that take ``data`` (the folder of the files) and the task's parameters."""
 
 IMAGES = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar10-lra")
-
-PROTOCOLS = ("ours", "paper")
-"""Protocols: ours is correct, the paper's repeats the authors' code."""
+PROTOCOLS = ("ours", "paper")  # protocols: ours is correct, the paper's repeats the authors' code
 
 
 def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Source:

@@ -15,8 +15,7 @@ from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Vectors
 PIECE_ROWS = 1024
 """Rows drawn from one generator; part of the tasks' definition, as another number would give other rows."""
 
-MOST_HELD_OUT = (6, 20)
-"""Bits of inputs that are few enough to list and enough for each split to have some."""
+MOST_HELD_OUT = (6, 20)  # bits of inputs that are few enough to list and enough for each split to have some
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +97,7 @@ class BitMemory(_Bits):
 
     def read(self, piece: Piece) -> dict[str, Split]:
         """Draw the rows of one piece."""
-        draw = _generator(self.seed, piece)
+        draw = np.random.default_rng([self.seed, SPLITS.index(piece.part), piece.lo])
         strings = 2 * draw.integers(0, 2, (PIECE_ROWS, self.patterns, self.n), dtype=np.int8) - 1
         asked = strings[np.arange(PIECE_ROWS), draw.integers(0, self.patterns, PIECE_ROWS)]
         shown = np.where(draw.random((PIECE_ROWS, self.n), dtype=np.float32) < self.mask, 0, asked).astype(np.int8)
@@ -136,26 +135,17 @@ class BitXor(_Bits):
     def read(self, piece: Piece) -> dict[str, Split]:
         """Draw the rows of one piece."""
         shape = (PIECE_ROWS, self.patterns, self.n)
-        draw = _generator(self.seed, piece)
-        if self.held_out:
-            inputs = draw.choice(_inputs_of(piece.part, self.n * self.patterns), PIECE_ROWS)
+        draw = np.random.default_rng([self.seed, SPLITS.index(piece.part), piece.lo])
+        if self.held_out:  # a hash divides the inputs 80/10/10
+            inputs = np.arange(2 ** (self.n * self.patterns))
+            share = row_hash(inputs) / 2.0**64
+            low, high = {"train": (0.0, 0.8), "valid": (0.8, 0.9), "test": (0.9, 1.0)}[piece.part]
+            inputs = draw.choice(inputs[(share >= low) & (share < high)], PIECE_ROWS)
             strings = (inputs[:, None] >> np.arange(self.n * self.patterns) & 1).astype(np.int8).reshape(shape)
         else:
             strings = draw.integers(0, 2, shape, dtype=np.int8)
         y = (strings.sum(axis=1, dtype=np.int64) % 2).reshape(PIECE_ROWS, -1, self.token_bits)
         return _first_rows(piece, strings.reshape(PIECE_ROWS, -1, self.token_bits), y)
-
-
-def _inputs_of(split: str, bits: int) -> np.ndarray:
-    """Return the inputs of a split, as numbers of ``bits`` bits; a hash divides them 80/10/10."""
-    inputs = np.arange(2**bits)
-    share = row_hash(inputs) / 2.0**64
-    low, high = {"train": (0.0, 0.8), "valid": (0.8, 0.9), "test": (0.9, 1.0)}[split]
-    return inputs[(share >= low) & (share < high)]
-
-
-def _generator(seed: int, piece: Piece) -> np.random.Generator:
-    return np.random.default_rng([seed, SPLITS.index(piece.part), piece.lo])
 
 
 def _first_rows(piece: Piece, x: np.ndarray, y: np.ndarray) -> dict[str, Split]:

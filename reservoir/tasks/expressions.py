@@ -20,9 +20,7 @@ SYMBOLS = ("<pad>", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "]")
 DIGIT, OPERATOR, CLOSE = 1, 11, 15
 """The first digit, the first operator, and the closing bracket."""
 
-OPERATOR_SHARE = 0.25
-"""Probability that a node above the deepest level is an operator; else it is a digit."""
-
+OPERATOR_SHARE = 0.25  # probability that a node above the deepest level is an operator; else it is a digit
 _IDS = {symbol: number for number, symbol in enumerate((*SYMBOLS, "(", ")")) if number}
 
 

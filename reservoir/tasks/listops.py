@@ -16,15 +16,9 @@ from reservoir.tasks.task import SPLITS, Split, Task, Tokens
 PIECE_ROWS = 4096
 """Expressions drawn from one generator; part of the task's definition, as another number would give other rows."""
 
-PIECE_BYTES = 2**24
-"""Bytes of a file that are read at a time."""
-
-MOST_LINE = 2**20
-"""Bytes of a line; the longest of Long Range Arena have some 20,000."""
-
-ROOTS = 2048
-"""Trees grown at a time; more of them do not fit the processor's cache and are slower."""
-
+PIECE_BYTES = 2**24  # bytes of a file that are read at a time
+MOST_LINE = 2**20  # bytes of a line; the longest of Long Range Arena have some 20,000
+ROOTS = 2048  # trees grown at a time; more of them do not fit the processor's cache and are slower
 NEVER_TWICE = 64
 """From this many symbols on, two draws are never the same expression: it has at least 22 digits, drawn freely, so that
 the chance is below 1e-10 even among a million rows. Shorter ones are drawn in one piece, which can compare them all."""
@@ -63,10 +57,8 @@ class ListOps(Source):
         if self.source not in {"auto", "files", "generated"}:
             raise InputError(f"listops: source is {self.source!r}; give auto, files or generated")
         check_protocol("listops", self.protocol)
-        if (
-            min(self.max_tokens, self.train_rows, self.valid_rows, self.test_rows, self.depth - 1, self.arguments - 1)
-            < 1
-        ):
+        rows = (self.train_rows, self.valid_rows, self.test_rows)
+        if min(self.max_tokens, *rows, self.depth - 1, self.arguments - 1) < 1:
             raise InputError("listops: give max_tokens and rows above 0, depth and arguments above 1")
         if self._lengths[0] > self._lengths[1]:
             raise InputError(f"listops: no expression has {self._lengths[0]} to {self._lengths[1]} symbols")
@@ -93,14 +85,14 @@ class ListOps(Source):
 
     def files(self) -> list[Path]:
         """Return the files, or none where the expressions are generated."""
-        return [self._file(split) for split in self._splits] if self._from_files else []
+        return [self._file(split) for split in self._rows] if self._from_files else []
 
     def pieces(self) -> list[Piece]:
         """Return byte ranges of the files, or stretches of rows with a generator each."""
         if self._from_files:
             return [
                 Piece(split, lo, min(lo + PIECE_BYTES, size))
-                for split in self._splits
+                for split in self._rows
                 for size in [self._file(split).stat().st_size]
                 for lo in range(0, size, PIECE_BYTES)
             ]
@@ -117,14 +109,14 @@ class ListOps(Source):
             part = SPLITS.index(piece.part) if piece.part in SPLITS else len(SPLITS)
             draw = np.random.default_rng([self.seed, part, piece.lo])
             symbols, lengths = self._distinct(draw, piece.hi - piece.lo)
-        rows = self._split(symbols, lengths)
-        if piece.part != "all":
-            return self._shared(piece.part, rows)
-        ends = np.cumsum(list(self._rows.values()))
-        splits = {}
-        for name, end in zip(self._rows, ends, strict=True):
-            splits |= self._shared(name, rows.take(slice(end - self._rows[name], end)))
-        return splits
+        y = evaluate(symbols) if len(symbols) else np.empty(0, np.int8)
+        x, real, cut = self._pad(symbols, lengths)
+        rows = Split(x=x, y=classes_of(y), lengths=real, cut=cut)
+        splits = {piece.part: rows}
+        if piece.part == "all":
+            ends = dict(zip(self._rows, np.cumsum(list(self._rows.values())).tolist(), strict=True))
+            splits = {name: rows.take(slice(end - self._rows[name], end)) for name, end in ends.items()}
+        return splits | ({"test": splits["valid"]} if self._paper and "valid" in splits else {})
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return an array of texts (rows,), or of symbols (rows, tokens) with lengths, as sequences."""
@@ -133,11 +125,8 @@ class ListOps(Source):
             if lengths.max() > self.task.max_tokens and not self._paper:
                 row = int(lengths.argmax())
                 raise InputError(f"row {row}: {lengths[row]} symbols; the task has at most {self.task.max_tokens}")
-            rows = self._pad(symbols, lengths)
-            return rows[0], rows[1]
+            return self._pad(symbols, lengths)[:2]
         return check_symbols(self.task, x, lengths, "texts like '[MAX 2 3 ]'")
-
-    # ---- settings
 
     @property
     def endless(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -154,12 +143,8 @@ class ListOps(Source):
         return self.min_length or shortest, self.max_length or longest
 
     @property
-    def _splits(self) -> tuple[str, ...]:
-        return SPLITS[:2] if self._paper else SPLITS
-
-    @property
     def _rows(self) -> dict[str, int]:
-        return {split: getattr(self, f"{split}_rows") for split in self._splits}
+        return {split: getattr(self, f"{split}_rows") for split in (SPLITS[:2] if self._paper else SPLITS)}
 
     @cached_property
     def _from_files(self) -> bool:
@@ -169,16 +154,6 @@ class ListOps(Source):
 
     def _file(self, split: str) -> Path:
         return find_file("listops", self.data, FOLDERS, (FILES[split],))
-
-    # ---- rows
-
-    def _shared(self, name: str, rows: Split) -> dict[str, Split]:
-        return {"valid": rows, "test": rows} if self._paper and name == "valid" else {name: rows}
-
-    def _split(self, symbols: np.ndarray, lengths: np.ndarray) -> Split:
-        y = evaluate(symbols) if len(symbols) else np.empty(0, np.int8)
-        x, real, cut = self._pad(symbols, lengths)
-        return Split(x=x, y=classes_of(y), lengths=real, cut=cut)
 
     def _pad(self, symbols: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
         """Return expressions as rows, cut and padded, with their lengths and how many were cut."""
@@ -232,9 +207,11 @@ class ListOps(Source):
             if len(wrong):
                 raise InputError(f"row {wrong[0]}: Target is {targets[wrong[0]]}, and the expression has another value")
         except InputError as error:
-            message = str(error).removeprefix("row ")
-            row, problem = message.split(":", 1)
-            raise InputError(f"{path}, line {_lines_before(path, piece.lo) + int(row) + 1}:{problem}") from None
+            row, problem = str(error).removeprefix("row ").split(":", 1)
+            with path.open("rb") as file:
+                blocks = iter(lambda: file.read(min(PIECE_BYTES, max(piece.lo - 1 - file.tell(), 0))), b"")
+                before = 1 + sum(block.count(b"\n") for block in blocks)  # with the header
+            raise InputError(f"{path}, line {before + int(row) + 1}:{problem}") from None
         return symbols, lengths
 
 
@@ -253,10 +230,3 @@ def _lines(path: Path, lo: int, hi: int) -> list[str]:
     if max(map(len, lines), default=0) >= MOST_LINE:
         raise InputError(f"{path}: a line of more than {MOST_LINE} characters; is it another file?")
     return lines
-
-
-def _lines_before(path: Path, lo: int) -> int:
-    """Return the number of lines, the header included, before the first row of a range of bytes."""
-    with path.open("rb") as file:
-        blocks = iter(lambda: file.read(min(PIECE_BYTES, max(lo - 1 - file.tell(), 0))), b"")
-        return 1 + sum(block.count(b"\n") for block in blocks)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,12 +12,8 @@ from reservoir.errors import InputError
 from reservoir.tasks.source import Piece, Source, check_protocol, check_symbols, classes_of, find_file
 from reservoir.tasks.task import Split, Task, Tokens
 
-LETTERS = "ACDEFGHIKLMNPQRSTVWY" + "BOUXZ"
-"""The 20 common amino acids and 5 uncommon ones."""
-
-SYMBOLS = ("<pad>", *LETTERS)
-"""The vocabulary, fixed for good."""
-
+LETTERS = "ACDEFGHIKLMNPQRSTVWY" + "BOUXZ"  # the 20 common amino acids and 5 uncommon ones
+SYMBOLS = ("<pad>", *LETTERS)  # the vocabulary, fixed for good
 TAPE_SYMBOLS = ("<pad>", "<mask>", "<cls>", "<sep>", "<unk>", *sorted(LETTERS))
 """The vocabulary of TAPE's tokenizer, which puts ``<cls>`` before a protein and ``<sep>`` behind it."""
 
@@ -35,9 +29,7 @@ PARTS = {
 """Splits, and the parts of TAPE they come from."""
 
 FOLDERS = ("", "remote_homology", "homology")
-
-BUCKET = 100
-"""Batches of TAPE's loader that are sorted by length together."""
+BUCKET = 100  # batches of TAPE's loader that are sorted by length together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +81,23 @@ class Homology(Source):
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return the proteins of one file that are short enough."""
         path = self._file(piece.part)
+        try:
+            records = json.loads(path.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path}: no complete JSON ({error}); fetch the file again") from None
+        if not isinstance(records, list) or not records:
+            raise InputError(f"{path}: no list of proteins; check that it is a file of TAPE's raw data")
         letters, folds = [], []
-        for row, (sequence, fold) in enumerate(read_proteins(path)):
-            if not 0 <= fold < FOLDS:
-                raise InputError(f"{path}, row {row}: fold_label is {fold}, not a number from 0 to {FOLDS - 1}")
-            letters.append(_amino_acids(f"{path}, row {row}", sequence))
+        for row, record in enumerate(records):
+            where = f"{path}, row {row}"
+            if not isinstance(record, dict):
+                raise InputError(f"{where}: no record with 'primary' and 'fold_label', but {type(record).__name__}")
+            sequence, fold = record.get("primary"), record.get("fold_label")
+            if type(fold) is not int or not 0 <= fold < FOLDS:
+                raise InputError(f"{where}: fold_label is {str(fold)[:40]!r}, not a number from 0 to {FOLDS - 1}")
+            if not isinstance(sequence, str):
+                raise InputError(f"{where}: primary is {type(sequence).__name__}, not a text of amino acids")
+            letters.append(_amino_acids(where, sequence))
             folds.append(fold)
         tokens = self._tokens(letters, self.batch if piece.part == "train" else 4 * self.batch)
         kept = np.flatnonzero(tokens <= self.max_tokens)
@@ -129,8 +133,7 @@ class Homology(Source):
         return ["train", "valid"] if self._paper else list(PARTS)
 
     def _file(self, split: str) -> Path:
-        name = f"remote_homology_{PARTS[split]}"
-        return find_file("homology", self.data, FOLDERS, (f"{name}.json",))
+        return find_file("homology", self.data, FOLDERS, (f"remote_homology_{PARTS[split]}.json",))
 
     def _rows(self, proteins: list[np.ndarray]) -> np.ndarray:
         """Return proteins, as code points, as symbols with zeros behind."""
@@ -148,28 +151,6 @@ class Homology(Source):
         """Return how many tokens of each protein are read, with padding under the paper's protocol."""
         lengths = np.array([len(letters) for letters in proteins], np.int32)
         return batch_lengths(lengths + 2, batch) if self._paper else lengths
-
-
-def read_proteins(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield the letters and the fold of each protein of a JSON file of TAPE."""
-    try:
-        records = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: no complete JSON ({error}); fetch the file again") from None
-    if not isinstance(records, list) or not records:
-        raise InputError(f"{path}: no list of proteins; check that it is a file of TAPE's raw data")
-    yield from (_fields(f"{path}, row {row}", record) for row, record in enumerate(records))
-
-
-def _fields(where: str, record: Any) -> tuple[str, int]:
-    if not isinstance(record, dict):
-        raise InputError(f"{where}: no record with 'primary' and 'fold_label', but {type(record).__name__}")
-    sequence, fold = record.get("primary"), record.get("fold_label")
-    if type(fold) is not int:
-        raise InputError(f"{where}: fold_label is {str(fold)[:40]!r}, not a number")
-    if not isinstance(sequence, str):
-        raise InputError(f"{where}: primary is {type(sequence).__name__}, not a text of amino acids")
-    return sequence, fold
 
 
 def batch_lengths(lengths: np.ndarray, batch: int) -> np.ndarray:

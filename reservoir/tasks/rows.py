@@ -6,11 +6,8 @@ import zlib
 
 import numpy as np
 
-HELD_OUT = 0.1
-"""Share of a training file that becomes the validation split if the publisher has none."""
-
-SHARES = {"train": 0.6, "valid": 0.2, "test": 0.2}
-"""Shares of the splits if a source has none."""
+HELD_OUT = 0.1  # share of a training file that becomes the validation split if the publisher has none
+SHARES = {"train": 0.6, "valid": 0.2, "test": 0.2}  # shares of the splits if a source has none
 
 
 def row_hash(rows: np.ndarray, seed: int = 0) -> np.ndarray:

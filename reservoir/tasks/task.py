@@ -11,7 +11,6 @@ import numpy as np
 from reservoir.errors import InputError
 
 SPLITS = ("train", "valid", "test")
-
 MISSING = -1
 """The class of missing labels, behind the end of a row with a label for every token; missing targets are NaN."""
 

@@ -61,7 +61,7 @@ def test_bit_xor_is_learnt_by_an_fpt_and_not_by_its_output_alone(cache):
 
 def test_the_rows_of_generated_tasks_are_fresh_at_every_step(cache):
     from reservoir.tasks.bits import BitMemory
-    from reservoir.tasks.fresh import FreshRows
+    from reservoir.tasks.source import FreshRows
 
     source = BitMemory(n=20, patterns=2, token_bits=10, train_rows=50, valid_rows=10, test_rows=10)
     fresh = FreshRows(source, seed=0)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from reservoir.tasks.bits import BitMemory, BitXor
-from reservoir.tasks.fresh import FRESH_ROWS, FreshRows
 from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, Mnist
 from reservoir.tasks.images.patches import augmented
 from reservoir.tasks.listops import ListOps
+from reservoir.tasks.source import FRESH_ROWS, FreshRows
 
 GENERATED = [
     BitXor(n=4, train_rows=30),

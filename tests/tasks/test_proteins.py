@@ -115,7 +115,7 @@ def test_symbols_outside_the_vocabulary_are_refused():
         ({"primary": "ACd", "fold_label": 3}, r"letter 2: 'd'"),
         ({"primary": "ACé", "fold_label": 3}, r"letter 2: 'é'"),
         ({"primary": "", "fold_label": 3}, "an empty sequence"),
-        ({"primary": "ACD", "fold_label": 1195}, "fold_label is 1195"),
+        ({"primary": "ACD", "fold_label": 1195}, "fold_label is '1195'"),
         ({"primary": "ACD"}, "fold_label is 'None'"),
         ({"primary": 5, "fold_label": 1}, "primary is int"),
         ("ACD", "no record"),

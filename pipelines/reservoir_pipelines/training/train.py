@@ -26,9 +26,8 @@ from reservoir.readouts.evaluation import evaluate_classes, evaluate_values
 from reservoir.readouts.targets import metric_name
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks import task_named
-from reservoir.tasks.fresh import FreshRows
 from reservoir.tasks.own.sounds import holds_samples
-from reservoir.tasks.source import Source
+from reservoir.tasks.source import FreshRows, Source
 from reservoir.tasks.task import Split
 from reservoir.training.groups import UpperPart, frozen_digest, parse_groups, set_dropout, trained_layer
 from reservoir.training.rows import Convert, StoredRows, TargetScale, TrainingRows, hidden_rows, raw_rows

@@ -39,14 +39,10 @@ USUAL_LABELS = (
 SEQUENCES = ("x", "sequence")
 IDS = ("id", "series_id", "case")
 TIMES = ("time", "t", "step", "timestamp", "date", "datetime")
-
 NAMED_ID = re.compile(r"\w*([_ -](id|ID|Id)|[a-z](Id|ID))|(?i:uuid|guid)")
 NO_NAME = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})*")
-
-FEWEST_COUNTED = 4
-"""Rows from which on a column of their numbers, or of rising times, is taken for no value."""
-
+FEWEST_COUNTED = 4  # rows from which on a column of their numbers, or of rising times, is taken for no value
 MOST_TEXT = 0.5
 """Share of the filled cells that may be no numbers in a column of values; with more of them it is a column of text."""
 
@@ -57,8 +53,7 @@ FILES = {
 }
 """Suffixes of files that are one sequence each; a folder is read as the first kind that it has files of."""
 
-PEEKED = 5
-"""Rows of a table that must name files of one kind for the column to be one of paths."""
+PEEKED = 5  # rows of a table that must name files of one kind for the column to be one of paths
 
 
 @dataclass

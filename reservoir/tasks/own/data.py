@@ -75,9 +75,10 @@ class OwnData(Source):
             parameters["labels"] = Path(self.asked.labels).name
         if self._symbols:
             parameters.pop("standardise", None)
+        channels = (1 if len(self._shape) == 2 else self._shape[2]) * (2 if self.asked.missing == "mask" else 1)
         return Task(
             name=own_name(self.origin),
-            form=Tokens(self._vocabulary) if self._symbols else Vectors(self._channels),
+            form=Tokens(self._vocabulary) if self._symbols else Vectors(channels),
             max_tokens=self._shape[1],
             classes=self._labels.classes,
             readout_tokens=self._labels.y.shape[1],
@@ -114,17 +115,27 @@ class OwnData(Source):
 
     def scaling(self) -> Scaling | None:
         """Return the standardisation by the training split, or None for symbols; of pictures to about -2 to 2."""
-        if self._pictures:
-            return Scaling.uniform(1 / 64, self._channels, offset=127.5)
-        if self._symbols:
+        form, rounding = self.task.form, Rounding()
+        if isinstance(form, Tokens):
             return None
+        if self._pictures:
+            return Scaling.uniform(1 / 64, form.dim, offset=127.5)
         if not self.asked.standardise or self.asked.waveform:
-            return Scaling.uniform(1.0, self._channels)
-        rounding = Rounding()
-        found = standardisation(self.origin, self._training_values(rounding))
+            return Scaling.uniform(1.0, form.dim)
+
+        def training_values() -> Iterator[np.ndarray]:
+            for piece in self.pieces():
+                given, lengths = self._columns.read("x", piece.lo, piece.hi), self._lengths[piece.lo : piece.hi]
+                x, train = self._as_values(given, lengths, piece), self._split[piece.lo : piece.hi] == "train"
+                if train.any():
+                    real = np.arange(x.shape[1]) < lengths[train, None]
+                    rounding.add(given.reshape(*x.shape[:2], -1)[train][real], x[train][real])
+                    yield x[train][real]
+
+        found = standardisation(self.origin, training_values())
         rounding.check(self.origin)
         if self.asked.missing == "mask":  # the channels that mark missing values stay 0 and 1
-            half = self._channels // 2
+            half = form.dim // 2
             found.offset[half:], found.scale[half:] = 0, 1
         return found
 
@@ -199,11 +210,6 @@ class OwnData(Source):
             raise InputError(f"{self.origin}: x holds symbols, which are never missing; leave out --missing")
         return names
 
-    @property
-    def _channels(self) -> int:
-        channels = 1 if len(self._shape) == 2 else self._shape[2]
-        return 2 * channels if self.asked.missing == "mask" else channels
-
     @cached_property
     def _units(self) -> np.ndarray | None:
         """Number of labels of each row, if every token or word has one."""
@@ -263,16 +269,6 @@ class OwnData(Source):
 
     def _as_values(self, x: np.ndarray, lengths: np.ndarray, piece: Piece) -> np.ndarray:
         return as_values(self.origin, x.reshape(*x.shape[:2], -1), lengths, self.asked.missing, piece.lo)
-
-    def _training_values(self, rounding: Rounding) -> Iterator[np.ndarray]:
-        for piece in self.pieces():
-            given, lengths = self._columns.read("x", piece.lo, piece.hi), self._lengths[piece.lo : piece.hi]
-            x = self._as_values(given, lengths, piece)
-            train = self._split[piece.lo : piece.hi] == "train"
-            if train.any():
-                real = np.arange(x.shape[1]) < lengths[train, None]
-                rounding.add(given.reshape(*x.shape[:2], -1)[train][real], x[train][real])
-                yield x[train][real]
 
 
 # ---- new sequences

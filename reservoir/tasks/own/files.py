@@ -29,7 +29,7 @@ from reservoir.tasks.own.folders import check_inside, folder_arrays, media_array
 from reservoir.tasks.own.hdf5 import Hdf5
 from reservoir.tasks.own.hub import hub_arrays, is_hub
 from reservoir.tasks.own.series import is_bare, read_series, split_files
-from reservoir.tasks.own.table_reader import TableReader, labels_of_each, padded_labels
+from reservoir.tasks.own.table_reader import TableReader, columns_as_arrays
 from reservoir.tasks.own.texts import Texts
 from reservoir.tasks.task import Task
 
@@ -66,8 +66,10 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
     check_file(path)
     if suffix in ARRAYS:
         return _with_letters(str(path), ARRAYS[suffix](path), asked, labelled=task is None)
-    if suffix in (*tables.SUFFIXES, *FASTA):
-        return (fasta_arrays if suffix in FASTA else _table_arrays)(path, asked, known)
+    if suffix in FASTA:
+        return fasta_arrays(path, asked, labelled=task is None)
+    if suffix in tables.SUFFIXES:
+        return _table_arrays(path, asked, known)
     raise InputError(f"{path}: files of type {path.suffix!r} are not read; give one of {', '.join(SUFFIXES)}")
 
 
@@ -149,24 +151,17 @@ def _table_arrays(path: Path, asked: OwnDataOptions, known: Mapping[str, Any] | 
 
 def _with_letters(origin: str, arrays: Arrays, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
     """Return arrays of which ``x`` may be texts (rows,) as arrays of their letters."""
-    if "x" not in arrays.shapes or arrays.dtypes["x"].kind not in "US" or len(arrays.shapes["x"]) != 1:
+    rows = arrays.shapes.get("x", ())
+    if "x" not in arrays.shapes or arrays.dtypes["x"].kind not in "US" or len(rows) != 1:
         return arrays
-    found = {name: arrays.read(name, 0, arrays.shapes["x"][0]) for name in arrays.shapes if name != "lengths"}
-    texts = [text.strip() for text in found.pop("x").tolist()]
-    places = [f"row {row}" for row in range(len(texts))]
-    bad = tables.BadRows(origin, places, skip=asked.skip_bad_rows if labelled else None)
-    for row in (row for row, text in enumerate(texts) if not text):
-        bad.add(row, "an empty text")
-    y, chosen = found.get("y", np.zeros(0)), {}
-    each = labels_of_each(bad, texts, y.tolist()) if labelled and y.ndim == 1 and y.dtype.kind == "U" else None
-    if each:
-        chosen["each"] = each[0]
-        found["y"], found["units"] = padded_labels(bad, "y", each[1])
-    kept = bad.kept()
-    found = {name: array[kept] if len(array) == len(kept) else array for name, array in found.items()}
-    letters = Texts(origin, np.array(texts)[kept].tolist(), found)
-    letters.chosen, letters.notes = chosen, bad.notes()
-    return letters
+    if (labelled and "y" not in arrays.shapes) or any(shape[:1] != rows for shape in arrays.shapes.values()):
+        return arrays  # which is refused
+    names = {"x": "sequence", "y": "label", "ids": "id", "groups": "groups", "split": "split"}
+    columns = {names[name]: list(arrays.read(name, 0, rows[0])) for name in arrays.shapes if name in names}
+    roles = {"text": "sequence", "label": "label" if "y" in arrays.shapes else None}
+    roles |= {"id": "id"} if "ids" in arrays.shapes else {}
+    places = [f"row {row}" for row in range(rows[0])]
+    return columns_as_arrays(origin, columns, places, skip=asked.skip_bad_rows, labelled=labelled, **roles)
 
 
 def _read_function(name: str) -> Arrays:

@@ -20,12 +20,8 @@ from reservoir.errors import InputError, first_line
 from reservoir.tasks.own.arrays import NAMES, Arrays, check_expansion
 
 PIECE_ROWS = 4096
-PIECE_BYTES = 2**28
-"""Rows that are read at a time have no more bytes than this."""
-
-MEMORY = 2**31
-"""Bytes that the checking process may take beside what it has when it starts."""
-
+PIECE_BYTES = 2**28  # rows that are read at a time have no more bytes than this
+MEMORY = 2**31  # bytes that the checking process may take beside what it has when it starts
 SECONDS = 20
 """Processor time of the checking process, and a second more for each `BYTES_PER_SECOND` of the file."""
 

@@ -10,8 +10,7 @@ from reservoir.errors import InputError, first_line, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.arrays import Arrays
 from reservoir.tasks.own.labels import SPLIT_NAMES
-from reservoir.tasks.own.table_reader import TableReader
-from reservoir.tasks.own.tables import BadRows, Table
+from reservoir.tasks.own.table_reader import columns_as_arrays
 
 PREFIX = "hf:"
 TEXTS = ("text", "sentence", "sequence", "x")
@@ -29,8 +28,6 @@ def is_hub(origin: str) -> bool:
 
 def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
     """Return the texts of a dataset, and its labels, ids, groups and splits."""
-    import pandas as pd
-
     parts = _open(origin)
     columns = next(iter(parts.values())).features
     text = _chosen(origin, "text", asked.text, TEXTS, columns, needed=True)
@@ -47,12 +44,10 @@ def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
     if len(parts) > 1 and labelled:
         cells["split"] = [name for name, part in parts.items() for _ in range(len(part))]
     places = [f"row {row}" for row in range(len(cells[text]))]
-    bad = BadRows(origin, places, skip=asked.skip_bad_rows if labelled else None)
-    frame = pd.DataFrame({name: pd.Series(column, dtype=object) for name, column in cells.items()})
-    options = OwnDataOptions(text=text, label=label or None, id=asked.id, group=asked.group)
-    found = TableReader(Table(Path(origin), frame, bad), options, None if labelled else {}).arrays_of_table()
+    roles = {"text": text, "label": label or None, "id": asked.id, "group": asked.group}
+    found = columns_as_arrays(origin, cells, places, skip=asked.skip_bad_rows, labelled=labelled, **roles)
     found.files = [Path(file["filename"]) for part in parts.values() for file in part.cache_files]
-    found.notes, found.chosen = [*notes, *found.notes], {}
+    found.notes = [*notes, *found.notes]
     return found
 
 

@@ -16,8 +16,7 @@ from reservoir.tasks.own.tables import EMPTY
 from reservoir.tasks.rows import HELD_OUT, SHARES, grouped, stratified
 from reservoir.tasks.task import MISSING
 
-MOST_ROUNDING = 1e-3
-"""Largest error of float32 in a target, as a share of its standard deviation."""
+MOST_ROUNDING = 1e-3  # largest error of float32 in a target, as a share of its standard deviation
 
 SPLIT_NAMES = {
     **dict.fromkeys(["train", "training"], "train"),
@@ -26,23 +25,14 @@ SPLIT_NAMES = {
 }
 """Names of splits in folders and datasets, in small letters, and our names for them."""
 
-SAMPLE = 2**20
-"""Tokens at the beginning that the rule looks at."""
-
-MOST_SYMBOLS = 1_000_000
-"""Larger whole numbers are values, not symbols: no embedding has a row for each."""
-
-FEWEST_STEPS = 100
-"""With fewer changes between neighbours their size is not considered."""
-
+SAMPLE = 2**20  # tokens at the beginning that the rule looks at
+MOST_SYMBOLS = 1_000_000  # larger whole numbers are values, not symbols: no embedding has a row for each
+FEWEST_STEPS = 100  # with fewer changes between neighbours their size is not considered
 SMOOTH = 0.65
 """An ordered quantity has steps between unlike neighbours below this share of those between any two tokens."""
 
-SMOOTH_MANY = 0.8
-"""The same for more different numbers than a byte has."""
-
+SMOOTH_MANY = 0.8  # the same for more different numbers than a byte has
 BYTE = 256
-
 HEAD = 0.1
 """A vocabulary is used unevenly: the commonest hundredth of it makes up more than this share of the tokens."""
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
-
 MOST_BYTES = 2**27
 MOST_PIXELS = 2**26
 

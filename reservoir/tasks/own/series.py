@@ -12,9 +12,7 @@ from reservoir.errors import InputError
 from reservoir.tasks.own.arrays import Arrays, padded
 from reservoir.tasks.own.tables import lines_of
 
-PARTS = {"train": "_TRAIN", "test": "_TEST"}
-"""How the names of the two files of a data set end."""
-
+PARTS = {"train": "_TRAIN", "test": "_TEST"}  # how the names of the two files of a data set end
 SUFFIXES = (".ts", ".tsv")
 
 

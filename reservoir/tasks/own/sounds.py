@@ -14,18 +14,14 @@ from reservoir.tasks.own.arrays import Arrays, check_expansion, check_padding
 from reservoir.tasks.own.tables import BadRows
 from reservoir.tasks.task import Task, Vectors
 
-RATE = 16_000
-"""Default samples per second: what models of speech take."""
-
+RATE = 16_000  # default samples per second: what models of speech take
 RATES = (1_000, 768_000)
 BANDS = 40
 WINDOW, STEP = 0.025, 0.010
 """Seconds that a frame spans, and from one frame to the next."""
 
 LOWEST = 20.0
-FLOOR = 1e-8
-"""Power that is taken for silence: a step of 16 bits is 1e-9 of the loudest."""
-
+FLOOR = 1e-8  # power that is taken for silence: a step of 16 bits is 1e-9 of the loudest
 PIECE_VALUES = 2**25
 
 

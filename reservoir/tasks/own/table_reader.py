@@ -6,6 +6,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,9 +38,7 @@ MOST_NAMES = 256
 """Columns of values are known by name up to this number; beyond it they are steps of a series, known by order."""
 
 MOST_SHOWN = 8
-
-LONGEST_NUMBER = 24
-"""Digits of the longest number that is one value; a longer one is a label for each digit."""
+LONGEST_NUMBER = 24  # digits of the longest number that is one value; a longer one is a label for each digit
 
 
 class TableReader:
@@ -265,6 +264,26 @@ class TableReader:
                 f"2024-12-31, or numbers, or say --drop {name} if the rows stand in order"
             )
         return found
+
+
+def columns_as_arrays(
+    where: str,
+    columns: Mapping[str, Sequence[Any]],
+    places: Sequence[str],
+    *,
+    skip: bool,
+    labelled: bool,
+    **roles: str | None,
+) -> Arrays:
+    """Return texts, and what is known of each, as `TableReader` reads a table; ``roles`` are its flags."""
+    import pandas as pd
+
+    frame = pd.DataFrame({name: pd.Series(cells, dtype=object) for name, cells in columns.items()})
+    table = Table(Path(where), frame, BadRows(where, places, skip=skip if labelled else None))
+    asked: Any = roles
+    found = TableReader(table, OwnDataOptions(**asked), None if labelled else {}).arrays_of_table()
+    found.chosen = {name: found.chosen[name] for name in ("each",) if name in found.chosen}
+    return found
 
 
 def runs_of(names: Sequence[str]) -> str:

@@ -19,14 +19,10 @@ from reservoir.errors import InputError, first_line
 from reservoir.tasks.own.arrays import check_expansion
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
-
-EMPTY = ("", "na", "n/a", "nan", "null", "none")
-"""How tables write an empty cell, in small letters or capitals."""
-
+EMPTY = ("", "na", "n/a", "nan", "null", "none")  # how tables write an empty cell, in small letters or capitals
 MOST_NAMED = 5
 BLOCK = 2**20
-BATCH = 256
-"""Rows of a Parquet file that are unpacked at a time."""
+BATCH = 256  # rows of a Parquet file that are unpacked at a time
 
 
 class BadRows:

@@ -10,9 +10,7 @@ from reservoir.errors import InputError
 from reservoir.tasks.own.arrays import Arrays, check_padding
 from reservoir.tasks.task import Task
 
-UNKNOWN = "\ufffd"
-"""Stands first in every alphabet, for the letters that no training row has."""
-
+UNKNOWN = "\ufffd"  # stands first in every alphabet, for the letters that no training row has
 MOST_LETTERS = 64
 PIECE_LETTERS = 2**23
 

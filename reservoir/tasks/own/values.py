@@ -12,8 +12,7 @@ from reservoir.tasks.own.texts import codes_of
 from reservoir.tasks.source import full_lengths
 from reservoir.tasks.task import Scaling, Task, Tokens
 
-MOST_ROUNDING = 1e-3
-"""Largest error of float32 in a value, as a share of the range of its channel."""
+MOST_ROUNDING = 1e-3  # largest error of float32 in a value, as a share of the range of its channel
 
 
 def clean_symbols(where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: int, first_row: int = 0) -> np.ndarray:
