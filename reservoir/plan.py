@@ -65,43 +65,21 @@ MAX_KERNEL_ROWS = 3000  # training rows of wide columns: their kernel matrix has
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Every option of an extraction, and of the fit that follows, with its value and the reason for it.
+    """Every option of an extraction, and of the fit that follows, with its value and the reason for it."""
 
-    Parameters
-    ----------
-    task : Task
-        The task as its data is stored.
-    reservoir : Reservoir
-        The frozen model; ``dilations`` are numbers.
-    windows : Windows
-        How sequences become tokens.
-    layers, poolings : tuple of str
-        What is cached: each layer under each pooling is a column.
-    device, compute, store : str
-        The device, the precision of matrix products, and the precision on disk.
-    block_rows, batch_rows : int
-        Rows of a shard, and rows of the greatest length in a batch, of a new entry.
-    folds, repeats : int
-        Folds of the cross-validation that chooses a readout, 0 for the validation split, and how often it is repeated.
-    candidates : tuple of str
-        Columns that a readout is chosen from; ``a+b`` are two side by side.
-    reasons : mapping of str to str
-        Why each option has its value.
-    """
-
-    task: Task
-    reservoir: Reservoir
+    task: Task  # as its data is stored
+    reservoir: Reservoir  # with numbers as dilations
     windows: Windows
-    layers: tuple[str, ...]
+    layers: tuple[str, ...]  # each layer under each pooling is a column of the cache
     poolings: tuple[str, ...]
     device: str
-    compute: str
-    store: str
-    block_rows: int
-    batch_rows: int
-    folds: int
+    compute: str  # precision of matrix products
+    store: str  # precision on disk
+    block_rows: int  # of a shard of a new entry
+    batch_rows: int  # of the greatest length
+    folds: int  # of the cross-validation that chooses a readout; 0 for the validation split
     repeats: int
-    candidates: tuple[str, ...]
+    candidates: tuple[str, ...]  # columns that a readout is chosen from; a+b are two side by side
     reasons: Mapping[str, str]
 
     @property
@@ -146,23 +124,9 @@ class Plan:
 
 
 def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longest: int | None = None) -> Plan:
-    """Decide every option that was not given.
+    """Decide every option that was not given; raise `InputError` if options do not fit each other, task or backbone.
 
-    Parameters
-    ----------
-    task : Task
-        The task whose sequences are read.
-    options : ExtractOptions
-        The options given; None stands for a default.
-    rows : mapping of str to int
-        Rows of each split.
-    longest : int, optional
-        Tokens of the longest training row, from which windows are chosen; those of the longest row if left out.
-
-    Raises
-    ------
-    InputError
-        If options do not fit each other, the task or the backbone.
+    ``rows`` are the rows of each split. Windows are chosen from ``longest``, the tokens of the longest training row.
     """
     from reservoir.backbones import check_layers, find_shape, layer_names
     from reservoir.features import column_shapes
@@ -316,19 +280,9 @@ def readout_candidates(
     layer side by side, and of few rows all of them, without and with the raw input: all together do best on most small
     data, and depend least on which layer a few rows favour.
 
-    Parameters
-    ----------
-    task : Task
-    available : sequence of str
-        All columns that are there, ``raw`` among them where the input is.
-    widths : mapping of str to int
-        Features of each column that has one sample per row.
-    rows : int
-        Training rows.
-    cross_validated : bool
-        Whether readouts are chosen by cross-validation.
-    native : bool
-        Whether the columns are of a model with its own input layer, or of several entries.
+    ``available`` are all columns that are there, ``raw`` among them where the input is; ``widths`` the features of each
+    column that has one sample per row; ``rows`` the training rows. With ``native`` the columns are of a model with its
+    own input layer, or of several entries.
     """
     if not native and rows <= MAX_KERNEL_ROWS:
         found = tuple(c for c in _known_columns(task) if set(available).issuperset(c.split("+")))

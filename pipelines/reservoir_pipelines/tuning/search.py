@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from reservoir_cache import FeatureStore, path_below, untracked
@@ -25,7 +26,7 @@ from reservoir_pipelines.output import Record, notify, score_text, silenced
 from reservoir_pipelines.preparation.prepare import prepare_for_model
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.tuning.judge import KNOWN, ColumnKernel, Judge, best_columns, column_kernels
-from reservoir_pipelines.tuning.space import Candidate, draw_candidate
+from reservoir_pipelines.tuning.space import draw_candidate, title_of
 from reservoir_pipelines.workspace import cache_root
 
 ROUNDS = (25, 100, 400, 800)
@@ -108,7 +109,7 @@ class SearchData:
     prepared: Prepared
     folder: Path
     width: int
-    default: Candidate
+    default: dict[str, Any]
 
     @classmethod
     def read(cls, task: str, options: ExtractOptions) -> SearchData:
@@ -127,6 +128,8 @@ class SearchData:
             model.compute,
             model.digest,
         ]
+        layers = "all" if plan.layers == model.fpt.backbone.layers else ",".join(plan.layers)
+        pool = ",".join(plan.poolings)
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
         return cls(
             task=task,
@@ -134,12 +137,7 @@ class SearchData:
             prepared=prepared,
             folder=path_below(root, "tuning", f"{prepared.task.name}-{digest}"),
             width=model.fpt.backbone.width,
-            default=Candidate(
-                number=0,
-                reservoir={"backbone": options.backbone} if options.backbone else {},
-                layers="all" if plan.layers == model.fpt.backbone.layers else ",".join(plan.layers),
-                pool=",".join(plan.poolings),
-            ),
+            default=({"backbone": options.backbone} if options.backbone else {}) | {"layers": layers, "pool": pool},
         )
 
     def rows(self, limit: int | None, splits: tuple[str, ...]) -> int:
@@ -147,7 +145,7 @@ class SearchData:
         most = min((each for each in (limit, self.options.limit) if each), default=None)
         return sum(min(self.prepared.rows[split], most or self.prepared.rows[split]) for split in splits)
 
-    def candidate(self, number: int) -> Candidate:
+    def candidate(self, number: int) -> dict[str, Any]:
         """Return a candidate by its number; 0 is the default."""
         if number == 0:
             return self.default
@@ -163,16 +161,14 @@ class SearchData:
     def work(self, number: int, rows: int) -> float:
         """Return a measure of the cost of a candidate: tokens of so many rows, times layers computed or pooled."""
         candidate = self.candidate(number)
-        windows = -(-self.prepared.task.max_tokens // int(candidate.reservoir.get("stride", 1)))
-        layers = 4 if candidate.layers == "all" else candidate.layers.count(",") + 1
+        windows = -(-self.prepared.task.max_tokens // int(candidate.get("stride", 1)))
+        layers = 4 if candidate["layers"] == "all" else candidate["layers"].count(",") + 1
         return float(rows * windows * (2 * layers - 1))
 
     def options_of(self, number: int, limit: int | None) -> ExtractOptions:
         """Return the options with which a candidate is extracted."""
-        candidate = self.candidate(number)
-        reservoir = ReservoirOptions(**candidate.reservoir)
-        features = {"layers": candidate.layers, "pool": candidate.pool, "limit": limit or self.options.limit}
-        return replace(self.options, **vars(reservoir), **features)
+        given = vars(ReservoirOptions()) | self.candidate(number)
+        return replace(self.options, **given, limit=limit or self.options.limit)
 
 
 @dataclass
@@ -389,7 +385,7 @@ class Search:
             trial = ReservoirTrial(
                 number=number,
                 limit=limit,
-                title=self.data.candidate(number).title,
+                title=title_of(self.data.candidate(number)),
                 entry=extraction.entry.name,
                 columns=columns,
                 metric=metric_name(self.data.prepared.task.classes),
@@ -413,4 +409,4 @@ class Search:
         return trial
 
     def _backbone(self, number: int) -> str:
-        return str(self.data.candidate(number).reservoir.get("backbone", DEFAULT_BACKBONE))
+        return str(self.data.candidate(number).get("backbone", DEFAULT_BACKBONE))
