@@ -46,15 +46,6 @@ def test_floats_with_named_classes_and_splits(tmp_path, suffix):
     assert np.abs(scaled.mean((0, 1))).max() < 1e-3 and np.abs(scaled.std((0, 1)) - 1).max() < 1e-3
 
 
-def test_both_formats_give_the_same(tmp_path):
-    arrays = {"x": RNG.integers(0, 9, (30, 5)), "y": RNG.integers(0, 3, 30), "lengths": RNG.integers(1, 6, 30)}
-    one, two = (task_named(str(save(tmp_path / f"a{s}", **arrays))) for s in (".npz", ".h5"))
-    assert one.task.form == two.task.form
-    for name, (piece,) in read(one).items():
-        other = two.read(two.pieces()[0])[name]
-        assert all(np.array_equal(getattr(piece, a), getattr(other, a)) for a in ("x", "y", "lengths"))
-
-
 def test_values_behind_the_length_are_ignored(tmp_path):
     x = RNG.normal(size=(30, 5, 2)).astype(np.float32)
     lengths = np.tile([2, 5, 3], 10)

@@ -1,5 +1,4 @@
 import pickle
-import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -13,8 +12,6 @@ from reservoir.tasks.images.cifar_files import read_pickle
 from reservoir.tasks.images.patches import augmented
 from reservoir.tasks.rows import held_out
 from tests.tasks import samples
-
-SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 
 
 def joined(source):
@@ -158,16 +155,3 @@ def test_fashion_is_not_mistaken_for_mnist(tmp_path):
         source = task_named("fashion-mnist", data=data)
         assert len(source.files()) == 4 and source.task.label(9) == "ankle boot"
         assert len(source.read(source.pieces()[1])["test"]) == 12
-
-
-@pytest.mark.skipif(not (SHARED / "data" / "cifar10_webp").is_dir(), reason="no CIFAR-10 here")
-def test_the_real_cifar10(tmp_path):
-    import subprocess
-
-    subprocess.run([sys.executable, SHARED / "data" / "unpack.py", tmp_path, "cifar10"], check=True)
-    splits = joined(task_named("cifar10", data=tmp_path))
-    train = np.concatenate([splits["train"][1], splits["valid"][1]])
-    assert np.bincount(train.ravel()).tolist() == [5000] * 10
-    assert np.bincount(splits["test"][1].ravel()).tolist() == [1000] * 10
-    first = (tmp_path / "cifar-10-batches-bin" / "test_batch.bin").read_bytes()[1:3073]
-    assert splits["test"][0][0].mean() == np.frombuffer(first, np.uint8).mean()

@@ -1,14 +1,10 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from reservoir.errors import InputError
-from reservoir.tasks import Piece, check_split, encode, task_named
+from reservoir.tasks import check_split, encode, task_named
 from reservoir.tasks.images.patches import patches
 from tests.tasks import samples
-
-SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 
 
 def all_rows(source):
@@ -72,19 +68,3 @@ def test_predict_encodes_as_prepare_does(tmp_path):
     assert np.array_equal(encode(source.task, x)[0], x)
     with pytest.raises(InputError, match=r"raw images.*\(rows, 64, 16\)"):
         encode(source.task, x[:, :5])
-
-
-def test_missing_files_say_what_to_do(tmp_path):
-    with pytest.raises(InputError, match="--data DIR or RESERVOIR_DATA"):
-        task_named("mnist").files()
-    with pytest.raises(InputError, match=f"train-images-idx3-ubyte.*{tmp_path}"):
-        task_named("mnist", data=tmp_path).files()
-
-
-@pytest.mark.skipif(not (SHARED / "data" / "mnist").is_dir(), reason="no MNIST here")
-def test_the_real_mnist():
-    source = task_named("mnist", data=SHARED / "data")
-    splits = source.read(Piece("train", 0, 60_000)) | source.read(Piece("t10k", 0, 10_000))
-    rows = {name: len(split) for name, split in splits.items()}
-    assert rows["train"] + rows["valid"] == 60_000 and rows["test"] == 10_000
-    assert splits["test"].y.ravel()[:4].tolist() == [7, 2, 1, 0]

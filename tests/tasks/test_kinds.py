@@ -81,14 +81,6 @@ def test_sensor_counts_are_read_as_values_with_a_note(tmp_path):
     assert task_named(path, values=True).notes() == []
 
 
-def test_words_are_read_as_symbols_with_a_note(tmp_path):
-    path = own(tmp_path / "a.npz", x=NAMES["few words"], y=np.arange(40) % 2)
-    source = task_named(path)
-    assert source.task.form == Tokens(int(NAMES["few words"].max()) + 1)
-    assert any(f"x read as {source.task.form.vocabulary:,} symbols" in note for note in source.notes())
-    assert task_named(path, values=True).task.form == Vectors(1)
-
-
 def test_integer_targets_are_read_as_a_regression_with_a_note(tmp_path):
     y = RNG.integers(18, 91, 300)
     path = own(tmp_path / "a.npz", x=RNG.normal(size=(300, 4)), y=y)

@@ -67,12 +67,6 @@ def test_names_and_times_of_rows_are_no_values(tmp_path, column, said, first):
     assert np.array_equal(read_new(new, task)[0], VALUES[[7, 2]])
 
 
-def test_values_that_are_not_of_one_series_are_listed(tmp_path):
-    _, _, notes = stored(write(tmp_path / "t.csv", {**WIDE, "answer": VALUES[:, 0], "label": LABEL}))
-    assert "4 values per row: v0 ... v2, answer" in notes
-    assert "values per row" not in stored(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))[2]
-
-
 def test_an_id_that_repeats_is_asked_for(tmp_path):
     path = write(tmp_path / "t.csv", {"patient_id": np.arange(ROWS) // 4, **WIDE, "label": LABEL})
     with pytest.raises(InputError, match="say --id patient_id if their rows make one sequence, --group patient_id"):
@@ -211,13 +205,6 @@ def test_other_separators_and_decimal_commas(tmp_path, name, between):
     task, rows, _ = stored(write(tmp_path / name, columns, between))
     assert task.classes == 0
     assert rows == in_any_order(VALUES)
-
-
-def test_switches_are_numbers_and_labels(tmp_path):
-    on = RNG.integers(0, 2, ROWS).astype(bool)
-    task, rows, _ = stored(write(tmp_path / "t.csv", {"on": on, **WIDE, "label": np.arange(ROWS) % 2 == 0}))
-    assert task.labels == ("False", "True")
-    assert rows == in_any_order(np.c_[on, VALUES])
 
 
 @pytest.mark.parametrize(

@@ -40,13 +40,6 @@ def test_the_label_is_named_and_columns_are_left_out(tmp_path):
     assert source.task.parameters == {"label": "ward", "drop": "noise", "columns": ["a", "b"]}
 
 
-def test_the_only_column_of_words_is_proposed_as_the_label(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text("activity,t0,t1\n" + "walk,1.5,2.5\nrun,3.5,0.5\n" * 10)
-    with pytest.raises(InputError, match=r"say --label activity$"):
-        task_named(str(path)).notes()
-
-
 @pytest.mark.parametrize("asked", [{}, {"id": "case", "time": "t"}])
 def test_the_long_form_makes_a_sequence_per_id(tmp_path, asked):
     sequences = [RNG.normal(size=(int(n), 2)).round(3) for n in RNG.integers(2, 6, 20)]
@@ -181,15 +174,6 @@ def test_texts_are_sequences_of_letters(tmp_path, suffix):
     assert to_symbols("new", codes, lengths, task.alphabet).tolist() == [[1, 2, 0], [1, 2, 0], [3, 0, 0]]
     with pytest.raises(InputError, match="row 1, letter 2: 'J' is no letter of the training rows; they are ACGT"):
         to_symbols("new", codes, lengths, "ACGT")  # an alphabet of an earlier version
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".npz", ".h5", ".fasta"])
-def test_suffixes_may_be_in_capitals(tmp_path, suffix):
-    plain = write_texts(tmp_path / f"t{suffix}")
-    loud = plain.rename(tmp_path / f"T{suffix.upper()}")
-    sources = [task_named(str(loud)), task_named(str(write_texts(plain)))]
-    rows = [all_rows(source)["train"] for source in sources]
-    assert np.array_equal(rows[0].x, rows[1].x) and np.array_equal(rows[0].y, rows[1].y)
 
 
 def test_letters_that_no_training_row_has_are_unknown(tmp_path):

@@ -1,6 +1,5 @@
 import json
 import string
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,8 +7,6 @@ import pytest
 from reservoir.errors import InputError
 from reservoir.tasks import Tokens, check_split, encode, task_named
 from reservoir.tasks.proteins import LETTERS, PARTS, batch_lengths
-
-SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 
 
 def proteins(rows=12, seed=0, longest=40):
@@ -126,18 +123,3 @@ def test_a_bad_record_is_named(tmp_path, record, message):
     source = task_named("homology", data=tmp_path)
     with pytest.raises(InputError, match=message):
         read(source)
-
-
-def test_new_proteins_become_sequences():
-    task = task_named("homology").task
-    x, lengths = encode(task, np.array(["ACDZ", "M"]))
-    assert lengths.tolist() == [4, 1] and x[0, :5].tolist() == [1, 2, 3, 25, 0]
-    assert np.array_equal(encode(task, x)[1], lengths)
-
-
-@pytest.mark.skipif(not (SHARED / "data" / "remote_homology").is_dir(), reason="no proteins here")
-def test_the_real_files():
-    splits = read(task_named("homology", data=SHARED / "data"))
-    counts = {name: len(split) + split.dropped for name, split in splits.items()}
-    assert counts == {"train": 7986, "valid": 642, "test": 596, "test_superfamily": 1010, "test_family": 767}
-    assert splits["train"].dropped == 5

@@ -40,19 +40,6 @@ def test_samples_are_scipys(tmp_path, kind):
     assert np.allclose(samples_of(path), expected, atol=1e-7)
 
 
-@pytest.mark.parametrize("bits", [8, 24])
-def test_samples_of_8_and_24_bits(tmp_path, bits):
-    whole = np.array([-(2 ** (bits - 1)), -5, 0, 7, 2 ** (bits - 1) - 1])
-    raw = (
-        (whole + 128).astype("u1").tobytes()
-        if bits == 8
-        else b"".join(int(n).to_bytes(3, "little", signed=True) for n in whole)
-    )
-    path = tmp_path / "a.wav"
-    path.write_bytes(header(len(raw), bits=bits, rate=RATE) + raw)
-    assert np.allclose(samples_of(path), whole / 2 ** (bits - 1), atol=1e-7)
-
-
 @pytest.mark.parametrize("rate", [8_000, 11_025, 44_100, 48_000])
 def test_another_rate_keeps_the_tone_and_the_time(tmp_path, rate):
     tone = 0.5 * np.sin(2 * np.pi * 1000 * np.arange(rate // 4) / rate)

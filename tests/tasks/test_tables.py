@@ -43,28 +43,11 @@ def test_csv_with_a_column_per_value(tmp_path):
     assert in_order(splits, "y").ravel().tolist() == [1, 0] * 6
 
 
-def test_csv_with_a_column_of_sequences(tmp_path):
-    rows = [f"{n % 3},{' '.join(map(str, range(n % 4 + 1)))},{split}" for n, split in enumerate(SPLITS)]
-    (tmp_path / "mine.csv").write_text("\n".join(["y,sequence,split", *rows]))
-    source = task_named(str(tmp_path / "mine.csv"))
-    splits = read(source)
-    assert source.task.form == Tokens(4) and source.task.classes == 3 and source.task.labels == ()
-    assert in_order(splits, "lengths").tolist() == [1, 2, 3, 4] * 3
-    assert in_order(splits, "x")[3].tolist() == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize(("labels", "classes"), [(["0.5", "1"], 0), (["1", "2"], 2), (["1", "b"], 2)])
 def test_csv_labels_are_numbers_where_they_can_be(tmp_path, labels, classes):
     rows = [f"{labels[n % 2]},{n % 5}.5,{n}" for n in range(20)]
     (tmp_path / "mine.csv").write_text("\n".join(["y,a,b", *rows]))
     assert task_named(str(tmp_path / "mine.csv")).task.classes == classes
-
-
-def test_csv_with_several_outputs(tmp_path):
-    rows = [f"{n}.5,{n},{n},{n}" for n in range(20)]
-    (tmp_path / "mine.csv").write_text("\n".join(["y0,y1,a,b", *rows]))
-    task = task_named(str(tmp_path / "mine.csv")).task
-    assert (task.classes, task.outputs) == (0, 2)
 
 
 @pytest.mark.parametrize(

@@ -116,23 +116,47 @@ class TableReader:
             self._values()
 
     def _labels_of_each(self, label: str, whole: str) -> bool:
-        """Take labels of every letter, word or value of the sequences, where they are such."""
-        known = None if self.labelled else self.known.get("each", "")
-        if known == "" or label not in self.table.frame:
+        """Take labels of every letter, word or value of the sequences, where they are such.
+
+        They are lists, or texts that differ from row to row and are as long as their sequences, without spaces or with
+        as many parts. Numbers are labels of whole sequences even if they happen to be as long. A row with another
+        number of labels than its sequence has tokens is bad.
+        """
+        bad, known = self.table.bad, self.known.get("each", "")
+        if label not in self.table.frame or not (self.labelled or known):
             return False
-        sequences = self.table.frame[whole]
+        labels, sequences = self.table.frame[label], self.table.frame[whole]
+        if self.labelled and is_number(labels) and max(len(str(cell)) for cell in labels) <= LONGEST_NUMBER:
+            return False
         if not (self.asked.text or is_text(sequences)):
             sequences = sequences.map(lambda cell: cell.split() if isinstance(cell, str) else cell)
-        found = labels_of_each(self.table.bad, list(sequences), list(self.table.frame[label]), known=known)
-        if found is None:
+        parts = [_parts(cell) for cell in labels]
+        given = [row for row, part in enumerate(parts) if part]
+        several = any(isinstance(cell, list | np.ndarray) for cell in labels)
+        several = several or len({str(labels[row]) for row in given}) > len(given) / 2
+        several = several and any(len(part) > 1 for part in parts)
+        for kind in (TOKEN, WORD) if several else ():
+            sizes = [_size(sequence, kind) for sequence in sequences]
+            wrong = [row for row in given if sizes[row] != len(parts[row])]
+            if len(wrong) < len(given) / 2:
+                for row in wrong:
+                    bad.add(row, f"{len(parts[row])} labels for {sizes[row]} {kind}s")
+                break
+        else:
+            kind, parts = known, []
+        if not kind:
             return False
-        kind, parts = found
+        if not self.labelled and parts:
+            self.arrays["y"] = np.array([*(part or None for part in parts), None], object)[:-1]
         if self.labelled:
-            self.arrays["y"], self.arrays["units"] = padded_labels(self.table.bad, label, parts)
+            counts = np.array([len(part) for part in parts], np.int64)
+            for row in np.flatnonzero(counts == 0):
+                bad.add(row, f"no labels in column {label!r}")
+            flat = typed(f"{bad.where}, column {label!r}", [one for part in parts for one in part])
+            self.arrays["y"], self.arrays["units"] = np.zeros((len(counts), counts.max()), flat.dtype), counts
+            self.arrays["y"][np.arange(counts.max()) < counts[:, None]] = flat
             self.chosen["each"] = kind
             self.notes.append(f"the column {label!r} labels every {kind} of {whole!r}")
-        elif any(parts):
-            self.arrays["y"] = np.array([*parts, None], object)[:-1]  # the None keeps lists of one length apart
         self.table.pop(label)
         return True
 
@@ -296,56 +320,10 @@ def runs_of(names: Sequence[str]) -> str:
     return ", ".join(shown[:MOST_SHOWN]) + (", ..." if len(shown) > MOST_SHOWN else "")
 
 
-# ---- labels of every token
-
-Parts = list[list[Any] | None]
-
-
-def labels_of_each(
-    bad: BadRows, sequences: Sequence[Any], labels: Sequence[Any], *, known: str | None = None
-) -> tuple[str, Parts] | None:
-    """Return what is labelled, tokens or words, and the labels of each sequence; None where whole ones are.
-
-    Labels are of tokens or words if they are lists, or texts that differ from row to row and are as long as their
-    sequences, without spaces or with as many parts. Numbers are labels of whole sequences even if they happen to be as
-    long, unless ``known`` says what is labelled. A row without labels has None; one with another number of labels
-    than its sequence has tokens is bad.
-    """
-    import pandas as pd
-
-    longest = max((len(str(label)) for label in labels), default=0)
-    if known is None and longest <= LONGEST_NUMBER and is_number(pd.Series(list(labels), dtype=object)):
-        return None
-    parts = [_parts(label) for label in labels]
-    given = [row for row, part in enumerate(parts) if part]
-    lists = any(isinstance(label, list | np.ndarray) for label in labels)
-    several = lists or len({str(labels[row]) for row in given}) > len(given) / 2
-    if several and max((len(parts[row] or ()) for row in given), default=0) > 1:
-        for kind in (TOKEN, WORD):
-            sizes = {row: _size(sequences[row], kind) for row in given}
-            wrong = [row for row in given if sizes[row] != len(parts[row] or ())]
-            if len(wrong) < len(given) / 2:
-                for row in wrong:
-                    bad.add(row, f"{len(parts[row] or ())} labels for {sizes[row]} {kind}s")
-                return kind, parts
-    return None if known is None else (known, [None] * len(labels))
-
-
-def padded_labels(bad: BadRows, name: str, parts: Parts) -> tuple[np.ndarray, np.ndarray]:
-    """Return labels of rows of several lengths, (rows, most), and the lengths."""
-    counts = np.array([len(row or ()) for row in parts], np.int64)
-    for row in np.flatnonzero(counts == 0):
-        bad.add(row, f"no labels in column {name!r}")
-    flat = typed(f"{bad.where}, column {name!r}", [label for row in parts for label in row or ()])
-    y = np.zeros((len(counts), counts.max()), flat.dtype)
-    y[np.arange(y.shape[1]) < counts[:, None]] = flat
-    return y, counts
-
-
-def _parts(label: Any) -> list[Any] | None:
+def _parts(label: Any) -> list[Any]:
     if isinstance(label, str):
-        return (label.split() if " " in label.strip() else list(label.strip())) or None
-    return list(label) or None if isinstance(label, list | np.ndarray) else None
+        return label.split() if " " in label.strip() else list(label.strip())
+    return list(label) if isinstance(label, list | np.ndarray) else []
 
 
 def _size(sequence: Any, kind: str) -> int:
