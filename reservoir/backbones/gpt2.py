@@ -22,25 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from reservoir.backbones.family import (
-    Family,
-    FolderLoader,
-    HubLoader,
-    Loaded,
-    Shape,
-    draw_normal,
-    local_files_only,
-    run_unmasked,
-)
-
-FIELD_TYPES: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "int | None": (int, type(None)),
-    "float": (float, int),
-    "str": (str,),
-    "bool": (bool,),
-}
-"""Types that a value may have, by the annotation of its field."""
+from reservoir.backbones.family import Family, FolderLoader, HubLoader, Shape, draw_normal, run_unmasked
 
 OTHER_NAMES = {
     "num_hidden_layers": "n_layer",
@@ -78,8 +60,9 @@ class GPT2Config:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if type(value) not in FIELD_TYPES[str(field.type)]:
+            value, wanted = getattr(self, field.name), str(field.type).split(" | ")
+            found = type(value).__name__.removesuffix("Type")
+            if found not in wanted and (found, wanted) != ("int", ["float"]):
                 raise ValueError(f"{field.name} takes {field.type}, not {value!r}")
 
     @property
@@ -273,10 +256,14 @@ class GPT2Loader(FolderLoader):
         """Return a model of this configuration with arbitrary weights and almost no token embeddings."""
         return super().build(replace(config, vocab_size=1))
 
-    def load(self, source: str, config: GPT2Config, **more: str) -> Loaded:
+    def load(self, source: str, config: GPT2Config, **more: str) -> tuple[nn.Module, dict[str, Any]]:
         """Return the model of a folder or hub name, and a report on its tensors."""
-        file = None if more else _only_file(source)
-        if file is None:
+        file = Path(source) / "model.safetensors"
+        if not Path(source).is_dir():
+            from huggingface_hub import try_to_load_from_cache
+
+            file = Path(str(try_to_load_from_cache(source, file.name)))
+        if more or not file.is_file():
             from transformers import AutoModel
 
             theirs, report = HubLoader(model=lambda _: AutoModel).load(source, config, **more)
@@ -287,20 +274,6 @@ class GPT2Loader(FolderLoader):
         prefix, masks = f"{GPT2Model.base_model_prefix}.", (".attn.bias", ".attn.masked_bias")
         tensors = {name.removeprefix(prefix): tensor for name, tensor in load_file(file).items()}
         return self.filled(config, {name: t for name, t in tensors.items() if not name.endswith(masks)})
-
-
-def _only_file(source: str) -> Path | None:
-    """Return the path of a model's weights if they are in a single file, else None."""
-    if Path(source).is_dir():
-        file = Path(source) / "model.safetensors"
-        return file if file.is_file() else None
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
-    try:
-        return Path(hf_hub_download(source, "model.safetensors", local_files_only=local_files_only(source)))
-    except EntryNotFoundError:
-        return None
 
 
 def _draw(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:

@@ -99,12 +99,6 @@ def random_init(name: str, init: str, *, published: bool = False) -> str:
     return "random-flat" if init == "random" and published and find(name)[0] is gpt2.GPT2 else init
 
 
-def is_altered(name: str) -> bool:
-    """Return whether a name is a known one with changed settings, for which no published weights exist."""
-    known, colon, _ = name.partition(":")
-    return bool(colon) and known in KNOWN
-
-
 def gguf_argument(name: str) -> dict[str, str]:
     """Return the argument with which transformers reads a GGUF file; empty for other names."""
     return {"gguf_file": Path(name).name} if name.endswith(".gguf") else {}

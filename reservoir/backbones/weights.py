@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -19,7 +19,7 @@ from torch import nn
 
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import Draw, Family, SkipInitialisation, draw_normal
-from reservoir.backbones.names import SHIPPED, check_depth, find, gguf_argument, is_altered
+from reservoir.backbones.names import KNOWN, SHIPPED, check_depth, find, gguf_argument
 from reservoir.errors import InputError, first_line
 from reservoir.random import generator
 
@@ -70,7 +70,7 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
         backbone = Backbone(model, family, getattr(model, "config", config), depth)
         draw_parameters(model, family.draw, backbone.config, seed, family.unsaved)
         if init == "statistics":
-            draw_statistics(backbone, seed)
+            draw_parameters(model, None, config, seed)
         return backbone
 
 
@@ -123,25 +123,33 @@ def describe_weights(backbone: Backbone, init: str) -> str:
     return "; ".join(filter(None, (words[init], backbone.family.note)))
 
 
-def draw_parameters(model: nn.Module, draw: Draw, config: Any, seed: int, prefixes: tuple[str, ...] = ("",)) -> None:
+def draw_parameters(
+    model: nn.Module, draw: Draw | None, config: Any, seed: int, prefixes: tuple[str, ...] = ("",)
+) -> None:
     """Redraw the parameters whose names have one of the prefixes, in place; constants such as norms stay.
 
-    Each tensor has its own generator, keyed by the seed and its name, and is drawn by NumPy: the same seed gives the
-    same tensors on every machine (torch's own draws depend on the CPU's vector instructions), and a model cut to fewer
-    blocks keeps the weights of the remaining blocks.
+    Without ``draw`` each tensor becomes normal with its own mean and standard deviation, norms too. Each tensor has its
+    own generator, keyed by the seed and its name, and is drawn by NumPy: the same seed gives the same tensors on every
+    machine (torch's own draws depend on the CPU's vector instructions), and a model cut to fewer blocks keeps the
+    weights of the remaining blocks.
     """
-    _redraw(model, lambda name, values: draw(name, values.shape, config, generator(seed, name)), prefixes)
 
+    def redraw(named: tuple[str, nn.Parameter]) -> None:
+        name, parameter = named
+        values, random = parameter.detach().numpy(), generator(seed, name)
+        if draw:
+            drawn = draw(name, values.shape, config, random)
+        else:
+            # In double precision, so that the order of the sum does not change a digit of the float32.
+            mean, std = np.float32(values.mean(dtype=np.float64)), np.float32(values.std(dtype=np.float64))
+            drawn = random.standard_normal(values.shape, dtype=np.float32) * std + mean
+        if drawn is not None:
+            parameter.data.copy_(torch.from_numpy(drawn))
 
-def draw_statistics(backbone: Backbone, seed: int) -> None:
-    """Redraw every parameter, normal with its own mean and standard deviation (keyed as in `draw_parameters`)."""
-
-    def draw(name: str, values: np.ndarray) -> np.ndarray:
-        # In double precision, so that the order of the sum does not change a digit of the float32.
-        mean, std = np.float32(values.mean(dtype=np.float64)), np.float32(values.std(dtype=np.float64))
-        return generator(seed, name).standard_normal(values.shape, dtype=np.float32) * std + mean
-
-    _redraw(backbone.model, draw)
+    wanted = [named for named in model.named_parameters() if named[0].startswith(prefixes)]
+    # NumPy releases Python's lock while it draws, and each tensor has its own generator.
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        list(threads.map(redraw, wanted))
 
 
 def weights_digest(backbone: Backbone) -> str:
@@ -161,23 +169,6 @@ def weights_digest(backbone: Backbone) -> str:
     return digest.hexdigest()
 
 
-def _redraw(
-    model: nn.Module, draw: Callable[[str, np.ndarray], np.ndarray | None], prefixes: tuple[str, ...] = ("",)
-) -> None:
-    """Set every parameter whose name has one of the prefixes to ``draw(name, values)``, unless that is None."""
-
-    def redraw(named: tuple[str, nn.Parameter]) -> None:
-        name, parameter = named
-        drawn = draw(name, parameter.detach().numpy())
-        if drawn is not None:
-            parameter.data.copy_(torch.from_numpy(drawn))
-
-    wanted = [named for named in model.named_parameters() if named[0].startswith(prefixes)]
-    # NumPy releases Python's lock while it draws, and each tensor has its own generator.
-    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        list(threads.map(redraw, wanted))
-
-
 @contextmanager
 def _usable_configuration(name: str) -> Iterator[None]:
     try:
@@ -188,7 +179,8 @@ def _usable_configuration(name: str) -> Iterator[None]:
 
 def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn.Module:
     folder = Path(SHIPPED.get(name, name))
-    if is_altered(name):
+    known, colon, _ = name.partition(":")
+    if colon and known in KNOWN:
         raise InputError(
             f"backbone {name!r}: its settings were changed, so no pretrained weights fit; use --init random"
         )

@@ -73,6 +73,7 @@ class Text:
     """
 
     unit = "byte"
+    entropy = None  # not known
 
     def __init__(self, path: Path, vocabulary: int = BYTES) -> None:
         if vocabulary < BYTES:
@@ -108,10 +109,6 @@ class Text:
         first = np.full(len(starts), tokens - stride)
         first[0] = 1
         return HeldOut(windows, first, self._bytes[split] / len(part))
-
-    def entropy(self) -> float | None:
-        """Return None: the entropy of text is not known."""
-        return None
 
     def describe(self) -> dict[str, object]:
         """Return name and digest of the text, and the vocabulary."""
@@ -173,21 +170,21 @@ def _chunks(text: bytes) -> list[str]:
 
 
 class Stream:
-    """Tokens drawn independently of each other, with probabilities (vocabulary,)."""
+    """Tokens drawn independently of each other, with probabilities (vocabulary,).
+
+    ``entropy`` is that of a token in bits, the least possible mean loss; None if it is not known.
+    """
 
     unit = "token"
 
     def __init__(self, name: str, probabilities: np.ndarray) -> None:
         self.vocabulary, self._name, self._probabilities = len(probabilities), name, probabilities
+        some = probabilities[probabilities > 0]
+        self.entropy: float | None = float(-(some * np.log2(some)).sum())
 
     def windows(self, draw: np.random.Generator, count: int, tokens: int) -> np.ndarray:
         """Return windows, int64 (count, tokens)."""
         return draw.choice(self.vocabulary, (count, tokens), p=self._probabilities)
-
-    def entropy(self) -> float | None:
-        """Return the entropy of a token in bits, which is the least possible mean loss; None if it is not known."""
-        some = self._probabilities[self._probabilities > 0]
-        return float(-(some * np.log2(some)).sum())
 
     def draw(self, seed: int, step: int, count: int, tokens: int) -> np.ndarray:
         """Return the windows of a step, int64 (count, tokens)."""
@@ -215,42 +212,40 @@ class Nesting(Stream):
     same symbol. A window begins with a sequence and holds several.
     """
 
-    def __init__(self, vocabulary: int, push: float = 0.4, shortest: int = 90, longest: int = 120) -> None:
-        self.vocabulary, self._name, self._probabilities = vocabulary, "nesting", zipf_law(vocabulary // 2)
-        self._push, self._shortest, self._longest = push, shortest, longest
+    push, shortest, longest = 0.4, 90, 120
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__("nesting", zipf_law(vocabulary // 2))
+        self.vocabulary, self.entropy = vocabulary, None
 
     def windows(self, draw: np.random.Generator, count: int, tokens: int) -> np.ndarray:
         """Return windows that begin with a sequence and are cut at ``tokens`` tokens, int64 (count, tokens)."""
-        sequences, lengths = self.sequences(draw, count * -(-tokens // self._shortest))
-        is_real = np.arange(self._longest) < lengths[:, None]
+        sequences, lengths = self.sequences(draw, count * -(-tokens // self.shortest))
+        is_real = np.arange(self.longest) < lengths[:, None]
         windows = zip(np.split(sequences, count), np.split(is_real, count), strict=True)
         return np.stack([sequence[kept][:tokens] for sequence, kept in windows])
 
     def sequences(self, draw: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Return sequences, int64 (count, longest), and their lengths."""
         half, rows = len(self._probabilities), np.arange(count)
-        lengths = draw.choice(np.arange(self._shortest, self._longest + 1, 2), count)
-        chance = draw.random((self._longest, count))
-        opened = draw.choice(half, (self._longest, count), p=self._probabilities)
-        stack = np.zeros((self._longest // 2 + 1, count), np.int64)
+        lengths = draw.choice(np.arange(self.shortest, self.longest + 1, 2), count)
+        chance = draw.random((self.longest, count))
+        opened = draw.choice(half, (self.longest, count), p=self._probabilities)
+        stack = np.zeros((self.longest // 2 + 1, count), np.int64)
         depth = np.zeros(count, np.int64)
-        found = np.empty((count, self._longest), np.int64)
-        for at in range(self._longest):
+        found = np.empty((count, self.longest), np.int64)
+        for at in range(self.longest):
             # After its end a sequence continues with tokens that are not read.
-            opens = (depth == 0) | ((depth < lengths - at) & (chance[at] < self._push))
+            opens = (depth == 0) | ((depth < lengths - at) & (chance[at] < self.push))
             top = depth - ~opens
             stack[top, rows] = np.where(opens, opened[at], stack[top, rows])
             found[:, at] = stack[top, rows] + half * ~opens
             depth = top + opens
         return found, lengths
 
-    def entropy(self) -> float | None:
-        """Return None: the entropy of nested tokens is not computed."""
-        return None
-
     def describe(self) -> dict[str, object]:
         """Return the name, the vocabulary and the parameters of the stream."""
-        return super().describe() | {"push": self._push, "lengths": [self._shortest, self._longest]}
+        return super().describe() | {"push": self.push, "lengths": [self.shortest, self.longest]}
 
 
 def zipf_law(count: int) -> np.ndarray:

@@ -1,9 +1,12 @@
-"""Language models for pretraining: a backbone with token embeddings and a head that predicts tokens."""
+"""Language models for pretraining: the model, its options with all defaults resolved, and steps with AdamW."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +14,8 @@ from reservoir.backbones import find
 from reservoir.backbones.family import silence_transformers
 from reservoir.backbones.weights import draw_parameters
 from reservoir.errors import InputError, first_line
+from reservoir.options import PretrainOptions
+from reservoir.pretraining.corpora import Corpus, HeldOut
 from reservoir.random import generator
 
 MASKED = 0.15
@@ -18,6 +23,20 @@ MASKED = 0.15
 
 CAUSAL = ("gpt2", "llama", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
 BOTH_WAYS = ("bert", "roberta", "xlm-roberta", "distilbert")
+
+MEASURED_TOKENS = 8192
+"""Tokens of one forward pass over held-out windows."""
+
+VALID_TOKENS = 2**16
+"""Largest number of held-out tokens in a validation."""
+
+CONTEXT = 1024
+"""Default of the longest context, in tokens."""
+
+STEPS, LEARNING_RATE = 2000, 2e-3
+
+RECIPE = ("steps", "batch_tokens", "context", "short", "short_share", "learning_rate", "warm_up", "weight_decay")
+"""Options that change the result, besides the corpus and the precision."""
 
 
 class LanguageModel(nn.Module):
@@ -87,3 +106,167 @@ class LanguageModel(nn.Module):
         drawn = generator("mask", *parts).random(tuple(windows.shape), dtype="float32")
         hidden = torch.from_numpy(drawn).to(windows.device) < MASKED
         return windows.masked_fill(hidden, self.mask_token), hidden
+
+
+class PretrainRecipe(PretrainOptions):
+    """`PretrainOptions` with all defaults resolved, and constants of the training.
+
+    In the first `short_share` of the steps the model reads short windows, which are cheaper; a model that begins with
+    them ends no worse (Press et al. 2021, section 3). Then their length doubles: the lengths in between share a third
+    of the remaining steps, and the full context has two thirds. ``beta2`` is high because steps have few tokens.
+    """
+
+    steps: int = STEPS
+    context: int = CONTEXT
+    short: int = CONTEXT // 4
+    learning_rate: float = LEARNING_RATE
+    seed: int = 0
+    beta2: float = 0.99
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch_tokens < self.context:
+            raise InputError(f"--batch-tokens {self.batch_tokens}: give at least one window, {self.context} tokens")
+        if self.short > self.context:
+            raise InputError(f"--short {self.short}: give at most the context, {self.context}")
+
+    @property
+    def stages(self) -> dict[int, int]:
+        """Window length of each stage, in tokens, by the first step of the stage (from 0)."""
+        first = int(self.short_share * self.steps)
+        if first == 0 or self.short == self.context:
+            return {0: self.context}
+        between = []
+        while 2 * (between or [self.short])[-1] < self.context:
+            between.append(2 * (between or [self.short])[-1])
+        each = (self.steps - first) // (3 * len(between)) if between else 0
+        starts = [0, *(first + each * number for number in range(len(between) + 1))]
+        lengths = zip(starts, [self.short, *between, self.context], strict=True)
+        return {at: tokens for at, tokens in lengths if at < self.steps}
+
+    def window(self, step: int) -> int:
+        """Return the window length of a step (from 0), in tokens."""
+        return next(tokens for first, tokens in reversed(self.stages.items()) if first <= step)
+
+    def windows(self, step: int) -> int:
+        """Return the number of whole windows that a step (from 0) reads."""
+        return self.batch_tokens // self.window(step)
+
+    def tokens(self, steps: int) -> int:
+        """Return the total number of tokens of the first ``steps`` steps."""
+        return sum(self.windows(step) * self.window(step) for step in range(steps))
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step (from 0): linear warm-up, then half a cosine down to 0."""
+        warm = min(self.warm_up, self.steps // 4)
+        rise = min(1.0, (step + 1) / max(1, warm))
+        fall = max(0, step - warm) / max(1, self.steps - warm)
+        return self.learning_rate * rise * 0.5 * (1 + math.cos(math.pi * fall))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything that changes the result, as JSON values."""
+        return {name: getattr(self, name) for name in (*RECIPE, "seed", "beta2", "clip")}
+
+
+def choose_recipe(model: LanguageModel, backbone: str, options: PretrainOptions, seed: int) -> PretrainRecipe:
+    """Return the options with all defaults resolved for a model.
+
+    The default context is 1024 or the longest sequence of the model, and short windows are a quarter of it. A masked
+    model needs at least two tokens, to predict one from the other.
+    """
+    longest = min(model.max_tokens or CONTEXT, CONTEXT) if options.context is None else options.context
+    if model.max_tokens is not None and longest > model.max_tokens:
+        raise InputError(f"--context {longest}: {backbone} has {model.max_tokens:,} positions")
+    least = 2 - model.extra
+    if options.short is not None and options.short < least:
+        raise InputError(f"--short {options.short}: give a whole number from {least}")
+    short = max(least, longest // 4) if options.short is None else options.short
+    rate = LEARNING_RATE if options.learning_rate is None else options.learning_rate
+    return PretrainRecipe(**vars(options) | {"context": longest, "short": short, "learning_rate": rate, "seed": seed})
+
+
+class LanguageSteps:
+    """Training steps on windows of a corpus, drawn from the seed and the step number; compiled for each length."""
+
+    def __init__(
+        self, model: LanguageModel, corpus: Corpus, recipe: PretrainRecipe, compute: torch.dtype, *, compiled: bool
+    ) -> None:
+        matrices = [p for p in model.parameters() if p.ndim > 1]
+        vectors = [p for p in model.parameters() if p.ndim < 2]
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+            lr=recipe.learning_rate,
+            betas=(0.9, recipe.beta2),
+            fused=True,
+        )
+        self._model, self._corpus, self._recipe, self._compute = model, corpus, recipe, compute
+        self._forward: Callable[..., Tensor] = torch.compile(model, dynamic=False) if compiled else model
+        self._parameters = [*matrices, *vectors]
+        self._device = self._parameters[0].device
+        tokens = {window: window + model.extra for window in recipe.stages.values()}
+        self._valid = {w: corpus.held_out("valid", count).head(VALID_TOKENS // count) for w, count in tokens.items()}
+
+    def draw(self, step: int) -> Tensor:
+        """Return the windows of a step, int64 (windows, tokens)."""
+        recipe = self._recipe
+        tokens = recipe.window(step) + self._model.extra
+        return torch.from_numpy(self._corpus.draw(recipe.seed, step, recipe.windows(step), tokens)).to(self._device)
+
+    def take(self, step: int, batch: Tensor) -> Tensor:
+        """Take a step; return float32 (2,): the loss in bits per token before it, and the norm before clipping."""
+        if step and step in self._recipe.stages:
+            self._model.repeat_positions(self._recipe.window(step - 1))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._recipe.rate(step)
+        self.optimizer.zero_grad(set_to_none=True)
+        losses, counted = self._losses(batch, self._recipe.seed, "train", step)
+        loss = losses.sum() / counted.sum().clamp(min=1)  # with few tokens, none may be masked
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self._parameters, self._recipe.clip)
+        self.optimizer.step()
+        return torch.stack([loss.detach() / math.log(2), norm.detach()])
+
+    def numbers(self, values: list[float]) -> dict[str, float]:
+        """Return the values of `take` by name, in bits per byte, or per token if the corpus is not text."""
+        return {"bits": values[0] / self._valid[self._recipe.window(0)].bytes_per_token, "norm": values[1]}
+
+    def validate(self, step: int) -> dict[str, float]:
+        """Return the loss on validation windows of the length of the last step."""
+        return {"valid_bits": self.measure(self._valid[self._recipe.window(step - 1)])}
+
+    def better(self, found: dict[str, float], best: dict[str, float]) -> bool:
+        """Return True: the last weights are kept, because losses on windows of different lengths do not compare."""
+        return True
+
+    @torch.no_grad()
+    def measure(self, held_out: HeldOut) -> float:
+        """Return the mean loss of the counted tokens, in bits per byte, or per token if the corpus is not text."""
+        total, number = 0.0, 0
+        size = max(1, MEASURED_TOKENS // held_out.windows.shape[1])
+        for at in range(0, len(held_out), size):
+            # The last batch is filled up with windows that do not count, so that a compiled model has one shape.
+            some = np.minimum(np.arange(at, at + size), len(held_out) - 1)
+            real = np.arange(at, at + size) < len(held_out)
+            windows = torch.from_numpy(held_out.windows[some].astype(np.int64)).to(self._device)
+            first = torch.from_numpy(np.where(real, held_out.first[some], windows.shape[1])).to(self._device)
+            losses, counted = self._losses(windows, "held out", at)
+            place = torch.arange(windows.shape[1], device=self._device)[self._model.extra :]
+            counted = counted & (place >= first[:, None])
+            total += float((losses.double() * counted).sum())
+            number += int(counted.sum())
+        return total / number / math.log(2) / held_out.bytes_per_token
+
+    def _losses(self, windows: Tensor, *parts: Any) -> tuple[Tensor, Tensor]:
+        """Return the loss of each token in nats, (windows, tokens), and a mask of the predicted tokens."""
+        model = self._model
+        if model.causal:
+            inputs, targets = windows[:, :-1], windows[:, 1:]
+            counted = torch.ones_like(targets, dtype=torch.bool)
+        else:
+            targets = windows
+            inputs, counted = model.hide(windows, *parts)
+        with torch.autocast(self._device.type, self._compute, enabled=self._compute != torch.float32):
+            logits = self._forward(inputs)
+        losses = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        return losses.view(targets.shape) * counted, counted

@@ -5,7 +5,7 @@ The groups are those of Lu et al. 2021, section 2.2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -124,8 +124,8 @@ class UpperPart(nn.Module):
                 f"--from-cache: blocks of this {family.name} share the positions of the first block; train without it, "
                 "or train only the output"
             )
-        for block, in_tuple in zip(skipped, _return_tuples(backbone, skipped), strict=True):
-            block.forward = partial(_same, in_tuple)
+        for block in skipped:
+            block.forward = partial(_skip, block.forward, [])
         first = backbone.blocks[below] if below < backbone.depth else backbone.model.get_submodule(family.final_norm)
         first.register_forward_pre_hook(self._replace)
 
@@ -149,20 +149,9 @@ class UpperPart(nn.Module):
         return (nn.functional.pad(self._hidden, (0, 0, 0, surplus)) if surplus else self._hidden, *inputs[1:])
 
 
-@torch.no_grad()
-def _return_tuples(backbone: Backbone, blocks: nn.ModuleList) -> list[bool]:
-    """Return for each block whether it returns its hidden states as the first item of a tuple."""
-    found: list[bool] = []
-    handles = [
-        block.register_forward_hook(lambda _module, _inputs, output: found.append(isinstance(output, tuple)))
-        for block in blocks
-    ]
-    device = next(backbone.parameters()).device
-    backbone(torch.zeros(1, 1, backbone.width, device=device), torch.ones(1, dtype=torch.int64, device=device))
-    for handle in handles:
-        handle.remove()
-    return found
-
-
-def _same(in_tuple: bool, hidden: Tensor, *_rest: Any, **_named: Any) -> Any:
-    return (hidden,) if in_tuple else hidden
+def _skip(forward: Callable[..., Any], in_tuple: list[bool], hidden: Tensor, *rest: Any, **named: Any) -> Any:
+    """Return the hidden states in the form in which a block returns its own, which its first run shows."""
+    if not in_tuple:
+        with torch.no_grad():
+            in_tuple.append(isinstance(forward(hidden, *rest, **named), tuple))
+    return (hidden,) if in_tuple[0] else hidden

@@ -15,8 +15,7 @@ from safetensors.torch import load_file
 from reservoir.backbones import load_backbone
 from reservoir.errors import InputError
 from reservoir.pretraining.corpora import STREAMS, HeldOut, Text
-from reservoir.pretraining.language_model import LanguageModel
-from reservoir.pretraining.steps import MEASURED_TOKENS, LanguageSteps, PretrainRecipe
+from reservoir.pretraining.language_model import MEASURED_TOKENS, LanguageModel, LanguageSteps, PretrainRecipe
 from reservoir.training.trainer import DivergedError
 from tests.processes import Child
 

@@ -9,7 +9,7 @@ import torch
 from reservoir_pipelines import pretrain
 from safetensors.torch import load_file
 
-from reservoir.pretraining.steps import LanguageSteps
+from reservoir.pretraining.language_model import LanguageSteps
 
 pytestmark = pytest.mark.usefixtures("few_bits")
 TINY = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64"

@@ -78,16 +78,15 @@ def lengths_of_sequences(window, half):
 
 
 def test_nested_sequences_are_balanced_and_have_the_stated_lengths():
-    nesting = Nesting(12, shortest=6, longest=10)
-    windows = nesting.windows(generator(0), 600, 100)
-    for window in windows:
+    lengths = range(90, 121, 2)
+    for window in Nesting(12).windows(generator(0), 60, 700):
         ends = set(lengths_of_sequences(window, 6))
-        # From every end of a sequence another is reached in 6, 8 or 10 tokens, until the window ends.
+        # From every end of a sequence another is reached in one of the lengths, until the window ends.
         reached, frontier = set(), {0}
         while frontier:
             reached |= frontier
-            frontier = {at + n for at in frontier for n in (6, 8, 10) if at + n in ends}
-        assert max(reached) > 100 - 10
+            frontier = {at + n for at in frontier for n in lengths if at + n in ends}
+        assert max(reached) > 700 - 120
     sequences, lengths = Nesting(12).sequences(generator(1), 5000)
     assert set(lengths) == set(range(90, 121, 2)) and chi_square(np.bincount(lengths)[90::2], np.full(16, 1 / 16)) < 2
     for sequence, length in zip(sequences, lengths, strict=True):
@@ -105,11 +104,11 @@ def test_tokens_open_with_the_probability_of_the_grammar():
 @settings(max_examples=20, deadline=None)
 @given(st.integers(2, 300))
 def test_entropies_of_independent_tokens(vocabulary):
-    assert STREAMS["uniform"](vocabulary).entropy() == pytest.approx(math.log2(vocabulary))
+    assert STREAMS["uniform"](vocabulary).entropy == pytest.approx(math.log2(vocabulary))
     ranks = [1 / k for k in range(1, vocabulary + 1)]
     expected = sum(r / sum(ranks) * math.log2(sum(ranks) / r) for r in ranks)
-    assert STREAMS["zipf"](vocabulary).entropy() == pytest.approx(expected)
-    assert Stream("one", np.array([1.0, 0.0])).entropy() == 0
+    assert STREAMS["zipf"](vocabulary).entropy == pytest.approx(expected)
+    assert Stream("one", np.array([1.0, 0.0])).entropy == 0
 
 
 # ---- text
@@ -125,7 +124,7 @@ def test_text_is_split_in_order_into_bytes(tmp_path):
     zipped = Text(tmp_path / "data.txt.gz")
     np.testing.assert_array_equal(zipped.draw(1, 2, 3, 50), text.draw(1, 2, 3, 50))
     assert zipped.describe()["sha256"] == text.describe()["sha256"]
-    assert text.entropy() is None and text.unit == "byte" and text.vocabulary == BYTES
+    assert text.entropy is None and text.unit == "byte" and text.vocabulary == BYTES
 
 
 def test_text_windows_cover_the_training_part(tmp_path):

@@ -14,8 +14,7 @@ from reservoir.errors import InputError
 from reservoir.option_fields import as_group, flag_of
 from reservoir.options import PlaceOptions, PretrainOptions, ReservoirOptions, RowOptions, ShapeOptions, TrainOptions
 from reservoir.pretraining.corpora import HELD_OUT, MOST_TOKENS, corpus_named
-from reservoir.pretraining.language_model import LanguageModel
-from reservoir.pretraining.steps import STEPS, LanguageSteps, choose_recipe
+from reservoir.pretraining.language_model import STEPS, LanguageModel, LanguageSteps, choose_recipe
 from reservoir.reservoir import DEFAULT_BACKBONE, choose_compute, choose_device
 from reservoir.tasks.bits import BitMemory
 from reservoir.training.trainer import DivergedError
@@ -87,7 +86,7 @@ def pretrain(
             parameters=sum(p.numel() for p in model.parameters()),
             unit=source.unit,
             # The entropy is that of a token given those before it; a bidirectional model also sees those after it.
-            entropy=source.entropy() if model.causal else None,
+            entropy=source.entropy if model.causal else None,
             seconds=round(state.seconds, 1),
             **bits,
         )
