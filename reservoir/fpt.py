@@ -52,9 +52,7 @@ class InputLayer(nn.Module):
             self.dropout = nn.Identity()
         else:
             q, r = np.linalg.qr(normal)
-            q = q * np.sign(
-                np.diag(r)
-            )  # makes the draw uniform over orthogonal matrices, and the same for every LAPACK
+            q = q * np.sign(np.diag(r))  # a uniform draw of orthogonal matrices, the same for every LAPACK
             self.map = nn.Linear(size, width)
             _set(self.map, gain * (q if size <= width else q.T), np.zeros(width))
             self.dropout = nn.Dropout(0.0)  # as in the authors' code: after vectors, not after symbols

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.features import column_shapes
-from reservoir.pooling import parse_column, pooled_shape, stretch_weights
-from reservoir.raw_input import RawInput
+from reservoir.pooling import RawInput, parse_column, pooled_shape, stretch_weights
 from reservoir.readouts.linear import LinearReadout
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Scaling, Task, Tokens
@@ -69,9 +68,12 @@ class SequenceModel(nn.Module):
             self.register_buffer("offset", torch.from_numpy(np.array(scaling.offset, np.float32)))
             self.register_buffer("scale", torch.from_numpy(np.array(scaling.scale, np.float32)))
         self.branches = nn.ModuleList(branches)
-        weight, bias = logit_weights(readout)
+        weight, bias = readout.coef, readout.intercept
+        if readout.targets.classes:  # coding and temperature are linear: they go into the weights
+            weight, bias = readout.targets.logits(weight), readout.targets.logits(bias[None])
+            weight, bias = (part.reshape(len(part), -1) / readout.temperature for part in (weight, bias))
         self.register_buffer("weight", torch.from_numpy(weight))
-        self.register_buffer("bias", torch.from_numpy(bias))
+        self.register_buffer("bias", torch.from_numpy(bias.reshape(-1)))
         self.shape = (task.readout_tokens, task.outputs, *([task.classes] if task.classes else []))
         self.requires_grad_(False).eval()
 
@@ -95,19 +97,6 @@ class SequenceModel(nn.Module):
                     wanted = {parse_column(column)[0]: lambda _hidden: None for column in branch.columns}
                     stack.enter_context(branch.fpt.backbone.recording(wanted))
             yield
-
-
-def logit_weights(readout: LinearReadout) -> tuple[np.ndarray, np.ndarray]:
-    """Return a readout as one linear map to calibrated logits: weights (w, k) and bias (k,), float64.
-
-    k is outputs * classes, the classes fastest; for regression the number of outputs. The codings of `Targets` are
-    linear in the scores, so that they and the temperature go into the weights.
-    """
-    if not readout.targets.classes:
-        return readout.coef, readout.intercept
-    weight = readout.targets.logits(readout.coef) / readout.temperature
-    bias = readout.targets.logits(readout.intercept[None]) / readout.temperature
-    return weight.reshape(len(weight), -1), bias.reshape(-1)
 
 
 def contributions(model: SequenceModel, x: Tensor, lengths: Tensor) -> Tensor:

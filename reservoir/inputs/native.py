@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,19 +32,6 @@ PREPROCESSOR = "preprocessor_config.json"
 
 BLANKS = ((97, 61), (50, 120))
 """Sizes of two pictures that show whether a processor gives all pictures one size."""
-
-
-@contextmanager
-def usable(name: str, *, instead: str) -> Iterator[None]:
-    """Raise `InputError` if a model has no preprocessor, or it cannot be used."""
-    silence_transformers()
-    try:
-        if Path(name).is_dir() and not (Path(name) / PREPROCESSOR).is_file():
-            raise InputError("the folder has none")
-        yield
-    except Exception as error:  # transformers and damaged configurations raise many types
-        why = f"its {PREPROCESSOR} is not usable ({first_line(error)})"
-        raise InputError(f"backbone {name!r}: {why}; repair it, or use --input {instead}") from error
 
 
 def settings_digest(processor: Any) -> str:
@@ -87,12 +73,8 @@ class PixelReader:
         self.max_tokens = self.row_tokens = 1 + self.height * self.width // self._patch**2
         self.form = Vectors(self._patch**2 * config.num_channels)
         self.digest = settings_digest(processor)
-
-    @property
-    def description(self) -> str:
-        """A description for the user."""
         made = f"{self.width}x{self.height} pixels, a class token and {self.max_tokens - 1:,} patches"
-        return f"the model's own processor, as {made}"
+        self.description = f"the model's own processor, as {made}"
 
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return patches (rows, patches, values), and the number of tokens of each picture with its class token."""
@@ -103,27 +85,6 @@ class PixelReader:
         """Return the prepared pixels of pictures, (rows, height, width, channels) of float32."""
         found = self._processor(images, return_tensors="np")["pixel_values"]
         return np.asarray(found, np.float32).transpose(0, 2, 3, 1)
-
-
-def open_pixels(name: str, config: Any, pictures: Callable[[np.ndarray], Iterable[Image]]) -> PixelReader:
-    """Return the reader of a vision model with this configuration."""
-    from transformers import AutoImageProcessor
-
-    check_pillow()
-    with usable(name, instead="orthogonal"):
-        processor = AutoImageProcessor.from_pretrained(
-            name, backend="pil", trust_remote_code=False, local_files_only=local_files_only(name)
-        )
-        return PixelReader(processor, config, pictures)
-
-
-def embed_patches(reader: PixelReader, backbone: Backbone, embeddings: Any) -> PatchInput:
-    """Return the embedding of a reader's patches, and set the backbone's positions for that many patches."""
-    with torch.no_grad():
-        tokens = torch.zeros(1, reader.max_tokens, backbone.width)
-        positions = embeddings.interpolate_pos_encoding(tokens, reader.height, reader.width)[0]
-    backbone.set_positions("embeddings.position_embeddings", positions)
-    return PatchInput(embeddings)
 
 
 class SoundReader:
@@ -147,11 +108,7 @@ class SoundReader:
         self.max_tokens = self.row_tokens = self._tokens(most_samples)
         self.rate = int(extractor.sampling_rate)
         self.digest = settings_digest(extractor)
-
-    @property
-    def description(self) -> str:
-        """A description for the user."""
-        return f"the model's own convolutions, as up to {self.max_tokens:,} tokens"
+        self.description = f"the model's own convolutions, as up to {self.max_tokens:,} tokens"
 
     @torch.inference_mode()
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -173,23 +130,6 @@ class SoundReader:
         for kernel, stride in self._steps:
             samples = (samples - kernel) // stride + 1
         return samples
-
-
-def open_sounds(task: Task, name: str, config: Any) -> SoundReader:
-    """Return the reader of an audio model for the sounds of a task, which must have the model's sampling rate."""
-    from transformers import Wav2Vec2FeatureExtractor
-
-    with usable(name, instead="kernels"):
-        extractor = Wav2Vec2FeatureExtractor.from_pretrained(name, local_files_only=local_files_only(name))
-        if extractor.feature_size != 1:
-            raise InputError(f"it gives {extractor.feature_size} values per sample")
-    reader = SoundReader(extractor, config, task.max_tokens)
-    rate = task.parameters.get("rate", RATE)
-    if reader.rate != rate:
-        raise InputError(
-            f"backbone {name!r}: it reads {reader.rate} samples per second, not {rate}; pass --rate {reader.rate}"
-        )
-    return reader
 
 
 Reader = TextReader | PixelReader | SoundReader
@@ -223,11 +163,35 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
             f"--input native: {family.name} reads {family.reads or 'vectors'}, which task {task.name!r} does not have; "
             "leave --input out"
         )
-    if family.reads == "sounds":
-        return open_sounds(task, name, config)
-    if family.reads == "pixels":
-        return open_pixels(name, config, partial(pictures, task))
-    return read_tokenizer(name, family.shape(config).max_tokens)
+    if family.reads not in ("sounds", "pixels"):
+        return read_tokenizer(name, family.shape(config).max_tokens)
+    from transformers import AutoImageProcessor, Wav2Vec2FeatureExtractor
+
+    silence_transformers()
+    local = local_files_only(name)
+    try:
+        if Path(name).is_dir() and not (Path(name) / PREPROCESSOR).is_file():
+            raise InputError("the folder has none")
+        if family.reads == "pixels":
+            check_pillow()
+            processor = AutoImageProcessor.from_pretrained(
+                name, backend="pil", trust_remote_code=False, local_files_only=local
+            )
+            return PixelReader(processor, config, partial(pictures, task))
+        extractor = Wav2Vec2FeatureExtractor.from_pretrained(name, local_files_only=local)
+        if extractor.feature_size != 1:
+            raise InputError(f"it gives {extractor.feature_size} values per sample")
+        reader = SoundReader(extractor, config, task.max_tokens)
+    except Exception as error:  # transformers and damaged configurations raise many types
+        why = f"its {PREPROCESSOR} is not usable ({first_line(error)})"
+        instead = "orthogonal" if family.reads == "pixels" else "kernels"
+        raise InputError(f"backbone {name!r}: {why}; repair it, or use --input {instead}") from error
+    rate = task.parameters.get("rate", RATE)
+    if reader.rate != rate:
+        raise InputError(
+            f"backbone {name!r}: it reads {reader.rate} samples per second, not {rate}; pass --rate {reader.rate}"
+        )
+    return reader
 
 
 def open_native(
@@ -243,7 +207,12 @@ def open_native(
     if isinstance(reader, SoundReader):
         reader.convolutions = embedding.get_submodule("convolutions")
     elif isinstance(reader, PixelReader):
-        embedding = embed_patches(reader, backbone, embedding)
+        with torch.no_grad():
+            tokens = torch.zeros(1, reader.max_tokens, backbone.width)
+            vision: Any = embedding
+            positions = vision.interpolate_pos_encoding(tokens, reader.height, reader.width)[0]
+        backbone.set_positions("embeddings.position_embeddings", positions)
+        embedding = PatchInput(embedding)
     else:
         tokens, reader.embeddings = reader.form.vocabulary, getattr(embedding, "num_embeddings", None)
         if reader.embeddings is not None and tokens > reader.embeddings:

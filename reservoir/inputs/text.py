@@ -44,14 +44,14 @@ class TextReader:
         self.form = Tokens(len(tokenizer))
         special = tokenizer("")["input_ids"]
         self.has_cls = bool(special) and special[0] == tokenizer.cls_token_id
-        self.digest = _digest(tokenizer, self.max_tokens)
+        self.description = f"the model's own tokenizer, of {len(tokenizer):,} tokens"
+        # Everything that decides the token numbers of a text.
+        rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else tokenizer.get_vocab()
+        names = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+        content = [type(tokenizer).__name__, rules, names, self.max_tokens]
+        self.digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         self.read = self.long = 0
         self._whole, self._spaced = False, _letters_apart(tokenizer)
-
-    @property
-    def description(self) -> str:
-        """A description for the user."""
-        return f"the model's own tokenizer, of {self.form.vocabulary:,} tokens"
 
     def __call__(self, x: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return token numbers (rows, longest) of stored texts, right-padded, and the number of tokens of each."""
@@ -178,11 +178,3 @@ def read_tokenizer(name: str, positions: int | None, embeddings: int | None = No
             f"backbone {name!r}: its tokenizer is not readable ({first_line(error)}); give a folder with a "
             "tokenizer.json, or use --input gaussian"
         ) from error
-
-
-def _digest(tokenizer: Any, max_tokens: int) -> str:
-    """Return the SHA-256 of everything that decides the token numbers of a text."""
-    rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else tokenizer.get_vocab()
-    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-    content = [type(tokenizer).__name__, rules, special, max_tokens]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -19,7 +19,7 @@ MOST_LABELS = 8  # of a row that are things of their own, each with a score; of 
 
 
 class Readout(Protocol):
-    """A fitted readout of any kind."""
+    """A fitted readout of any kind, as `LinearReadout`."""
 
     @property
     def targets(self) -> Targets:
@@ -31,17 +31,9 @@ class Readout(Protocol):
         """Whether it gives probabilities, and not labels alone."""
         ...
 
-    def scores(self, x: np.ndarray) -> np.ndarray:
-        """Return the scores (n, T) of features (n, w)."""
-        ...
-
-    def predict(self, x: np.ndarray) -> np.ndarray:
-        """Return the labels (n, outputs) of features (n, w)."""
-        ...
-
-    def probabilities(self, x: np.ndarray) -> np.ndarray:
-        """Return the probability of each class, (n, outputs, classes)."""
-        ...
+    def scores(self, x: np.ndarray, /) -> np.ndarray: ...  # noqa: D102
+    def predict(self, x: np.ndarray, /) -> np.ndarray: ...  # noqa: D102
+    def probabilities(self, x: np.ndarray, /) -> np.ndarray: ...  # noqa: D102
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import eigh
@@ -76,11 +75,11 @@ def logistic_path(
     problem = _Problem(train, targets, np.asarray(positive(alphas), np.float64), training)
     starts = [np.zeros(problem.steps.shape[1] * problem.columns) for _ in problem.alphas]
     found = minimise_together(starts, problem.evaluate, tolerance=tolerance, evaluations=passes, rounding=1e-8)
-    weights, offset = problem.models(dict(enumerate(minimum.point for minimum in found)))
+    weights, offset = problem.models({number: point for number, (point, _) in enumerate(found)})
     weights = weights.reshape(len(weights), len(alphas), -1).transpose(1, 0, 2)
     if targets.classes == 2:  # a score of two classes is half the log odds: +s for one and -s for the other
         weights, offset = weights / 2, offset / 2
-    converged = np.array([minimum.converged for minimum in found]).reshape(len(alphas), -1).min(axis=1)
+    converged = np.array([solved for _, solved in found]).reshape(len(alphas), -1).min(axis=1)
     offset = offset.reshape(len(alphas), -1)
     return LinearPath.from_standardised(alphas, weights, offset, problem.mean, problem.scale, converged)
 
@@ -139,22 +138,18 @@ class _Problem:
             sums += flat.sum(axis=0, dtype=np.float64)
         along = self.axes.T @ (gradient * self.scale[:, None])
         along = np.concatenate([along, sums[None]]).reshape(len(along) + 1, len(points), -1)
-        return {
-            number: self._penalised(number, point, losses[i], along[:, i])
-            for i, (number, point) in enumerate(points.items())
-        }
+        evaluations = {}
+        for i, (number, point) in enumerate(points.items()):
+            penalised, alpha = self._along(number, point), self.alphas[number]
+            penalised[-1] = 0
+            value = losses[i] + alpha / 2 * float(np.square(penalised).sum())
+            steps = (along[:, i] + alpha * penalised) * self.steps[number][:, None]
+            evaluations[number] = value, steps.ravel()
+        return evaluations
 
     def _along(self, number: int, point: np.ndarray) -> np.ndarray:
         """Return a problem's weights along the axes, and its intercepts: (r + 1, columns)."""
         return point.reshape(-1, self.columns) * self.steps[number][:, None]
-
-    def _penalised(self, number: int, point: np.ndarray, loss: float, along: np.ndarray) -> Evaluation:
-        """Return value and gradient of a problem from those of its loss with respect to `_along`."""
-        weights = self._along(number, point)
-        weights[-1] = 0
-        value = loss + self.alphas[number] / 2 * float(np.square(weights).sum())
-        gradient = (along + self.alphas[number] * weights) * self.steps[number][:, None]
-        return value, gradient.ravel()
 
     def _losses(self, scores: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return losses (m, p) and their derivatives by the scores (m, p, columns) from scores and labels (m, p)."""
@@ -179,13 +174,6 @@ class _Problem:
                 yield x[piece].astype(dtype, copy=False), y[piece], None if weights is None else weights[piece]
 
 
-class Minimum(NamedTuple):
-    """Where a minimisation ended: the best point (d,), and whether the next step was within the tolerance."""
-
-    point: np.ndarray
-    converged: bool
-
-
 def minimise_together(
     starts: Sequence[np.ndarray],
     evaluate: Callable[[Mapping[int, np.ndarray]], Mapping[int, Evaluation]],
@@ -193,17 +181,17 @@ def minimise_together(
     tolerance: float,
     evaluations: int,
     rounding: float = EPSILON,
-) -> list[Minimum]:
+) -> list[tuple[np.ndarray, bool]]:
     """Minimise several smooth convex functions, each from its start, evaluating all that are still open at once.
 
     ``evaluate`` goes from points by problem number to values and gradients by problem number, whose relative error
     ``rounding`` is: smaller increases count as none. A problem is solved where its next step d has
     || d || <= tolerance * || x ||, or promises to lower the value by less than the rounding of the first one; it ends
-    unsolved after so many evaluations.
+    unsolved after so many evaluations. Returns the best point (d,) of each, and whether it is solved.
     """
     solvers = [lbfgs(start, tolerance, evaluations, rounding) for start in starts]
     points = {number: next(solver) for number, solver in enumerate(solvers)}
-    minima: dict[int, Minimum] = {}
+    minima: dict[int, tuple[np.ndarray, bool]] = {}
     while points:
         values = evaluate(points)
         for number in list(points):
@@ -217,8 +205,8 @@ def minimise_together(
 
 def lbfgs(
     x: np.ndarray, tolerance: float, evaluations: int, rounding: float
-) -> Generator[np.ndarray, Evaluation, Minimum]:
-    """Minimise one smooth convex function: yields points, is sent (value, gradient), returns a `Minimum`.
+) -> Generator[np.ndarray, Evaluation, tuple[np.ndarray, bool]]:
+    """Minimise one smooth convex function: yields points, is sent (value, gradient), returns as above.
 
     Steps are x - H g with H the inverse Hessian built from the last steps on a scaled identity, halved and more until
     the value falls by a 1e-4th of what the slope promises. A strictly convex function needs no curvature condition.
@@ -233,11 +221,11 @@ def lbfgs(
         direction = -inverse_hessian_product(pairs, gradient)
         slope = float(gradient @ direction)
         if np.linalg.norm(direction) <= tolerance * np.linalg.norm(x) or -slope <= negligible:
-            return Minimum(x, converged=True)
+            return x, True
         step = 1.0
         for _ in range(LONGEST_SEARCH):
             if used == evaluations:
-                return Minimum(x, converged=False)
+                return x, False
             trial = x + step * direction
             trial_value, trial_gradient = yield trial
             used += 1
@@ -246,7 +234,7 @@ def lbfgs(
                 break
             step *= float(np.clip(-slope * step / (2 * (rise - slope * step)), 0.1, 0.5))
         else:
-            return Minimum(x, converged=False)
+            return x, False
         moved, turned = trial - x, trial_gradient - gradient
         curvature = float(moved @ turned)
         if curvature > 0:

@@ -2,16 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from reservoir.errors import InputError
 from reservoir.readouts.linear import Scorer
-from reservoir.readouts.logistic import logistic_path, logistic_sweep, minimise_together
+from reservoir.readouts.logistic import logistic_path, logistic_sweep
 from reservoir.readouts.moments import training_moments
 from reservoir.readouts.sweep import gather, score
 from reservoir.readouts.targets import Targets, balanced_weights
@@ -94,13 +91,6 @@ def test_storage_precision_hardly_changes_the_solution(store):
     np.testing.assert_allclose(single.accuracy, double.accuracy, atol=2e-3)
 
 
-def test_solution_does_not_depend_on_blocks():
-    x, y = data(500, 10, 3)
-    targets = Targets(1, 3)
-    a, b = (logistic_path(blocks(x, y, size), targets, ALPHAS, gather([(x, y)], targets)) for size in (33, 500))
-    np.testing.assert_allclose(a.coef, b.coef, rtol=1e-5, atol=1e-8)
-
-
 def test_logistic_sweep_scores_every_penalty():
     x, y = data(900, 10, 3)
     train, valid = blocks(x[:600], y[:600]), blocks(x[600:], y[600:])
@@ -126,28 +116,6 @@ def test_wrong_requests_are_refused():
         logistic_sweep([(x, y)], [(x, y)], Targets(1, 0))
     with pytest.raises(InputError, match="positive"):
         logistic_sweep([(x, y)], [(x, y)], Targets(1, 3), np.array([0.0, 1.0]))
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 6), st.floats(0.1, 100)), min_size=1, max_size=4), st.integers(0, 99))
-def test_minimise_together_reaches_each_minimum(shapes, seed):
-    rng = np.random.default_rng(seed)
-    problems = [(rng.standard_normal((size, size)), rng.standard_normal(size), sharp) for size, sharp in shapes]
-
-    def value(number, x):
-        matrix, center, sharp = problems[number]
-        moved = matrix @ (x - center)
-        root = np.sqrt(1 + moved**2)
-        return float(sharp * root.sum() + 0.05 * x @ x), matrix.T @ (sharp * moved / root) + 0.1 * x
-
-    def together(points):
-        return {number: value(number, x) for number, x in points.items()}
-
-    minima = minimise_together([np.zeros(size) for size, _ in shapes], together, tolerance=1e-9, evaluations=2000)
-    for number, found in enumerate(minima):
-        theirs = minimize(lambda x, k=number: value(k, x), np.zeros(shapes[number][0]), jac=True, method="BFGS")
-        assert found.converged
-        assert value(number, found.point)[0] <= theirs.fun + 1e-9 * max(1, abs(theirs.fun))
 
 
 def test_a_class_without_samples_is_never_predicted():

@@ -86,15 +86,6 @@ def test_weights_count_as_repetitions(dtype):
     assert_close(weighted, repeated, 1e-12)
 
 
-def test_accumulator_continues_after_reading_moments(data):
-    x, y = data
-    accumulator = Accumulator(12, 3)
-    half = accumulator.update(x[:3000], y[:3000]).moments()
-    whole = accumulator.update(x[3000:], y[3000:]).moments()
-    assert_close(half, direct(x[:3000], y[:3000]), 1e-12)
-    assert_close(whole, direct(x, y), 1e-12)
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 7), min_size=1, unique=True))
 def test_select_equals_moments_of_the_selected_features(indices):

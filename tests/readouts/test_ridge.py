@@ -73,14 +73,6 @@ KINDS = ["plain", "offset", "constant", "duplicate", "float16"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("rows", "width"), [(900, 40), (60, 40), (40, 60)])
-def test_ridge_path_equals_scaler_and_ridge(kind, rows, width):
-    x = features(rows, width, kind).astype(np.float64)
-    y = labels(x)
-    assert_path_is(ridge_path(accumulate([(x, y)]), ALPHAS), x, y, 1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rows", "width"), [(4000, 40), (400, 40), (40, 60)])
 @pytest.mark.parametrize("store", [np.float32, np.float16])
 def test_solve_equals_scaler_and_ridge_for_stored_features(kind, rows, width, store):
@@ -107,14 +99,6 @@ def test_primal_and_kernel_form_agree(rows, width, seed, kind):
     )
 
 
-@pytest.mark.parametrize(
-    "solve", [lambda x, y: ridge_path(accumulate([(x, y)]), ALPHAS), lambda x, y: KernelMatrix(x).path(y, ALPHAS)]
-)
-def test_constant_channels_get_weights_of_zero(solve):
-    x = features(50, 20, "constant")
-    assert not solve(x, labels(x)).coef[:, [0, 3]].any()
-
-
 def test_scores_keep_the_digits_of_a_channel_at_3000():
     x = features(3000, 20, "offset").astype(np.float32)
     path = ridge_path(accumulate([(x, labels(x))]), ALPHAS)
@@ -123,27 +107,6 @@ def test_scores_keep_the_digits_of_a_channel_at_3000():
     assert Scorer(path)(x).dtype == np.float32
     assert np.abs(Scorer(path)(x) - exact).max() < 1e-5 * np.abs(exact).max()
     np.testing.assert_allclose(Scorer(path)(x.astype(np.float64)), exact, rtol=1e-9, atol=1e-9)
-
-
-@settings(max_examples=20, deadline=None)
-@given(scale=st.floats(1e-3, 1e3), shift=st.floats(-10, 10), seed=st.integers(0, 9))
-def test_scores_do_not_depend_on_units(scale, shift, seed):
-    x = features(80, 10, "plain", seed)
-    y = labels(x, seed=seed)
-    path = ridge_path(accumulate([(x, y)]), ALPHAS)
-    other = ridge_path(accumulate([(x * scale + shift, y)]), ALPHAS)
-    np.testing.assert_allclose(Scorer(other)(x * scale + shift), Scorer(path)(x), rtol=1e-6, atol=1e-6)
-
-
-@settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 99), rows=st.integers(3, 30))
-def test_larger_penalties_never_fit_closer(seed, rows):
-    x = features(rows, 12, "plain", seed)
-    y = labels(x, seed=seed)
-    path = ridge_path(accumulate([(x, y)]), ALPHAS)
-    errors = np.square(Scorer(path)(x) - y).sum(axis=(1, 2))
-    assert (np.diff(errors) >= -1e-9 * errors.max()).all()
-    assert (np.diff(np.linalg.norm(path.coef * x.std(axis=0)[:, None], axis=(1, 2))) <= 1e-12).all()
 
 
 def test_singular_float32_moments_stay_solvable():
@@ -219,20 +182,9 @@ def test_grid_is_extended_if_its_end_is_best():
     assert fine[-1] <= 1e10
 
 
-@pytest.mark.parametrize(("rows", "width"), [(200, 20), (30, 50)])
-def test_class_weights_count_as_repetitions(rows, width):
-    x = features(rows, width, "plain")
-    y = (labels(x)[:, :1] > 0).astype(int)
-    weighted = solve(gather([(x, y)], Targets(1, 2, (1.0, 3.0))), ALPHAS)
-    repeats = np.where(y[:, 0] == 1, 3, 1)
-    repeated = np.repeat(x, repeats, axis=0), np.repeat(y, repeats, axis=0)
-    plain = ridge_path(accumulate([(repeated[0], Targets(1, 2).encode(repeated[1]))]), ALPHAS)
-    np.testing.assert_allclose(weighted.coef, plain.coef, rtol=1e-8, atol=1e-9)
-    np.testing.assert_allclose(weighted.intercept, plain.intercept, rtol=1e-8, atol=1e-9)
-
-
-def test_weighted_solutions_equal_weighted_scaler_and_ridge():
-    x = features(150, 12, "offset")
+@pytest.mark.parametrize(("rows", "width"), [(150, 12), (30, 50)])
+def test_weighted_solutions_equal_weighted_scaler_and_ridge(rows, width):
+    x = features(rows, width, "offset")
     y = (labels(x)[:, :1] > 0).astype(int)
     targets = Targets(1, 2, balanced_weights(np.bincount(y[:, 0])))
     weights = targets.weights(y)

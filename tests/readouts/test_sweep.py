@@ -6,13 +6,11 @@ from sklearn.linear_model import Ridge, RidgeClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from reservoir.errors import InputError
-from reservoir.readouts.folds import cross_sweep
 from reservoir.readouts.linear import LinearReadout
-from reservoir.readouts.moments import accumulate, training_moments
+from reservoir.readouts.moments import training_moments
 from reservoir.readouts.ridge import DEFAULT_ALPHAS
-from reservoir.readouts.sweep import Tally, forward_selection, gather, score, solve, sweep
-from reservoir.readouts.targets import Targets, samples
+from reservoir.readouts.sweep import Tally, gather, score, solve, sweep
+from reservoir.readouts.targets import Targets
 
 
 def task(rows, width, classes, outputs=1, seed=0):
@@ -67,22 +65,6 @@ def test_several_outputs_equal_separate_fits(classes, rows, width):
         np.testing.assert_allclose(found, np.mean(alone, axis=0))
 
 
-def test_several_tokens_share_weights():
-    rng = np.random.default_rng(0)
-    x, truth = rng.standard_normal((300, 5, 12)), rng.standard_normal((12, 2))
-    y = (x @ truth > 0).astype(int)
-    pairs = [samples(x[i : i + 50], y[i : i + 50]) for i in range(0, 300, 50)]
-    found = sweep(pairs[:4], pairs[4:], Targets(2, 2))
-    assert found.readout().coef.shape == (12, 2)
-    assert found.accuracy.max() > 0.95
-
-
-def test_path_does_not_depend_on_blocks():
-    train, _ = task(300, 20, 3)
-    a, b = (solve(gather(blocks(train, size), Targets(1, 3)), DEFAULT_ALPHAS) for size in (7, 300))
-    np.testing.assert_array_equal(a.coef, b.coef)
-
-
 def test_sweep_with_moments_does_not_read_train():
     train, valid = task(300, 20, 3)
     first = sweep(blocks(train), blocks(valid), Targets(1, 3))
@@ -91,11 +73,6 @@ def test_sweep_with_moments_does_not_read_train():
     np.testing.assert_array_equal(first.accuracy, again.accuracy)
     finer = sweep([], blocks(valid), Targets(1, 3), np.geomspace(1, 100, 7), moments=moments)
     assert finer.accuracy.shape == (7,)
-
-
-def test_no_training_samples_are_refused():
-    with pytest.raises(InputError, match="no training samples"):
-        gather([], Targets(1, 2))
 
 
 @pytest.mark.parametrize("classes", [0, 2, 3])
@@ -117,12 +94,6 @@ def test_readout_scores_as_in_the_sweep_also_after_storage(classes):
         np.testing.assert_array_equal(back.probabilities(valid[0]).argmax(-1), readout.predict(valid[0]))
 
 
-def test_training_moments_use_encoded_labels():
-    train, _ = task(300, 20, 3)
-    direct = accumulate([(train[0], Targets(1, 3).encode(train[1]))])
-    np.testing.assert_array_equal(training_moments(blocks(train), Targets(1, 3)).xy, direct.xy)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("rows", "width"), [(12_000, 6), (60, 90)])
 def test_real_targets_far_from_zero_keep_the_digits_of_their_scores(rows, width, dtype):
@@ -136,17 +107,3 @@ def test_real_targets_far_from_zero_keep_the_digits_of_their_scores(rows, width,
         expected.append(peer.score(far.astype(np.float64), other.astype(np.float64)))
     found = sweep(blocks((x, y)), blocks((far, other)), targets, alphas)
     np.testing.assert_allclose(found.accuracy, expected, atol=2e-6)
-
-
-def test_real_targets_far_from_zero_are_scored_alike_everywhere():
-    (x, y), valid = task(400, 6, 0)
-    near, far = (
-        (
-            cross_sweep([(x, shift + 0.3 * y, np.arange(400) % 4)], Targets(1, 0), folds=4).accuracy,
-            forward_selection(
-                [(x, shift + 0.3 * y)], [(valid[0], shift + 0.3 * valid[1])], {"a": slice(0, 6)}, Targets(1, 0), limit=1
-            )[0][1].accuracy,
-        )
-        for shift in (0.0, 1e5)
-    )
-    np.testing.assert_allclose(far, near, atol=2e-6)

@@ -5,13 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import softmax
-from sklearn.linear_model import RidgeClassifier
 from sklearn.metrics import accuracy_score, log_loss, r2_score
 
 from reservoir.errors import InputError
-from reservoir.readouts.linear import Scorer
-from reservoir.readouts.moments import accumulate
-from reservoir.readouts.ridge import ridge_path
 from reservoir.readouts.sweep import Tally, best_penalty, sweep
 from reservoir.readouts.targets import Targets, samples, unsample
 
@@ -35,20 +31,6 @@ def test_predict_inverts_encode(classes, outputs, rows, lead, seed):
     np.testing.assert_array_equal(targets.probabilities(coded).argmax(-1), y)
     np.testing.assert_allclose(targets.probabilities(coded, 0.3).sum(-1), 1, rtol=1e-6)
     assert Tally(targets).update(coded[None], y).accuracy() == 1
-
-
-@pytest.mark.parametrize("classes", [2, 3, 10])
-@pytest.mark.parametrize("alpha", [0.1, 10.0])
-def test_scores_and_labels_equal_ridge_classifier(classes, alpha):
-    rng = np.random.default_rng(classes)
-    x = rng.standard_normal((300, 8))
-    x = (x - x.mean(axis=0)) / x.std(axis=0)
-    y = (x @ rng.standard_normal((8, classes)) + rng.standard_normal((300, classes))).argmax(-1)
-    theirs = RidgeClassifier(alpha=alpha).fit(x, y)
-    targets = Targets(1, classes)
-    scores = Scorer(ridge_path(accumulate([(x, targets.encode(y[:, None]))]), np.array([alpha])))(x)[0]
-    np.testing.assert_allclose(scores.squeeze(), theirs.decision_function(x), rtol=1e-7, atol=1e-9)
-    np.testing.assert_array_equal(targets.predict(scores)[:, 0], theirs.predict(x))
 
 
 def test_regression_targets_are_not_encoded():

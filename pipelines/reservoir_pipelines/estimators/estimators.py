@@ -28,7 +28,7 @@ from reservoir.options import (
     ReservoirOptions,
 )
 from reservoir.plan import RAW, Plan, resolve
-from reservoir.raw_input import raw_features
+from reservoir.pooling import raw_features
 from reservoir.readouts.estimators import code_labels, drop_weightless, fold_numbers, sample_weights
 from reservoir.readouts.folds import cross_sweep, draw_folds
 from reservoir.readouts.linear import LinearReadout

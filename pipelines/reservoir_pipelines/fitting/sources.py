@@ -15,7 +15,7 @@ from reservoir_cache import Entry, FeatureStore, path_below
 
 from reservoir.errors import InputError, require_path
 from reservoir.plan import RAW, readout_candidates, single_columns
-from reservoir.raw_input import raw_features
+from reservoir.pooling import raw_features
 from reservoir.readouts.folds import draw_folds
 from reservoir.readouts.ridge import balance_raw
 from reservoir.readouts.targets import RereadableBlocks, has_labels, samples

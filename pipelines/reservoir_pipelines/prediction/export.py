@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from reservoir import InputError
 from reservoir.options import OutOptions
-from reservoir.raw_input import RawInput
+from reservoir.pooling import RawInput
 from reservoir.readouts.linear import LinearReadout
 from reservoir.sequence_model import Branch, SequenceModel
 from reservoir.tasks.task import Task, Vectors

@@ -15,7 +15,7 @@ from reservoir import InputError
 from reservoir.features import check_lengths, forward
 from reservoir.options import DeviceOptions, TrustOptions
 from reservoir.plan import RAW
-from reservoir.raw_input import raw_features
+from reservoir.pooling import raw_features
 from reservoir.readouts.targets import samples, unsample
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks import encode, read_new
