@@ -110,14 +110,6 @@ def test_windows_are_the_tokens_of_the_maps(cache, tmp_path, patch, stride):
     assert_maps(frozen, by_hand(load_model(prepared.task, settings, "cpu", "float32"), tokens))
 
 
-def test_windows_of_single_values_are_labelled_by_the_value_they_hold(cache, tmp_path):
-    values = np.arange(60 * 6, dtype=np.float32).reshape(60, 6)
-    np.savez(tmp_path / "own.npz", x=values, y=np.arange(60) % 2, split=["test", "valid", "train"] * 20)
-    settings = {"backbone": TINY, "init": "random", "average": 2, "device": "cpu"}
-    assert attention(str(tmp_path / "own.npz"), patch=1, stride=2, **settings).labels == ["0", "2", "4"]
-    assert attention(str(tmp_path / "own.npz"), patch=2, **settings).labels == ["1", "2", "3"]
-
-
 @pytest.fixture
 def xor_run(cache, tmp_path):
     """Return the folder of a run on bit-xor with strings of 3 bits."""

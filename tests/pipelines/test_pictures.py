@@ -133,16 +133,6 @@ def test_a_table_of_paths(suffix: str, cache: Path, tmp_path: Path):
     assert next(iter(predict(tmp_path / "readout", root / "blue" / "00.png"))).label == "blue"
 
 
-def test_prepared_pictures_do_not_depend_on_workers(cache: Path, tmp_path: Path):
-    root = folder(tmp_path / "pictures", 40)
-    one = prepare(str(root), cache=tmp_path / "one")
-    two = prepare(str(root), cache=tmp_path / "two", workers=2)
-    assert one.digest == two.digest
-    for name, split in one.splits.items():
-        for row, other in zip(split.read(0, len(split)).x, two.split(name).read(0, len(split)).x, strict=True):
-            np.testing.assert_array_equal(row, other)
-
-
 def bomb(path: Path) -> None:
     path.write_bytes(b"P5 60000 60000 255\n" + b"\0" * 100)
 

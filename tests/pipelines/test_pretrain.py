@@ -280,6 +280,9 @@ def test_mistakes_end_in_one_line(call, text, tmp_path):
     tiny = ["--backbone", TINY]
     for arguments, words in [
         (["no-such-file", *new], "corpus no-such-file: no such file or folder"),
+        (["", *new], "corpus '': give text, or one of uniform, zipf, nesting, bit-memory"),
+        (["uniform", *new, *tiny, "--vocabulary", 10**11], "--vocabulary 100000000000: give at most 1,048,576"),
+        ([text, *new, *tiny, "--seed", -1], "--seed -1: give a whole number from 0 to"),
         ([text, *new, "--backbone", "t5-small"], "--backbone t5-small: t5 models cannot be pretrained"),
         ([text, *new, *tiny, "--context", 65], "--context 65: gpt2:n_layer=1"),
         ([text, *new, *tiny, "--context", 1], "--context 1: give a whole number from 2"),

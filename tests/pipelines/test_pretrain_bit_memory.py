@@ -97,9 +97,8 @@ def test_it_goes_on_to_the_same_bits(made, root, tmp_path):
     ("flags", "message"),
     [
         (["--context", 64], "--context 64: it does not apply to bit-memory"),
-        (["--short", 8], "--short 8: it does not apply to bit-memory"),
-        (["--short-share", 0.5], "--short-share 0.5: it does not apply to bit-memory"),
-        (["--warm-up", 10], "--warm-up 10: it does not apply to bit-memory"),
+        (["--vocabulary", 0], "--vocabulary 0: give a whole number from 1 to 1,048,576"),
+        (["--steps", 0], "--steps 0: give a whole number from 1"),
         (["--weight-decay", 0.0], "--weight-decay 0.0: it does not apply to bit-memory"),
         (["--learning-rate", 0], "--learning-rate 0.0: give a positive number"),
         (["--batch-tokens", 119], "--batch-tokens 119: give at least 120, the tokens of one row"),

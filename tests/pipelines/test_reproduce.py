@@ -181,17 +181,6 @@ def test_a_failing_cell_is_marked_and_the_rest_goes_on(cache, tmp_path, call, mo
     assert len(runs) == 3  # what failed is tried again
 
 
-def test_cells_run_after_another_process_releases_them(cache, tmp_path, runs):
-    mine = recipe(tmp_path, ROWS)
-    cells, kept, places = planned(mine)
-    kept.create()
-    with kept.lock(cells[0].key, wait=False) as held, kept.lock(cells[0].key, wait=False) as taken:
-        assert held
-        assert not taken
-    module.run_cells(cells, kept, places)
-    assert runs == [cell.key for cell in cells]
-
-
 def test_a_cell_waits_for_one_that_another_process_is_running(cache, tmp_path):
     """Two shells run the same command: what the second one needs is being made by the first."""
     mine = recipe(tmp_path, 'rows = [{ name = "maps", cell = "attention", measure = "diagonals" }]')

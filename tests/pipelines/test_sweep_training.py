@@ -38,34 +38,6 @@ def test_a_sweep_returns_the_run_that_does_best_on_validation_and_looks_at_test_
     assert plain.test_score == alone[swept.swept[1]["learning_rate"]].test_score  # kept, and finished when asked for
 
 
-def test_an_interrupted_sweep_goes_on(cache, tmp_path, monkeypatch):
-    from reservoir.training.trainer import Trainer
-
-    taken, take = [], Trainer._take
-
-    def stops(self, first, last):
-        if len(taken) == 3:
-            raise KeyboardInterrupt
-        taken.append((first, last))
-        take(self, first, last)
-
-    settings = {
-        "sweep": {"batch": [8, 16]},
-        "run": tmp_path / "sweep",
-        **{k: v for k, v in SHORT.items() if k != "batch"},
-    }
-    monkeypatch.setattr(Trainer, "_take", stops)
-    with pytest.raises(KeyboardInterrupt):
-        train("bit-xor", **settings)
-    monkeypatch.setattr(
-        Trainer, "_take", lambda self, first, last: (taken.append((first, last)), take(self, first, last))
-    )
-    done = train("bit-xor", **settings)
-    assert taken == [(0, 10), (10, 20), (0, 10), (10, 20)]
-    assert {path.name for path in (tmp_path / "sweep").iterdir()} == {"batch-8", "batch-16"}
-    assert done.test_score is not None
-
-
 def test_the_command_prints_every_run_and_refuses_what_is_no_number(cache, capsys):
     flags = ["--backbone", TINY, "--init", "random", "--steps", "4", "--eval-every", "4", "--device", "cpu"]
     rows = [part for name, count in ROWS.items() for part in ("--param", f"{name}={count}")]

@@ -45,11 +45,6 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
             results |= {need: result for need, result in made.items() if result} | {key: found}
     finished = sum(key in results for key in keys)
     prefix = f"p{number}-"
-    claims = [
-        {**claim, "table": _name(table["name"]), "id": prefix + table["name"]}
-        for table in tables
-        for claim in table["claims"]
-    ]
     passes = sum(r["values"].get("passes") or 0 for r in results.values())
     seconds, cpu = (sum(r[name] for r in results.values()) / 60 for name in ("seconds", "cpu_seconds"))
     facts = [
@@ -66,7 +61,6 @@ def reproduction_part(folder: ReproductionFolder, number: int) -> dict[str, Any]
         "facts": facts,
         "pictures": [one for table in tables if table["drawn"] == "costs" for one in _costs(table, results)],
         "pictures_title": "Accuracy over cost",
-        "claims": claims,
         "tables": [table_part(table, results, prefix) for table in tables],
         "cells": [_cell(key, results, prefix) for key in results],
     }
@@ -225,10 +219,8 @@ def _versions(made_with: Values) -> str:
 
 
 def _name(name: str) -> str:
-    for kind in ("table", "figure"):
-        if name.startswith(kind) and name != kind:
-            return f"{kind.capitalize()} {name.removeprefix(kind).lstrip('-')}"
-    return name
+    found = re.fullmatch("(table|figure)-?(.+)", name)
+    return f"{found[1].capitalize()} {found[2]}" if found else name
 
 
 def _number(value: Any) -> float | None:

@@ -30,9 +30,6 @@ Values = Mapping[str, Any]
 Facts = list[tuple[str, Any]]
 
 
-# ---- what is stored of a finished cell
-
-
 def fit_values(found: Values, title: str, sweep: Values) -> dict[str, Any]:
     """Return what is shown of a fit, from its summary, the title of the chosen readout, and the scores of the sweep."""
     best, evaluation = found["best"], found["evaluation"]
@@ -88,9 +85,6 @@ def _thinned(history: list[dict[str, Any]], name: str) -> list[tuple[int, float]
     return [(int(part[-1, 0]), round(float(part[:, 1].mean()), 5)) for part in parts]
 
 
-# ---- fits and runs that are no part of a reproduction
-
-
 def fit_part(path: Path, number: int) -> dict[str, Any]:
     """Return the page's part about a fit."""
     try:
@@ -121,9 +115,6 @@ def run_part(path: Path, number: int) -> dict[str, Any]:
     facts += [("seed", config["settings"]["recipe"]["seed"]), *config.get("made_with", {}).items()]
     shown = {"pictures": pictures_of("train", values), "commands": [config["command"]]}
     return {"id": f"p{number}", "name": f"Training: {path.parent.name}, {path.name}", "facts": facts, **shown}
-
-
-# ---- facts
 
 
 def facts_of(stage: str, values: Values) -> Facts:
@@ -166,9 +157,6 @@ def cost_facts(seconds: float, size: int | None, passes: int | None = None) -> F
     facts: Facts = [("time", f"{seconds:.1f} s")]
     facts += [] if passes is None else [("forward passes", f"{passes:,} rows")]
     return facts + ([] if size is None else [("disk", size_text(size))])
-
-
-# ---- pictures
 
 
 def picture_of(description: str, draw: Callable[..., None], *arguments: Any, size: Any = PAGE_SIZE) -> Markup:

@@ -59,6 +59,10 @@ def run_cell(cell: Cell, folder: Path, folders: Mapping[str, str], places: Mappi
     return found | {"made_with": made_with}
 
 
+def _finished(commands: list[str], folder: object, size: int, values: dict[str, Any]) -> dict[str, Any]:
+    return {"commands": commands, "folder": str(folder), "bytes": size, "values": values}
+
+
 def _fit(task: str, settings: dict[str, Any], _: Path) -> dict[str, Any]:
     asked, of_fit = as_group(settings, ExtractOptions), as_group(settings, FitOptions)
     place = as_group(settings, PlaceOptions)
@@ -66,34 +70,24 @@ def _fit(task: str, settings: dict[str, Any], _: Path) -> dict[str, Any]:
         features = extract(task, asked)
     done = fit(features, of_fit, place)
     raw_alone = done.best.columns == ("raw",)
-    return {
-        "commands": [typed("extract", [task], asked), typed("fit", [features.store.entry.key[:16]], of_fit, place)],
-        "folder": str(done.saved.parent),
-        "bytes": 0 if raw_alone else features.bytes,
-        "values": fit_values(done.to_dict(), done.best.title, read_sweep(done.results))
-        | {
-            "fit_seconds": done.seconds,
-            "extract_seconds": features.seconds,
-            "reused": features.reused,
-            "passes": features.computed_rows,
-            "cost": done.seconds + (0 if raw_alone else features.seconds),
-        },
+    commands = [typed("extract", [task], asked), typed("fit", [features.store.entry.key[:16]], of_fit, place)]
+    values = fit_values(done.to_dict(), done.best.title, read_sweep(done.results)) | {
+        "fit_seconds": done.seconds,
+        "extract_seconds": features.seconds,
+        "reused": features.reused,
+        "passes": features.computed_rows,
+        "cost": done.seconds + (0 if raw_alone else features.seconds),
     }
+    return _finished(commands, done.saved.parent, 0 if raw_alone else features.bytes, values)
 
 
 def _train(task: str, settings: dict[str, Any], _: Path) -> dict[str, Any]:
     given = groups("train", settings)
     done, recipe = train(task, *given), as_group(settings, TrainOptions)
-    return {
-        "commands": [typed("train", [task], *given)],
-        "folder": done.run,
-        "bytes": folder_bytes(done.path),
-        "values": train_values(done)
-        | {
-            "cost": sum(run["seconds"] for run in done.swept) or done.seconds,
-            "passes": done.steps * recipe.batch * recipe.accumulate * max(1, len(done.swept)),
-        },
-    }
+    cost = sum(run["seconds"] for run in done.swept) or done.seconds
+    passes = done.steps * recipe.batch * recipe.accumulate * max(1, len(done.swept))
+    values = train_values(done) | {"cost": cost, "passes": passes}
+    return _finished([typed("train", [task], *given)], done.run, folder_bytes(done.path), values)
 
 
 def _attention(task: str, settings: dict[str, Any], place: Path) -> dict[str, Any]:
@@ -105,19 +99,16 @@ def _attention(task: str, settings: dict[str, Any], place: Path) -> dict[str, An
         side = len(shown) // factor
         whole = side * factor
         shown = shown[:whole, :whole].reshape(side, factor, side, factor).mean(axis=(1, 3))
-    return {
-        "commands": [typed("attention", [task], *given)],
-        "folder": str(plot),
-        "bytes": sum(path.stat().st_size for path in (plot, done.arrays) if path.exists()),
-        "values": {
-            "diagonals": done.diagonal_strength,
-            "map": shown.round(5).tolist(),
-            "layer": done.layer,
-            "rows": done.rows,
-            "passes": done.rows,
-            "lines": {str(back): what for back, what in done.diagonals.items()},
-        },
+    values = {
+        "diagonals": done.diagonal_strength,
+        "map": shown.round(5).tolist(),
+        "layer": done.layer,
+        "rows": done.rows,
+        "passes": done.rows,
+        "lines": {str(back): what for back, what in done.diagonals.items()},
     }
+    size = sum(path.stat().st_size for path in (plot, done.arrays) if path.exists())
+    return _finished([typed("attention", [task], *given)], plot, size, values)
 
 
 def _pretrain(_: str, settings: dict[str, Any], out: Path) -> dict[str, Any]:
@@ -126,18 +117,10 @@ def _pretrain(_: str, settings: dict[str, Any], out: Path) -> dict[str, Any]:
         raise InputError("this package has no text; pass --override corpus=TEXT, a file or a folder")
     _, shape, recipe, place = groups("pretrain", settings)
     done = pretrain(corpus, shape, recipe, place, out=out)
-    return {
-        "commands": [typed("pretrain", [corpus], shape, recipe, place, OutOptions(out=out))],
-        "folder": str(out),
-        "bytes": folder_bytes(out),
-        "values": {
-            "test_score": done.test_accuracy,
-            "test_bits": done.test_bits,
-            "train_seconds": done.seconds,
-            "cost": done.seconds,
-            "steps": done.steps,
-        },
-    }
+    values = {"test_score": done.test_accuracy, "test_bits": done.test_bits, "steps": done.steps}
+    values |= {"train_seconds": done.seconds, "cost": done.seconds}
+    command = typed("pretrain", [corpus], shape, recipe, place, OutOptions(out=out))
+    return _finished([command], out, folder_bytes(out), values)
 
 
 def _backbone(_: str, settings: dict[str, Any], place: Path) -> dict[str, Any]:
@@ -145,20 +128,10 @@ def _backbone(_: str, settings: dict[str, Any], place: Path) -> dict[str, Any]:
     settings.pop("device", None)  # `card` has no device
     model, root, out = as_group(settings, ModelOptions), as_group(settings, CacheOptions), OutOptions(out=plot)
     done = card(name, model, as_group({}, TaskOptions), root, out)
-    return {
-        "commands": [typed("backbone", [name], model, root, out)],
-        "folder": str(plot),
-        "bytes": plot.stat().st_size if plot.exists() else 0,
-        "values": {
-            "blocks": done.depth,
-            "width": done.width,
-            "heads": done.heads,
-            "parameters": done.whole,
-            "weight_deviation": done.weight_deviation,
-            "bias_deviation": done.bias_deviation,
-            "deviations": done.deviations,
-        },
-    }
+    values = {name: getattr(done, name) for name in ("width", "heads", "weight_deviation", "bias_deviation")}
+    values |= {"blocks": done.depth, "parameters": done.whole, "deviations": done.deviations}
+    command = typed("backbone", [name], model, root, out)
+    return _finished([command], plot, plot.stat().st_size if plot.exists() else 0, values)
 
 
 _RUNNERS: dict[str, Callable[[str, dict[str, Any], Path], dict[str, Any]]] = {
