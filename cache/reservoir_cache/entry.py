@@ -6,6 +6,7 @@ adding a shard costs the same however many there are.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from reservoir_cache.locks import entry_locks, live_runs, may_write, touch
+from reservoir_cache.locks import LOCK_FILE, entry_locks, live_runs, touch
 from reservoir_cache.publish import (
     CacheError,
     fault_point,
@@ -124,25 +125,6 @@ class Manifest:
         fault_point("listed")
 
 
-def read_page(folder: Path, page: int) -> Manifest:
-    """Read a page of a split's manifest; raises FileNotFoundError if there is none, CacheError if it is damaged."""
-    path = folder / page_name(page)
-    content: dict[str, Any] = read_json(path)
-    try:
-        manifest = Manifest(
-            **{
-                **content,
-                "columns": {name: Column(**shape) for name, shape in content["columns"].items()},
-                "shards": tuple(Shard(**shard) for shard in content["shards"]),
-                "targets": Targets(**content["targets"]) if content["targets"] else None,
-            }
-        )
-        _check(manifest, page)
-    except (CacheError, TypeError, ValueError, KeyError, AttributeError) as error:
-        raise CacheError(f"{path}: not a manifest of this format ({error})") from error
-    return manifest
-
-
 def is_sound(folder: Path, line: Shard | Targets | None) -> bool:
     """Return whether a file is listed and exists with its size: the cheap check, made on every open."""
     return line is not None and is_regular(folder / line.file, line.bytes)
@@ -242,7 +224,9 @@ class Entry:
         folder = Path(root) / "features" / spec.task["name"]
         path = folder / f"{check_name(name, 'entry name')}-{spec.key[:16]}"
         _refuse_links(path)
-        if not (path / SPEC_FILE).exists() or may_write(path):
+        effective = os.access in os.supports_effective_ids
+        writable = all(os.access(each, os.W_OK, effective_ids=effective) for each in (path, path / LOCK_FILE))
+        if writable or not (path / SPEC_FILE).exists():
             try:
                 make_folder(path)
             except OSError as error:
@@ -303,12 +287,21 @@ class Entry:
 
     def page(self, split: str, page: int) -> Manifest:
         """Return what one page of a split's manifest lists; nothing where it is not written."""
-        empty = Manifest(FORMAT, self.key, split, self._rows(split))
+        empty, where = Manifest(FORMAT, self.key, split, self._rows(split)), self.path / split / page_name(page)
         try:
-            found = read_page(self.path / split, page)
+            content = read_json(where)
         except FileNotFoundError:
             return empty
-        where = self.path / split / page_name(page)
+        try:
+            parts = {
+                "columns": {name: Column(**shape) for name, shape in content["columns"].items()},
+                "shards": tuple(Shard(**shard) for shard in content["shards"]),
+                "targets": Targets(**content["targets"]) if content["targets"] else None,
+            }
+            found = Manifest(**{**content, **parts})
+            _check(found, page)
+        except (CacheError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise CacheError(f"{where}: not a sound manifest ({error}); {repair_command(self.key)}") from error
         for name in ("format", "key", "split", "rows"):
             if getattr(found, name) != getattr(empty, name):
                 raise CacheError(

@@ -174,12 +174,6 @@ def entry_locks(folder: Path, *, create: bool = False) -> EntryLocks:
         return _open_locks.setdefault((status.st_dev, status.st_ino), EntryLocks(folder, descriptor))
 
 
-def may_write(folder: Path) -> bool:
-    """Return whether this user may write to the entry in ``folder``."""
-    effective = os.access in os.supports_effective_ids
-    return all(os.access(path, os.W_OK, effective_ids=effective) for path in (folder, folder / LOCK_FILE))
-
-
 @contextmanager
 def untracked() -> Iterator[None]:
     """Within the context no extraction becomes its task's last one: it is a step of another command, say a search."""

@@ -79,16 +79,7 @@ class ShardWriter:
     A block given to ``put`` stays claimed until it is on disk. Leaving the context waits for the queue, even after an
     exception, since every block in it is complete. An error in the thread is raised by the next ``put`` or on leaving.
 
-    Parameters
-    ----------
-    entry : Entry
-    maxsize : int, default 4
-        Blocks that may wait; ``put`` blocks when as many do.
-
-    Attributes
-    ----------
-    bytes_written : int
-        Bytes on disk so far.
+    ``put`` blocks when ``maxsize`` blocks wait. ``bytes_written`` counts the bytes that are on disk.
     """
 
     def __init__(self, entry: Entry, maxsize: int = 4) -> None:

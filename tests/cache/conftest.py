@@ -4,6 +4,7 @@ import copy
 import hashlib
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -80,18 +81,8 @@ def digest(folder: Path):
 @pytest.fixture
 def toy():
     """Return this module's functions, which test files cannot import under importlib mode."""
-
-    class Toy:
-        shapes = SHAPES
-        spec = staticmethod(make_spec)
-        entry = staticmethod(make_entry)
-        features = staticmethod(features)
-        targets = staticmethod(targets)
-        fill = staticmethod(fill)
-        expected = staticmethod(expected)
-        digest = staticmethod(digest)
-
-    return Toy
+    made = {"spec": make_spec, "entry": make_entry, "features": features, "targets": targets, "fill": fill}
+    return SimpleNamespace(shapes=SHAPES, expected=expected, digest=digest, **made)
 
 
 @pytest.fixture

@@ -2,15 +2,12 @@
 
 import json
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from reservoir_cache import FORMAT, Layout, Spec, save_arrays
-from reservoir_cache.entry import Column, Manifest, Shard, Targets
-from reservoir_cache.shard import ShardHeader
+from reservoir_cache import FORMAT, save_arrays
 from reservoir_cache.spec import _REQUIRED
 
 TEXT = (Path(__file__).resolve().parents[2] / "cache" / "FORMAT.md").read_text()
@@ -41,27 +38,6 @@ def first_table_after(title):
 
 def names(heading):
     return [row[0].strip("`") for row in table(heading)]
-
-
-def of(cls):
-    return [field.name for field in fields(cls)]
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        (lambda: names("field of `spec`"), of(Spec)),
-        (lambda: names("field of `layout`"), of(Layout)),
-        (lambda: first_table_after("manifest.json of a split"), [*of(Manifest), "crc32"]),
-        (lambda: names("field of a column"), of(Column)),
-        (lambda: names("field of a shard"), of(Shard)),
-        (lambda: names("field of targets"), of(Targets)),
-        (lambda: names("attribute of a shard"), of(ShardHeader)),
-    ],
-    ids=["spec", "layout", "manifest", "column", "shard", "targets", "header"],
-)
-def test_the_tables_name_the_fields_of_the_code(text, code):
-    assert sorted(text()) == sorted(code)
 
 
 def test_the_version_and_the_required_parts_of_a_specification():

@@ -80,12 +80,6 @@ def test_unknown_and_missing_fields_are_named(toy):
         Spec.from_dict(values)
 
 
-def test_canonical_text_reads_back_to_itself(toy):
-    text = canonical_json(toy.spec().to_dict())
-    assert canonical_json(json.loads(text)) == text
-    assert " " not in text
-
-
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 8, 9])
 def test_blocks_cover_the_rows_once(rows):
     blocks = Layout(batch_rows=2, block_rows=4).blocks(rows)

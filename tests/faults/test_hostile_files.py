@@ -176,12 +176,6 @@ def test_a_line_of_listops_without_end(tmp_path):
     small_in_memory("listops", "a line of more than 1048576 characters", data=tmp_path)
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".fasta"])
-def test_a_table_with_nul(tmp_path, suffix):
-    (tmp_path / f"mine{suffix}").write_bytes("y,a\n1,2\n".encode("utf-16-le"))
-    assert "line 1: a NUL" in outcome(tmp_path / f"mine{suffix}")
-
-
 def test_one_text_far_longer_than_the_others(tmp_path):
     rows = "".join(f"{'ab'[n % 2]},{'ACGT' * (500_000 if n == 7 else 1)}\n" for n in range(1000))
     (tmp_path / "mine.csv").write_text("label,seq\n" + rows)
@@ -217,16 +211,6 @@ def test_values_that_lie_in_other_files_are_refused(tmp_path):
 
     for make in (virtual, external(tmp_path / "raw"), external(tmp_path / "pipe"), link):
         assert "is no dataset of this file alone" in outcome(hdf5(tmp_path / "mine.h5", x=make))
-
-
-def test_datasets_of_nothing_are_refused(tmp_path):
-    def empty(file, name):
-        file.create_dataset(name, (10**6, 50), "f8", chunks=(10**4, 50))
-
-    assert "claims 400000000 bytes and 0 are stored" in outcome(hdf5(tmp_path / "mine.h5", x=empty))
-    assert "no dataset" in outcome(
-        hdf5(tmp_path / "null.h5", x=lambda f, n: f.create_dataset(n, data=h5py.Empty("f8")))
-    )
 
 
 def test_pipes_and_empty_folders_are_refused(tmp_path):
@@ -290,12 +274,3 @@ def test_sounds_with_false_headers_are_refused(tmp_path, refused):
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, 16_000, 32_000, 2, 16)
     path.write_bytes(b"RIFF\0\0\0\0WAVE" + form + struct.pack("<4sI", b"data", 0))
     assert "no samples" in refused(tmp_path / "calls")
-
-
-def test_the_script_of_a_dataset(tmp_path, refused):
-    folder = tmp_path / "reviews"
-    folder.mkdir()
-    (folder / "reviews.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    said = refused(f"hf:{folder}")
-    assert "a script, which is not run" in said or "need a package" in said
-    assert not (tmp_path / "ran").exists()

@@ -102,12 +102,3 @@ def test_an_error_that_no_path_explains_keeps_its_traceback(monkeypatch, error):
     monkeypatch.setattr(prepare, "task_table", fails)
     with pytest.raises(OSError, match=str(error.args[-1])):
         run(["tasks"])
-
-
-def test_interruptions_are_no_errors_of_the_system(monkeypatch, capfd):
-    def fails(**_settings):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(prepare, "task_table", fails)
-    assert run(["tasks"]) == 130
-    assert "Errno" not in capfd.readouterr().err

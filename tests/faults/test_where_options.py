@@ -7,10 +7,8 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from reservoir_cache import Entry
 from reservoir_cache.publish import publish_json, read_json
 from reservoir_pipelines import extract
-from reservoir_pipelines.extraction.entries import find_entry
 
 from reservoir import InputError, options
 from reservoir.option_fields import without_where
@@ -78,11 +76,6 @@ def test_seeds_of_an_entry_read_no_data_folder_that_the_entry_names(entry, call,
     code, out, err = call("fit", entry, "--seeds", 1, "--json")
     assert code == 0, err
     assert len(json.loads(out)["seeds"]) == 1
-
-
-def test_a_changed_entry_is_found_by_its_task(entry, tmp_path):
-    change_settings(entry, data=str(tmp_path / "missing"), scheduler="tcp://127.0.0.1:9")
-    assert find_entry(tmp_path / "cache", str(tmp_path / "rows.npz")) == Entry.open(entry)
 
 
 @pytest.mark.parametrize("name", WHERE)
