@@ -61,12 +61,12 @@ def export(readout: Path, result: OutOptions, *, to: str = "torch") -> Export:
     """
     if to not in SUFFIXES:
         raise InputError(f"--to {to}: choose torch or onnx")
-    if torch.__version__.startswith("2.6."):
-        raise InputError(f"export: torch {torch.__version__} cannot write these models; install torch 2.7 or newer")
     if to == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
         raise InputError("--to onnx needs two packages; pip install 'reservoir-features[onnx]', or choose --to torch")
     bundle = open_readout(readout, linear=True)
     module = build(bundle, readout, compute="float32" if to == "onnx" else None)
+    if torch.__version__.startswith("2.6."):
+        raise InputError(f"export: torch {torch.__version__} cannot write these models; install torch 2.7 or newer")
     program, tokens = trace(module, bundle.task)
     path = result.out or (readout if readout.is_dir() else readout.parent) / f"model{SUFFIXES[to]}"
     card = path.with_name(f"{path.name}.json")
