@@ -72,20 +72,16 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], title: s
 
     Numbers below a heading that begins with ``#`` stand to the right; if all headings are empty, the table has no head.
     """
-    lines = [[printable(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     names = [printable(heading.removeprefix("#")) for heading in headings]
-    widths = [max(map(len, column)) for column in zip(names, *lines, strict=True)]
-    ruled = [["-" * width for width in widths]] if any(names) else []
-    head = [names, *ruled] if any(names) else []
-    if title:
-        sys.stdout.write(printable(title) + "\n")
-    for line in [*head, *lines]:
-        cells = [
-            cell.rjust(width) if heading.startswith("#") else cell.ljust(width)
-            for cell, width, heading in zip(line, widths, headings, strict=True)
-        ]
-        sys.stdout.write("  ".join(cells).rstrip() + "\n")
-    sys.stdout.write("\n")
+    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
+    head = [names, ["-" * width for width in widths]] if any(names) else []
+    lines = [printable(title)] if title else []
+    for row in [*head, *cells]:
+        aligned = zip(row, widths, headings, strict=True)
+        shown = (c.rjust(width) if name.startswith("#") else c.ljust(width) for c, width, name in aligned)
+        lines.append("  ".join(shown).rstrip())
+    sys.stdout.write("\n".join(lines) + "\n\n")
 
 
 def percent(accuracy: float | None) -> str:

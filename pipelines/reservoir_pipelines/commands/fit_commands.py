@@ -181,27 +181,17 @@ def explain(
 ) -> Answer:
     """Draw what each position adds to a label's score."""
     done = api.explain(readout, file, **given)
-    lines = [
-        (
-            number,
-            f"{row.label:.4g}" if isinstance(row.label, float) else row.label,
-            f"{row.score:+.2f}",
-            *(place(values) for values in (row.added, row.occluded)),
-        )
-        for number, row in enumerate(done.rows)
-    ]
+    lines = []
+    for number, row in enumerate(done.rows):
+        cells = [number, f"{row.label:.4g}" if isinstance(row.label, float) else row.label, f"{row.score:+.2f}"]
+        for values in (row.added, row.occluded):
+            at = max(range(len(values)), key=values.__getitem__, default=0)
+            cells.append(f"{at} ({values[at]:+.2g})" if any(values) else "-")
+        lines.append(cells)
     if not any(any(row.added) for row in done.rows):
         notify("quantiles and extremes cannot be attributed to positions; showing occlusion only")
     headings = ("row", "label", "score", "largest contribution", "largest drop if hidden")
     return Answer(done, [(headings, lines, f"plot {done.plot}")])
-
-
-def place(values: list[float]) -> str:
-    """Return the position of the largest value, with the value; a dash if all are 0."""
-    if not any(values):
-        return "-"
-    at = max(range(len(values)), key=values.__getitem__)
-    return f"{at} ({values[at]:+.2g})"
 
 
 def export(

@@ -52,7 +52,13 @@ def backbone(
     groups = [(group, f"{count:,}") for group, count in done.groups.items() if count]
     tables: list[Table] = [(("backbone", ""), [("name", done.name), *rows]), (("group", "#parameters"), groups)]
     if done.trained:
-        tables.append(_trained(done.task, done.trained, done.paper, done.whole))
+        counts = [done.trained, *([done.paper] if done.paper else [])]
+        totals = [sum(count.values()) for count in counts]
+        trained = [(group, *(f"{count[group]:,}" for count in counts)) for group in done.trained]
+        trained.append(("together", *(f"{total:,}" for total in totals)))
+        trained.append(("of the model", *(f"{100 * total / done.whole:.3f}%" for total in totals)))
+        paper = ["#as the paper counts"] if done.paper else []
+        tables.append((("trained", "#parameters", *paper), trained, f"on {done.task}"))
     return Answer(done, tables)
 
 
@@ -69,16 +75,6 @@ def _import(name: str | None, foreign: Path | None, given: dict[str, Any]) -> An
     left = f"{len(done.left_out)} tensors, such as {done.left_out[0]}" if done.left_out else "nothing"
     rows = [("family", done.family), ("tensors", f"{done.tensors:,}"), ("left out", left), ("folder", done.folder)]
     return Answer(done, [(("imported", ""), rows)])
-
-
-def _trained(task: str | None, trained: dict[str, int], paper: dict[str, int] | None, whole: int) -> Table:
-    counts = [trained, *([paper] if paper else [])]
-    rows = [(group, *(f"{count[group]:,}" for count in counts)) for group in trained]
-    totals = [sum(count.values()) for count in counts]
-    rows.append(("together", *(f"{total:,}" for total in totals)))
-    rows.append(("of the model", *(f"{100 * total / whole:.3f}%" for total in totals)))
-    headings = ("trained", "#parameters", *(["#as the paper counts"] if paper else []))
-    return headings, rows, f"on {task}"
 
 
 def attention(task: OwnTask, given: dict[str, Any]) -> Answer:
@@ -132,7 +128,9 @@ def _prints() -> bool:
 
 
 def _training_tables(done: Any) -> list[Table]:
-    of_all = done.test_score if done.test_score_of_all is None else done.test_score_of_all
+    of_all = []
+    if done.test_score_of_all not in (None, done.test_score):
+        of_all = [("test, all rows", f"{percent(done.test_score_of_all)}, counting omitted rows as wrong")]
     name = "" if done.metric == "accuracy" else f" {done.metric}"
     speed = f", {done.steps / done.seconds:.3g} steps/s" if done.seconds else ""
     rows = [
@@ -143,11 +141,7 @@ def _training_tables(done: Any) -> list[Table]:
         ("best", "-" if done.best_step is None else f"step {done.best_step:,}, by validation"),
         (f"valid{name}", score_text(done.valid_score, done.metric)),
         (f"test{name}", score_text(done.test_score, done.metric)),
-        *(
-            []
-            if of_all == done.test_score
-            else [("test, all rows", f"{percent(of_all)}, counting omitted rows as wrong")]
-        ),
+        *of_all,
         ("baseline", f"{score_text(done.floor, done.metric)}, by a constant or by copying the input"),
         ("converged", "-" if done.converged_step is None else f"step {done.converged_step:,}, within 1% from there on"),
         ("run", done.run),
@@ -155,10 +149,10 @@ def _training_tables(done: Any) -> list[Table]:
     tables: list[Table] = [(("trained", ""), rows)]
     if done.swept:
         swept = [key for key in done.swept[0] if key in RECIPE]
-        lines = [
-            (*(f"{run[key]:g}" for key in swept), score_text(run["valid_score"], done.metric), run["run"])
-            for run in done.swept
-        ]
+        lines = []
+        for run in done.swept:
+            values = (f"{run[key]:g}" for key in swept)
+            lines.append((*values, score_text(run["valid_score"], done.metric), run["run"]))
         tables.append(((*(f"#{key}" for key in swept), f"#valid{name}", "run"), lines))
     if done.evaluation:
         tables += evaluation_tables(done.evaluation)
@@ -181,19 +175,14 @@ def pretrain(
     speed = f", {done.tokens / done.seconds:,.0f} a second" if done.seconds else ""
     named = ((name, value) for name, value in done.corpus.items() if name != "sha256")
     facts = (str(value) if name in ("corpus", "name") else f"{name} {value}" for name, value in named)
-    least = [] if done.entropy is None else [("lowest possible", f"{done.entropy:.3f} bits per {done.unit}")]
     rows = [
-        ("model", _as_backbone(done.folder)),
+        # A name without a slash could be that of a known model.
+        ("model", done.folder if os.sep in done.folder else f".{os.sep}{done.folder}"),
         ("parameters", f"{done.parameters:,}"),
         ("corpus", ", ".join(facts)),
         ("read", f"{done.tokens:,} tokens in {done.steps:,} steps{speed}"),
         ("valid", done.score_text("valid")),
         ("test", done.score_text("test")),
-        *least,
+        *([] if done.entropy is None else [("lowest possible", f"{done.entropy:.3f} bits per {done.unit}")]),
     ]
     return Answer(done, [(("pretrained", ""), rows)])
-
-
-def _as_backbone(folder: str) -> str:
-    """Return a folder as ``--backbone`` accepts it: a name without a slash could be that of a known model."""
-    return folder if os.sep in folder else f".{os.sep}{folder}"
