@@ -12,7 +12,14 @@ import typer
 from reservoir import options as opt
 from reservoir_pipelines import api
 from reservoir_pipelines.command import HELP, command
-from reservoir_pipelines.commands import cache_commands, data_commands, fit_commands, model_commands, reproduce_commands
+from reservoir_pipelines.commands import (
+    cache_commands,
+    data_commands,
+    doctor,
+    fit_commands,
+    model_commands,
+    reproduce_commands,
+)
 from reservoir_pipelines.faults import Interruptible, system_fault
 from reservoir_pipelines.output import heartbeat, printable
 
@@ -33,7 +40,7 @@ caches = typer.Typer(help="Look after what is kept.", context_settings=HELP, ric
 _DATA, _PROTOCOL = (opt.TaskOptions, "data"), (opt.TaskOptions, "data", "protocol")
 _MODEL = (opt.ModelOptions, "init", "seed", "depth")
 command(app, data_commands.tasks, _DATA, opt.CacheOptions)
-command(app, data_commands.doctor, _DATA, opt.CacheOptions)
+command(app, doctor.doctor, _DATA, opt.CacheOptions)
 command(app, data_commands.prepare, api.prepare)
 command(app, data_commands.extract, api.extract)
 command(app, data_commands.plan, api.plan)

@@ -1,4 +1,4 @@
-"""The commands ``reservoir tasks``, ``doctor``, ``prepare``, ``extract`` and ``plan``."""
+"""The commands ``reservoir tasks``, ``prepare``, ``extract`` and ``plan``."""
 
 from __future__ import annotations
 
@@ -28,18 +28,6 @@ def tasks(given: dict[str, Any]) -> Answer:
         rows.append((r["task"], r["input"], *numbers, splits, r["data"]))
     missing = [(r["task"], r["remedy"]) for r in found if r["remedy"]]
     return Answer(found, [(headings, rows), *([(("missing", "what to do"), missing)] if missing else [])])
-
-
-def doctor(given: dict[str, Any]) -> Answer:
-    """Check this machine, and print what fixes each problem.
-
-    The exit code is 1 if there is a problem.
-    """
-    from reservoir_pipelines.doctor import doctor as stage
-
-    findings = stage(**given)
-    table = ("", "found", "what to do"), [(f.what, f.found, f.remedy) for f in findings]
-    return Answer(findings, [table], wrong=any(finding.remedy for finding in findings))
 
 
 def prepare(task: Task, given: dict[str, Any]) -> Answer:
