@@ -16,7 +16,7 @@ from reservoir_pipelines.extraction.run import draw_rows
 from safetensors.torch import load_file, save_file
 
 from reservoir import InputError, plan
-from reservoir.features import batches, forward, padded_lengths, token_batches
+from reservoir.features import forward, padded_lengths, token_batches
 from reservoir.options import ReservoirOptions
 from reservoir.plan import BATCH_TOKENS, BLOCK_ROWS, resolve_model
 from reservoir.reservoir import load_model
@@ -165,22 +165,13 @@ def test_a_larger_limit_contains_the_rows_of_a_smaller_one(cache):
     assert draw_rows(prepared, None)["train"].tolist() == list(range(prepared.rows["train"]))
 
 
-def test_batches_hold_each_row_once_and_rows_of_like_length_together():
-    lengths = np.array([5, 1, 3, 1, 5, 2, 2, 9])
-    found = list(batches(lengths, 3))
-    assert sorted(np.concatenate(found)) == list(range(8))
-    assert [lengths[b].tolist() for b in found] == [[1, 1, 2], [2, 3, 5], [5, 9]]
-
-
 LETTERS = np.random.default_rng(0).integers(20, 2001, 8192)
 PADDED = {  # most tokens of a row, and usual ones of texts: lengths of 20 to 2,000 letters as models see them
     "listops": (512, None),
     "homology": (1024, np.random.default_rng(0).lognormal(np.log(145), 0.55, 4096).clip(21, 860).astype(int)),
     "letters": (2000, LETTERS),
-    "letters, of 20,000 rows": (100, -(-LETTERS // 20)),
     "letters, of 100,000 rows": (20, -(-LETTERS // 100)),
     "words": (64, (LETTERS / 4.4 + 2).clip(max=512).astype(int)),
-    "sentences": (64, np.random.default_rng(0).poisson(20, 4096) + 3),
 }
 
 
@@ -235,13 +226,6 @@ def test_rows_of_one_length_fill_batches_of_the_given_size():
         assert [len(batch) for batch in found] == [32, 32, 32, 4]
 
 
-def test_bfloat16_is_close_to_float32(small):
-    exact, rounded = small(store="float32"), small(store="float32", compute="bfloat16")
-    a, b = exact["test"]["final/mean"], rounded["test"]["final/mean"]
-    assert not np.array_equal(a, b)
-    assert np.abs(a - b).max() < 0.02 * np.abs(a).max()
-
-
 def test_values_beyond_float16_are_refused_with_layer_and_row(small, monkeypatch):
     from reservoir.fpt import FPT
 
@@ -254,16 +238,6 @@ def test_values_beyond_float16_are_refused_with_layer_and_row(small, monkeypatch
     with pytest.raises(CacheError, match=r"embed/.*--store"):
         small(layers="embed", pool="last")
     assert np.isfinite(small(layers="embed", pool="last", store="float32")["train"]["embed/last"]).all()
-
-
-def test_the_thread_count_is_not_part_of_the_reservoir(small):
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        first = small().entry
-    finally:
-        torch.set_num_threads(threads)
-    assert small().entry == first
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,21 @@
-"""extract with several processes writes the bytes of one, even if a worker is killed."""
+"""extract with workers or a dask cluster writes the bytes of one process, even if a worker or connection is lost."""
 
 import multiprocessing
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 from reservoir_cache import Entry, verify
-from reservoir_pipelines import extract, prepare
-from reservoir_pipelines import workers as pieces
+from reservoir_pipelines import extract, prepare, workers
 from reservoir_pipelines.extraction import run, shares
-from reservoir_pipelines.extraction.shares import Share, work
 
 from reservoir import InputError, plan
 from reservoir.options import ExtractOptions
@@ -22,28 +23,177 @@ from reservoir.options import ExtractOptions
 SETTINGS = {"limit": 200, "compute": "float32", "layers": "embed,final"}
 
 
-@pytest.fixture(autouse=True)
-def short_blocks(monkeypatch):
-    """Cut 600 rows into 39 blocks, one to a task of a worker, and let even the least work go to processes."""
-    monkeypatch.setitem(plan.BLOCK_ROWS, "cpu", 16)
-    monkeypatch.setattr(run, "MOST_TOKENS", 1)
-    monkeypatch.setattr(shares, "TASK_BLOCKS", 1)
-    monkeypatch.setattr(pieces, "PAYS_OFF", 0)
-
-
-def files_of(entry):
-    return {str(p.relative_to(entry)): p.read_bytes() for p in sorted(Path(entry).rglob("*.h5"))}
+@pytest.fixture(scope="module", autouse=True)
+def short_blocks():
+    """Cut 600 rows into 39 blocks, one to a task of a worker."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(plan.BLOCK_ROWS, "cpu", 16)
+        patch.setattr(run, "MOST_TOKENS", 1)
+        patch.setattr(shares, "TASK_BLOCKS", 1)
+        patch.setattr(workers, "PAYS_OFF", 0)  # even the least work goes to processes
+        yield
 
 
 @pytest.fixture(scope="module")
 def alone(tiny_gpt2, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(plan.BLOCK_ROWS, "cpu", 16)
-        patch.setattr(run, "MOST_TOKENS", 1)
-        return extract("digits", backbone=str(tiny_gpt2), cache=tmp_path_factory.mktemp("alone"), **SETTINGS)
+    return extract("digits", backbone=str(tiny_gpt2), cache=tmp_path_factory.mktemp("alone"), **SETTINGS)
 
 
-def test_workers_write_the_bytes_of_one_process_even_if_one_is_killed(alone, tiny_gpt2, tmp_path):
+@pytest.fixture(scope="module")
+def expected(alone):
+    return files_of(alone)
+
+
+def files_of(done):
+    assert verify(done.store.entry) == []
+    return {str(p.relative_to(done.entry)): p.read_bytes() for p in sorted(done.entry.rglob("*.h5"))}
+
+
+def after_shards(root, act):
+    """Do something once ten of the 39 blocks are there; return the thread that does."""
+
+    def watch():
+        while len(list(root.rglob("0*-0.h5"))) < 10:
+            time.sleep(0.005)
+        act()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+class Relay:
+    """A port that passes everything on to another, until its connections are cut."""
+
+    def __init__(self, address):
+        self.target = ("127.0.0.1", int(address.rpartition(":")[2]))
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self.server.getsockname()[1]}"
+        self.open = []
+        self.cuts = 0
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self):
+        with suppress(OSError):
+            while True:
+                ends = self.server.accept()[0], socket.create_connection(self.target)
+                self.open += ends
+                for a, b in (ends, ends[::-1]):
+                    threading.Thread(target=self.pump, args=(a, b), daemon=True).start()
+
+    def pump(self, a, b):
+        with suppress(OSError):
+            while data := a.recv(65536):
+                b.sendall(data)
+        for end in (a, b):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self):
+        self.cuts += 1
+        for end in self.open:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Start a scheduler and one worker, both in this process, where torch is loaded already."""
+    distributed = pytest.importorskip("distributed")
+    settings = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    with distributed.LocalCluster(protocol="tcp://", **settings) as cluster:
+        yield cluster
+
+
+def test_a_broken_connection_is_opened_again(cluster, expected, tiny_gpt2, tmp_path, capsys, monkeypatch):
+    import distributed
+
+    relay, as_completed = Relay(cluster.scheduler_address), distributed.as_completed
+
+    def cut_after_ten(futures, **settings):  # of the 39 blocks, however late this process hears of them
+        for number, future in enumerate(as_completed(futures, **settings)):
+            yield future
+            if number == 9 and not relay.cuts:
+                relay.cut()
+
+    monkeypatch.setattr(distributed, "as_completed", cut_after_ten)
+    done = extract("digits", backbone=str(tiny_gpt2), cache=tmp_path, scheduler=relay.address, **SETTINGS)
+    relay.server.close()
+    assert files_of(done) == expected
+    assert relay.cuts == 1
+    assert "the connection was lost" in capsys.readouterr().err
+
+
+def test_blocks_of_a_killed_worker_go_to_another(cluster, expected, tiny_gpt2, tmp_path):
+    import distributed
+
+    command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address, "--no-nanny"]
+    other = subprocess.Popen([*command, "--nthreads", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        with distributed.Client(cluster, set_as_default=False) as client:
+            client.wait_for_workers(2)
+        watch = after_shards(tmp_path, other.kill)  # by then it has been given blocks
+        settings = SETTINGS | {"scheduler": cluster.scheduler_address}
+        done = extract("digits", backbone=str(tiny_gpt2), cache=tmp_path, **settings)
+        watch.join()
+        assert other.wait() == -signal.SIGKILL
+    finally:
+        other.kill()
+        other.wait()
+    assert files_of(done) == expected
+    assert extract("digits", backbone=str(tiny_gpt2), cache=tmp_path, **settings).reused
+
+
+def test_workers_get_full_paths(expected, tiny_gpt2, tmp_path, monkeypatch):
+    monkeypatch.chdir(tiny_gpt2.parent)
+    shares_sent = []
+
+    def note(work, tasks, **_):
+        shares_sent.extend(share for share, *_ in tasks)
+        return []
+
+    monkeypatch.setattr(shares, "map_pieces", note)
+    extract("digits", backbone=tiny_gpt2.name, cache=tmp_path, scheduler="tcp://nowhere:1", **SETTINGS)
+    assert {share.options.backbone for share in shares_sent} == {str(tiny_gpt2)}
+    assert all(share.prepared.is_absolute() and share.options.cache.is_absolute() for share in shares_sent)
+
+
+@pytest.fixture
+def share(tiny_gpt2, tmp_path):
+    """Return what a worker of a cluster is sent, and the run of the process that sends it."""
+    from reservoir_pipelines.extraction.run import start_run
+    from reservoir_pipelines.preparation.prepare import prepare
+    from reservoir_pipelines.workers import program_versions
+
+    from reservoir.options import ExtractOptions
+
+    options = ExtractOptions(backbone=str(tiny_gpt2), cache=tmp_path, pool="mean", **SETTINGS)
+    run = start_run("digits", options, prepare("digits", options, cache=tmp_path), tmp_path)
+    return shares.Share("digits", options, run.prepared.path, run.spec.key, None, program_versions(), shares.probe(run))
+
+
+def test_a_worker_with_the_same_program_is_accepted(share):
+    assert shares._open(share).spec.key == share.key
+
+
+def test_a_worker_that_computes_other_features_is_refused(share, monkeypatch):
+    from reservoir.pooling import LayerPooling
+
+    pool = LayerPooling.__call__
+    monkeypatch.setattr(LayerPooling, "__call__", lambda self, pooling: pool(self, pooling) + 1.5)
+    with pytest.raises(InputError, match=r"^worker \S+, process \d+: its features of embed/mean differ"):
+        shares._open(share)
+
+
+def test_a_worker_with_another_version_of_a_library_is_refused(share):
+    other = replace(share, versions={**share.versions, "torch": "1.0"})
+    with pytest.raises(
+        InputError, match=r"^worker \S+, process \d+: it has torch \S+, the process .* has 1\.0; install"
+    ):
+        shares._open(other)
+
+
+def test_workers_write_the_bytes_of_one_process_even_if_one_is_killed(alone, expected, tiny_gpt2, tmp_path):
     root, call = tmp_path / "shared", partial(extract, "digits", backbone=str(tiny_gpt2), workers=2, **SETTINGS)
 
     def kill():
@@ -55,8 +205,7 @@ def test_workers_write_the_bytes_of_one_process_even_if_one_is_killed(alone, tin
     killer.start()
     shared = call(cache=root)
     killer.join()
-    assert files_of(shared.entry) == files_of(alone.entry)
-    assert verify(shared.store.entry) == []
+    assert files_of(shared) == expected
     assert call(cache=root).reused
     made = [{**Entry.open(done.entry).made_with["call"], "command": ""} for done in (shared, alone)]
     assert made[0] == made[1], "who computes is no part of what is computed"
@@ -65,11 +214,11 @@ def test_workers_write_the_bytes_of_one_process_even_if_one_is_killed(alone, tin
 def test_a_worker_with_another_model_is_refused(alone, tiny_gpt2):
     root, backbone = alone.entry.parents[2], str(tiny_gpt2)
     options = ExtractOptions(backbone=backbone, limit=200, compute="float32", layers="embed,final", cache=root)
-    share = Share("digits", options, prepare("digits", cache=root).path, alone.store.entry.key)
-    assert work(share, alone.entry, alone.columns, [("train", 0)]) == 0  # which is there already
+    share = shares.Share("digits", options, prepare("digits", cache=root).path, alone.store.entry.key)
+    assert shares.work(share, alone.entry, alone.columns, [("train", 0)]) == 0  # which is there already
     (alone.entry / "train" / "00001-0.h5").unlink()
-    assert work(share, alone.entry, alone.columns, [("train", 0), ("train", 1)]) == 16
+    assert shares.work(share, alone.entry, alone.columns, [("train", 0), ("train", 1)]) == 16
     other = replace(share, options=replace(options, seed=1))
     shares._runs.clear()  # as in a process of its own
     with pytest.raises(InputError, match=r"cache key .* differs"):
-        work(other, alone.entry, alone.columns, [("train", 0)])
+        shares.work(other, alone.entry, alone.columns, [("train", 0)])
