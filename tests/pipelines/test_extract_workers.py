@@ -15,7 +15,7 @@ from functools import partial
 import pytest
 from reservoir_cache import Entry, verify
 from reservoir_pipelines import extract, prepare, workers
-from reservoir_pipelines.extraction import run, shares
+from reservoir_pipelines.extraction import run
 
 from reservoir import InputError, plan
 from reservoir.options import ExtractOptions
@@ -29,7 +29,7 @@ def short_blocks():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(plan.BLOCK_ROWS, "cpu", 16)
         patch.setattr(run, "MOST_TOKENS", 1)
-        patch.setattr(shares, "TASK_BLOCKS", 1)
+        patch.setattr(run, "TASK_BLOCKS", 1)
         patch.setattr(workers, "PAYS_OFF", 0)  # even the least work goes to processes
         yield
 
@@ -152,7 +152,7 @@ def test_workers_get_full_paths(expected, tiny_gpt2, tmp_path, monkeypatch):
         shares_sent.extend(share for share, *_ in tasks)
         return []
 
-    monkeypatch.setattr(shares, "map_pieces", note)
+    monkeypatch.setattr(run, "map_pieces", note)
     extract("digits", backbone=tiny_gpt2.name, cache=tmp_path, scheduler="tcp://nowhere:1", **SETTINGS)
     assert {share.options.backbone for share in shares_sent} == {str(tiny_gpt2)}
     assert all(share.prepared.is_absolute() and share.options.cache.is_absolute() for share in shares_sent)
@@ -161,19 +161,16 @@ def test_workers_get_full_paths(expected, tiny_gpt2, tmp_path, monkeypatch):
 @pytest.fixture
 def share(tiny_gpt2, tmp_path):
     """Return what a worker of a cluster is sent, and the run of the process that sends it."""
-    from reservoir_pipelines.extraction.run import start_run
     from reservoir_pipelines.preparation.prepare import prepare
-    from reservoir_pipelines.workers import program_versions
-
-    from reservoir.options import ExtractOptions
 
     options = ExtractOptions(backbone=str(tiny_gpt2), cache=tmp_path, pool="mean", **SETTINGS)
-    run = start_run("digits", options, prepare("digits", options, cache=tmp_path), tmp_path)
-    return shares.Share("digits", options, run.prepared.path, run.spec.key, None, program_versions(), shares.probe(run))
+    ours = run.start_run("digits", options, prepare("digits", options, cache=tmp_path), tmp_path)
+    key, versions = ours.spec.key, workers.program_versions()
+    return run.Share("digits", options, ours.prepared.path, key, None, versions, run.probe(ours))
 
 
 def test_a_worker_with_the_same_program_is_accepted(share):
-    assert shares._open(share).spec.key == share.key
+    assert run._open(share).spec.key == share.key
 
 
 def test_a_worker_that_computes_other_features_is_refused(share, monkeypatch):
@@ -182,7 +179,7 @@ def test_a_worker_that_computes_other_features_is_refused(share, monkeypatch):
     pool = LayerPooling.__call__
     monkeypatch.setattr(LayerPooling, "__call__", lambda self, pooling: pool(self, pooling) + 1.5)
     with pytest.raises(InputError, match=r"^worker \S+, process \d+: its features of embed/mean differ"):
-        shares._open(share)
+        run._open(share)
 
 
 def test_a_worker_with_another_version_of_a_library_is_refused(share):
@@ -190,7 +187,7 @@ def test_a_worker_with_another_version_of_a_library_is_refused(share):
     with pytest.raises(
         InputError, match=r"^worker \S+, process \d+: it has torch \S+, the process .* has 1\.0; install"
     ):
-        shares._open(other)
+        run._open(other)
 
 
 def test_workers_write_the_bytes_of_one_process_even_if_one_is_killed(alone, expected, tiny_gpt2, tmp_path):
@@ -214,11 +211,11 @@ def test_workers_write_the_bytes_of_one_process_even_if_one_is_killed(alone, exp
 def test_a_worker_with_another_model_is_refused(alone, tiny_gpt2):
     root, backbone = alone.entry.parents[2], str(tiny_gpt2)
     options = ExtractOptions(backbone=backbone, limit=200, compute="float32", layers="embed,final", cache=root)
-    share = shares.Share("digits", options, prepare("digits", cache=root).path, alone.store.entry.key)
-    assert shares.work(share, alone.entry, alone.columns, [("train", 0)]) == 0  # which is there already
+    share = run.Share("digits", options, prepare("digits", cache=root).path, alone.store.entry.key)
+    assert run.work(share, alone.entry, alone.columns, [("train", 0)]) == 0  # which is there already
     (alone.entry / "train" / "00001-0.h5").unlink()
-    assert shares.work(share, alone.entry, alone.columns, [("train", 0), ("train", 1)]) == 16
+    assert run.work(share, alone.entry, alone.columns, [("train", 0), ("train", 1)]) == 16
     other = replace(share, options=replace(options, seed=1))
-    shares._runs.clear()  # as in a process of its own
+    run._runs.clear()  # as in a process of its own
     with pytest.raises(InputError, match=r"cache key .* differs"):
-        shares.work(other, alone.entry, alone.columns, [("train", 0)])
+        run.work(other, alone.entry, alone.columns, [("train", 0)])

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from reservoir_pipelines import extract
-from reservoir_pipelines.extraction.entries import find_entry
+from reservoir_pipelines.extraction.extract import find_entry
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, GPT2LMHeadModel

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from reservoir_pipelines import extract, prepare
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.extraction.entries import find_entry
+from reservoir_pipelines.extraction.extract import find_entry
 
 from reservoir import InputError
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.extraction.entries import find_entry
+from reservoir_pipelines.extraction.extract import find_entry
 from reservoir_pipelines.fitting.bundle import Bundle
 from reservoir_pipelines.fitting.sources import ColumnSource, assign_folds, groups_of
 from reservoir_pipelines.tuning.judge import Judge

@@ -209,7 +209,7 @@ def _broken(name: str, root: Path) -> Path | None:
 
 
 def _find(name: str, root: Path) -> store.Entry:
-    from reservoir_pipelines.extraction.entries import find_entry
+    from reservoir_pipelines.extraction.extract import find_entry
 
     return find_entry(root, name)
 

@@ -50,7 +50,7 @@ def fit(
 
     The options of the model and the data choose among a task's entries: the last one made with them is used.
     """
-    from reservoir_pipelines.extraction.entries import find_entry
+    from reservoir_pipelines.extraction.extract import find_entry
 
     root = cache_root(given.pop("cache", None))
     data = given.pop("data", None)  # only new reservoirs, of --seeds, read it
