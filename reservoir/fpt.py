@@ -20,8 +20,6 @@ DEFAULT_GAIN = 1.41
 KernelShape = tuple[int, int, int, int]
 """Dilations, values per window, forms of a channel, channels."""
 
-OUTPUT_INITS = ("orthogonal", "linear")
-
 
 class InputLayer(nn.Module):
     """The fixed map from tokens to the backbone's width (Lu et al. 2021, appendix).
@@ -39,23 +37,20 @@ class InputLayer(nn.Module):
         kernel_shape: KernelShape | None = None,
     ) -> None:
         super().__init__()
-        if kernel_shape is not None and isinstance(form, Vectors):
-            self.map: nn.Module = nn.Linear(form.dim, width)
-            _set(self.map, gain * kernels(width, seed, kernel_shape), np.zeros(width))
-            self.dropout: nn.Module = nn.Dropout(0.0)
-            return
         size = form.dim if isinstance(form, Vectors) else form.vocabulary
+        self.map: nn.Module = nn.Linear(size, width) if isinstance(form, Vectors) else nn.Embedding(size, width)
+        self.dropout: nn.Module = nn.Dropout(0.0)  # as in the authors' code: after vectors, not after symbols
+        if kernel_shape is not None and isinstance(form, Vectors):
+            _set(self.map, gain * kernels(width, seed, kernel_shape))
+            return
         normal = generator(seed, "input").standard_normal((max(size, width), min(size, width)))
         if isinstance(form, Tokens):
-            table = normal.reshape(size, width) * (gain / DEFAULT_GAIN)
-            self.map = nn.Embedding.from_pretrained(torch.from_numpy(table).float(), freeze=False)
+            _set(self.map, normal.reshape(size, width) * (gain / DEFAULT_GAIN))
             self.dropout = nn.Identity()
         else:
             q, r = np.linalg.qr(normal)
             q = q * np.sign(np.diag(r))  # a uniform draw of orthogonal matrices, the same for every LAPACK
-            self.map = nn.Linear(size, width)
-            _set(self.map, gain * (q if size <= width else q.T), np.zeros(width))
-            self.dropout = nn.Dropout(0.0)  # as in the authors' code: after vectors, not after symbols
+            _set(self.map, gain * (q if size <= width else q.T))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, tokens, dim) floats or (batch, tokens) integers to (batch, tokens, width)."""
@@ -98,8 +93,8 @@ class FPT(nn.Module):
     ) -> None:
         super().__init__()
         backbone.check_length(task.max_tokens, f"task {task.name!r}: ")
-        if output_init not in OUTPUT_INITS:
-            raise InputError(f"output init {output_init!r}: choose among {', '.join(OUTPUT_INITS)}")
+        if output_init not in ("orthogonal", "linear"):
+            raise InputError(f"output init {output_init!r}: choose among orthogonal, linear")
         self.task = task
         self.inputs = inputs or InputLayer(task.form, backbone.width, seed)
         self.backbone = backbone
@@ -146,6 +141,6 @@ class FPT(nn.Module):
 
 
 @torch.no_grad()
-def _set(layer: nn.Linear, weight: np.ndarray, bias: np.ndarray) -> None:
-    layer.weight.copy_(torch.from_numpy(weight))
-    layer.bias.copy_(torch.from_numpy(bias))
+def _set(layer: nn.Module, weight: np.ndarray, bias: np.ndarray | float = 0.0) -> None:
+    for name, parameter in layer.named_parameters():
+        parameter.copy_(torch.from_numpy(weight) if name == "weight" else torch.as_tensor(bias))

@@ -122,8 +122,12 @@ class LayerPooling:
         match kind:
             case "all":
                 return self._filled(0.0).clone() if self._padding is None else self._filled(0.0)
-            case "max" | "min":
-                return self._extreme(kind)
+            case "max" | "min" if self._has_order:
+                kept = self._at((lengths[:, None] - 1) * (kind == "max"))
+            case "max":
+                kept = self._filled(float("-inf")).amax(dim=1, keepdim=True)
+            case "min":
+                kept = self._filled(float("inf")).amin(dim=1, keepdim=True)
             case "tokens":
                 missing = 0 if self._max_tokens is None else self._max_tokens - hidden.shape[1]
                 kept = pad(self._filled(0.0), (0, 0, 0, missing))
@@ -159,13 +163,6 @@ class LayerPooling:
         """Return the values at some ranks (batch, K) of each channel, (batch, K, width)."""
         ordered = self._ordered
         return ordered.gather(2, rank[:, None].expand(-1, ordered.shape[1], -1)).transpose(1, 2)
-
-    def _extreme(self, kind: str) -> Tensor:
-        if self._has_order:
-            return self._at((self._lengths[:, None] - 1) * (kind == "max")).contiguous()
-        if kind == "max":
-            return self._filled(float("-inf")).amax(dim=1, keepdim=True)
-        return self._filled(float("inf")).amin(dim=1, keepdim=True)
 
     def _quantiles(self, number: int) -> Tensor:
         """Return K quantiles (batch, K, width) of each channel."""

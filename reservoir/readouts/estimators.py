@@ -133,9 +133,8 @@ class RidgeSweepClassifier(ClassifierMixin, _RidgeSweep):
         """
         checked, labels = _validate(self, X, y, dtype=[np.float64, np.float32])
         weights = sample_weights(sample_weight, checked)
-        self.classes_, codes, targets = code_labels(labels, self.class_weight, weights)
-        self._targets = targets
-        self.temperature_ = self._sweep(checked, codes[:, None], codes, targets, weights).temperature
+        self.classes_, codes, self._targets = code_labels(labels, self.class_weight, weights)
+        self.temperature_ = self._sweep(checked, codes[:, None], codes, self._targets, weights).temperature
         return self
 
     def decision_function(self, X: npt.ArrayLike) -> np.ndarray:
@@ -145,7 +144,7 @@ class RidgeSweepClassifier(ClassifierMixin, _RidgeSweep):
 
     def predict(self, X: npt.ArrayLike) -> np.ndarray:
         """Return the labels (n_samples,) of samples (n_samples, n_features)."""
-        scores = self._scores(X)
+        scores = self._scores(X)  # first, as it raises NotFittedError
         return self.classes_[self._targets.predict(scores)[:, 0]]
 
     def predict_proba(self, X: npt.ArrayLike) -> np.ndarray:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -96,11 +96,11 @@ def cross_sweep(
             tally.update(*held_out)
             of_folds[k].update(*held_out)
         errors.append(np.std([one.accuracy() for one in of_folds], axis=0, ddof=1) / np.sqrt(folds))
-    found = Sweep.of(path, tally, np.mean(errors, axis=0) if one_standard_error else None)
-    if not targets.classes:
-        return found
-    chosen = [(scores[found.best], *rest) for _, scores, *rest in scored[0]]
-    return replace(found, temperature=targets.fit_temperature(*map(np.concatenate, zip(*chosen, strict=True))))
+    found = Sweep(path, tally, np.mean(errors, axis=0) if one_standard_error else None)
+    if targets.classes:
+        chosen = [(scores[found.best], *rest) for _, scores, *rest in scored[0]]
+        found.temperature = targets.fit_temperature(*map(np.concatenate, zip(*chosen, strict=True)))
+    return found
 
 
 def _score_blocks(

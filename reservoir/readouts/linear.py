@@ -74,12 +74,8 @@ class LinearReadout:
 
     def to_arrays(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """Return the arrays (for safetensors) and the settings (for JSON) of the readout."""
-        settings = {
-            "outputs": self.targets.outputs,
-            "classes": self.targets.classes,
-            "temperature": self.temperature,
-            "link": self.link,
-        }
+        labels = {"outputs": self.targets.outputs, "classes": self.targets.classes}
+        settings = labels | {"temperature": self.temperature, "link": self.link}
         return {"coef": self.coef, "intercept": self.intercept}, settings
 
     @classmethod
@@ -97,36 +93,27 @@ class LinearReadout:
         )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class LinearPath:
     """The linear models of every penalty, for features as they are (not standardised): scores are x coef + intercept.
 
+    They are given as weights (A, w, t) of standardised features (x - mean) * scale, and their offset (A, t) or (t,).
     ``alphas`` (A,) are the penalties, ``coef`` (A, w, t) is exactly 0 for constant channels, ``intercept`` (A, t) the
     scores of x = 0. ``center`` (w,) is the features' mean, which `Scorer` subtracts first, so that float32 keeps the
     digits of a channel at 3000 +- 0.5. ``converged`` (A,): whether an iterative solver reached its tolerance.
     """
 
-    alphas: np.ndarray
-    coef: np.ndarray
-    intercept: np.ndarray
-    center: np.ndarray
-    converged: np.ndarray
-
-    @classmethod
-    def from_standardised(
-        cls,
+    def __init__(
+        self,
         alphas: np.ndarray,
         weights: np.ndarray,
         offset: np.ndarray,
         mean: np.ndarray,
         scale: np.ndarray,
         converged: np.ndarray | None = None,
-    ) -> LinearPath:
-        """Return the path of weights (A, w, t) for standardised features (x - mean) * scale, and their offset."""
-        alphas, coef = np.asarray(alphas, np.float64), weights * scale[:, None]
-        converged = np.ones(len(alphas), bool) if converged is None else converged
-        intercept = offset - mean @ coef
-        return cls(alphas=alphas, coef=coef, intercept=intercept, center=mean, converged=converged)
+    ) -> None:
+        self.alphas, self.coef, self.center = np.asarray(alphas, np.float64), weights * scale[:, None], mean
+        self.intercept = offset - mean @ self.coef
+        self.converged = np.ones(len(alphas), bool) if converged is None else converged
 
     def readout(self, index: int, targets: Targets, temperature: float = 1.0) -> LinearReadout:
         """Return the readout of one penalty, by its index."""

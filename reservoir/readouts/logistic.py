@@ -53,7 +53,7 @@ def logistic_sweep(
     """
     training = gather(train, targets) if moments is None else moments
     path = logistic_path(train, targets, alphas, training)
-    return Sweep.of(path, score(path, valid, targets))
+    return Sweep(path, score(path, valid, targets))
 
 
 def logistic_path(
@@ -81,7 +81,7 @@ def logistic_path(
         weights, offset = weights / 2, offset / 2
     converged = np.array([solved for _, solved in found]).reshape(len(alphas), -1).min(axis=1)
     offset = offset.reshape(len(alphas), -1)
-    return LinearPath.from_standardised(alphas, weights, offset, problem.mean, problem.scale, converged)
+    return LinearPath(alphas, weights, offset, problem.mean, problem.scale, converged)
 
 
 class _Problem:

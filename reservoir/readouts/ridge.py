@@ -96,7 +96,7 @@ def ridge_path(
     matrix = moments.xx * scale[:, None]
     matrix *= scale
     weights = Tridiagonal(matrix).solve(positive(alphas), moments.xy * scale[:, None])
-    return LinearPath.from_standardised(alphas, weights, moments.y_mean, moments.mean, scale)
+    return LinearPath(alphas, weights, moments.y_mean, moments.mean, scale)
 
 
 class KernelMatrix:
@@ -150,7 +150,7 @@ class KernelMatrix:
             z *= self.scale[part, None]
             coef[part] = on.fetch(on.product(on.put(z), on_device))
         weights = coef.reshape(len(coef), len(alphas), -1).transpose(1, 0, 2)
-        return LinearPath.from_standardised(alphas, weights, offset, self.mean, self.scale)
+        return LinearPath(alphas, weights, offset, self.mean, self.scale)
 
     def held_out(self, y: np.ndarray, fold: np.ndarray, alphas: np.ndarray) -> np.ndarray:
         """Return the scores (A, n, t) of every sample under every penalty, fitted to the folds that it is not in."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -95,29 +94,19 @@ def best_penalty(
     return int(np.argmax(np.where(near, alphas, -np.inf)))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Sweep:
-    """Result of a sweep over penalties.
+    """Result of a sweep over penalties: the models of a path, by their tally on held-out samples.
 
     ``path`` holds the model of every penalty, fitted on all training samples; ``accuracy`` (A,) is the accuracy on
     held-out samples (R^2 for regression), ``loss`` (A,) their `Tally.loss`, and ``best`` the index of the chosen
-    penalty. ``temperature`` belongs to the probabilities of the chosen readout, if held-out scores were available to
-    fit it.
+    penalty, within one standard error if ``errors`` (A,) are given. ``temperature`` belongs to the probabilities of the
+    chosen readout, if held-out scores were available to fit it.
     """
 
-    path: LinearPath
-    accuracy: np.ndarray
-    loss: np.ndarray
-    best: int
-    targets: Targets
-    temperature: float = 1.0
-
-    @classmethod
-    def of(cls, path: LinearPath, tally: Tally, errors: np.ndarray | None = None) -> Sweep:
-        """Return the sweep with the best model of a path, by its tally, or within one standard error (A,)."""
-        accuracy, loss = tally.accuracy(), tally.loss()
-        best = best_penalty(path.alphas, accuracy, loss, errors)
-        return cls(path=path, accuracy=accuracy, loss=loss, best=best, targets=tally.targets)
+    def __init__(self, path: LinearPath, tally: Tally, errors: np.ndarray | None = None) -> None:
+        self.path, self.targets, self.temperature = path, tally.targets, 1.0
+        self.accuracy, self.loss = tally.accuracy(), tally.loss()
+        self.best = best_penalty(path.alphas, self.accuracy, self.loss, errors)
 
     @property
     def alpha(self) -> float:
@@ -129,8 +118,7 @@ class Sweep:
         return self.path.readout(self.best, self.targets, self.temperature)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Samples:
+class Samples(NamedTuple):
     """Samples in memory: features (n, w), encoded targets (n, t), and weights (n,) or None if all are 1."""
 
     x: np.ndarray
@@ -139,7 +127,7 @@ class Samples:
 
     def select(self, features: np.ndarray | slice) -> Samples:
         """Return the same samples with some of the features."""
-        return replace(self, x=self.x[:, features])
+        return self._replace(x=self.x[:, features])
 
 
 Training = Moments | Samples
@@ -173,7 +161,7 @@ def solve(training: Training, alphas: np.ndarray, emphasis: np.ndarray | None = 
     ``emphasis`` (w,) holds factors of the standardised features.
     """
     if isinstance(training, Samples):
-        x, y, weights = training.x, training.y, training.weights
+        x, y, weights = training
         if len(x) < x.shape[1]:
             return KernelMatrix(x, weights, emphasis).path(y, alphas)
         training = accumulate([(x, y, weights)])
@@ -203,7 +191,7 @@ def sweep(
     samples and their encoded targets, train is not read. ``emphasis`` (w,) holds factors of the standardised features.
     """
     path = solve(gather(train, targets) if moments is None else moments, alphas, emphasis)
-    return Sweep.of(path, score(path, valid, targets))
+    return Sweep(path, score(path, valid, targets))
 
 
 def forward_selection(
@@ -253,7 +241,7 @@ def forward_selection(
         for x, y in valid:
             for part, scorer, tally in zip(parts, scorers, tallies, strict=True):
                 tally.update(scorer(x[:, part]), y)
-        sweeps = [Sweep.of(path, tally) for path, tally in zip(paths, tallies, strict=True)]
+        sweeps = [Sweep(path, tally) for path, tally in zip(paths, tallies, strict=True)]
         step = max(zip(candidates, sweeps, strict=True), key=lambda pair: pair[1].accuracy[pair[1].best])
         if steps and step[1].accuracy.max() <= steps[-1][1].accuracy.max():
             break

@@ -200,7 +200,7 @@ def _learning_curve(source: Source, fitter: RidgeFitter, sizes: Sequence[int]) -
     points, emphasis = [], emphasis_of(source)
     for size, moments in zip(sizes, itertools.accumulate(stages, operator.add), strict=True):
         path = ridge_path(moments, fitter.alphas, emphasis=emphasis)
-        swept = Sweep.of(path, score(path, source.blocks("valid"), targets))
+        swept = Sweep(path, score(path, source.blocks("valid"), targets))
         points.append((size, float(swept.accuracy[swept.best]), score_split(swept.readout(), source, "test")))
     return tuple(points)
 
