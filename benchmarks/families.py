@@ -6,8 +6,8 @@ python benchmarks/families.py
 import torch
 
 from reservoir.backbones import GROUPS, KNOWN, Backbone
+from reservoir.backbones.backbone import group_counts, whole_count
 from reservoir.backbones.names import find
-from reservoir.backbones.parameters import group_counts, whole_count
 
 
 def row(name: str) -> list[str]:

@@ -61,7 +61,7 @@ def card(
 ) -> Card:
     """Describe a backbone, draw the spread of its weights, count what is trained on a task, whose data may be away."""
     from reservoir.backbones import describe_weights, load_backbone
-    from reservoir.backbones.parameters import deviations, group_counts, paper_counts, trained_counts, whole_count
+    from reservoir.backbones.backbone import deviations, group_counts, paper_counts, trained_counts, whole_count
     from reservoir.tasks import task_named
 
     settings = resolve_model(replace(model, backbone=name), published=source.published)

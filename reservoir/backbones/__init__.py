@@ -8,12 +8,11 @@ lstm, esn : `recurrent.py`. The paper's LSTM of 3 or 12 layers as released, its 
 from reservoir.backbones.backbone import Backbone, attention_maps, check_layers, layer_names
 from reservoir.backbones.family import GROUPS
 from reservoir.backbones.names import FAMILIES, KNOWN, default_init, find, find_shape, random_init
-from reservoir.backbones.weights import INITS, describe_weights, load_backbone, load_native, weights_digest
+from reservoir.backbones.weights import describe_weights, load_backbone, load_native, weights_digest
 
 __all__ = [
     "FAMILIES",
     "GROUPS",
-    "INITS",
     "KNOWN",
     "Backbone",
     "attention_maps",

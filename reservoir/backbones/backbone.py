@@ -1,18 +1,24 @@
-"""A frozen sequence model behind one interface, whatever its family."""
+"""A frozen sequence model behind one interface, whatever its family; its attention maps and numbers of parameters."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from reservoir.backbones.family import GROUPS, Family, attention_name
 from reservoir.backbones.gpt2 import Projection
 from reservoir.errors import InputError
+from reservoir.tasks.task import Task, Vectors
+
+# The paper counts the input layer of cifar10 for tokens of 16 values, although a patch of 4 x 4 pixels has 48.
+PAPER_DIM = {"cifar10": 16}
 
 
 class Backbone(nn.Module):
@@ -34,6 +40,8 @@ class Backbone(nn.Module):
     ----------
     depth, width, max_tokens, causal
         Number of blocks, hidden width, longest sequence (None if unlimited), whether a token sees only earlier tokens.
+    layers : tuple of str
+        Names of all layers, from the input side to the output side.
     compute : torch.dtype
         Precision of the matrix products; norms, positions and the residual stream stay in float32.
     """
@@ -52,12 +60,8 @@ class Backbone(nn.Module):
         if depth is not None:
             _replace(model, family.blocks, self.blocks[:depth])
         self.depth = len(self.blocks)
+        self.layers = layer_names(self.depth)
         self._last_tokens = LastTokens([self.blocks[-1].get_submodule(path) for path in family.feedforward])
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        """Names of all layers, from the input side to the output side."""
-        return layer_names(self.depth)
 
     def forward(self, embeds: Tensor, lengths: Tensor | None = None, last: int | None = None) -> Tensor:
         """Map embedded sequences to hidden states after the last norm.
@@ -277,3 +281,57 @@ def attention_maps(backbone: Backbone, embeds: Tensor, lengths: Tensor, layer: i
         handle.remove()
     real = torch.arange(embeds.shape[1], device=embeds.device) < lengths[:, None]
     return maps[0].float() * (real[:, None, :, None] & real[:, None, None, :])
+
+
+def group_counts(backbone: Backbone) -> dict[str, int]:
+    """Return the number of parameters of each of `GROUPS`; zero if the family has none."""
+    counts = dict.fromkeys(GROUPS, 0)
+    for name, parameter in backbone.named_parameters():
+        counts[backbone.group_of(name)] += parameter.numel()
+    return counts
+
+
+def whole_count(backbone: Backbone) -> int:
+    """Return the number of parameters of the model with its token embeddings, without the blocks that were cut off."""
+    cut = backbone.shape.depth - backbone.depth
+    per_block = sum(parameter.numel() for parameter in backbone.blocks[-1].parameters())
+    return backbone.family.loader.count(backbone.config) - cut * per_block
+
+
+def trained_counts(backbone: Backbone, task: Task) -> dict[str, int]:
+    """Return how many parameters an FPT trains on a task, by group, without positions that no sequence reaches."""
+    outputs = task.outputs * max(task.classes, 1)
+    inputs = (task.form.dim + 1) if isinstance(task.form, Vectors) else task.form.vocabulary
+    positions = 0
+    for name in backbone.groups.get("positions", ()):
+        shape = backbone.get_parameter(name).shape
+        positions += min(shape[0], task.max_tokens) * math.prod(shape[1:])
+    return {
+        "output": outputs * (backbone.width + 1),
+        "input": inputs * backbone.width,
+        "layernorm": group_counts(backbone)["layernorm"],
+        "positions": positions,
+    }
+
+
+def paper_counts(backbone: Backbone, task: Task) -> dict[str, int] | None:
+    """Return `trained_counts` of a GPT-2 as Lu et al. 2021 count, without output bias and last norm; else None."""
+    if backbone.family.name != "gpt2":
+        return None
+    width = backbone.width
+    counts = trained_counts(backbone, task)
+    counts["output"] -= task.outputs * max(task.classes, 1)
+    counts["layernorm"] = 4 * width * backbone.depth
+    if task.name in PAPER_DIM:
+        counts["input"] = (PAPER_DIM[task.name] + 1) * width
+    return counts
+
+
+def deviations(backbone: Backbone) -> dict[str, np.ndarray]:
+    """Return the deviation of each tensor by block, (depth,), NaN where a block has none (Lu et al. 2021, Figure 6)."""
+    spread: dict[str, np.ndarray] = {}
+    for number, block in enumerate(backbone.blocks):
+        for name, parameter in block.named_parameters():
+            values = spread.setdefault(name, np.full(backbone.depth, np.nan))
+            values[number] = parameter.detach().float().std(correction=0).item()
+    return spread

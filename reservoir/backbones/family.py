@@ -84,18 +84,11 @@ class FolderLoader:
             return sum(parameter.numel() for parameter in self.module(config).parameters())
 
 
-def base_model(config: Any) -> Any:
-    """Return the class in transformers of the model without a head for a configuration."""
-    from transformers import MODEL_MAPPING
-
-    return MODEL_MAPPING[type(config)]
-
-
 @dataclass(frozen=True)
 class HubLoader:
     """Builds and loads the models of a family through transformers."""
 
-    model: Callable[[Any], Any] = base_model  # its class, of a configuration
+    model: str = ""  # name of the class in transformers; by default that of the model without a head
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of that class
     adapt: Callable[[nn.Module, Any], nn.Module] | None = None  # applied to each model that is built or loaded
 
@@ -107,12 +100,12 @@ class HubLoader:
         small = deepcopy(config)
         small.vocab_size = (getattr(config, "pad_token_id", None) or 0) + 1
         small.bos_token_id = small.eos_token_id = None
-        return self._adapted(self.model(config)(small, **self.options), config)
+        return self._adapted(self._class(config)(small, **self.options), config)
 
     def load(self, source: str, config: Any, **more: str) -> Loaded:
         """Return the model of a folder or hub name, and transformers' report on its tensors."""
         silence_transformers()
-        model, info = self.model(config).from_pretrained(
+        model, info = self._class(config).from_pretrained(
             source,
             dtype=torch.float32,
             use_safetensors=None if more else True,  # GGUF files are neither safetensors nor pickles
@@ -127,8 +120,13 @@ class HubLoader:
     def count(self, config: Any) -> int:
         """Return the number of parameters of the whole model, token embeddings included, without building it."""
         with torch.device("meta"):
-            model = self.model(config)(deepcopy(config), **self.options)
+            model = self._class(config)(deepcopy(config), **self.options)
         return sum(parameter.numel() for parameter in model.parameters())
+
+    def _class(self, config: Any) -> Any:
+        import transformers
+
+        return getattr(transformers, self.model) if self.model else transformers.MODEL_MAPPING[type(config)]
 
     def _adapted(self, model: nn.Module, config: Any) -> nn.Module:
         """Adapt a model, after its tanh approximation of GELU was replaced by torch's single kernel.

@@ -264,9 +264,7 @@ class GPT2Loader(FolderLoader):
 
             file = Path(str(try_to_load_from_cache(source, file.name)))
         if more or not file.is_file():
-            from transformers import AutoModel
-
-            theirs, report = HubLoader(model=lambda _: AutoModel).load(source, config, **more)
+            theirs, report = HubLoader("AutoModel").load(source, config, **more)
             return self.filled(config, theirs.state_dict())[0], report
         from safetensors.torch import load_file
 

@@ -146,15 +146,15 @@ def _check_config(name: str, family: Family, config: Any) -> None:
             f"backbone {name!r}: its config.json asks for the code of {attention_name(config)!r} as "
             "attn_implementation, which is not run; remove that line"
         )
-    keys = ("activation_function", "activation", "hidden_act", "hidden_activation")
-    named = {key: getattr(config, key) for key in keys if getattr(config, key, None) not in (None, *gpt2.TANH_GELU)}
-    if named and config.model_type not in UNPUBLISHED:
+    for key in ("activation_function", "activation", "hidden_act", "hidden_activation"):
+        value = getattr(config, key, None)
+        if value is None or value in gpt2.TANH_GELU:
+            continue
         from transformers.activations import ACT2FN
 
-        for key, value in named.items():
-            if value not in ACT2FN:
-                known = ", ".join(ACT2FN)
-                raise InputError(f"backbone {name!r}: {key}={value} is not an activation; use one of {known}")
+        if value not in ACT2FN:
+            known = ", ".join(ACT2FN)
+            raise InputError(f"backbone {name!r}: {key}={value} is not an activation; use one of {known}")
 
 
 def _from_folder(name: str) -> Any:

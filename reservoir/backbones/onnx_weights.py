@@ -19,12 +19,9 @@ PATCHES = "embeddings.patch_embeddings.projection.weight"
 POSITIONS = "embeddings.position_embeddings"
 QUERIES = ("query.bias", "q_proj.bias")
 
-Weights = tuple[dict[str, Any], dict[str, np.ndarray], list[str]]
-"""A configuration, tensors by name, and the names of tensors that do not belong to the model."""
 
-
-def read_onnx(path: Path) -> Weights:
-    """Return the configuration and the tensors of a ViT or DINOv2 whose tensors have the names of transformers.
+def read_onnx(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray], list[str]]:
+    """Return configuration and tensors of a ViT or DINOv2 with the names of transformers, and names of other tensors.
 
     No other file is opened: weights that an ONNX file keeps in another file (its external data) are refused.
     """
@@ -40,15 +37,20 @@ def read_onnx(path: Path) -> Weights:
         raise InputError(f"{path}: not a readable ONNX file ({first_line(error)}); export the model again") from None
 
 
-def _read_graph(path: Path, graph: _Graph) -> Weights:
+def _read_graph(path: Path, graph: _Graph) -> tuple[dict[str, Any], dict[str, np.ndarray], list[str]]:
     start = next((name.removesuffix(PATCHES) for name in graph.tensors if name.endswith(PATCHES)), None)
     if start is None:
         raise InputError(f"{path}: no tensor is named ...{PATCHES}; export a ViT or DINOv2 of transformers")
-    tensors = {n.removeprefix(start): values for n, values in graph.tensors.items() if n.startswith(start)}
-    folded = graph.folded()
-    tensors |= {name.removeprefix(start): values for name, values in folded.items() if name.startswith(start)}
-    if POSITIONS not in tensors:
-        tensors[POSITIONS] = _positions(path, graph, tensors[PATCHES].shape[0])
+    named = graph.tensors | graph.folded()
+    tensors = {name.removeprefix(start): values for name, values in named.items() if name.startswith(start)}
+    if POSITIONS not in tensors:  # an exporter may have split those of class token and patches in two tensors
+        width = tensors[PATCHES].shape[0]
+        free = [values for name, values in graph.tensors.items() if "." not in name and values.ndim == 3]
+        first = [values for values in free if values.shape == (1, 1, width)]
+        rest = [values for values in free if values.shape[1] > 1 and values.shape[::2] == (1, width)]
+        if len(first) > 1 or len(rest) != 1:
+            raise InputError(f"{path}: no tensor is named ...{POSITIONS}, and not one has its shape; export it again")
+        tensors[POSITIONS] = np.concatenate([*first, *rest], axis=1)
     others = [name for name in graph.tensors if "." in name and not name.startswith(start)]
     return _config(path, graph, tensors), tensors, others
 
@@ -117,16 +119,6 @@ class _Graph:
             parts = node.input if node.op_type == "Concat" else node.input[:1]
             return [size for part in parts for size in self._sizes(part)]
         return [None]
-
-
-def _positions(path: Path, graph: _Graph, width: int) -> np.ndarray:
-    """Return the positions of class token and patches, which an exporter may have split in two tensors."""
-    free = [values for name, values in graph.tensors.items() if "." not in name and values.ndim == 3]
-    first = [values for values in free if values.shape == (1, 1, width)]
-    rest = [values for values in free if values.shape[1] > 1 and values.shape[::2] == (1, width)]
-    if len(first) > 1 or len(rest) != 1:
-        raise InputError(f"{path}: no tensor is named ...{POSITIONS}, and not one alone has its shape; export it again")
-    return np.concatenate([*first, *rest], axis=1)
 
 
 def _config(path: Path, graph: _Graph, tensors: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -125,12 +125,6 @@ def _run_esm(model: Any, embeds: Tensor, mask: Tensor | None) -> Tensor:
 # input enters the first block as it is: positions are relative, biases of the attention that all blocks share.
 
 
-def _t5_model(_config: Any) -> Any:
-    from transformers import T5EncoderModel
-
-    return T5EncoderModel
-
-
 def _draw_t5(name: str, shape: tuple[int, ...], config: Any, generator: np.random.Generator) -> np.ndarray | None:
     """Draw a weight whose standard deviation keeps activations near one although attention is not scaled."""
     if "layer_norm" in name:
@@ -142,7 +136,7 @@ def _draw_t5(name: str, shape: tuple[int, ...], config: Any, generator: np.rando
 
 _T5 = Family(
     name="t5",
-    loader=HubLoader(model=_t5_model),
+    loader=HubLoader(model="T5EncoderModel"),
     shape=lambda config: Shape(config.num_layers, config.d_model, None, causal=False),
     blocks="encoder.block",
     groups={

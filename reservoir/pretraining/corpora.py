@@ -54,11 +54,6 @@ class HeldOut:
     def __len__(self) -> int:
         return len(self.windows)
 
-    @property
-    def counted(self) -> int:
-        """Number of tokens that count."""
-        return int((self.windows.shape[1] - self.first).sum())
-
     def head(self, count: int) -> HeldOut:
         """Return the first windows, at least one."""
         count = max(1, count)

@@ -56,6 +56,7 @@ class LanguageModel(nn.Module):
         if family.name == "gpt2":  # transformers has a GPT-2 with token embeddings and a head
             config = AutoConfig.for_model(**config.to_dict())
         self.causal = family.name in CAUSAL
+        self.extra = 1 if self.causal else 0  # tokens of a window beyond those the model reads: the last target
         self.mask_token = vocabulary
         config.vocab_size = vocabulary if self.causal else vocabulary + 1
         for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
@@ -77,11 +78,6 @@ class LanguageModel(nn.Module):
             raise InputError(f"--backbone {backbone}: its configuration does not work ({first_line(error)})") from error
         draw_parameters(self.model, family.draw, config, seed)
         self.model.tie_weights()
-
-    @property
-    def extra(self) -> int:
-        """Tokens of a window beyond those the model reads: one for a causal model, the last target."""
-        return 1 if self.causal else 0
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return float32 logits (windows, tokens, vocabulary) of the next or the masked tokens."""
@@ -137,25 +133,21 @@ class PretrainRecipe(PretrainOptions):
         first = int(self.short_share * self.steps)
         if first == 0 or self.short == self.context:
             return {0: self.context}
-        between = []
-        while 2 * (between or [self.short])[-1] < self.context:
-            between.append(2 * (between or [self.short])[-1])
-        each = (self.steps - first) // (3 * len(between)) if between else 0
-        starts = [0, *(first + each * number for number in range(len(between) + 1))]
-        lengths = zip(starts, [self.short, *between, self.context], strict=True)
-        return {at: tokens for at, tokens in lengths if at < self.steps}
+        lengths = [self.short]
+        while 2 * lengths[-1] < self.context:
+            lengths.append(2 * lengths[-1])
+        each = (self.steps - first) // (3 * max(1, len(lengths) - 1))
+        starts = [0, *(first + each * number for number in range(len(lengths)))]
+        stages = zip(starts, [*lengths, self.context], strict=True)
+        return {at: tokens for at, tokens in stages if at < self.steps}
 
     def window(self, step: int) -> int:
         """Return the window length of a step (from 0), in tokens."""
         return next(tokens for first, tokens in reversed(self.stages.items()) if first <= step)
 
-    def windows(self, step: int) -> int:
-        """Return the number of whole windows that a step (from 0) reads."""
-        return self.batch_tokens // self.window(step)
-
     def tokens(self, steps: int) -> int:
-        """Return the total number of tokens of the first ``steps`` steps."""
-        return sum(self.windows(step) * self.window(step) for step in range(steps))
+        """Return the total number of tokens in the whole windows of the first ``steps`` steps."""
+        return sum(self.batch_tokens - self.batch_tokens % self.window(step) for step in range(steps))
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step (from 0): linear warm-up, then half a cosine down to 0."""
@@ -209,9 +201,9 @@ class LanguageSteps:
 
     def draw(self, step: int) -> Tensor:
         """Return the windows of a step, int64 (windows, tokens)."""
-        recipe = self._recipe
-        tokens = recipe.window(step) + self._model.extra
-        return torch.from_numpy(self._corpus.draw(recipe.seed, step, recipe.windows(step), tokens)).to(self._device)
+        window = self._recipe.window(step)
+        count, tokens = self._recipe.batch_tokens // window, window + self._model.extra
+        return torch.from_numpy(self._corpus.draw(self._recipe.seed, step, count, tokens)).to(self._device)
 
     def take(self, step: int, batch: Tensor) -> Tensor:
         """Take a step; return float32 (2,): the loss in bits per token before it, and the norm before clipping."""

@@ -111,6 +111,7 @@ class UpperPart(nn.Module):
     def __init__(self, model: FPT, layer: str) -> None:
         super().__init__()
         self.model, self.layer = model, layer
+        self.pooling = "last" if layer == "final" else "all"  # the output layer needs only the readout tokens
         self._hidden: Tensor | None = None
         backbone, family = model.backbone, model.backbone.family
         below = backbone.layers.index(layer)
@@ -128,11 +129,6 @@ class UpperPart(nn.Module):
             block.forward = partial(_skip, block.forward, [])
         first = backbone.blocks[below] if below < backbone.depth else backbone.model.get_submodule(family.final_norm)
         first.register_forward_pre_hook(self._replace)
-
-    @property
-    def pooling(self) -> str:
-        """Pooling of the cached hidden states: the output layer needs only the readout tokens."""
-        return "last" if self.layer == "final" else "all"
 
     def forward(self, hidden: Tensor, lengths: Tensor) -> Tensor:
         """Return the logits from the layer's hidden states; for ``final``, from those of the readout tokens."""

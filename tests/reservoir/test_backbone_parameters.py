@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from reservoir.backbones import Backbone, load_backbone
+from reservoir.backbones.backbone import deviations, group_counts, paper_counts, trained_counts, whole_count
 from reservoir.backbones.names import find
-from reservoir.backbones.parameters import deviations, group_counts, paper_counts, trained_counts, whole_count
 from reservoir.tasks.task import Task, Tokens, Vectors
 from tests.reservoir.models import KINDS, PIXELS, save
 
