@@ -198,9 +198,7 @@ class ListOps(Source):
         try:
             for row, cell in enumerate(cells):
                 if len(cell) != 2 or cell[1] not in set("0123456789"):
-                    raise InputError(
-                        f"row {row}: {len(cell)} columns, the last {cell[-1][:20]!r}; want Source and a digit"
-                    )
+                    raise InputError(f"row {row}: {len(cell)} columns, the last {cell[-1][:20]!r}; want Source, digit")
             symbols, lengths = encode_texts([cell[0] for cell in cells])
             targets = np.array([int(cell[1]) for cell in cells], np.int8)
             wrong = np.flatnonzero(targets != evaluate(symbols)) if cells else []

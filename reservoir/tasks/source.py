@@ -14,22 +14,12 @@ from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors
 
 
 class Piece(NamedTuple):
-    """A stretch of a source's rows that is read, or generated, in one go.
+    """A stretch of a source's rows that is read, or generated, in one go."""
 
-    Parameters
-    ----------
-    part : str
-        The file or split that the rows belong to, as the source calls it.
-    lo, hi : int
-        Its rows, ``lo`` included and ``hi`` not.
-    view : int, default 0
-        0 for the rows as they are, k for their k-th augmented view.
-    """
-
-    part: str
-    lo: int
-    hi: int
-    view: int = 0
+    part: str  # the file or split that the rows belong to, as the source calls it
+    lo: int  # its first row
+    hi: int  # the row behind its last
+    view: int = 0  # 0 for the rows as they are, k for their k-th augmented view
 
 
 class Source:

@@ -31,45 +31,20 @@ class Tokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The description of a task, without its data.
+    """The description of a task, without its data."""
 
-    Parameters
-    ----------
-    name : str
-        The name typed on the command line.
-    form : Vectors or Tokens
-        What a token is.
-    max_tokens : int
-        The longest sequence, in tokens.
-    classes : int
-        Classes per output; 0 for regression.
-    readout_tokens : int, default 1
-        How many of the last real tokens are read.
-    outputs : int, default 1
-        Outputs per readout token, each with ``classes`` classes (or one real value).
-    parameters : mapping, default {}
-        Everything that chooses the rows (seeds, sizes, protocol); part of the cache key.
-    labels : tuple of str or int, default ()
-        Names of the classes, in order; empty if the class numbers are the names.
-    alphabet : str, default ""
-        The letter of each symbol, for texts of your own; these are stored as code points.
-    pictures : int, default 0
-        Side of your own pictures in pixels, as models of vectors read them; pictures are stored as files.
-    floor : float, optional
-        Accuracy of copying the visible input, if that is more than a constant answer gets.
-    """
-
-    name: str
-    form: Vectors | Tokens
-    max_tokens: int
-    classes: int
-    readout_tokens: int = 1
-    outputs: int = 1
+    name: str  # as typed on the command line
+    form: Vectors | Tokens  # what a token is
+    max_tokens: int  # of the longest sequence
+    classes: int  # per output; 0 for regression
+    readout_tokens: int = 1  # how many of the last real tokens are read
+    outputs: int = 1  # per readout token, each with ``classes`` classes (or one real value)
+    # Everything that chooses the rows (seeds, sizes, protocol); part of the cache key.
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    labels: tuple[str | int, ...] = ()
-    alphabet: str = ""
-    pictures: int = 0
-    floor: float | None = None
+    labels: tuple[str | int, ...] = ()  # names of the classes, in order, if the class numbers are not the names
+    alphabet: str = ""  # the letter of each symbol, for texts of your own; these are stored as code points
+    pictures: int = 0  # side of your own pictures, as models of vectors read them; they are stored as files
+    floor: float | None = None  # accuracy of copying the visible input, if a constant answer gets less
 
     @property
     def each(self) -> str:
@@ -99,29 +74,16 @@ class Task:
 class Split:
     """The rows of one split, in their fixed order.
 
-    Parameters
-    ----------
-    x : ndarray, (rows, tokens, dim) or (rows, tokens)
-        The sequences as stored: unsigned bytes for pixels, float32 for sensors, integers for symbols; right-padded
-        with zeros. Your own pictures are (rows,) of arrays with the bytes of their files.
-    y : ndarray, (rows, readout_tokens, outputs)
-        Class numbers (int64) or real targets (float32).
-    lengths : ndarray of int32, (rows,)
-        Real tokens of each sequence, from 1 to ``x.shape[1]``.
-    dropped : int, default 0
-        Sequences of the source that are left out because they are too long.
-    cut : int, default 0
-        Sequences that are shortened.
-    groups : ndarray of int, (rows,), optional
-        The number of the group (patient, machine) of each row, if your own data has groups.
+    Sequences ``x`` (rows, tokens, dim) or (rows, tokens) are as stored: unsigned bytes for pixels, float32 for sensors,
+    integers for symbols; right-padded with zeros. Your own pictures are (rows,) of arrays, the bytes of their files.
     """
 
     x: np.ndarray
-    y: np.ndarray
-    lengths: np.ndarray
-    dropped: int = 0
-    cut: int = 0
-    groups: np.ndarray | None = None
+    y: np.ndarray  # (rows, readout_tokens, outputs): class numbers (int64) or real targets (float32)
+    lengths: np.ndarray  # int32, (rows,): real tokens of each sequence, from 1 to ``x.shape[1]``
+    dropped: int = 0  # sequences of the source that are left out because they are too long
+    cut: int = 0  # sequences that are shortened
+    groups: np.ndarray | None = None  # (rows,) of int: the group (patient, machine) of each row, if there are such
 
     def __len__(self) -> int:
         return len(self.x)

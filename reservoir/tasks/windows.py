@@ -69,9 +69,7 @@ class Windows:
         counts = self.counts(lengths)
         if not counts.all():
             row = int(np.argmin(counts))
-            raise InputError(
-                f"row {row} has {lengths[row]} values, less than a window of {self.reach}; take a smaller patch"
-            )
+            raise InputError(f"row {row} has {lengths[row]} values, less than a window of {self.reach}; reduce patch")
         return self.torch(torch.from_numpy(x), torch.from_numpy(lengths))[0].numpy(), counts
 
     def torch(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

@@ -107,9 +107,7 @@ def read_npz(path: Path) -> Arrays:
             "save it as text (dtype str)"
         ) from None
     except Exception as error:  # a damaged archive makes zipfile and NumPy raise nearly anything
-        raise InputError(
-            f"{path}: not a readable .npz archive ({first_line(error)}); write it again with numpy.savez"
-        ) from None
+        raise InputError(f"{path}: not a readable .npz archive ({first_line(error)}); write it again") from None
     return Arrays(arrays)
 
 

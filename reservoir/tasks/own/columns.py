@@ -227,9 +227,7 @@ def refuse_unlabelled(table: Table, sequence: str) -> NoReturn:
     missing = " (is the line of names missing?)" if bare else ""
     words = [name for name in frame if name != sequence and is_text(frame[name])]
     name = words[0] if len(words) == 1 else "NAME"
-    raise InputError(
-        f"{table.path}: no column of labels among {list(frame)}{missing}; call it label, or say --label {name}"
-    )
+    raise InputError(f"{table.path}: no column of labels among {list(frame)}{missing}; say --label {name}")
 
 
 # ---- columns of paths
@@ -434,7 +432,5 @@ def typed(where: str, cells: Sequence[Any]) -> np.ndarray:
     except (ValueError, OverflowError):
         array = np.empty(0, object)
     if array.dtype.kind not in "biufU":
-        raise InputError(
-            f"{where}: labels are not all numbers, all texts, or lists of one length; write them in one form"
-        )
+        raise InputError(f"{where}: labels are not all numbers, all texts, or lists of one length; use one form")
     return array

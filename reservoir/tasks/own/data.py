@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 
@@ -59,7 +59,7 @@ class OwnData(Source):
     """
 
     origin: str  # a path, or module:function
-    asked: OwnDataOptions = field(default_factory=OwnDataOptions)
+    asked: OwnDataOptions
 
     def __reduce__(self) -> tuple[type, tuple]:
         """Pickle the settings without the arrays: another process reads the files itself."""

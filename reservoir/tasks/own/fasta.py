@@ -38,10 +38,10 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, *, labelled: bool) -> Arrays
         raise InputError(f"{path}: no sequences; a FASTA file has a line with > before each")
     ids = [header.split(maxsplit=1)[0] if header else str(row) for row, header in enumerate(headers)]
     columns: dict[str, Any] = {"id": ids, "sequence": ["".join(parts) for parts in sequences]}
-    notes, where = [], list(zip([f"{path}, {place}" for place in places], headers, strict=True))
+    arrays, notes, where = {}, [], list(zip([f"{path}, {place}" for place in places], headers, strict=True))
     if labelled and asked.labels:
         arrays, notes = labels_from_table(asked, ids)
-        columns |= {"label" if name == "y" else name: list(array) for name, array in arrays.items()}
+        columns["label"] = list(arrays.pop("y"))
     elif labelled:
         if asked.label:
             columns["label"] = _found_in_headers(where, asked.label, "label")
@@ -60,7 +60,7 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, *, labelled: bool) -> Arrays
         if asked.group:
             columns["groups"] = _found_in_headers(where, asked.group, "group")
     roles = {"id": "id", "text": "sequence"}
-    found = columns_as_arrays(str(path), columns, places, skip=asked.skip_bad_rows, labelled=labelled, **roles)
+    found = columns_as_arrays(str(path), columns, places, arrays, skip=asked.skip_bad_rows, labelled=labelled, **roles)
     found.notes += notes
     return found
 

@@ -156,12 +156,13 @@ def _with_letters(origin: str, arrays: Arrays, asked: OwnDataOptions, *, labelle
         return arrays
     if (labelled and "y" not in arrays.shapes) or any(shape[:1] != rows for shape in arrays.shapes.values()):
         return arrays  # which is refused
-    names = {"x": "sequence", "y": "label", "ids": "id", "groups": "groups", "split": "split"}
-    columns = {names[name]: list(arrays.read(name, 0, rows[0])) for name in arrays.shapes if name in names}
+    read = {name: arrays.read(name, 0, rows[0]) for name in arrays.shapes if name != "lengths"}
+    columns = {"sequence": list(read.pop("x"))}
+    columns |= {role: list(read.pop(name)) for name, role in {"y": "label", "ids": "id"}.items() if name in read}
     roles = {"text": "sequence", "label": "label" if "y" in arrays.shapes else None}
     roles |= {"id": "id"} if "ids" in arrays.shapes else {}
     places = [f"row {row}" for row in range(rows[0])]
-    return columns_as_arrays(origin, columns, places, skip=asked.skip_bad_rows, labelled=labelled, **roles)
+    return columns_as_arrays(origin, columns, places, read, skip=asked.skip_bad_rows, labelled=labelled, **roles)
 
 
 def _read_function(name: str) -> Arrays:

@@ -92,9 +92,7 @@ def folder_arrays(
     divided = bool(splits) and not others
     if short := next((part for part in parts if len(part) < 2 + divided), ()):
         where = f"{'train/' * divided}CLASS/{short[-1]}"
-        raise InputError(
-            f"{root}: {'/'.join(short)} is in no folder of a class; write {where}, or pass a table with --labels"
-        )
+        raise InputError(f"{root}: {'/'.join(short)} is in no folder of a class; write {where}, or pass --labels")
     arrays["y"] = np.array([part[divided] for part in parts])
     if divided:
         arrays["split"] = np.array([splits[part[0]] for part in parts])
@@ -147,9 +145,7 @@ def _joined(table: Table, named: str | None, names: Sequence[str]) -> tuple[str,
     missing = [name for name in names if name not in row_of]
     if missing:
         most = f"; {len(missing):,} of {len(names):,} have none" if len(missing) > 1 else ""
-        raise InputError(
-            f"{table.path}: no row for {missing[0]!r} in column {key!r}{most}; add it, or name another --id"
-        )
+        raise InputError(f"{table.path}: no row for {missing[0]!r} in column {key!r}{most}; add it, or name an --id")
     if len({*row_of.values()}) < len(row_of) and frame[key].is_unique:
         raise InputError(f"{table.path}: several files have one name in column {key!r}; write their paths")
     if not frame[key].iloc[sorted({*row_of.values()})].is_unique:

@@ -191,9 +191,7 @@ def _single(where: str, y: np.ndarray) -> np.ndarray:
         stored = y.astype(np.float32)
     if not np.isfinite(stored).all():
         row, token, output = (int(i) for i in np.argwhere(~np.isfinite(stored))[0])
-        raise InputError(
-            f"{where}: y is {y[row, token, output]} in row {row}, too large for float32; divide y by a unit"
-        )
+        raise InputError(f"{where}: y is {y[row, token, output]} in row {row}, too large for float32; divide by a unit")
     for output in range(y.shape[2]):
         values = y[:, :, output].astype(np.float64)
         rounding = np.abs(values - stored[:, :, output]).max()

@@ -294,18 +294,24 @@ def columns_as_arrays(
     where: str,
     columns: Mapping[str, Sequence[Any]],
     places: Sequence[str],
+    arrays: Mapping[str, np.ndarray],
     *,
     skip: bool,
     labelled: bool,
     **roles: str | None,
 ) -> Arrays:
-    """Return texts, and what is known of each, as `TableReader` reads a table; ``roles`` are its flags."""
+    """Return texts, and what is known of each, as `TableReader` reads a table; ``roles`` are its flags.
+
+    Further ``arrays`` stay as they are.
+    """
     import pandas as pd
 
     frame = pd.DataFrame({name: pd.Series(cells, dtype=object) for name, cells in columns.items()})
     table = Table(Path(where), frame, BadRows(where, places, skip=skip if labelled else None))
     asked: Any = roles
-    found = TableReader(table, OwnDataOptions(**asked), None if labelled else {}).arrays_of_table()
+    reader = TableReader(table, OwnDataOptions(**asked), None if labelled else {})
+    reader.arrays |= arrays
+    found = reader.arrays_of_table()
     found.chosen = {name: found.chosen[name] for name in ("each",) if name in found.chosen}
     return found
 
