@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import Any
 
 from reservoir.errors import InputError
+from reservoir_pipelines.output import notify
 
 PAYS_OFF = 5.0
 """Seconds of work below which starting processes takes longer than it saves (``benchmarks/prepare.py``)."""
@@ -28,7 +29,6 @@ def map_pieces(
     workers: int = 0,
     scheduler: str | None = None,
     done: Callable[[Any], None] = lambda result: None,
-    notify: Callable[[str], None] = lambda text: None,
 ) -> list[Any]:
     """Return ``work(*a)`` for each tuple of arguments, in their order.
 
@@ -46,14 +46,12 @@ def map_pieces(
         Address of a dask scheduler, ``tcp://host:port``, which is used instead of local processes.
     done : callable
         Called with each result.
-    notify : callable
-        Called with messages for the user.
     """
     tasks, found = list(arguments), {}
     if scheduler is not None:
-        _on_cluster(work, tasks, scheduler, found, done, notify)
+        _on_cluster(work, tasks, scheduler, found, done)
     elif workers > 1 and len(tasks) > 1:
-        _in_processes(work, tasks, workers, found, done, notify)
+        _in_processes(work, tasks, workers, found, done)
     for number, task in enumerate(tasks):
         if number not in found:
             found[number] = work(*task)
@@ -67,7 +65,6 @@ def _in_processes(
     workers: int,
     found: dict[int, Any],
     done: Callable[[Any], None],
-    notify: Callable[[str], None],
 ) -> None:
     """Add results to ``found`` by number as long as local processes can compute them."""
     import dask
@@ -172,7 +169,6 @@ def _on_cluster(
     address: str,
     found: dict[int, Any],
     done: Callable[[Any], None],
-    notify: Callable[[str], None],
 ) -> None:
     """Add all results to ``found`` by number."""
     try:

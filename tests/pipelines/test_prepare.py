@@ -224,10 +224,11 @@ def test_a_cluster_writes_the_same_bytes_even_if_a_worker_is_killed(data, serial
         assert map_pieces(work_or_die, tasks, scheduler=cluster.scheduler_address) == [n**2 for n in range(6)]
 
 
-def test_a_killed_local_worker_changes_nothing(tmp_path, processes):
+def test_a_killed_local_worker_changes_nothing(tmp_path, processes, monkeypatch):
     tasks = [(number, str(tmp_path)) for number in range(6)]
     messages = []
-    assert map_pieces(work_or_die, tasks, workers=2, notify=messages.append) == [n**2 for n in range(6)]
+    monkeypatch.setattr("reservoir_pipelines.workers.notify", messages.append)
+    assert map_pieces(work_or_die, tasks, workers=2) == [n**2 for n in range(6)]
     assert messages == ["a worker process was killed; this process computes the rest"]
     assert (tmp_path / "visited").exists()
 

@@ -333,7 +333,7 @@ def share_blocks(
     tasks = [(share, entry.path.resolve(), run.columns, todo[start : start + size]) for start in starts]
     try:
         places = {"workers": cluster.workers, "scheduler": cluster.scheduler}
-        return sum(map_pieces(work, tasks, **places, done=advance, notify=notify))
+        return sum(map_pieces(work, tasks, **places, done=advance))
     finally:
         del _runs[entry.key]
 

@@ -20,7 +20,7 @@ from reservoir.plan import with_audio_options
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Tokens, check_split, own_name, task_named
 from reservoir.tasks.task import MISSING
 from reservoir_pipelines.files import part_beside, source_contents
-from reservoir_pipelines.output import meter, notify
+from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.download import FILES, download
 from reservoir_pipelines.preparation.prepared import INDEX, Prepared, PreparedSplit, scaling_to_json, split_order
 from reservoir_pipelines.workers import map_pieces
@@ -136,7 +136,6 @@ def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: C
                 workers=cluster.workers,
                 scheduler=cluster.scheduler,
                 done=lambda _: bar.advance(1),
-                notify=notify,
             )
         _write_index(source, origin, folder, written)
         fault_point("gathered")

@@ -120,7 +120,7 @@ def _run(cells: list[Cell], folder: ReproductionFolder, places: Mapping[str, Any
         while left:  # cells that others need are submitted first
             ready = [cell for cell in left.values() if not any(need.key in left for need in cell.needs)]
             tasks = [(cell, folder, places) for cell in ready]
-            map_pieces(run_on_worker, tasks, scheduler=cluster.scheduler, done=notify, notify=notify)
+            map_pieces(run_on_worker, tasks, scheduler=cluster.scheduler, done=notify)
             left = {key: cell for key, cell in left.items() if cell not in ready}
     elif cluster.workers > 1 and len(cells) > 1:
         run_processes(run_cells, [(cells, folder, places, number) for number in range(cluster.workers)])
