@@ -31,8 +31,5 @@ def require_path(value: object, what: str) -> str:
     if isinstance(value, str | PathLike):
         return str(fspath(value))
     found = f"{what} is of type {type(value).__name__}, not a name or a path"
-    if isinstance(value, Iterable):
-        found += (
-            "; np.savez('mine.npz', x=x, y=y) makes a file of arrays, and ReservoirClassifier().fit(x, y) takes them"
-        )
-    raise InputError(found)
+    arrays = "np.savez('mine.npz', x=x, y=y) makes a file of arrays, and ReservoirClassifier().fit(x, y) takes them"
+    raise InputError(f"{found}; {arrays}" if isinstance(value, Iterable) else found)

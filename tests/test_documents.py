@@ -121,6 +121,17 @@ def test_files_it_links_to_are_there(page):
             assert inner or (page.parent / target.partition("#")[0]).is_file(), target
 
 
+def test_what_the_architecture_names_exists():
+    folders = [ROOT, ROOT / "reservoir", ROOT / "reservoir" / "backbones", *(ROOT / "pipelines").glob("*/")]
+    folders.append(ROOT / "pipelines" / "reservoir_pipelines" / "preparation")
+    code = "".join(p.read_text() for name in ("reservoir", "cache", "pipelines") for p in (ROOT / name).rglob("*.py"))
+    for name in re.findall(r"`([\w./]+)`", (ROOT / "ARCHITECTURE.md").read_text()):
+        if "/" in name or Path(name).suffix in (".py", ".md", ".toml"):
+            assert any((folder / name).exists() for folder in folders), name
+        elif "." not in name and name != "sh":
+            assert re.search(rf"\b{name}\b", code), name
+
+
 def test_the_site_is_built_without_a_broken_reference(tmp_path):
     pytest.importorskip("sphinx_gallery")
     pytest.importorskip("furo")

@@ -229,6 +229,8 @@ def explain(
 ) -> Explanation:
     """Draw what each position of some sequences adds to the score of the predicted class.
 
+    ``out`` is ``explained.png`` in the readout's folder by default.
+
     Parameters
     ----------
     readout : str or path-like
@@ -248,10 +250,6 @@ def explain(
     ------
     InputError
         If the readout is not linear or has several labels per sequence, or the file is not readable.
-
-    Notes
-    -----
-    ``out`` is ``explained.png`` in the readout's folder by default.
 
     Examples
     --------
@@ -274,6 +272,7 @@ def export(
 
     ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that it
     gives what `predict` gives. ``onnx`` writes a float32 graph, because runtimes have few bfloat16 operators.
+    ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default.
 
     Parameters
     ----------
@@ -287,10 +286,6 @@ def export(
     Returns
     -------
     Export
-
-    Notes
-    -----
-    ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default.
 
     Examples
     --------
@@ -1142,6 +1137,10 @@ def train(
     The same settings give the same weights on a CPU, however often the run was stopped and resumed. Started by
     ``accelerate launch`` with several processes, each process takes ``batch * accumulate`` rows of a step.
 
+    ``seed`` also chooses the order of the rows and the dropped values. ``steps`` includes those of an earlier part of
+    the run. Without ``run``, the folder lies in the cache and is named by everything that changes a number. With
+    ``sweep``, every run is kept, an interrupted one goes on, and the best on the validation split is returned.
+
     Parameters
     ----------
     task : str or path-like
@@ -1271,12 +1270,6 @@ def train(
     -------
     Training
 
-    Notes
-    -----
-    ``seed`` also chooses the order of the rows and the dropped values. ``steps`` includes those of an earlier part of
-    the run. Without ``run``, the folder lies in the cache and is named by everything that changes a number. With
-    ``sweep``, every run is kept, an interrupted one goes on, and the best on the validation split is returned.
-
     Examples
     --------
     >>> from reservoir_pipelines import train
@@ -1325,6 +1318,9 @@ def tune(
     first on so few rows that the budget allows at least ten of them, then the best quarter on more rows. The best are
     joined as long as held-out rows improve by more than noise. Test rows are scored once, by the winner. Features stay
     in the cache, and a search that was stopped continues, also with a larger budget.
+
+    ``budget`` includes the trials of earlier calls. If ``backbone`` is given, no other is tried. Workers share the
+    rows of each reservoir and find what one process would find. ``out`` is the folder of the fit.
 
     Parameters
     ----------
@@ -1396,11 +1392,6 @@ def tune(
     Returns
     -------
     Tuning
-
-    Notes
-    -----
-    ``budget`` includes the trials of earlier calls. If ``backbone`` is given, no other is tried. Workers share the
-    rows of each reservoir and find what one process would find. ``out`` is the folder of the fit.
 
     Examples
     --------

@@ -213,8 +213,6 @@ def tune(task: StrPath, **options: Any) -> results.Tuning:
     joined as long as held-out rows improve by more than noise. Test rows are scored once, by the winner. Features stay
     in the cache, and a search that was stopped continues, also with a larger budget.
 
-    Notes
-    -----
     ``budget`` includes the trials of earlier calls. If ``backbone`` is given, no other is tried. Workers share the
     rows of each reservoir and find what one process would find. ``out`` is the folder of the fit.
 
@@ -270,6 +268,8 @@ def predict(readout: StrPath, file: StrPath, **options: Any) -> results.Predicti
 def explain(readout: StrPath, file: StrPath, **options: Any) -> results.Explanation:
     """Draw what each position of some sequences adds to the score of the predicted class.
 
+    ``out`` is ``explained.png`` in the readout's folder by default.
+
     Parameters
     ----------
     readout : str or path-like
@@ -282,10 +282,6 @@ def explain(readout: StrPath, file: StrPath, **options: Any) -> results.Explanat
     ------
     InputError
         If the readout is not linear or has several labels per sequence, or the file is not readable.
-
-    Notes
-    -----
-    ``out`` is ``explained.png`` in the readout's folder by default.
 
     Examples
     --------
@@ -309,6 +305,7 @@ def export(readout: StrPath, *, to: str = "torch", **options: Any) -> results.Ex
 
     ``torch`` writes a program for ``torch.export.load``, in the precision that the readout was fitted in, so that it
     gives what `predict` gives. ``onnx`` writes a float32 graph, because runtimes have few bfloat16 operators.
+    ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default.
 
     Parameters
     ----------
@@ -317,10 +314,6 @@ def export(readout: StrPath, *, to: str = "torch", **options: Any) -> results.Ex
     to : {"torch", "onnx"}, default="torch"
         Form of the file.
     **options
-
-    Notes
-    -----
-    ``out`` is ``model.pt2`` or ``model.onnx`` in the readout's folder by default.
 
     Examples
     --------
@@ -341,8 +334,6 @@ def train(task: StrPath, **options: Any) -> results.Training:
     The same settings give the same weights on a CPU, however often the run was stopped and resumed. Started by
     ``accelerate launch`` with several processes, each process takes ``batch * accumulate`` rows of a step.
 
-    Notes
-    -----
     ``seed`` also chooses the order of the rows and the dropped values. ``steps`` includes those of an earlier part of
     the run. Without ``run``, the folder lies in the cache and is named by everything that changes a number. With
     ``sweep``, every run is kept, an interrupted one goes on, and the best on the validation split is returned.

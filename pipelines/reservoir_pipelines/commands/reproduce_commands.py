@@ -108,7 +108,10 @@ def _tables(table: dict[str, Any]) -> list[Table]:
     from reservoir_pipelines.reports.reproduced import table_part
 
     shown = table_part(table, {})
-    lines = [(row["name"], *map(_spot, row["spots"])) for row in shown["rows"]]
+    lines = []
+    for row in shown["rows"]:
+        spots = ((spot["ours"], spot["paper"]) if spot else ("", "") for spot in row["spots"])
+        lines.append((row["name"], *(f"{ours} ({paper})" if paper else ours for ours, paper in spots)))
     lacking: dict[int, list[str]] = {}
     for name, spot in ((row["name"], spot) for row in shown["rows"] for spot in row["spots"] if spot):
         lacking.setdefault(spot["number"], []).append(name)
@@ -119,9 +122,3 @@ def _tables(table: dict[str, Any]) -> list[Table]:
     title = f"{table['name']} ({table['scale']}): {table['title']}{unit}; in brackets the paper's"
     found: list[Table] = [(headings, lines, title), (("", ""), claims), (("missing", "why"), missing)]
     return [part for part in found if part[1]]
-
-
-def _spot(spot: dict[str, Any] | None) -> str:
-    if not spot:
-        return ""
-    return f"{spot['ours']} ({spot['paper']})" if spot["paper"] else spot["ours"]
