@@ -122,8 +122,18 @@ def contributions(model: SequenceModel, x: Tensor, lengths: Tensor) -> Tensor:
         for column in branch.columns:
             tokens, width = branch.shapes[column]
             weight = model.weight[start : start + tokens * width]
-            found += _of_column(branch, column, scaled, lengths, weight)
             start += tokens * width
+            (layer, pooling), windows = parse_column(column), branch.windows
+            read, counts = windows.torch(scaled, lengths)
+            hidden = branch.fpt.features(read, counts, [f"{layer}/all"])[f"{layer}/all"]
+            added = _of_tokens(hidden, counts, pooling, weight)
+            if isinstance(branch.fpt.task.form, Tokens) or windows.plain:
+                found += added
+                continue
+            stride = windows.stride
+            begin = 0 if windows.pad == "same" else (windows.reach - stride) // 2
+            position = (torch.arange(added.shape[1] * stride) + max(begin, 0)).clamp(max=x.shape[1] - 1)
+            found.index_add_(1, position, (added / stride).repeat_interleave(stride, dim=1))
     return found
 
 
@@ -150,20 +160,6 @@ def occlusion(model: Callable[[Tensor, Tensor], Tensor], x: Tensor, lengths: Ten
         spread = torch.repeat_interleave(drops / sizes[:, None], sizes, dim=0)
         fall.append(torch.nn.functional.pad(spread, (0, 0, 0, x.shape[1] - length)))
     return torch.stack(fall)
-
-
-def _of_column(branch: Branch, column: str, x: Tensor, lengths: Tensor, weight: Tensor) -> Tensor:
-    layer, pooling = parse_column(column)
-    tokens, counts = branch.windows.torch(x, lengths)
-    hidden = branch.fpt.features(tokens, counts, [f"{layer}/all"])[f"{layer}/all"]
-    added = _of_tokens(hidden, counts, pooling, weight)
-    if isinstance(branch.fpt.task.form, Tokens) or branch.windows.plain:
-        return added
-    stride = branch.windows.stride
-    begin = 0 if branch.windows.pad == "same" else (branch.windows.reach - stride) // 2
-    position = (torch.arange(added.shape[1] * stride) + max(begin, 0)).clamp(max=x.shape[1] - 1)
-    out = added.new_zeros(len(x), x.shape[1], added.shape[2])
-    return out.index_add_(1, position, (added / stride).repeat_interleave(stride, dim=1))
 
 
 def _of_tokens(hidden: Tensor, lengths: Tensor, pooling: str, weight: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ Reference: Boehning (1992), Multinomial logistic regression algorithm (the bound
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
 import numpy as np
 from scipy.linalg import eigh
@@ -33,6 +33,7 @@ Evaluation = tuple[float, np.ndarray]
 """Value and gradient at a point."""
 
 EPSILON = float(np.finfo(np.float64).eps)
+ROUNDING = 1e-8  # of values that are summed from products in float32
 ARMIJO = 1e-4
 LONGEST_SEARCH = 20
 LBFGS_STEPS = 10  # from which the inverse Hessian is built
@@ -74,7 +75,7 @@ def logistic_path(
         raise InputError("logistic readout: the targets are real values; use the ridge readout for regression")
     problem = _Problem(train, targets, np.asarray(positive(alphas), np.float64), training)
     starts = [np.zeros(problem.steps.shape[1] * problem.columns) for _ in problem.alphas]
-    found = minimise_together(starts, problem.evaluate, tolerance=tolerance, evaluations=passes, rounding=1e-8)
+    found = minimise_together(starts, problem.evaluate, tolerance=tolerance, evaluations=passes)
     weights, offset = problem.models({number: point for number, (point, _) in enumerate(found)})
     weights = weights.reshape(len(weights), len(alphas), -1).transpose(1, 0, 2)
     if targets.classes == 2:  # a score of two classes is half the log odds: +s for one and -s for the other
@@ -125,17 +126,21 @@ class _Problem:
         weights *= self.scale[:, None]
         outputs = np.array([number % self.targets.outputs for number in points])
         losses, gradient, sums = np.zeros(len(points)), np.zeros(weights.shape), np.zeros(len(offset))
-        for x, y, sample_weights in self._pieces():
-            centred = np.subtract(x, self.mean.astype(x.dtype))
-            scores = centred @ weights.astype(x.dtype) + offset.astype(x.dtype)
-            loss, residual = self._losses(scores.reshape(len(x), len(points), -1), y[:, outputs])
-            if sample_weights is not None:
-                loss *= sample_weights[:, None]
-                residual *= sample_weights[:, None, None].astype(x.dtype)
-            losses += loss.sum(axis=0, dtype=np.float64)
-            flat = residual.reshape(len(x), -1)
-            gradient += centred.T @ flat
-            sums += flat.sum(axis=0, dtype=np.float64)
+        for whole, labels in self.train:
+            # Where all features are constant, every row has to round alike.
+            dtype = np.result_type(whole.dtype, np.float32) if self.axes.size else np.float64
+            for start in range(0, len(whole), BLOCK_ROWS):
+                x, y = whole[start : start + BLOCK_ROWS].astype(dtype, copy=False), labels[start : start + BLOCK_ROWS]
+                sample_weights, centred = self.targets.weights(y), np.subtract(x, self.mean.astype(dtype))
+                scores = centred @ weights.astype(dtype) + offset.astype(dtype)
+                loss, residual = self._losses(scores.reshape(len(x), len(points), -1), y[:, outputs])
+                if sample_weights is not None:
+                    loss *= sample_weights[:, None]
+                    residual *= sample_weights[:, None, None].astype(dtype)
+                losses += loss.sum(axis=0, dtype=np.float64)
+                flat = residual.reshape(len(x), -1)
+                gradient += centred.T @ flat
+                sums += flat.sum(axis=0, dtype=np.float64)
         along = self.axes.T @ (gradient * self.scale[:, None])
         along = np.concatenate([along, sums[None]]).reshape(len(along) + 1, len(points), -1)
         evaluations = {}
@@ -163,16 +168,6 @@ class _Problem:
         np.put_along_axis(residual, labels, np.take_along_axis(residual, labels, axis=-1) - 1, axis=-1)
         return loss, residual
 
-    def _pieces(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
-        """Yield features in the precision of the products, labels and weights, 2,048 samples at most at a time."""
-        for x, y in self.train:
-            weights = self.targets.weights(y)
-            # Where all features are constant, every row has to round alike.
-            dtype = np.result_type(x.dtype, np.float32) if self.axes.size else np.float64
-            for start in range(0, len(x), BLOCK_ROWS):
-                piece = slice(start, start + BLOCK_ROWS)
-                yield x[piece].astype(dtype, copy=False), y[piece], None if weights is None else weights[piece]
-
 
 def minimise_together(
     starts: Sequence[np.ndarray],
@@ -180,16 +175,15 @@ def minimise_together(
     *,
     tolerance: float,
     evaluations: int,
-    rounding: float = EPSILON,
 ) -> list[tuple[np.ndarray, bool]]:
     """Minimise several smooth convex functions, each from its start, evaluating all that are still open at once.
 
     ``evaluate`` goes from points by problem number to values and gradients by problem number, whose relative error
-    ``rounding`` is: smaller increases count as none. A problem is solved where its next step d has
+    `ROUNDING` is: smaller increases count as none. A problem is solved where its next step d has
     || d || <= tolerance * || x ||, or promises to lower the value by less than the rounding of the first one; it ends
     unsolved after so many evaluations. Returns the best point (d,) of each, and whether it is solved.
     """
-    solvers = [lbfgs(start, tolerance, evaluations, rounding) for start in starts]
+    solvers = [lbfgs(start, tolerance, evaluations) for start in starts]
     points = {number: next(solver) for number, solver in enumerate(solvers)}
     minima: dict[int, tuple[np.ndarray, bool]] = {}
     while points:
@@ -204,7 +198,7 @@ def minimise_together(
 
 
 def lbfgs(
-    x: np.ndarray, tolerance: float, evaluations: int, rounding: float
+    x: np.ndarray, tolerance: float, evaluations: int
 ) -> Generator[np.ndarray, Evaluation, tuple[np.ndarray, bool]]:
     """Minimise one smooth convex function: yields points, is sent (value, gradient), returns as above.
 
@@ -230,7 +224,7 @@ def lbfgs(
             trial_value, trial_gradient = yield trial
             used += 1
             rise = trial_value - value
-            if rise <= ARMIJO * step * slope + rounding * abs(value):
+            if rise <= ARMIJO * step * slope + ROUNDING * abs(value):
                 break
             step *= float(np.clip(-slope * step / (2 * (rise - slope * step)), 0.1, 0.5))
         else:

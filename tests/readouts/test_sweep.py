@@ -9,7 +9,7 @@ from sklearn.preprocessing import StandardScaler
 from reservoir.readouts.linear import LinearReadout
 from reservoir.readouts.moments import training_moments
 from reservoir.readouts.ridge import DEFAULT_ALPHAS
-from reservoir.readouts.sweep import Tally, gather, score, solve, sweep
+from reservoir.readouts.sweep import Tally, sweep
 from reservoir.readouts.targets import Targets
 
 
@@ -43,26 +43,6 @@ def test_accuracies_equal_ridge_classifier(classes, rows, width):
     assert found.accuracy[found.best] == max(expected)
     best = found.accuracy == max(expected)
     assert found.alpha == DEFAULT_ALPHAS[best][np.argmin(found.loss[best])]
-
-
-@pytest.mark.parametrize("classes", [0, 2, 4])
-@pytest.mark.parametrize(("rows", "width"), [(400, 25), (50, 80)])
-def test_several_outputs_equal_separate_fits(classes, rows, width):
-    train, valid = task(rows, width, classes, outputs=3)
-    together = solve(gather(blocks(train), Targets(3, classes)), DEFAULT_ALPHAS)
-    single = [
-        solve(gather(blocks((train[0], train[1][:, [o]])), Targets(1, classes)), DEFAULT_ALPHAS) for o in range(3)
-    ]
-    np.testing.assert_allclose(
-        together.coef, np.concatenate([path.coef for path in single], axis=2), rtol=1e-6, atol=1e-9
-    )
-    if classes:
-        alone = [
-            score(path, blocks((valid[0], valid[1][:, [o]])), Targets(1, classes)).accuracy()
-            for o, path in enumerate(single)
-        ]
-        found = score(together, blocks(valid), Targets(3, classes)).accuracy()
-        np.testing.assert_allclose(found, np.mean(alone, axis=0))
 
 
 def test_sweep_with_moments_does_not_read_train():
