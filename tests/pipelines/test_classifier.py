@@ -1,6 +1,5 @@
 """The estimators over raw sequences: scikit-learn's contract, one pass per row, and equality with doing it by hand."""
 
-import json
 import re
 import shutil
 import warnings
@@ -194,15 +193,6 @@ def test_it_is_the_best_ridge_sweep_over_the_columns(classifier, compute):
     np.testing.assert_array_equal(model.predict(new), model.classes_[model.predict_proba(new).argmax(axis=1)])
 
 
-def test_symbols_are_embedded(classifier):
-    x = np.random.default_rng(0).integers(0, 5, (200, 12))
-    y = (x == 3).sum(axis=1) > (x == 1).sum(axis=1)
-    model = classifier(vocabulary=5, layers="embed").fit(x, y)
-    assert model.score(x, y) > 0.95  # the mean of embeddings counts symbols
-    with pytest.raises(ValueError, match=r"X\[1, 2\] is 5, not a symbol from 0 to 4"):
-        model.predict(np.where(np.arange(24).reshape(2, 12) == 14, 5, 0))
-
-
 @pytest.mark.parametrize(
     ("x", "vocabulary"),
     [
@@ -288,6 +278,7 @@ def test_other_weights_under_the_same_name_are_refused(tiny_gpt2, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "shape", "message"),
     [
+        ({"vocabulary": -1}, (20, 4), "not a symbol from 0"),
         ({}, (20, 4, 2, 2), "give \\(rows, values\\) or"),
         ({"vocabulary": 3}, (20, 4, 2), "give \\(rows, tokens\\)"),
         ({"layers": "block09"}, (20, 4), "block09"),
@@ -320,14 +311,3 @@ def test_other_channels_are_refused(classifier):
         model.predict(x[:, :, :1])
     with pytest.raises(ValueError, match="beyond the range of float32"):
         model.predict(x * 1e300)
-
-
-def test_the_cache_commands_know_its_entries(classifier, cache, capsys):
-    from reservoir_pipelines.cli import run
-
-    x, y = waves()
-    classifier().fit(x, y)
-    assert run(["cache", "list", "--json"]) == 0
-    (entry,) = json.loads(capsys.readouterr().out)
-    assert (entry["task"], entry["rows"]) == ("rows", {"rows": 60})
-    assert run(["cache", "verify", "--json"]) == 0

@@ -217,15 +217,6 @@ def test_padding_is_below_five_percent(device, name):
     assert len(shapes) < 200  # each costs memory: code that is compiled for it
 
 
-def test_rows_of_one_length_fill_batches_of_the_given_size():
-    for length in (7, 64, 785):
-        lengths = np.full(100, length)
-        assert set(padded_lengths(lengths)) == {length}
-        found = list(token_batches(lengths, padded_lengths(lengths), 32 * length))
-        assert np.concatenate(found).tolist() == list(range(100))
-        assert [len(batch) for batch in found] == [32, 32, 32, 4]
-
-
 def test_values_beyond_float16_are_refused_with_layer_and_row(small, monkeypatch):
     from reservoir.fpt import FPT
 

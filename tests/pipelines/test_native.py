@@ -47,12 +47,6 @@ def test_a_file_and_a_folder_are_enough(cache: Path, tmp_path: Path, capfd: pyte
     assert extract(str(file), backbone=str(folder)).entry != done.entry
 
 
-def test_a_search_begins_with_the_own_way_in(cache: Path, tmp_path: Path):
-    folder = save_with_tokenizer("bert", tmp_path / "bert")
-    found = tune(str(write(tmp_path / "pets.jsonl", 60)), backbone=str(folder), trials=1)
-    assert found.trials[0].number == 0 and "--layers all --pool cls,mean" in found.commands[0]
-
-
 def test_sounds_are_trained_on_and_searched_as_the_model_hears_them(cache: Path, tmp_path: Path):
     pytest.importorskip("soundfile")
     folder = save_with_extractor("wav2vec2", tmp_path / "model")

@@ -162,15 +162,6 @@ def test_missing_data_says_what_to_do(cache, tmp_path):
         prepare("digits").split("dev")
 
 
-def test_notes_on_own_data_are_stored_and_printed(tmp_path, cache):
-    x = (2048 + 400 * np.sin(np.arange(50) / 9 + np.arange(60)[:, None])).astype(int)
-    np.savez(tmp_path / "counts.npz", x=x, y=np.arange(60) % 2)
-    for _ in range(2):
-        (note,) = prepare(str(tmp_path / "counts.npz")).notes()
-        assert note.startswith("counts.npz: x read as values (neighbours differ by")
-    assert prepare(str(tmp_path / "counts.npz"), values=True).notes() == []
-
-
 TASKS = [
     ("bit-xor", {"train_rows": 3000}),
     ("listops", {"train_rows": 200, "valid_rows": 50, "test_rows": 50, "min_length": 64, "max_length": 100}),

@@ -10,7 +10,7 @@ import pytest
 from reservoir_pipelines import predict, tune
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.fitting.bundle import Bundle
-from reservoir_pipelines.tuning.search import CAUTION, Costs, Search, SearchData, read_trials
+from reservoir_pipelines.tuning.search import Search, SearchData, read_trials
 from reservoir_pipelines.tuning.tune import tune as run_tune
 
 from reservoir.errors import InputError
@@ -172,16 +172,8 @@ def test_symbols_and_real_targets_are_searched_too(tmp_path):
     assert tune(str(tmp_path / "values.npz"), trials=2, cache=tmp_path, **SMALL).metric == "R²"
 
 
-def test_costs_are_a_constant_and_a_part_that_grows_with_the_work():
+def test_a_budget_is_given_in_seconds_minutes_or_hours():
     assert [seconds_of(text) for text in ("90s", "10m", "1.5h")] == [90, 600, 5400]
-    costs = Costs(0.5)
-    assert costs.predict("mini", 100) == 0
-    costs.observe("mini", 100, 2)
-    assert costs.predict("mini", 100) == pytest.approx(2 * CAUTION)
-    assert costs.predict("mini", 1000) == pytest.approx((1 + 10) * CAUTION)  # half is assumed to be constant
-    costs.observe("mini", 400, 5)
-    assert costs.predict("mini", 1000) == pytest.approx(11 * CAUTION)
-    assert costs.predict("mini", 1000) < costs.predict("esn", 1000)
 
 
 @pytest.mark.parametrize("budget", ["10", "0s", "soon", "-1m"])
