@@ -203,6 +203,7 @@ class _ReservoirPredictor(_ReservoirEstimator):
     column_: str
     alphas: npt.ArrayLike | None
     cv: int | BaseCrossValidator | None
+    _coded: Callable[..., tuple[np.ndarray, Targets]]  # labels (n, outputs) as numbers, and the coding of the targets
     _checks: ClassVar[dict[str, bool]] = {}
 
     def fit(
@@ -258,10 +259,6 @@ class _ReservoirPredictor(_ReservoirEstimator):
             "score": np.array([result.valid_score for result in found]),
         }
         return self
-
-    def _coded(self, labels: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, Targets]:
-        """Return the labels (n, outputs) as numbers, and the description of the targets."""
-        raise NotImplementedError
 
     def _fold_numbers(
         self, x: np.ndarray, y: np.ndarray, groups: npt.ArrayLike | None, *, classifier: bool

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from shlex import quote
@@ -149,7 +148,7 @@ def _request_of(prepared: Prepared, options: ExtractOptions, splits: Sequence[st
     here = {
         "host": [socket.gethostname(), _machine()],
         "devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        "code": _code(),
+        "code": [_stamps(package) for package in PACKAGES],
         "weights": [_stamps(folder) for folder in folders],
         "versions": [version(name) for name in ("torch", "transformers")],
     }
@@ -176,7 +175,6 @@ def _recall(root: Path, request: str | None) -> tuple[Entry, tuple[str, ...]] | 
     return Entry.create(root, name, entry.spec, entry.layout, entry.made_with), columns
 
 
-@cache
 def _machine() -> str:
     """Return what distinguishes machines of the same name, where the system has it."""
     for name in ("/etc/machine-id", "/proc/sys/kernel/random/boot_id"):
@@ -184,11 +182,6 @@ def _machine() -> str:
             if number := Path(name).read_text().strip():
                 return number
     return ""
-
-
-@cache
-def _code() -> list[tuple[str, list[int]]]:
-    return [stamp for package in PACKAGES for stamp in _stamps(package)]
 
 
 def _stamps(place: Path) -> list[tuple[str, list[int]]]:

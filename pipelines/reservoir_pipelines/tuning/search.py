@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -336,7 +335,7 @@ class Search:
         self,
         numbers: Iterable[int],
         limit: int | None,
-        columns: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
+        columns: Mapping[int, tuple[str, ...]] | None = None,
         *,
         most: int | None = None,
         last: bool,
@@ -354,7 +353,7 @@ class Search:
             left = self.left - self.final_seconds(1, limit) if few else self._trial_seconds() - reserve
             if not known and self._seconds(number, limit) > left:
                 break
-            if trial := self._try(number, limit, columns.get(number)):
+            if trial := self._try(number, limit, columns[number] if columns else None):
                 found.append(trial)
         return sorted(found, key=lambda trial: trial.merit, reverse=True)
 
