@@ -234,7 +234,7 @@ class FeatureOptions(PrecisionOptions, panel="Features"):
     pool: str | Sequence[str] | None = option(
         None,
         "Poolings over the tokens, comma-separated: last, mean, std, min, max, first, cls, segmentsK, quantilesK, "
-        "sharesK, tokens, all.",
+        "sharesK, gridK, tokens, all.",
         shown="last,mean for named tasks; quantiles9,shares13,max,min,segments8 for your own series; "
         "shares13,max,min,segments8,tokens for symbols; mean and cls or last for texts with native input",
     )

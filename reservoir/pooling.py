@@ -17,7 +17,10 @@ from reservoir.tasks.own.pictures import as_patches
 from reservoir.tasks.own.texts import are_words, to_symbols
 from reservoir.tasks.task import Scaling, Task, Tokens
 
-POOLINGS = ("last", "mean", "std", "min", "max", "first", "cls", "segmentsK", "quantilesK", "sharesK", "tokens", "all")
+POOLINGS = (
+    *("last", "mean", "std", "min", "max", "first", "cls"),
+    *("segmentsK", "quantilesK", "sharesK", "gridK", "tokens", "all"),
+)
 """Names of the poolings; K stands for a number, as in ``segments8``."""
 
 WIDEST_TOKENS = 16_384  # moments of as many channels take 2 GB, and a sweep the cube of them
@@ -47,8 +50,14 @@ def pooled_shape(pooling: str, width: int, max_tokens: int, readout_tokens: int)
         return readout_tokens, width
     if pooling == "all":
         return max_tokens, width
+    kind, number = _parse(pooling)
+    if kind == "gridK":
+        side = math.isqrt(max_tokens)
+        if side * side != max_tokens or side < number:
+            raise InputError(f"pooling {pooling}: {max_tokens:,} tokens are no image of {number} x {number} cells")
+        return 1, width * 4 * number**2
     if pooling != "tokens":
-        return 1, width * max(1, _parse(pooling)[1])
+        return 1, width * max(1, number)
     if max_tokens * width > WIDEST_TOKENS:
         raise InputError(
             f"pooling tokens: {max_tokens:,} tokens of {width:,} channels side by side are {max_tokens * width:,}, "
@@ -75,6 +84,7 @@ class LayerPooling:
     | ``segmentsK`` | means of K equal stretches side by side |
     | ``quantilesK`` | for each channel, the quantiles at (i + 1) / (K + 1) for i < K, interpolated, side by side |
     | ``sharesK`` | for each channel, the shares of tokens above each of the `share_levels`, side by side |
+    | ``gridK`` | mean, standard deviation, maximum and minimum of each of K x K cells of a square image |
     | ``tokens`` | all tokens side by side, zero at padding, ``max_tokens`` of them (default: as in the batch) |
     | ``all`` | each token, zero at padding |
 
@@ -135,6 +145,8 @@ class LayerPooling:
                 kept = self._quantiles(number)
             case "sharesK":
                 kept = self._shares(number)
+            case "gridK":
+                kept = self._grid(number)
             case _:
                 kept = torch.bmm(stretch_weights(lengths, hidden.shape[1], max(1, number)), self._filled(0.0))
         if kind == "std":
@@ -184,6 +196,21 @@ class LayerPooling:
             ones = torch.ones(1, hidden.shape[1], device=hidden.device)  # products count faster than sums, as exactly
             above = torch.cat([ones @ (hidden > level).float() for level in share_levels(number)], dim=1)
         return above / self._lengths[:, None, None]
+
+    def _grid(self, number: int) -> Tensor:
+        """Return four statistics of each cell of an image, (batch, 4 K K, width), all cells of one after another."""
+        if self._eager and self._padding is not None:
+            raise InputError(f"pooling grid{number}: it needs rows of equal length, such as images")
+        side = math.isqrt(self._hidden.shape[1])
+        bands = self._hidden.unflatten(1, (side, side)).tensor_split(number, dim=1)
+        cells = [cell.flatten(1, 2) for band in bands for cell in band.tensor_split(number, dim=2)]
+        statistics = (
+            lambda cell: cell.mean(dim=1),
+            lambda cell: cell.std(dim=1, correction=0),
+            lambda cell: cell.amax(dim=1),
+            lambda cell: cell.amin(dim=1),
+        )
+        return torch.stack([statistic(cell) for statistic in statistics for cell in cells], dim=1)
 
 
 def share_levels(number: int) -> list[float]:

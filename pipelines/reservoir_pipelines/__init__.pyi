@@ -438,9 +438,9 @@ def extract(
         and symbols, else all.
     pool : str or sequence of str, optional
         Poolings over the tokens, comma-separated: last, mean, std, min, max, first, cls, segmentsK, quantilesK,
-        sharesK, tokens, all. Default: last,mean for named tasks; quantiles9,shares13,max,min,segments8 for your
-        own series; shares13,max,min,segments8,tokens for symbols; mean and cls or last for texts with native
-        input.
+        sharesK, gridK, tokens, all. Default: last,mean for named tasks; quantiles9,shares13,max,min,segments8
+        for your own series; shares13,max,min,segments8,tokens for symbols; mean and cls or last for texts with
+        native input.
     batch_rows : int, optional
         Rows of full length per batch, for a new entry.
     device : str, default='auto'
@@ -675,9 +675,9 @@ def plan(
         and symbols, else all.
     pool : str or sequence of str, optional
         Poolings over the tokens, comma-separated: last, mean, std, min, max, first, cls, segmentsK, quantilesK,
-        sharesK, tokens, all. Default: last,mean for named tasks; quantiles9,shares13,max,min,segments8 for your
-        own series; shares13,max,min,segments8,tokens for symbols; mean and cls or last for texts with native
-        input.
+        sharesK, gridK, tokens, all. Default: last,mean for named tasks; quantiles9,shares13,max,min,segments8
+        for your own series; shares13,max,min,segments8,tokens for symbols; mean and cls or last for texts with
+        native input.
     batch_rows : int, optional
         Rows of full length per batch, for a new entry.
     device : str, default='auto'

@@ -11,7 +11,7 @@ import numpy as np
 
 from reservoir.errors import InputError
 from reservoir.tasks.images.cifar_files import BATCH_ROWS, Batches, find_batches, read_batches
-from reservoir.tasks.images.patches import augmented, image_split, joined, patches
+from reservoir.tasks.images.patches import Windows2d, augmented, image_split, joined, patches
 from reservoir.tasks.rows import held_out
 from reservoir.tasks.source import Piece, Source, check_sequences, full_lengths
 from reservoir.tasks.task import Scaling, Split, Task, Vectors
@@ -39,21 +39,31 @@ class Cifar10(Source):
     """CIFAR-10 as 64 tokens of 4x4 pixels in three colours, standardised by the usual constants.
 
     About a tenth of the training rows, by `reservoir.tasks.rows.held_out`, is the validation split. With ``views`` so
-    many augmented copies of each training row follow the rows themselves, first the first view of all.
+    many augmented copies of each training row follow the rows themselves, first the first view of all. With ``window``
+    the tokens are overlapping, whitened windows; see `reservoir.tasks.images.patches.Windows2d`.
     """
 
     data: Path | None = None  # the folder with the files; see `reservoir.tasks.images.cifar_files` for the forms
     views: int = 0
+    window: int = 0
+    stride: int = 2
     augments = True
 
     def __post_init__(self) -> None:
+        if self.window and (self.views or type(self) is not Cifar10):
+            raise InputError("window goes with cifar10, mnist and fashion-mnist, without --views")
         if not isinstance(self.views, int) or self.views < 0:
             raise InputError(f"views is {self.views}; give 0 or the number of augmented copies of each training row")
 
     @property
     def task(self) -> Task:
         """The description."""
-        return self._task("cifar10", Vectors(48), 64)
+        plain = self._task("cifar10", Vectors(48), 64)
+        return self._windows.task(plain, SIDE, 3) if self.window else plain
+
+    @property
+    def _windows(self) -> Windows2d:
+        return Windows2d(window=self.window, stride=self.stride)
 
     def files(self) -> list[Path]:
         """Return the six batches, or the archive."""
@@ -83,7 +93,9 @@ class Cifar10(Source):
         return {"train": found.take(~valid), "valid": found.take(valid)}
 
     def scaling(self) -> Scaling:
-        """Return the usual standardisation, for bytes."""
+        """Return the usual standardisation, for bytes, or that of whitened windows."""
+        if self.window:
+            return self._windows.scaling(3 * self.window**2)
         mean, deviation = np.array([0.4914, 0.4822, 0.4465]), np.array([0.2023, 0.1994, 0.2010])
         return Scaling(
             offset=np.tile(255 * mean, 16).astype(np.float32),
@@ -98,6 +110,8 @@ class Cifar10(Source):
 
     def pictures(self, x: np.ndarray) -> np.ndarray:
         """Return images (rows, 32, 32, 3) of bytes, or (rows, 32, 32, 1) of grey."""
+        if self.window:
+            raise InputError("whitened windows cannot be turned into images again; choose a task without window")
         return joined(x, SIDE, SIDE // math.isqrt(x.shape[1])).astype(np.uint8)
 
     def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
@@ -112,9 +126,8 @@ class Cifar10(Source):
     def _batches(self) -> Batches:
         return find_batches(self.task.name, self.data)
 
-    @staticmethod
-    def _tokens(images: np.ndarray) -> np.ndarray:
-        return patches(images, 4)
+    def _tokens(self, images: np.ndarray) -> np.ndarray:
+        return self._windows(images) if self.window else patches(images, 4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +148,5 @@ class Cifar10Lra(Cifar10):
         # Grey is linear in the colours and black is 0 in both, so that turning grey pixels is turning coloured ones.
         return patches(augmented(joined(x, SIDE, 1), rows, view), 1)
 
-    @staticmethod
-    def _tokens(images: np.ndarray) -> np.ndarray:
+    def _tokens(self, images: np.ndarray) -> np.ndarray:
         return patches(grey(images), 1)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from reservoir.errors import InputError
-from reservoir.tasks.images.patches import image_split, joined, patches
+from reservoir.tasks.images.patches import Windows2d, image_split, joined, patches
 from reservoir.tasks.rows import SHARES, held_out, stratified
 from reservoir.tasks.source import Piece, Source, check_sequences, find_file, full_lengths
 from reservoir.tasks.task import Scaling, Split, Task, Vectors
@@ -69,16 +69,27 @@ class Digits(Source):
 class Mnist(Source):
     """MNIST from its four idx files: 28x28 images, zero-padded to 32x32, as 64 tokens of 4x4 pixels.
 
-    About a tenth of the training file, by `reservoir.tasks.rows.held_out`, is the validation split.
+    About a tenth of the training file, by `reservoir.tasks.rows.held_out`, is the validation split. With ``window`` the
+    tokens are overlapping, whitened windows; see `reservoir.tasks.images.patches.Windows2d`.
     """
 
     data: Path | None = None  # the folder with the files, gzipped or not
+    window: int = 0
+    stride: int = 2
     folders = ("", "mnist", "MNIST/raw")
 
     @property
     def task(self) -> Task:
         """The description."""
-        return Task(name="mnist", form=Vectors(16), max_tokens=64, classes=10)
+        return self._task("mnist")
+
+    def _task(self, name: str, labels: tuple[str, ...] = ()) -> Task:
+        plain = Task(name=name, form=Vectors(16), max_tokens=64, classes=10, labels=labels)
+        return self._windows.task(plain, 28, 1) if self.window else plain
+
+    @property
+    def _windows(self) -> Windows2d:
+        return Windows2d(window=self.window, stride=self.stride)
 
     def files(self) -> list[Path]:
         """Return the four files: images and labels, first of the training set."""
@@ -104,17 +115,25 @@ class Mnist(Source):
         return {"test": rows} if piece.part == "t10k" else {"train": rows.take(~valid), "valid": rows.take(valid)}
 
     def scaling(self) -> Scaling:
-        """Return the map from 0..255 to [0, 1]."""
+        """Return the map from 0..255 to [0, 1], or that of whitened windows."""
+        if self.window:
+            return self._windows.scaling(self.window**2)
         return Scaling.uniform(1 / 255, 16)
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return images (rows, 28, 28) of values 0 to 255, or sequences (rows, 64, 16), as sequences."""
-        images = x.ndim == 3 and x.shape[1:] == (28, 28)
-        x = patches(np.pad(x, ((0, 0), (2, 2), (2, 2))), 4) if images else check_sequences(self.task, x)
+        if x.ndim != 3 or x.shape[1:] != (28, 28):
+            x = check_sequences(self.task, x)
+        elif self.window:
+            x = self._windows(x)
+        else:
+            x = patches(np.pad(x, ((0, 0), (2, 2), (2, 2))), 4)
         return x, full_lengths(x)
 
     def pictures(self, x: np.ndarray) -> np.ndarray:
         """Return images (rows, 28, 28) of bytes, as published."""
+        if self.window:
+            raise InputError("whitened windows cannot be turned into images again; choose a task without window")
         return joined(x, 32, 4)[:, 2:30, 2:30, 0].astype(np.uint8)
 
     def _pair(self, part: str) -> tuple[Path, Path]:
@@ -137,7 +156,7 @@ class FashionMnist(Mnist):
     @property
     def task(self) -> Task:
         """The description."""
-        return Task(name="fashion-mnist", form=Vectors(16), max_tokens=64, classes=10, labels=CLOTHES)
+        return self._task("fashion-mnist", CLOTHES)
 
     def _find(self, name: str) -> Path:
         named = self.data is not None and "fashion" in self.data.name.lower()
