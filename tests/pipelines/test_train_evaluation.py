@@ -1,4 +1,4 @@
-"""A training ends with the evaluation that fit prints; its run refuses sequences without lengths (lines 8 and 11)."""
+"""A training ends with the evaluation that fit prints; its run refuses sequences without lengths."""
 
 import json
 
