@@ -131,7 +131,7 @@ def test_a_removal_killed_at_any_step_can_be_repeated(tmp_path, toy, monkeypatch
 def test_a_removal_between_the_steps_of_an_extract_leaves_no_entry_without_its_specification(
     tmp_path, toy, step, again
 ):
-    """The next step says it, and makes no folder, also where another run has begun the entry anew."""
+    """The next step is an error and makes no folder, unless another run has created the entry again."""
     entry = toy.entry(tmp_path)
     subprocess.run(
         [sys.executable, "-c", f"from reservoir_cache import remove; remove({str(entry.path)!r})"], check=True

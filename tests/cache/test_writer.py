@@ -1,4 +1,4 @@
-"""The writer thread: everything put is on disk afterwards, and what fails is said."""
+"""The writer thread: all blocks are on disk afterwards, and a failure is raised."""
 
 import threading
 

@@ -21,7 +21,7 @@ FOUND = "found"
 
 
 def flip(root: Path, number: int, seed: int) -> Iterator[Count]:
-    """Flip so many bits below a root that has an entry with moments, prepared data, a readout and a run."""
+    """Flip ``number`` bits below a root that has an entry with moments, prepared data, a readout and a run."""
     entry = next(root.glob("features/*/*"))
     prepared = next(root.glob("prepared/*/*/prepared.json")).parent
     run, readout = root / "run", root / "readout"

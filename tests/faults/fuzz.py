@@ -36,7 +36,7 @@ class Reader:
 
 
 def fuzz(readers: list[Reader], number: int, seed: int) -> Iterator[Count]:
-    """Read so many mutated files, dealt among the readers: all are read, or refused in one line."""
+    """Read ``number`` mutated files, shared among the readers: each is read, or refused in one line."""
     for one in readers:
         count, sound = Count(f"fuzzed: {one.name}"), one.file.read_bytes()
         one.read()

@@ -122,7 +122,7 @@ def _break(root: Path) -> None:
 
 
 def kill(stage: Stage, root: Path, log: Path, number: int, seed: int) -> Iterator[Count]:
-    """Kill a stage so often, half at named steps and half at random; a command after each must make all whole."""
+    """Kill a stage ``number`` times, half at named steps and half at random; the next command must complete it."""
     stage.fresh(root)
     seconds = command(stage.command, log).seconds
     stage.recover(root, log)

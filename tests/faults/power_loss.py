@@ -88,11 +88,11 @@ class Trace:
         return range(self.start, len(self.events) + 1)
 
     def actual(self, moment: int) -> State:
-        """Return the folder as it was after so many events."""
+        """Return the folder as it was after the first ``moment`` events."""
         return self._state([e for e in self.events[:moment] if isinstance(e, Written | Named)])
 
     def crashes(self, moment: int, draw: random.Random, most: int) -> Iterator[State]:
-        """Yield states that a crash after so many events may leave; all of them where these are not more than ``most``.
+        """Yield states that a crash after ``moment`` events may leave; all of them if there are at most ``most``.
 
         Otherwise a sample of four times as many: prefixes, states with one or two lost changes or one kept change, and
         states drawn at random.

@@ -204,7 +204,7 @@ def readout(root: Path) -> Any:
 
 
 def run_train(root: Path, steps: int) -> None:
-    """Train so many steps, going on with what is there."""
+    """Train up to a step, resuming an earlier run."""
     own = ("--eval-every", 1, "--batch", 4, "--patch", 3, "--resume", "--run", root / "run")
     command("train", waves(root), "--cache", root, "--steps", steps, *own, *MODEL)
 

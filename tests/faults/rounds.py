@@ -86,7 +86,7 @@ def ended(pid: int, log: Path, started: float) -> Ended:
 
 
 def command(arguments: Sequence[object], log: Path, *, fault: str = "", kill_after: float | None = None) -> Ended:
-    """Run a command in a forked process, and kill it after so many seconds if they are given."""
+    """Run a command in a forked process, and kill it after ``kill_after`` seconds if given."""
     started = time.perf_counter()
     pid = forked(lambda: run([str(a) for a in arguments]), log, fault=fault)
     if kill_after is not None:

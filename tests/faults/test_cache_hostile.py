@@ -61,7 +61,7 @@ def extract(entry):
 
 @pytest.fixture
 def outside(tmp_path):
-    """Return a file of somebody's outside of the cache, of a length that a manifest may give."""
+    """Return a file outside of the cache."""
     path = tmp_path / "precious.h5"
     path.write_bytes(b"precious")
     return path

@@ -60,7 +60,7 @@ def traced(call):
 
 
 def zeros(size):
-    """Yield so many zeros in blocks."""
+    """Yield ``size`` zeros in blocks."""
     for start in range(0, size, 2**24):
         yield bytes(min(2**24, size - start))
 
@@ -239,14 +239,14 @@ def sounds(folder):
 
 @pytest.fixture
 def refused(cache, capsys):
-    """Return the one line that the command line says of data that it refuses."""
+    """Return a function that runs extract on data that it must refuse, and returns its message of one line."""
     from reservoir_pipelines.cli import run
 
     def refuse(*arguments):
         assert run(["extract", *map(str, arguments)]) == 2
-        said = capsys.readouterr()
-        assert said.out == "" and said.err.count("\n") == 1 and "Traceback" not in said.err
-        return said.err
+        printed = capsys.readouterr()
+        assert printed.out == "" and printed.err.count("\n") == 1 and "Traceback" not in printed.err
+        return printed.err
 
     return refuse
 

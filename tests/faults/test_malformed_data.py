@@ -218,7 +218,7 @@ def h5_cut(folder):
 
 
 CASES = {
-    # name: (case, what the line says)
+    # name: (case, pattern of the message)
     "idx cut short": (idx(replaced(IMAGES, lambda d: d[:-100])), r"t10k-images-idx3-ubyte: its header promises 9408"),
     "idx too long": (idx(replaced(IMAGES, lambda d: d + b"x")), "more follow"),
     "idx of another type": (idx(replaced(IMAGES, lambda d: b"\0\0\x0d\3" + d[4:])), "begins with 00000d03"),

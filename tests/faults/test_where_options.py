@@ -56,7 +56,7 @@ def entry(tmp_path, tiny_gpt2, cache):
 
 
 def change_settings(entry, **more):
-    """Add settings to those that an entry says it was entry with, checksum renewed."""
+    """Add settings to those that an entry records of its extraction, and renew the checksum."""
     content = read_json(entry / "spec.json", indent=2)
     content["made_with"]["call"]["settings"] |= more
     publish_json(entry / "spec.json", content, indent=2)

@@ -1,4 +1,4 @@
-"""What earlier versions wrote is opened by this one, and means what it meant; what a later one wrote is refused.
+"""Files of earlier versions are read, with the same results; files of a later version are refused.
 
 Folder 1 was made by commit b780ba2 (entry and run of format 1, readout of format 2), folder 2 when readouts got
 format 3. None of these files is ever changed; `make.py` makes a new folder when a format gets a new version.
