@@ -95,13 +95,6 @@ def test_a_column_of_numbers_in_each_cell_is_the_sequences(tmp_path, form, name)
     assert x.tolist() == [[3, 0, 0], [1, 4, 8]] and lengths.tolist() == [1, 3]
 
 
-def test_sequences_beside_values_are_named(tmp_path):
-    path = write(tmp_path / "t.csv", {"age": VALUES[:, 0], "events": [f'"{row}"' for row in EVENTS], "label": LABEL})
-    with pytest.raises(InputError, match="pass --text events if it holds the sequences"):
-        task_named(str(path)).task  # noqa: B018
-    assert stored(path, text="events")[1] == sorted([float(value) for value in row] for row in EVENTS)
-
-
 @pytest.mark.parametrize("width", [1, 8, 40])
 def test_digits_with_nothing_between_are_letters(tmp_path, width):
     bits = ["".join(map(str, row)) for row in RNG.integers(0, 2, (ROWS, width + 1))]

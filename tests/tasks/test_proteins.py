@@ -98,13 +98,6 @@ def test_batches_of_like_length_are_dealt_among_a_hundred():
     assert np.array_equal(batch_lengths(lengths, 2), expected)
 
 
-def test_symbols_outside_the_vocabulary_are_refused():
-    for task, wrong in ((task_named("homology").task, 26), (task_named("homology", protocol="paper").task, 30)):
-        for value in (wrong, -1):
-            with pytest.raises(InputError, match=f"row 1, token 2: {value} is no symbol from 0 to {wrong - 1}"):
-                encode(task, np.array([[1, 2, 3], [1, 2, value]]))
-
-
 @pytest.mark.parametrize(
     ("record", "message"),
     [

@@ -114,9 +114,3 @@ def test_folders_that_hold_no_or_several_data_sets(tmp_path):
     assert [file.name for file in task_named(str(tmp_path / "Two")).files()] == ["Two_TRAIN.ts", "Two_TEST.ts"]
     with pytest.raises(InputError, match="--label y names a column"):
         task_named(str(tmp_path / "Two"), label="y").task  # noqa: B018
-
-
-def test_names_of_classes_are_no_targets(tmp_path):
-    folder = written(tmp_path / "Hand", CLASSES + (UP + DOWN) * 12)
-    with pytest.raises(InputError, match="leave out --regression"):
-        task_named(str(folder / "Hand_TRAIN.ts"), regression=True).task  # noqa: B018

@@ -59,11 +59,10 @@ def test_a_tone_is_in_its_band_and_each_frame_is_its_own():
     assert mel_frames(TONE[:10], RATE).shape == (1, 40) and np.isfinite(mel_frames(np.zeros(999), RATE)).all()
 
 
-def make_folder(folder, splits=("",)):
-    for split in splits:
-        for n in range(10):
-            write(folder / split / "high" / f"{n}.wav", TONE[: 1000 + 160 * n])
-            write(folder / split / "low" / f"{n}.WAV", np.sin(np.arange(2000) / 50))
+def make_folder(folder):
+    for n in range(10):
+        write(folder / "high" / f"{n}.wav", TONE[: 1000 + 160 * n])
+        write(folder / "low" / f"{n}.WAV", np.sin(np.arange(2000) / 50))
     return folder
 
 
@@ -83,14 +82,6 @@ def test_a_folder_has_a_class_per_folder(tmp_path):
         and y is None
         and np.array_equal(x[0], mel_frames(samples_of(tmp_path / "calls/high/3.wav"), RATE))
     )
-
-
-def test_folders_of_splits_are_obeyed(tmp_path):
-    source = task_named(str(make_folder(tmp_path / "calls", ("train", "test"))))
-    parts = source.read(source.pieces()[0])
-    assert {name: len(rows) for name, rows in parts.items()} == {"train": 18, "valid": 2, "test": 20}
-    source = task_named(str(make_folder(tmp_path / "others", ("train", "val", "test"))))
-    assert {name: len(rows) for name, rows in source.read(source.pieces()[0]).items()}["valid"] == 20
 
 
 @pytest.mark.parametrize("suffix", ["flac", "ogg", "mp3"])
@@ -150,14 +141,9 @@ def header(claimed, kind=1, channels=1, rate=RATE, bits=16, align=None):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (header(100, channels=0) + b"\0" * 100, "not a readable sound"),
-        (header(100, rate=0) + b"\0" * 100, "not a readable sound|0 samples per second"),
         (header(100, rate=10**6) + b"\0" * 100, "1000000 samples per second; give 1,000 to 768,000"),
-        (header(0), "no samples"),
-        (header(1) + b"\0", "no samples"),
         (header(100)[:30], "not a readable sound"),
         (b"", "not a readable sound"),
-        (b"\0" * 5000, "not a readable sound"),
         (b"RIFF" + b"\xff" * 4 + b"WAVE" + b"junk" + struct.pack("<I", 2**32 - 2), "not a readable sound"),
         (header(8, kind=3, bits=32) + struct.pack("<ff", 0.5, float("nan")), "sample 1 is not finite"),
     ],

@@ -86,7 +86,7 @@ class OwnData(Source):
             parameters=parameters,
             labels=self._labels.names,
             alphabet=self._alphabet[0],
-            pictures=SIDE if self._pictures else 0,
+            pictures=SIDE if isinstance(self._columns, Pictures) else 0,
         )
 
     def files(self) -> list[Path]:
@@ -107,7 +107,7 @@ class OwnData(Source):
         x, lengths = self._columns.read("x", piece.lo, piece.hi), self._lengths[rows]
         if self._symbols and not self._alphabet[0]:
             x = clean_symbols(self.origin, x, lengths, self._vocabulary, piece.lo)
-        elif not (self._symbols or self._pictures):
+        elif not (self._symbols or self.task.pictures):
             x = self._as_values(x, lengths, piece)
         whole = Split(x=x, y=self._labels.y[rows], lengths=lengths, groups=None if groups is None else groups[rows])
         split = self._split[rows]
@@ -118,7 +118,7 @@ class OwnData(Source):
         form, rounding = self.task.form, Rounding()
         if isinstance(form, Tokens):
             return None
-        if self._pictures:
+        if self.task.pictures:
             return Scaling.uniform(1 / 64, form.dim, offset=127.5)
         if not self.asked.standardise or self.asked.waveform:
             return Scaling.uniform(1.0, form.dim)
@@ -177,10 +177,6 @@ class OwnData(Source):
                 )
         return columns
 
-    @property
-    def _pictures(self) -> bool:
-        return isinstance(self._columns, Pictures)
-
     @cached_property
     def _shape(self) -> tuple[int, ...]:
         shape, dtype = self._columns.shapes["x"], self._columns.dtypes["x"]
@@ -217,7 +213,7 @@ class OwnData(Source):
             return self._column("units")
         y, x = self._columns.shapes["y"], self._shape
         # y0, y1 ... of a table are several outputs.
-        if self._pictures or {"columns", "order"} & self._columns.chosen.keys():
+        if isinstance(self._columns, Pictures) or {"columns", "order"} & self._columns.chosen.keys():
             return None
         return self._lengths if len(y) > 1 and y[:2] == x[:2] and x[1] > 1 else None
 

@@ -19,10 +19,8 @@ LABELS = ("label", "labels", "y")
 
 def is_hub(origin: str) -> bool:
     """Return whether a name is of the hub, or the path of a folder that ``save_to_disk`` wrote."""
-    path = Path(origin)
-    saved = (path / "dataset_dict.json").is_file() or all(
-        (path / f).is_file() for f in ("state.json", "dataset_info.json")
-    )
+    one, several = ("state.json", "dataset_info.json"), ("dataset_dict.json",)
+    saved = any(all((Path(origin) / name).is_file() for name in names) for names in (one, several))
     return origin.startswith(PREFIX) or saved
 
 
