@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
 from reservoir.backbones.family import Family, FolderLoader, HubLoader, Shape, draw_normal, run_unmasked
 
@@ -108,13 +107,11 @@ class Projection(nn.Module):
 def sdpa(_module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: None, **more: Any) -> tuple[Tensor, None]:
     """Return causal attention by torch's fused kernel."""
     rate, scale = more["dropout"], more["scaling"]
-    mixed = scaled_dot_product_attention(query, key, value, None, rate, is_causal=True, scale=scale)
+    mixed = nn.functional.scaled_dot_product_attention(query, key, value, None, rate, is_causal=True, scale=scale)
     return mixed.transpose(1, 2), None
 
 
-def eager(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: None, **more: Any
-) -> tuple[Tensor, Tensor]:
+def eager(module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: None, **more: Any) -> tuple[Tensor, Tensor]:
     """Return causal attention and its map."""
     scores = query @ key.transpose(-1, -2) * more["scaling"]
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)

@@ -60,14 +60,13 @@ _WORDS = "embeddings.word_embeddings"
 # Longformer (Beltagy et al. 2020) attends inside a sliding window, for thousands of tokens, and its sequences are
 # padded to whole windows. No token attends globally: which one should depends on a task that the model is trained for.
 
-OFFSET = ("roberta", "xlm-roberta", "longformer")
-"""Families whose first position is the number of the padding token plus one."""
-
 
 def _bert_shape(config: Any) -> Shape:
     window = getattr(config, "attention_window", 1)
     window = window if isinstance(window, int) else max(window)
-    positions = config.max_position_embeddings - (config.pad_token_id + 1 if config.model_type in OFFSET else 0)
+    # In some families the first position is the number of the padding token plus one.
+    offset = config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta", "longformer") else 0
+    positions = config.max_position_embeddings - offset
     causal = getattr(config, "is_decoder", False)
     return Shape(config.num_hidden_layers, config.hidden_size, positions - positions % window, causal, multiple=window)
 
@@ -96,11 +95,8 @@ def _bert(name: str, **facts: Any) -> Family:
 
 
 # ESM (Rives et al. 2021, Lin et al. 2023), models of protein sequences, is pre-norm and bidirectional. ESM-2 has rotary
-# positions. In training a share of the letters was masked and the embeddings were scaled to compensate; the scale stays
+# positions. In training 12% of the letters were masked and the embeddings were scaled to compensate; the scale stays
 # when no letter is masked.
-
-ESM_MASKED = 0.15 * 0.8
-"""Share of the letters that the training of ESM masked."""
 
 
 def _esm_shape(config: Any) -> Shape:
@@ -112,7 +108,7 @@ def _adapt_esm(model: nn.Module, config: Any) -> nn.Module:
     """Scale the embeddings of letters as the model does when no letter is masked."""
     if config.token_dropout:
         with torch.no_grad():
-            model.get_submodule(_WORDS).get_parameter("weight").mul_(1 - ESM_MASKED)
+            model.get_submodule(_WORDS).get_parameter("weight").mul_(1 - 0.15 * 0.8)  # the masked share
     return model
 
 

@@ -50,8 +50,14 @@ class StoredRows:
     def __init__(
         self, split: Split, seed: int, views: Callable[[np.ndarray, np.ndarray, int], np.ndarray] | None = None
     ) -> None:
-        self._split, self._seed, self._views = split, seed, views
-        self._order = lru_cache(maxsize=2)(self._draw)
+        self._split, self._views = split, views
+
+        @lru_cache(maxsize=2)
+        def order(epoch: int) -> np.ndarray:
+            key = random_key(seed, "order", epoch, size=8)
+            return np.random.Generator(np.random.Philox(key=key)).permutation(len(split))
+
+        self._order = order
 
     def __call__(self, numbers: np.ndarray) -> Split:
         """Return the rows at some positions; position n is in epoch ``n // rows``."""
@@ -64,10 +70,6 @@ class StoredRows:
             for epoch, which in inside.items():
                 found.x[which] = self._views(found.x[which], rows[which], epoch)
         return found
-
-    def _draw(self, epoch: int) -> np.ndarray:
-        key = random_key(self._seed, "order", epoch, size=8)
-        return np.random.Generator(np.random.Philox(key=key)).permutation(len(self._split))
 
 
 def raw_rows(model: LoadedModel, scaling: Scaling | None) -> Convert:

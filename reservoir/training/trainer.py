@@ -18,9 +18,6 @@ from torch import Tensor, nn
 
 from reservoir.errors import InputError
 
-FLUSH_STEPS = {"cpu": 1, "cuda": 16}
-"""Steps between two readings of the loss; each reading synchronises with the GPU."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class State:
@@ -103,7 +100,7 @@ class Trainer:
 
     def _take(self, first: int, last: int) -> None:
         self._model.train()
-        flush = FLUSH_STEPS["cuda" if next(self._model.parameters()).is_cuda else "cpu"]
+        flush = 16 if next(self._model.parameters()).is_cuda else 1  # each reading of losses synchronises with the GPU
         waiting: list[Tensor] = []
         with ThreadPoolExecutor(1) as reader:
             ahead = reader.submit(self._steps.draw, first)

