@@ -68,23 +68,6 @@ def test_test_is_scored_for_the_chosen_readout_alone(extracted, fitted):
     assert sum(int(r["chosen"]) for r in rows) == 1
 
 
-def test_the_raw_input_is_fitted_like_a_column(extracted, fitted):
-    from sklearn.linear_model import RidgeClassifier
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    prepared = prepare("digits", cache=extracted.entry.parents[2])
-    flat = {}
-    for split in ("train", "test"):
-        part = prepared.split(split)
-        whole = part.read(0, len(part))
-        flat[split] = prepared.scaling(whole.x).reshape(len(part), -1)[extracted[split].index]
-    peer = make_pipeline(StandardScaler(), RidgeClassifier(alpha=fitted.raw.alpha))
-    peer.fit(flat["train"], extracted["train"].y.ravel())
-    expected = peer.score(flat["test"], extracted["test"].y.ravel())
-    assert fitted.raw.test_score == pytest.approx(expected, abs=1 / 300)
-
-
 def test_a_single_penalty_is_not_used_for_the_raw_input(extracted, tmp_path):
     whole = fit(extracted, columns="final/mean", out=tmp_path / "whole")
     one = fit(extracted, columns="final/mean", alphas="1e5:1e5:1", out=tmp_path / "one")

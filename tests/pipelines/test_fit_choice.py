@@ -37,6 +37,9 @@ class Held:
     def labels(self, split):
         return self.splits[split][1]
 
+    def kept(self, split):
+        return slice(None)
+
     def tokens(self):
         return 1
 

@@ -73,7 +73,7 @@ def fit(
 
 def fit_tables(done: Fit) -> list[Table]:
     """Return the tables of a fit."""
-    rows = [_line("best", done.best)] + ([_line("raw", done.raw)] if done.raw else [])
+    rows = [_line("best", done.best), *(_line("baseline", one) for one in done.baselines)]
     tables: list[Table] = [(HEADINGS, rows, f"{done.entry.parent.name}, {done.entry.name}")]
     if done.raw and done.p_value is not None and done.best.columns != done.raw.columns:
         sure = "more than chance" if done.p_value < SIGNIFICANT else "no more than chance can explain"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import operator
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +24,14 @@ from reservoir.readouts.device import Arithmetic, products_on
 from reservoir.readouts.evaluation import Evaluation, Readout, compare, evaluate
 from reservoir.readouts.linear import LinearReadout
 from reservoir.readouts.moments import fold_moments
-from reservoir.readouts.ridge import DEFAULT_ALPHAS, ridge_path
+from reservoir.readouts.ridge import ridge_path
 from reservoir.readouts.sweep import Sweep, forward_selection, score
 from reservoir.readouts.targets import RereadableBlocks
 from reservoir.reservoir import choose_device
 from reservoir.tasks import TASKS
 from reservoir.tasks.task import Task
 from reservoir_pipelines.files import write_checked, writing
+from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import Bundle, locked
 from reservoir_pipelines.fitting.fitters import (
     ColumnFit,
@@ -102,10 +104,15 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
         source = pool.source(best.result.name)
         curve = _learning_curve(source, fitter, sizes) if sizes and isinstance(fitter, RidgeFitter) else ()
         chosen = _finish(best, source, fitter, task)
-        raw = _finish_raw(pool, fits, fitter, task)
-    on_reservoir = chosen.result
+        baselines = [_finish(*found, task) for found in fit_baselines(pool, fits, fitter)]
+    raw, on_reservoir = baselines[0] if baselines else None, chosen.result
+    ours = max([fit.result.valid_score for fit in fits if fit.result.columns != (RAW,)], default=math.inf)
+    level = tuple(one.result.name for one in baselines if one.result.valid_score >= ours)
+    for name in level:
+        notify(f"This reservoir adds nothing to {'the raw input' if name == RAW else name}.")
     # A named task is a benchmark of the reservoir. On the user's own data the better of both is saved.
-    better = raw and options.columns == "all" and task.name not in TASKS and raw.result.merit > chosen.result.merit
+    own = options.columns == "all" and task.name not in TASKS and not task.each
+    better = own and raw and raw.result.merit > chosen.result.merit
     kept = raw if raw and better else chosen
     table = tuple(result for fit in fits for result in fit.results)
     _warn(kept, len(table), rows["valid"], folds, task.classes)
@@ -116,6 +123,8 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
             best=kept.result,
             evaluation=kept.evaluation,
             raw=raw and raw.result,
+            baselines=tuple(one.result for one in baselines),
+            adds_nothing_to=level,
             p_value=compare(chosen.evaluation, raw.evaluation) if raw else None,
             table=table,
             curve=curve,
@@ -210,7 +219,7 @@ def _finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> Fina
     readout = best.readout
     if isinstance(readout, LinearReadout):
         # Cross-validation calibrates by itself, and scikit-learn's estimators keep probabilities of their own.
-        calibrated = isinstance(fitter, EstimatorFitter) or (isinstance(fitter, RidgeFitter) and fitter.folds)
+        calibrated = isinstance(fitter, EstimatorFitter) or fitter.folds
         if task.classes and not calibrated:
             readout = readout.calibrate(source.blocks("valid"))
         if isinstance(fitter, RidgeFitter) and fitter.refits:
@@ -221,22 +230,8 @@ def _finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> Fina
     return FinalReadout(result=best.result.tested(found), readout=readout, evaluation=found, at_edge=best.at_edge)
 
 
-def _finish_raw(pool: Pool, fits: Sequence[ColumnFit], fitter: Fitter, task: Task) -> FinalReadout | None:
-    """Return the final readout of the raw input; None where the prepared data is gone."""
-    source = pool.raw()
-    if source is None:
-        notify("raw input: the prepared data is gone, so it is left out; reservoir prepare brings it back")
-        return None
-    fit = next((fit for fit in fits if fit.result.columns == (RAW,)), None)
-    if isinstance(fitter, RidgeFitter) and len(fitter.alphas) == 1:  # one penalty that was chosen for the columns
-        fitter, fit = replace(fitter, alphas=DEFAULT_ALPHAS, widens=True), None
-    return _finish(fit or fitter.fit(source), source, fitter, task)
-
-
 def _warn(chosen: FinalReadout, readouts: int, valid: int, folds: int, classes: int) -> None:
     """Print what makes the choice doubtful."""
-    if chosen.result.columns == (RAW,):
-        notify("the raw input scores best: this reservoir adds nothing to a linear model of it")
     if chosen.at_edge:
         title, alpha = chosen.result.title, chosen.result.alpha
         notify(f"{title}: penalty {alpha:g}, an end of the grid, scores best; --alphas LO:HI:N tries others")

@@ -21,8 +21,8 @@ from reservoir.options import FitOptions
 from reservoir.plan import AUTO_FOLDS, default_folds, repeats_of
 from reservoir.readouts.evaluation import Readout
 from reservoir.readouts.folds import cross_sweep
-from reservoir.readouts.linear import LinearReadout
-from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_sweep
+from reservoir.readouts.linear import LinearReadout, Scorer
+from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic_sweep
 from reservoir.readouts.moments import Moments, fold_moments, training_moments
 from reservoir.readouts.ridge import DEFAULT_ALPHAS, extended_alphas, parse_alphas, ridge_path
 from reservoir.readouts.sweep import Sweep, Tally, gather, solve, sweep
@@ -196,20 +196,35 @@ class RidgeFitter:
 
 @dataclass(frozen=True, kw_only=True)
 class LogisticFitter:
-    """Multinomial logistic readouts of every penalty (1 / C of scikit-learn), chosen on valid."""
+    """Multinomial logistic readouts of every penalty (1 / C of scikit-learn), chosen on valid or by ``folds``."""
 
     classes: int
     alphas: np.ndarray
     balanced: bool = False
     widens: bool = True
+    folds: int = 0
 
     def fit(self, source: Source) -> ColumnFit:
         """Fit every penalty to a source and choose one."""
+        if self.folds:
+            return self._fit_folds(source)
         targets = make_targets(source, self.classes, self.balanced)
         train, valid = (RereadableBlocks(source.blocks, (split,)) for split in ("train", "valid"))
         moments = stored_moments(source, targets)  # their principal axes make the solver fast
         swept = partial(logistic_sweep, train, valid, targets, moments=moments[0] if moments else None)
         return fit_penalties("logistic", source.columns, swept, self.alphas, widens=self.widens)
+
+    def _fit_folds(self, source: Source) -> ColumnFit:
+        """Choose by cross-validation over train and valid, whose samples are held in memory."""
+        targets = make_targets(source, self.classes, self.balanced, ("train", "valid"))
+        x, y, fold = map(np.concatenate, zip(*fold_blocks(source, self.folds, self.classes), strict=True))
+        tally = Tally(targets)
+        for k in range(self.folds):
+            held, rest = fold == k, [(x[fold != k], y[fold != k])]
+            path = logistic_path(rest, targets, self.alphas, gather(rest, targets))
+            tally.update(Scorer(path, targets)(x[held]), y[held])
+        path = logistic_path([(x, y)], targets, self.alphas, gather([(x, y)], targets))
+        return column_fit("logistic", source.columns, Sweep.of(path, tally))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,6 +110,10 @@ class Fit:
         Its scores on the test split.
     raw : Result, optional
         The best readout of the raw input; None if the prepared data is gone.
+    baselines : tuple of Result
+        The best readout of each baseline, the raw input first; chosen as ``best`` is.
+    adds_nothing_to : tuple of str
+        The baselines that are as good on validation rows as the best readout of the reservoir.
     p_value : float, optional
         The p-value of the best readout and the raw input being equally good on the test rows: McNemar's mid-p, or for
         regression that of a paired bootstrap.
@@ -129,6 +133,8 @@ class Fit:
     best: Result
     evaluation: Evaluation
     raw: Result | None
+    baselines: tuple[Result, ...]
+    adds_nothing_to: tuple[str, ...]
     p_value: float | None
     table: tuple[Result, ...]
     curve: tuple[tuple[int, float, float], ...]
@@ -142,7 +148,9 @@ class Fit:
         """Return the summary as JSON values."""
         plain = {name: value for name, value in vars(self).items() if name not in ("table", "readout", "saved")}
         curve = [{"rows": n, "valid_score": v, "test_score": t} for n, v, t in self.curve]
-        return as_json(plain | {"curve": curve, "tried": len(self.table), "readout": self.saved})
+        baselines = [{"name": one.name, **one.to_dict()} for one in self.baselines]
+        found = {"baselines": baselines, "curve": curve, "tried": len(self.table), "readout": self.saved}
+        return as_json(plain | found)
 
 
 def score_matrix(table: Sequence[Result]) -> tuple[list[str], list[str], np.ndarray]:

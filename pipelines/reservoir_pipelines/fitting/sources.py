@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,12 @@ from reservoir_pipelines.preparation.prepared import Prepared
 Features = Extraction | FeatureStore | Path | str
 """What `fit` takes: the result of `extract`, or the folder of an entry."""
 
+InputFeatures = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Features (rows, width), or (rows, tokens, width), of stored sequences and their lengths."""
 
 RAW_ROWS = 1024
 PICTURE_ROWS = 64  # of photographs, whose files have megabytes
+RAW_BYTES = 2**27  # of the raw input of a split that is kept in memory
 MEMORY_BYTES = 2**28  # of features that cross-validation keeps in memory
 
 
@@ -51,14 +55,18 @@ class Source(ABC):
     def tokens(self) -> int:
         """Return the number of samples per row; where rows differ, the largest."""
 
+    def kept(self, split: str) -> slice:
+        """Return which rows of a split are read."""
+        return slice(None)
+
     def labels(self, split: str) -> np.ndarray:
         """Return the labels (n, outputs) of all samples, without reading features."""
-        y = self.store[split].labels
+        y = self.store[split].labels[self.kept(split)]
         return y[has_labels(y)] if self.tokens() > 1 else y.reshape(len(y), -1)
 
     def counts(self, split: str) -> np.ndarray:
         """Return the number of samples of each row, (rows,)."""
-        y = self.store[split].labels
+        y = self.store[split].labels[self.kept(split)]
         return has_labels(y).sum(axis=1) if self.tokens() > 1 else np.ones(len(y), int)
 
 
@@ -95,15 +103,23 @@ class ColumnSource(Source):
 
 @dataclass(frozen=True)
 class RawSource(Source):
-    """Samples of the raw input."""
+    """Samples of the raw input, or of other ``features`` of it; of training rows, one of ``every``."""
 
     prepared: Prepared
     store: FeatureStore
+    title: str = RAW
+    features: InputFeatures | None = None
+    every: int = 1
+    _memory: dict[str, list[tuple[np.ndarray, np.ndarray]]] = field(init=False, default_factory=dict, compare=False)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The name of the raw input."""
-        return (RAW,)
+        """Its title."""
+        return (self.title,)
+
+    def kept(self, split: str) -> slice:
+        """Return which rows of a split are read."""
+        return slice(None, None, self.every if split == "train" else 1)
 
     def tokens(self) -> int:
         """Return 1, or the number of tokens where each token has a label of its own."""
@@ -111,12 +127,29 @@ class RawSource(Source):
 
     def blocks(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield blocks of features (m, width), float32, and labels (m, outputs)."""
-        part, whole = self.store[split], self.prepared.split(split)
+        if split in self._memory:
+            yield from self._memory[split]
+            return
+        features = self.features or partial(raw_features, self.prepared.task, self.prepared.scaling)
+        labels, start, size = self.store[split].labels[self.kept(split)], 0, 0
+        blocks: list[tuple[np.ndarray, np.ndarray]] = []
+        for x, lengths in self.rows(split):
+            found = features(x, lengths)
+            block = samples(found if found.ndim == 3 else found[:, None], labels[start : start + len(x)])
+            start, size = start + len(x), size + block[0].nbytes
+            if size <= RAW_BYTES:
+                blocks.append(block)
+            yield block
+        if size <= RAW_BYTES:  # they are read again for each readout
+            self._memory[split] = blocks
+
+    def rows(self, split: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield stored sequences (rows, tokens, ...) and their lengths (rows,), some at a time."""
+        index, whole = self.store[split].index[self.kept(split)], self.prepared.split(split)
         step = PICTURE_ROWS if self.prepared.task.pictures else RAW_ROWS
-        for start in range(0, part.rows, step):
-            read = whole.take(part.index[start : start + step])
-            x = raw_features(self.prepared.task, self.prepared.scaling, read.x, read.lengths)
-            yield samples(x if x.ndim == 3 else x[:, None], part.labels[start : start + step])
+        for start in range(0, len(index), step):
+            read = whole.take(index[start : start + step])
+            yield read.x, read.lengths
 
 
 @dataclass(frozen=True)
@@ -290,10 +323,10 @@ def choose_columns(pool: Pool, columns: str | Sequence[str], folds: int = 0) -> 
     return tuple(dict.fromkeys(wanted)), most
 
 
-def groups_of(store: FeatureStore) -> np.ndarray | None:
-    """Return the group of each row of train, then of valid, (rows,); None where the rows have no groups."""
-    found = [groups for split in ("train", "valid") if (groups := store[split].groups) is not None]
-    return np.concatenate(found) if len(found) == 2 else None
+def groups_of(store: FeatureStore, kept: slice = slice(None)) -> np.ndarray | None:
+    """Return the group of each ``kept`` row of train, then of valid, (rows,); None where the rows have no groups."""
+    train, valid = store["train"].groups, store["valid"].groups
+    return None if train is None or valid is None else np.concatenate([train[kept], valid])
 
 
 def in_memory_if_small(stream: RereadableBlocks) -> Iterable[Any]:
@@ -325,7 +358,8 @@ def assign_folds(source: Source, folds: int, classes: int, repeat: int = 0) -> n
     single = classes and source.tokens() == labels.shape[1] == 1
     counts = np.concatenate([source.counts(split) for split in ("train", "valid")])
     of = labels[:, 0] if single else None
-    found = draw_folds(len(counts), folds, labels=of, groups=groups_of(source.store), repeat=repeat)
+    groups = groups_of(source.store, source.kept("train"))
+    found = draw_folds(len(counts), folds, labels=of, groups=groups, repeat=repeat)
     return np.repeat(found, counts)
 
 

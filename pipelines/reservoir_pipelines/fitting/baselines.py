@@ -1,0 +1,151 @@
+"""What is tried first without a reservoir: linear models of the raw input, and of simple statistics of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from reservoir.plan import RAW
+from reservoir.raw_input import raw_features
+from reservoir.readouts.linear import LinearReadout
+from reservoir.readouts.ridge import DEFAULT_ALPHAS
+from reservoir.tasks.own.texts import are_words, texts_of
+from reservoir.tasks.task import Task, Vectors
+from reservoir.tasks.windows import Windows
+from reservoir_pipelines.fitting.fitters import ColumnFit, EstimatorFitter, Fitter, LogisticFitter, RidgeFitter
+from reservoir_pipelines.fitting.sources import InputFeatures, Pool, RawSource
+from reservoir_pipelines.output import notify
+
+WINDOW = 9  # tokens, where the reservoir cuts none itself
+MOST_FEATURES = 1000  # k-mers or words, the most frequent ones
+MOST_ROWS, MOST_TOKENS = 20_000, 5_000_000  # training rows of statistics, and their tokens
+ALPHAS = np.logspace(-1, 4, 6)  # penalties of logistic regression, which is solved once more for each fold
+CHEAP = 4e10  # products of a few seconds, which logistic regression may always cost
+FEWEST = 1000  # training samples; of fewer, logistic regression would be no fair baseline
+
+FittedBaseline = tuple[ColumnFit, RawSource, Fitter]
+
+
+def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[FittedBaseline]:
+    """Return the best readout of each baseline, the raw input first; none where the prepared data is gone.
+
+    They are chosen as the reservoir's own are: by the same folds, or by the validation split.
+    """
+    raw = pool.raw()
+    if raw is None:
+        notify("baselines: the prepared data is gone, so they are left out; reservoir prepare brings it back")
+        return []
+    task, folds = raw.prepared.task, 0 if isinstance(fitter, EstimatorFitter) else fitter.folds
+    known = next((fit for fit in fits if fit.result.columns == (RAW,)), None)
+    if task.each:
+        raw, known = _with_windows(raw, pool, task), None
+    ridge = RidgeFitter(classes=task.classes, alphas=DEFAULT_ALPHAS, balanced=fitter.balanced)
+    if isinstance(fitter, RidgeFitter):
+        single = len(fitter.alphas) == 1  # one penalty that was chosen for the columns
+        known = None if single else known
+        ridge = replace(fitter, alphas=DEFAULT_ALPHAS, widens=True) if single else fitter
+    tried: list[FittedBaseline] = [(ridge.fit(raw), raw, ridge)] if known is None else [(known, raw, fitter)]
+    if known and fitter is not ridge:
+        tried.append((ridge.fit(raw), raw, ridge))
+    elif isinstance(fitter, EstimatorFitter):
+        tried.append((fitter.fit(raw), raw, fitter))
+    if task.classes and not (known and isinstance(fitter, LogisticFitter)):
+        tried += _logistic(raw, fitter, folds, fits)
+    found = [max(tried, key=lambda one: one[0].result.merit)]
+    tokens = raw.store["train"].rows * task.max_tokens
+    every = math.ceil(max(raw.store["train"].rows / MOST_ROWS, tokens / MOST_TOKENS))
+    statistics = [replace(raw, title=name, features=made, every=every) for name, made in _statistics(raw, every)]
+    if statistics and every > 1:
+        notify(f"{' and '.join(one.title for one in statistics)}: fitted to one of {every} training rows")
+    return [*found, *((ridge.fit(source), source, ridge) for source in statistics)]
+
+
+def _logistic(raw: RawSource, fitter: Fitter, folds: int, fits: list[ColumnFit]) -> list[FittedBaseline]:
+    """Return the logistic readout of the raw input, of as many training rows as cost at most a quarter of the fit."""
+    x, y = next(raw.blocks("train"))
+    samples, width, classes = len(raw.labels("train")), x.shape[1], raw.prepared.task.classes
+
+    def work(number: float) -> float:  # products, principal axes, and some hundred passes over them
+        axes = min(number, width)
+        return (folds + 1) * axes * (number * width + 10 * axes**2 + 1000 * number * y.shape[1] * classes)
+
+    widths = [fit.readout.coef.shape[0] for fit in fits if isinstance(fit.readout, LinearReadout)]
+    most = max(CHEAP, sum(samples * each * min(samples, each) for each in widths) / 4)
+    every = 1
+    while work(samples / every) > most and samples >= FEWEST * (every + 1):
+        every += 1
+    if work(samples / every) > most:
+        notify(f"{raw.title}: ridge alone, as logistic regression of {width:,} features takes too long")
+        return []
+    if every > 1:
+        notify(f"{raw.title}: logistic regression is fitted to one of {every} training rows")
+    alphas = fitter.alphas if isinstance(fitter, LogisticFitter) and len(fitter.alphas) > 1 else ALPHAS
+    logistic = LogisticFitter(classes=classes, alphas=alphas, balanced=fitter.balanced, folds=folds)
+    source = replace(raw, every=every) if every > 1 else raw
+    return [(logistic.fit(source), source, logistic)]
+
+
+def _with_windows(raw: RawSource, pool: Pool, task: Task) -> RawSource:
+    """Return the raw input in windows of as many tokens as the reservoir's, around each token that has a label."""
+    made = pool.entry.made_with["reservoir"]
+    patch = made["patch"] if made["patch"] and made["patch"] > 1 else WINDOW
+    dilations = tuple(map(int, str(made["dilations"] or 1).split(",")))
+    windows = Windows(patch=patch, dilations=dilations, pad="same")
+
+    def features(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        values = raw_features(task, raw.prepared.scaling, x, lengths)
+        return windows(values, np.minimum(lengths, values.shape[1]).astype(np.int64))[0]
+
+    return replace(raw, title=f"{RAW}, windows of {patch}", features=features)
+
+
+def _statistics(raw: RawSource, every: int) -> Iterator[tuple[str, InputFeatures]]:
+    """Yield the names and the features of what suits the kind of data, learnt from training rows alone."""
+    from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
+
+    task = raw.prepared.task
+    if task.each or task.pictures:
+        return
+    if isinstance(task.form, Vectors):
+        yield "summary statistics", _summaries
+        return
+    letters: dict[str, Any] = {"analyzer": "char", "lowercase": False, "dtype": np.float32}
+    made = {
+        "composition": TfidfVectorizer(use_idf=False, norm="l1", **letters),
+        "k-mer counts": CountVectorizer(ngram_range=(1, 3), max_features=MOST_FEATURES, **letters),
+    }
+    if are_words(task.alphabet):
+        words = r"\w+|[^\w\s]"  # also words of one letter, and punctuation
+        made = {"tf-idf": TfidfVectorizer(sublinear_tf=True, max_features=MOST_FEATURES, token_pattern=words)}
+    for name, vectorizer in made.items():
+        rows = replace(raw, every=every).rows("train")
+        vectorizer.fit(text for x, lengths in rows for text in _texts(task, x, lengths))
+        yield name, partial(_counts, task, vectorizer)
+
+
+def _texts(task: Task, x: np.ndarray, lengths: np.ndarray) -> list[str]:
+    """Return sequences as texts; a symbol without a letter becomes a character of its own."""
+    return texts_of(x if task.alphabet else x.astype(np.int64) + ord("A"), lengths)
+
+
+def _counts(task: Task, vectorizer: Any, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    return vectorizer.transform(_texts(task, x, lengths)).toarray().astype(np.float32)
+
+
+def _summaries(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return mean, deviation, minimum, maximum and slope of each channel of rows, (rows, 5 * channels)."""
+    counts = lengths[:, None].astype(np.float64)
+    real = (np.arange(x.shape[1]) < counts)[:, :, None]
+    values = np.where(real, x.astype(np.float64), 0)
+    mean = values.sum(axis=1) / counts
+    apart = np.where(real, values - mean[:, None], 0)
+    time = np.where(real, np.arange(x.shape[1])[:, None] - (counts[:, :, None] - 1) / 2, 0)
+    slope = (time * apart).sum(axis=1) / np.maximum(np.square(time).sum(axis=1), 1)
+    ends = np.where(real, x, np.inf).min(axis=1), np.where(real, x, -np.inf).max(axis=1)
+    found = [mean, np.sqrt(np.square(apart).sum(axis=1) / counts), *ends, slope]
+    return np.concatenate(found, axis=1).astype(np.float32)
