@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from reservoir.plan import RAW
-from reservoir.raw_input import raw_features
+from reservoir.pooling import raw_features
 from reservoir.readouts.linear import LinearReadout
 from reservoir.readouts.ridge import DEFAULT_ALPHAS
 from reservoir.tasks.own.texts import are_words, texts_of
