@@ -224,7 +224,7 @@ class LogisticFitter:
             path = logistic_path(rest, targets, self.alphas, gather(rest, targets))
             tally.update(Scorer(path, targets)(x[held]), y[held])
         path = logistic_path([(x, y)], targets, self.alphas, gather([(x, y)], targets))
-        return column_fit("logistic", source.columns, Sweep.of(path, tally))
+        return column_fit("logistic", source.columns, Sweep(path, tally))
 
 
 @dataclass(frozen=True, kw_only=True)
