@@ -354,6 +354,17 @@ def plot_confusion(path: Path, found: Evaluation | None, title: str) -> None:
     save(figure, path)
 
 
+def plot_values(path: Path, found: Evaluation, title: str) -> None:
+    """Save the predicted values of a regression against the true ones."""
+    figure = figure_of(5, 5, f"{title}: test, R² {found.scores['R²']:.3f}")
+    axes = figure.subplots()
+    axes.scatter(*found.values, s=12, alpha=0.6, color=COLOURS[0])
+    ends = [found.values.min(), found.values.max()]
+    axes.plot(ends, ends, color=INK, linewidth=1, label="predicted = true")
+    style(axes, "true value", "predicted value")
+    save(figure, path)
+
+
 def confusion_side(classes: Sequence[str]) -> float:
     """Return the height in inches of a picture of a confusion matrix."""
     return min(9.0, 3.5 + 0.3 * len(classes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +15,8 @@ from reservoir.readouts.targets import Targets
 
 BOOTSTRAP_CELLS = 2**22  # draws times rows that are held at once
 MOST_PRINTED = 100  # classes whose confusion goes into JSON
+MOST_VALUES = 2000  # pairs of a true and a predicted value, to be drawn
+BOOTSTRAP_UNITS = 2000
 MOST_LABELS = 8  # of a row that are things of their own, each with a score; of more, as of tokens, all are one
 
 
@@ -51,7 +53,7 @@ class Evaluation:
         (``R²_of_label_0``, ``rmse_of_label_0``) stand beside. Also ``copy_baseline`` (copying what is shown) and
         ``accuracy_of_all`` (sequences left out as too long count as wrong), where there are such.
     interval : tuple of (float, float), optional
-        95% interval of the accuracy, for as many independent answers as rows are worth.
+        95% interval of the accuracy, for as many independent answers as rows are worth, or of R², by a bootstrap.
     recall : dict of str to float
         Share of right labels of each class that occurs.
     classes : tuple of str
@@ -63,6 +65,8 @@ class Evaluation:
     reliability : tuple of (int, float, float)
         Of the labels that were given with a probability up to 0.1, up to 0.2 ... 1: how many, their mean probability,
         and the share that is right; bins without labels are left out, and all where nothing gives probabilities.
+    values : ndarray of float, (2, n)
+        True and predicted values of a regression, the first 2,000.
     """
 
     samples: int
@@ -73,6 +77,7 @@ class Evaluation:
     confusion: np.ndarray
     merits: np.ndarray
     reliability: tuple[tuple[int, float, float], ...] = ()
+    values: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
 
     def beside(self, floor: float | None, kept: float) -> Evaluation:
         """Return the same with what a task's floor and the share of its sequences that are kept make of it."""
@@ -166,8 +171,8 @@ def _class_scores(y: np.ndarray, predicted: np.ndarray, ranks: np.ndarray | None
     return {name: float(value) for name, value in scores.items()}
 
 
-def evaluate_values(y: np.ndarray, predicted: np.ndarray) -> Evaluation:
-    """Compare predicted real values (n, outputs) with targets."""
+def evaluate_values(y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | None = None) -> Evaluation:
+    """Compare predicted real values (n, outputs) with targets; each row has ``counts`` of them, or one."""
     from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
     r2 = r2_score(y, predicted) if len(y) > 1 else float(np.array_equal(y, predicted))
@@ -179,7 +184,16 @@ def evaluate_values(y: np.ndarray, predicted: np.ndarray) -> Evaluation:
             found[f"rmse_of_label_{n}"] = float(root_mean_squared_error(truth, guess))
     none = np.zeros((0, 0), int)
     merits = -((y - predicted) ** 2).reshape(len(y), -1).mean(axis=1)
-    return Evaluation(samples=len(y), scores=found, interval=None, recall={}, classes=(), confusion=none, merits=merits)
+    return Evaluation(
+        samples=len(y),
+        scores=found,
+        interval=r2_interval(y, predicted, counts),
+        recall={},
+        classes=(),
+        confusion=none,
+        merits=merits if counts is None else _by_row(merits, counts),
+        values=np.stack([y.ravel()[:MOST_VALUES], predicted.ravel()[:MOST_VALUES]]).astype(np.float64),
+    )
 
 
 def compare(one: Evaluation, other: Evaluation) -> float:
@@ -216,8 +230,8 @@ def evaluate(
         ranks = () if len(classes) != 2 or not readout.has_probabilities else (scores if linear else chances[..., 1],)
         parts.append((y, readout.targets.predict(scores), chances.max(axis=-1), *ranks))
     if not classes:
-        found = evaluate_values(*(np.concatenate(values) for values in zip(*parts, strict=True)))
-        return found if counts is None else replace(found, merits=_by_row(found.merits, counts))
+        truth, guess = (np.concatenate(values) for values in zip(*parts, strict=True))
+        return evaluate_values(truth, guess, counts)
     y, predicted, sure, *ranks = (np.concatenate(values) for values in zip(*parts, strict=True))
     y, predicted = y.astype(int), predicted.astype(int)
     if counts is not None and counts.min() == counts.max():
@@ -230,6 +244,29 @@ def _by_row(merits: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return the mean of samples (n,) in each row that has any, of which it has so many."""
     counts = counts[counts > 0]
     return np.add.reduceat(merits, np.cumsum(counts) - counts) / counts
+
+
+def r2_interval(
+    y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | None = None, draws: int = 1000
+) -> tuple[float, float] | None:
+    """Return the 95% interval of R² over rows of targets (n, outputs), by a percentile bootstrap; None of one row.
+
+    More than 2,000 rows are drawn in 2,000 groups.
+    """
+    rows = np.arange(len(y)) if counts is None else np.repeat(np.arange(len(counts)), counts)
+    units = min(int(rows[-1]) + 1, BOOTSTRAP_UNITS)
+    if units < 2:
+        return None
+    centred = y - y.mean(axis=0)
+    parts = [np.ones_like(centred), centred, np.square(centred), np.square(y - predicted)]
+    sums = np.zeros((units, 4 * y.shape[1]))
+    np.add.at(sums, rows % units, np.concatenate(parts, axis=1))
+    drawn = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=draws) @ sums
+    number, total, squares, residuals = np.split(drawn, 4, axis=1)
+    spread = squares - np.square(total) / number
+    scores = (1 - residuals / np.where(spread > 0, spread, np.nan)).mean(axis=1)
+    scores = scores[np.isfinite(scores)]
+    return tuple(np.quantile(scores, [0.025, 0.975]).tolist()) if len(scores) else None
 
 
 def accuracy_interval(shares: np.ndarray, z: float = 1.96) -> tuple[float, float]:

@@ -143,7 +143,7 @@ def test_predictions_of_a_labelled_file_are_evaluated(own, kind, call):
     lines = [json.loads(line) for line in out.splitlines()]
     assert code == 0 and [line["label"] for line in lines] == found["predictions"]["label"]
     assert [line["truth"] for line in lines] == truth.tolist() == found["predictions"]["truth"]
-    assert ("accuracy: " if kind == "classes" else "rmse: ") in err
+    assert ("accuracy: " if kind == "classes" else "rmse, in the unit of the label: ") in err
 
 
 def test_unknown_labels_count_as_wrong_and_other_shapes_are_refused(own, tmp_path):

@@ -34,6 +34,7 @@ CHOOSING = {*RowOptions.__dataclass_fields__, *ReservoirOptions.__dataclass_fiel
 
 SHOWN_TRIALS = 12  # of a search, the best
 SIGNIFICANT = 0.05
+NAMES = {"rmse": "rmse, in the unit of the label", "mae": "mae, in the unit of the label"}
 MOST_RECALLS = 10  # rows of the table of recalls
 HEADINGS = ("", "columns", "readout", "#penalty", "metric", "#valid", "#test", "95% interval")
 
@@ -96,14 +97,17 @@ def evaluation_lines(found: Evaluation, first: str = "accuracy") -> list[tuple[s
     """Return the names and values of an evaluation, beginning with the metric by which a readout was chosen."""
     shares = bool(found.classes)
     return [
-        (name.replace("_", " "), percent(value) if shares and name != "auc" else f"{value:.4g}")
+        (NAMES.get(name, name.replace("_", " ")), percent(value) if shares and name != "auc" else f"{value:.4g}")
         for name, value in sorted(found.scores.items(), key=lambda item: item[0] != first)
     ]
 
 
 def evaluation_tables(found: Evaluation, first: str = "accuracy") -> list[Table]:
     """Return the scores on test, and the recall of the classes with the lowest one."""
-    tables: list[Table] = [(("on test", ""), evaluation_lines(found, first))]
+    lines = evaluation_lines(found, first)
+    if not found.classes:
+        lines = [("rows", f"{len(found.merits):,}"), *lines]
+    tables: list[Table] = [(("on test", ""), lines)]
     worst = sorted(found.recall.items(), key=lambda item: item[1])[:MOST_RECALLS] if found.classes else []
     if worst:
         title = "" if len(worst) == len(found.recall) else f"the {len(worst)} classes with the lowest recall"
@@ -114,7 +118,7 @@ def evaluation_tables(found: Evaluation, first: str = "accuracy") -> list[Table]
 def _line(name: str, result: Result) -> tuple[Any, ...]:
     penalty = "" if result.alpha is None else f"{result.alpha:.3g}"
     interval = result.test_interval
-    spread = f"{percent(interval[0])} to {percent(interval[1])}" if interval else ""
+    spread = " to ".join(score_text(end, result.metric) for end in interval) if interval else ""
     scores = (score_text(score, result.metric) for score in (result.valid_score, result.test_score))
     return name, result.title, result.readout, penalty, result.metric.replace("_", " "), *scores, spread
 

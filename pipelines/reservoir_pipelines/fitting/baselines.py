@@ -62,7 +62,13 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
     statistics = [replace(raw, title=name, features=made, every=every) for name, made in _statistics(raw, every)]
     if statistics and every > 1:
         notify(f"{' and '.join(one.title for one in statistics)}: fitted to one of {every} training rows")
-    return [*found, *((ridge.fit(source), source, ridge) for source in statistics)]
+    found += [(ridge.fit(source), source, ridge) for source in statistics]
+    if not task.classes:  # of a constant feature, the readout is the mean of the training rows
+        mean = replace(raw, title="the mean", features=partial(_ones, task))
+        fit = replace(ridge, alphas=np.ones(1), widens=False).fit(mean)
+        constant = replace(fit.result, readout="constant", alpha=None)
+        found.append((replace(fit, results=(constant,)), mean, ridge))
+    return found
 
 
 def _logistic(raw: RawSource, fitter: Fitter, folds: int, fits: list[ColumnFit]) -> list[FittedBaseline]:
@@ -135,6 +141,10 @@ def _texts(task: Task, x: np.ndarray, lengths: np.ndarray) -> list[str]:
 
 def _counts(task: Task, vectorizer: Any, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return vectorizer.transform(_texts(task, x, lengths)).toarray().astype(np.float32)
+
+
+def _ones(task: Task, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    return np.ones((len(x), task.readout_tokens if task.each else 1, 1), np.float32)
 
 
 def _summaries(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:

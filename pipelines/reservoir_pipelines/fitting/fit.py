@@ -55,11 +55,12 @@ from reservoir_pipelines.fitting.sources import (
     stage_blocks,
 )
 from reservoir_pipelines.output import meter, notify
-from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep
+from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep, plot_values
 
 GREEDY_WIDTH = 6144
 """Joint width of the columns that greedy selection considers: it holds moments of order the square of that."""
 
+FAR_BELOW = 0.2  # of R² on test below that on validation rows
 FEW_ROWS, FEW_PER_CLASS = 100, 5
 """Fewer validation rows in all, or per class, cannot tell readouts apart."""
 
@@ -223,7 +224,7 @@ def _finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> Fina
         if task.classes and not calibrated:
             readout = readout.calibrate(source.blocks("valid"))
         if isinstance(fitter, RidgeFitter) and fitter.refits:
-            readout = fitter.refit(source, readout, float(best.result.alpha or 0))
+            readout = fitter.refit(source, readout, float(best.result.alpha or 1))
     names = [str(task.label(number)) for number in range(task.classes)]
     kept = source.store.entry.made_with.get("kept", {}).get("test", 1.0)
     found = evaluate(readout, source.blocks("test"), names, source.counts("test")).beside(task.floor, kept)
@@ -232,6 +233,13 @@ def _finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> Fina
 
 def _warn(chosen: FinalReadout, readouts: int, valid: int, folds: int, classes: int) -> None:
     """Print what makes the choice doubtful."""
+    result = chosen.result
+    if result.metric == "R²" and result.test_score is not None:
+        score, rows = f"R² {result.test_score:.3f}", f"{len(chosen.evaluation.merits):,} test rows"
+        if result.test_score < 0:
+            notify(f"CAUTION: {score} on {rows} is worse than predicting the mean; give more rows, or do not use it")
+        elif result.valid_score - result.test_score > FAR_BELOW:
+            notify(f"CAUTION: {score} on {rows} is far below {result.valid_score:.3f} on validation rows")
     if chosen.at_edge:
         title, alpha = chosen.result.title, chosen.result.alpha
         notify(f"{title}: penalty {alpha:g}, an end of the grid, scores best; --alphas LO:HI:N tries others")
@@ -252,3 +260,5 @@ def _draw(folder: Path, title: str, done: Fit, on_reservoir: Result) -> None:
         rows, valid, test = zip(*done.curve, strict=True)
         plot_curve(folder / "curve.png", rows, valid, test, metric=metric, title=f"{title}, {on_reservoir.title}")
     plot_confusion(folder / "confusion.png", done.evaluation, title)
+    if not done.evaluation.classes:
+        plot_values(folder / "predicted.png", done.evaluation, title)

@@ -380,7 +380,8 @@ def make_fitter(options: FitOptions, classes: int, rows: Mapping[str, int], grou
             refits=options.select == "auto" and not folds,
             balanced=balanced,
             widens=not alphas,
-            one_standard_error=options.one_standard_error,
+            # One of few folds decides a regression by chance: the larger penalty does less harm on new rows.
+            one_standard_error=options.one_standard_error or (not classes and repeats > 1),
         )
     if folds:
         raise InputError(f"--select {options.select}: cross-validation is for ridge; choose {readout} on valid")

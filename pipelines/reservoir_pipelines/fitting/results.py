@@ -46,7 +46,7 @@ class Result(Record):
     test_score : float, optional
         Score on the test split; only for a chosen readout.
     test_interval : tuple of (float, float), optional
-        95% interval of the test accuracy over rows.
+        95% interval of the test accuracy, or of R², over rows.
     """
 
     columns: tuple[str, ...]
@@ -92,7 +92,7 @@ class Result(Record):
 
     def tested(self, found: Evaluation) -> Result:
         """Return the result with its test score."""
-        interval = found.interval if self.metric == "accuracy" else None  # the interval is that of the accuracy
+        interval = None if self.metric == "balanced_accuracy" else found.interval  # of the accuracy, or of R²
         return replace(self, test_score=found.scores[self.metric], test_interval=interval)
 
 

@@ -130,7 +130,7 @@ def facts_of(stage: str, values: Values) -> Facts:
 def _fit_facts(values: Values, metric: str) -> Facts:
     facts: Facts = []
     if interval := values.get("test_interval"):
-        facts.append(("95% interval", f"{percent(interval[0])} to {percent(interval[1])}"))
+        facts.append(("95% interval", " to ".join(score_text(end, metric) for end in interval)))
     facts += [("chosen", values["readout"]), ("tried", f"{values['tried']:,} readouts")]
     facts.append(("raw input, test", score_text(values.get("raw_score"), metric)))
     if bins := values["reliability"]:
