@@ -117,7 +117,7 @@ def number_lists(*names: str) -> Check:
     return check
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(option,))
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """A group of options, checked when it is created. Each subclass becomes a frozen dataclass."""

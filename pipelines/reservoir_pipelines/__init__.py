@@ -43,7 +43,7 @@ PLACES = {
 }
 """The modules of all other public names."""
 
-__all__ = [*PLACES, *FUNCTIONS]  # noqa: PLE0604 (pyright reads the stub)
+__all__ = [*PLACES, *FUNCTIONS]  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
