@@ -1,7 +1,5 @@
 """The names of backbones, available without importing torch."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from pathlib import Path

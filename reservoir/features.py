@@ -1,7 +1,5 @@
 """The forward pass over stored sequences: batches of similar length, and pooled features as numpy arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The one model that extraction and training share: input layer, backbone, output (Lu et al. 2021, section 2.2)."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

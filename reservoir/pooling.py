@@ -1,7 +1,5 @@
 """Poolings: summaries of a layer's hidden states over the real tokens of each sequence; and the raw input, pooled."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable

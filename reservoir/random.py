@@ -1,7 +1,5 @@
 """Keyed random generators: each random decision has its own generator, the same on every machine."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

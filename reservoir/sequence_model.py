@@ -1,7 +1,5 @@
 """A torch module from stored sequences to logits, as ``predict`` computes them, and what each position contributes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The entries of a cache: listing, finding, removing, and the space they need."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """Derived arrays of an entry, such as moments: recomputable, so a damaged file reads as absent."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Iterable, Mapping

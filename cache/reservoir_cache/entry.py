@@ -4,8 +4,6 @@ A manifest lists what exists: a shard that is not in it does not exist. It has p
 adding a shard costs the same however many there are.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -99,13 +97,13 @@ class Manifest:
                 found.setdefault(shard.block, {}).update(dict.fromkeys(shard.columns, shard))
         return found
 
-    def with_shard(self, shard: Shard, columns: dict[str, Column]) -> Manifest:
+    def with_shard(self, shard: Shard, columns: dict[str, Column]) -> "Manifest":
         """Return the manifest with a shard, and the shapes of its columns, added or in place of a file of that name."""
         others = (each for each in self.shards if each.file != shard.file)
         shards = sorted((*others, shard), key=lambda each: (each.block, each.file))
         return replace(self, shards=tuple(shards), columns={**self.columns, **columns})
 
-    def without(self, files: set[str]) -> Manifest:
+    def without(self, files: set[str]) -> "Manifest":
         """Return the manifest without the named files and without columns that no shard holds any more."""
         shards = tuple(shard for shard in self.shards if shard.file not in files)
         held = {name for shard in shards for name in shard.columns}
@@ -213,7 +211,7 @@ class Entry:
             )
 
     @classmethod
-    def create(cls, root: Path, name: str, spec: Spec, layout: Layout, made_with: Mapping[str, Any]) -> Entry:
+    def create(cls, root: Path, name: str, spec: Spec, layout: Layout, made_with: Mapping[str, Any]) -> "Entry":
         """Open the entry of a specification, or create it, and make it the task's last unless within ``untracked``.
 
         ``name`` is the readable first part of the folder's name, like ``gpt2-random``. An existing entry keeps its
@@ -246,7 +244,7 @@ class Entry:
         return entry
 
     @classmethod
-    def open(cls, path: Path) -> Entry:
+    def open(cls, path: Path) -> "Entry":
         """Open an existing entry; writes nothing, and follows no symbolic link to it or out of it."""
         path = Path(path)
         _refuse_links(path)

@@ -7,8 +7,6 @@ table of their own; and closing *any* descriptor of a file drops all of the proc
 descriptor per lock file and process, which is closed when the entry has been removed and not before.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

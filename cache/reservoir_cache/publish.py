@@ -1,7 +1,5 @@
 """Files that are complete or absent, written in the steps that FORMAT.md lists under "Publication"; and errors."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json
@@ -43,7 +41,7 @@ class Problem:
         return f"{self.path}: {self.what}; {self.repair}"
 
     @classmethod
-    def of(cls, path: Path, error: CacheError, repair: str) -> Problem:
+    def of(cls, path: Path, error: CacheError, repair: str) -> "Problem":
         """Make a problem of an error message of the form 'where: what; what to do'."""
         return cls(path, str(error).partition(": ")[2].partition(";")[0], repair)
 

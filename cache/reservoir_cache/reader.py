@@ -1,7 +1,5 @@
 """Reading an entry: columns as arrays, or block by block in bounded memory."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator
@@ -49,7 +47,7 @@ class FeatureStore:
     def __iter__(self) -> Iterator[str]:
         return iter(self.splits)
 
-    def __getitem__(self, split: str) -> SplitFeatures:
+    def __getitem__(self, split: str) -> "SplitFeatures":
         if split not in self._splits:
             self._splits[split] = SplitFeatures(self.entry, split)
         return self._splits[split]
@@ -93,7 +91,7 @@ class SplitFeatures:
     def __contains__(self, column: str) -> bool:
         return column in self.columns
 
-    def __getitem__(self, column: str) -> FeatureColumn:
+    def __getitem__(self, column: str) -> "FeatureColumn":
         """Return a column: (rows, width), or (rows, tokens, width) if it has more than one token; float32."""
         return FeatureColumn(self, column)
 

@@ -3,8 +3,6 @@
 FORMAT.md has the layout of a shard, and under "Encoding" the equations and the reason for offsets.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import os
@@ -48,7 +46,7 @@ class Extent:
     dtype: np.dtype
 
     @classmethod
-    def of(cls, group: h5py.Group, name: str) -> Extent:
+    def of(cls, group: h5py.Group, name: str) -> "Extent":
         """Find a dataset of numbers; raises KeyError if it is absent, or its values do not lie in this very file.
 
         Links and datasets may name other files (virtual and external storage), and one without storage reads as zeros.
@@ -144,7 +142,7 @@ class Place:
     offset: Extent | None
 
     @classmethod
-    def of(cls, file: h5py.File, column: str, store: str) -> Place:
+    def of(cls, file: h5py.File, column: str, store: str) -> "Place":
         """Find a column; raises KeyError if it is absent, CacheError for other data types or shapes."""
         values = Extent.of(file, f"{column}/values")
         offset = Extent.of(file, f"{column}/offset") if store != "float32" else None

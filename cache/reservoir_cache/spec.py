@@ -1,7 +1,5 @@
 """The specification of an entry, its canonical text and key, and how it is read from ``spec.json``."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -108,7 +106,7 @@ class Spec:
         return {field.name: _plain(getattr(self, field.name), field.name) for field in fields(self)}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Spec:
+    def from_dict(cls, values: Mapping[str, Any]) -> "Spec":
         """Build a specification from ``to_dict``'s result; CacheError if a field is missing or unknown."""
         names = {field.name for field in fields(cls)}
         if wrong := sorted(names ^ set(values)):

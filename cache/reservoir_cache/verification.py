@@ -1,7 +1,5 @@
 """Finding all damage of an entry, and removing it so that a rerun computes only the damaged parts again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path

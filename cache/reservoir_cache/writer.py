@@ -1,7 +1,5 @@
 """Writing blocks and labels: encode, publish a file, list it in the manifest, in a thread beside the forward pass."""
 
-from __future__ import annotations
-
 import io
 import queue
 import threading
@@ -91,7 +89,7 @@ class ShardWriter:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="shard-writer", daemon=True)
 
-    def __enter__(self) -> ShardWriter:
+    def __enter__(self) -> "ShardWriter":
         self._stack.enter_context(self._locks.run())
         self._thread.start()
         return self

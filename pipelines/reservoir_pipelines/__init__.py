@@ -8,8 +8,6 @@
 'accuracy'
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

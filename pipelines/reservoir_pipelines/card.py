@@ -1,7 +1,5 @@
 """The model card of a backbone: what it is, its parameters by group, what of it is trained, how its weights spread."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean

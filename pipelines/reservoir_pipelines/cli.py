@@ -1,7 +1,5 @@
 """The command line. Each command is a thin function that calls a stage; heavy imports stay inside functions."""
 
-from __future__ import annotations
-
 import os
 import sys
 from functools import cache

@@ -1,7 +1,5 @@
 """Commands: functions whose flags are made from groups of options, and the configuration file with their values."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import tomllib

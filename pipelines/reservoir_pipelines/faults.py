@@ -1,7 +1,5 @@
 """Messages for interruptions and for errors of the operating system that no stage handles."""
 
-from __future__ import annotations
-
 import errno
 import sys
 from typing import Any

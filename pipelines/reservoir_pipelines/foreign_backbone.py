@@ -1,7 +1,5 @@
 """The stage ``import_backbone``: convert weights in other formats to a model folder for ``--backbone``."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import dataclass

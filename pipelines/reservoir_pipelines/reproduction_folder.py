@@ -1,7 +1,5 @@
 """The folder of a reproduction: one file per finished cell, one per failed cell, and the tables made from them."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Independent pieces of work, in this process, in local processes, or on a dask cluster."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import threading

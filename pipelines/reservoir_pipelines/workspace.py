@@ -1,7 +1,5 @@
 """The cache's root folder, the folder of downloaded data, and the versions of packages."""
 
-from __future__ import annotations
-
 import os
 import platform
 from importlib.metadata import version

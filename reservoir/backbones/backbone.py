@@ -1,7 +1,5 @@
 """A frozen sequence model behind one interface, whatever its family; its attention maps and numbers of parameters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Families of sequence models, the groups of their parameters, and how a family's models are built and loaded."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Family and configuration of a backbone by its name: a known name, a folder, a GGUF file, or a hub name."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

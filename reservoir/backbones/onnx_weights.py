@@ -4,8 +4,6 @@ Exporters fold constants: the matrix of a product is stored transposed and witho
 in two pieces. Such tensors are found by their place in the graph. Nothing of the graph is run.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path
@@ -37,7 +35,7 @@ def read_onnx(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray], list[s
         raise InputError(f"{path}: not a readable ONNX file ({first_line(error)}); export the model again") from None
 
 
-def _read_graph(path: Path, graph: _Graph) -> tuple[dict[str, Any], dict[str, np.ndarray], list[str]]:
+def _read_graph(path: Path, graph: "_Graph") -> tuple[dict[str, Any], dict[str, np.ndarray], list[str]]:
     start = next((name.removesuffix(PATCHES) for name in graph.tensors if name.endswith(PATCHES)), None)
     if start is None:
         raise InputError(f"{path}: no tensor is named ...{PATCHES}; export a ViT or DINOv2 of transformers")

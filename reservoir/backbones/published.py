@@ -1,7 +1,5 @@
 """Families of published models that transformers builds: BERT, ESM, T5, ViT, DINOv2, wav2vec 2.0, HuBERT, Llama."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace

@@ -25,8 +25,6 @@ with :math:`e_t` the output of the input layer for token t. The input matrix of 
 times that of the input layer, whose entries have a root mean square of ``gain / sqrt(units)``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

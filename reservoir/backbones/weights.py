@@ -1,7 +1,5 @@
 """Frozen weights: drawn at random from a seed, or loaded; and their digest."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

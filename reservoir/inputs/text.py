@@ -1,7 +1,5 @@
 """Texts as token numbers of a model's own tokenizer, with the special tokens that the model was trained with."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -5,8 +5,6 @@ without words shows the gain from the order of tokens alone. They train masked m
 here models predict the next token, so that the least possible loss on independent tokens is known.
 """
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import hashlib
@@ -54,7 +52,7 @@ class HeldOut:
     def __len__(self) -> int:
         return len(self.windows)
 
-    def head(self, count: int) -> HeldOut:
+    def head(self, count: int) -> "HeldOut":
         """Return the first windows, at least one."""
         count = max(1, count)
         return HeldOut(self.windows[:count], self.first[:count], self.bytes_per_token)

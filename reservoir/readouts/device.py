@@ -8,8 +8,6 @@ to the device block by block, and results are numpy arrays. Both use the same pr
 matrices, the features' own for scores, and never TF32, whose 10-bit mantissa would cost three digits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

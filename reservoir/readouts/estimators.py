@@ -1,7 +1,5 @@
 """The ridge sweep as scikit-learn estimators, for arrays in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 

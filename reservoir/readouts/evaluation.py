@@ -1,7 +1,5 @@
 """How predictions compare with labels: scikit-learn's scores, intervals, and p-values of a difference."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -79,7 +77,7 @@ class Evaluation:
     reliability: tuple[tuple[int, float, float], ...] = ()
     values: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
 
-    def beside(self, floor: float | None, kept: float) -> Evaluation:
+    def beside(self, floor: float | None, kept: float) -> "Evaluation":
         """Return the same with what a task's floor and the share of its sequences that are kept make of it."""
         scores = dict(self.scores)
         if floor is not None:
@@ -97,7 +95,7 @@ class Evaluation:
         return known | {"classes": list(self.classes), "confusion": confusion, "reliability": bins}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Evaluation:
+    def from_dict(cls, values: dict[str, Any]) -> "Evaluation":
         """Build what `to_dict` returned, without the merits, and without the confusion of more than 100 classes."""
         own = {"samples", "interval", "recall", "classes", "confusion", "reliability"}
         return cls(

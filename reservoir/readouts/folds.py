@@ -7,8 +7,6 @@ that is chosen. A channel that varies in one fold alone is therefore not scaled 
 rounding errors are left.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Linear models: one, which is saved and predicts, and those along a path of penalties, scored by one product."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,7 +64,7 @@ class LinearReadout:
         """Return the probability of each class, (n, outputs, classes), of features (n, w); not for regression."""
         return self.targets.probabilities(self.scores(x), self.temperature, self.link)
 
-    def calibrate(self, blocks: Iterable[Block]) -> LinearReadout:
+    def calibrate(self, blocks: Iterable[Block]) -> "LinearReadout":
         """Return the same readout with the temperature that suits blocks of held-out features and labels best."""
         pairs = [(self.scores(x), y) for x, y in blocks]
         scores, labels = (np.concatenate(part) for part in zip(*pairs, strict=True))
@@ -79,7 +77,7 @@ class LinearReadout:
         return {"coef": self.coef, "intercept": self.intercept}, settings
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> LinearReadout:
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> "LinearReadout":
         """Build a readout from what `to_arrays` returned; raise `InputError` if its shapes do not fit together."""
         targets = Targets(int(settings["outputs"]), int(settings["classes"]))
         if arrays["coef"].shape[1:] != (targets.columns,) or arrays["intercept"].shape != (targets.columns,):

@@ -11,8 +11,6 @@ identity, for every penalty alike; L-BFGS then needs tens of passes where the co
 Reference: Boehning (1992), Multinomial logistic regression algorithm (the bound k Z'PZ on the Hessian).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 

@@ -11,8 +11,6 @@ hide a penalty of about 1 in every solution. Blocks are cut by the row number, s
 last bit, on the pieces in which the rows arrive.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -46,7 +44,7 @@ class Moments:
         variance = np.diagonal(self.xx) / self.count
         return np.sqrt(np.where(constant(variance, self.mean), 0.0, variance))
 
-    def __add__(self, other: Moments) -> Moments:
+    def __add__(self, other: "Moments") -> "Moments":
         """Return the moments of both sets of samples together (Chan, Golub and LeVeque 1983, equation 2.1)."""
         if self.xy.shape != other.xy.shape:
             raise InputError(
@@ -66,7 +64,7 @@ class Moments:
             y_mean=self.y_mean + share * y_apart,
         )
 
-    def select(self, features: np.ndarray | slice) -> Moments:
+    def select(self, features: np.ndarray | slice) -> "Moments":
         """Return the moments of some of the features, by indices or a slice: some columns of a concatenation."""
         rows = self.xx[features]
         return replace(self, mean=self.mean[features], xx=rows[:, features], xy=self.xy[features])
@@ -76,7 +74,7 @@ class Moments:
         return {field.name: np.asarray(getattr(self, field.name), np.float64) for field in fields(self)}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Moments:
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Moments":
         """Build moments from what `to_arrays` returned."""
         names = {field.name for field in fields(cls)} - {"count"}
         return cls(count=float(arrays["count"]), **{name: arrays[name] for name in names})
@@ -97,7 +95,7 @@ class Accumulator:
         self._xz = on.zeros((width, targets + 1))
         self._sums = on.zeros((1, targets + 1))
 
-    def update(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Accumulator:
+    def update(self, x: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> "Accumulator":
         """Take in samples: features (m, w) and targets (m, t) of any real dtype, and weights (m,) if not all are 1."""
         w, t = self._xz.shape[0], self._xz.shape[1] - 1
         if x.shape != (len(x), w) or y.shape != (len(x), t):

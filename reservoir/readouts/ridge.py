@@ -13,8 +13,6 @@ References: Hoerl and Kennard (1970), Ridge regression; Wager, Wang and Liang (2
 regularization.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

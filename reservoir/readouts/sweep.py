@@ -3,8 +3,6 @@
 Training data is gathered in the form that is cheaper to solve: moments, or the samples where features outnumber them.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -41,7 +39,7 @@ class Tally:
         self._sum = np.zeros(targets.outputs)
         self._squares = np.zeros(targets.outputs)
 
-    def update(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> Tally:
+    def update(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> "Tally":
         """Count a block: scores (A, m, T) of each readout against labels (m, outputs), weighted (m,) or once each."""
         weights = self.targets.weights(y, weights)
         counted = np.ones(len(y)) if weights is None else weights
@@ -125,7 +123,7 @@ class Samples(NamedTuple):
     y: np.ndarray
     weights: np.ndarray | None
 
-    def select(self, features: np.ndarray | slice) -> Samples:
+    def select(self, features: np.ndarray | slice) -> "Samples":
         """Return the same samples with some of the features."""
         return self._replace(x=self.x[:, features])
 

@@ -1,7 +1,5 @@
 """Coding of labels as real targets of a regression, and of scores as labels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Bit tasks: remember a string of bits from a masked copy, and add two strings modulo two."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -6,8 +6,6 @@ language and the generator's probabilities are those of Nangia and Bowman, "List
 al. 2021) uses them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

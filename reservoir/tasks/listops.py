@@ -1,7 +1,5 @@
 """ListOps: the value of a nested expression, generated or from Long Range Arena's files."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Remote homology: the fold of a protein from its amino acids, in the layouts of TAPE."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The split of each row, decided by a hash of the row number and never by a random state."""
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sources of the rows of a task: files or a generator, read in pieces that do not depend on each other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a task is: the form of its sequences, the shape of its labels, and its splits as arrays."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,7 +61,7 @@ class Task:
         return {name: value for name, value in values.items() if name not in absent or value != absent[name]}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Task:
+    def from_dict(cls, values: Mapping[str, Any]) -> "Task":
         """Build a task from what `to_dict` returned."""
         form = values["form"]
         form = Vectors(form["vectors"]) if "vectors" in form else Tokens(form["tokens"])
@@ -88,7 +86,7 @@ class Split:
     def __len__(self) -> int:
         return len(self.x)
 
-    def take(self, rows: slice | np.ndarray) -> Split:
+    def take(self, rows: slice | np.ndarray) -> "Split":
         """Return some of the rows."""
         groups = None if self.groups is None else self.groups[rows]
         return Split(x=self.x[rows], y=self.y[rows], lengths=self.lengths[rows], groups=groups)
@@ -106,7 +104,7 @@ class Scaling:
     scale: np.ndarray
 
     @classmethod
-    def uniform(cls, scale: float, dim: int, offset: float = 0.0) -> Scaling:
+    def uniform(cls, scale: float, dim: int, offset: float = 0.0) -> "Scaling":
         """Return the scaling that is the same for each of ``dim`` values."""
         return cls(offset=np.full(dim, offset, np.float32), scale=np.full(dim, scale, np.float32))
 

@@ -1,7 +1,5 @@
 """Faster equivalents on a CPU: attention with dropout, dropout from cheap random bits, GELU with its derivative."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 The groups are those of Lu et al. 2021, section 2.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any

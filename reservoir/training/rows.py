@@ -1,7 +1,5 @@
 """Batches of rows, the endless sequence of rows that training reads, and standardised targets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -109,14 +107,14 @@ class TargetScale:
     deviation: np.ndarray
 
     @classmethod
-    def of(cls, y: np.ndarray) -> TargetScale:
+    def of(cls, y: np.ndarray) -> "TargetScale":
         """Measure the targets (rows, readout_tokens, outputs) of the training rows."""
         flat = y.reshape(-1, y.shape[-1]).astype(np.float64)
         deviation = flat.std(axis=0)
         return cls(flat.mean(axis=0), np.where(deviation > 0, deviation, 1.0))
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> TargetScale:
+    def from_json(cls, values: Mapping[str, Any]) -> "TargetScale":
         """Build what `to_json` returned."""
         return cls(np.array(values["mean"]), np.array(values["deviation"]))
 

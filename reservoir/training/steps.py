@@ -1,7 +1,5 @@
 """The steps of a training end to end: the loss, Adam on an FPT's trained parameters, and scores on a split."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The training loop: steps, validation at intervals, the best state, divergence; and the processes that share it."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -1,7 +1,5 @@
 """The commands under ``reservoir cache``: list, check, repair and remove what is stored."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The commands ``reservoir tasks``, ``prepare``, ``extract`` and ``plan``."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

@@ -1,7 +1,5 @@
 """The command ``reservoir doctor``: what is wrong on this machine, and the command that mends it."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The commands about models: ``reservoir backbone``, ``attention``, ``train`` and ``pretrain``."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The commands ``reservoir reproduce`` and ``reservoir report``."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated, Any
 

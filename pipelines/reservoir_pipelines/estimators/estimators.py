@@ -1,7 +1,5 @@
 """Estimators of raw sequences in scikit-learn's sense: a frozen model, with features cached by row, and its readout."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import Field, fields

@@ -1,7 +1,5 @@
 """Features cached under the content of a row: each distinct row goes through a frozen model once."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

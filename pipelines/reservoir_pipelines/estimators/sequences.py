@@ -1,7 +1,5 @@
 """X of the estimators, an array or a list of arrays of unequal length, as padded rows."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +29,7 @@ class Rows:
         """Values of each token; 1 for symbols."""
         return self.x.shape[2] if self.x.ndim == 3 else 1
 
-    def scaled(self, scaling: Scaling | None) -> Rows:
+    def scaled(self, scaling: Scaling | None) -> "Rows":
         """Return the rows with scaled values."""
         if scaling is None:
             return self

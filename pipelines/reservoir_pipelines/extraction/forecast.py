@@ -1,7 +1,5 @@
 """The stage ``plan``: the time, disk and memory that an extraction will take, from a trial of some seconds."""
 
-from __future__ import annotations
-
 import resource
 import time
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Blocks may be shared among processes; each loads the model once and publishes its own shards.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading
@@ -65,7 +63,7 @@ PROBE_ROWS, PROBE_TOLERANCE = 2, 0.02
 bfloat16 on another kind of processor differs by far less, another pooling by far more.
 """
 
-_runs: dict[str, Run] = {}
+_runs: dict[str, "Run"] = {}
 _one_pass = threading.Lock()  # a forward pass takes blocks out of the backbone, so one runs at a time
 
 
@@ -76,7 +74,7 @@ def plan_of(prepared: Prepared, options: ExtractOptions) -> Plan:
 
 def start_run(
     task: str, options: ExtractOptions, prepared: Prepared, root: Path, splits: Sequence[str] | None = None
-) -> Run:
+) -> "Run":
     """Decide what will be computed, and load the model."""
     plan = plan_of(prepared, options)
     model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)

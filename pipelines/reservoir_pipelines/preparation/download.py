@@ -1,7 +1,5 @@
 """Download the publishers' files and check their SHA-256."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

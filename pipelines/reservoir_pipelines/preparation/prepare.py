@@ -1,7 +1,5 @@
 """The stage ``prepare``: raw files or generated rows become typed arrays on disk, split once and for all."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The stage ``pretrain``: a backbone trained as a language model, or on the task bit-memory, from a random start."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The result of ``pretrain``, and the folder of a pretrained model: files of transformers, and the run."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import dataclass
 from pathlib import Path

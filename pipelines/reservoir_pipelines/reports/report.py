@@ -1,7 +1,5 @@
 """The stage ``report``: one HTML page, complete in itself, of reproductions, fits and trainings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass

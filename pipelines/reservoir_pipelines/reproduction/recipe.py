@@ -5,8 +5,6 @@ A cell is one stage on one task with settings; equal work has an equal key, in w
 task also sets the task, unless the row, the column or the recipe sets another.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -67,7 +65,7 @@ class Cell:
         return json_digest(self.to_dict())[:16]
 
     @property
-    def needs(self) -> list[Cell]:
+    def needs(self) -> list["Cell"]:
         """The cells whose folders this one reads."""
         return [value for value in self.settings.values() if isinstance(value, Cell)]
 
@@ -135,7 +133,7 @@ class Recipe:
                 found |= {need.key: need for need in cell.needs} | {cell.key: cell}
         return list(found.values())
 
-    def select(self, only: Sequence[str]) -> Recipe:
+    def select(self, only: Sequence[str]) -> "Recipe":
         """Return the part with some tasks, rows and columns: ``["mnist", "FPT"]`` is the row FPT on the task mnist.
 
         The part is empty if the recipe has none of the tasks, or none of the other names.

@@ -1,7 +1,5 @@
 """The stage ``reproduce``: the cells of tables and figures, each run once and saved when it finishes."""
 
-from __future__ import annotations
-
 import io
 import threading
 import time

@@ -1,7 +1,5 @@
 """Running a cell in this process, and the cost of one, estimated from a short trial on this machine."""
 
-from __future__ import annotations
-
 import io
 import tempfile
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Checkpoints of a training in safetensors and JSON, complete or absent; resuming from one gives the same bits."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The folder of a training: configuration, journal of the steps, checkpoints and result."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import math

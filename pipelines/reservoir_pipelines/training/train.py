@@ -1,7 +1,5 @@
 """The stage ``train``: end-to-end training of chosen groups of a model's parameters."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

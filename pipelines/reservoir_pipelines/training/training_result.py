@@ -1,7 +1,5 @@
 """The result of ``train``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -96,7 +94,7 @@ class Training(Record):
         return fmean(last) if last else None
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Training:
+    def from_dict(cls, values: dict[str, Any]) -> "Training":
         """Build a result from what `to_dict` returned."""
         found = values["evaluation"]
         evaluation = Evaluation.from_dict(found) if found else None

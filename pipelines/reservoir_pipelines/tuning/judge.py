@@ -1,7 +1,5 @@
 """How good columns are on held-out rows of train and valid, and which reservoirs are read together; never from test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,14 +28,14 @@ class ColumnKernel:
     raw_width: int = 0
 
     @classmethod
-    def of(cls, source: Source) -> ColumnKernel:
+    def of(cls, source: Source) -> "ColumnKernel":
         """Return the inner products of all samples of a source."""
         x = np.concatenate([x for split in KNOWN for x, _ in source.blocks(split)])
         if source.columns == (RAW,):
             return cls(raw=kernel_matrix(x), raw_width=x.shape[1])
         return cls(columns=kernel_matrix(x), width=x.shape[1])
 
-    def __add__(self, other: ColumnKernel) -> ColumnKernel:
+    def __add__(self, other: "ColumnKernel") -> "ColumnKernel":
         """Return the kernel of the columns of both side by side, which is the sum."""
         return ColumnKernel(
             columns=self.columns + other.columns,
@@ -71,7 +69,7 @@ class Judge:
     tokens: int
 
     @classmethod
-    def of(cls, source: Source, classes: int) -> Judge:
+    def of(cls, source: Source, classes: int) -> "Judge":
         """Assign the samples of a source to folds."""
         y = np.concatenate([source.labels(split) for split in KNOWN])
         groups = groups_of(source.store)

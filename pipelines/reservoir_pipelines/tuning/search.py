@@ -1,7 +1,5 @@
 """The search: candidates are tried on few rows, the best of them on more, within a budget of time."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -111,7 +109,7 @@ class SearchData:
     default: dict[str, Any]
 
     @classmethod
-    def read(cls, task: str, options: ExtractOptions) -> SearchData:
+    def read(cls, task: str, options: ExtractOptions) -> "SearchData":
         """Prepare the data as `extract` does, and load the default reservoir."""
         root = cache_root(options.cache)
         options, prepared = prepare_for_model(task, options, root)

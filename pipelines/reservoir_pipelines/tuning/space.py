@@ -1,7 +1,5 @@
 """The reservoirs that ``tune`` tries: drawn around the default, from a space that depends on the kind of data."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from reservoir.plan import (

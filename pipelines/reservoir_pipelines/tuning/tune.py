@@ -1,7 +1,5 @@
 """The stage ``tune``: which reservoirs suit some data, within a budget of time, by held-out training rows alone."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """CIFAR-10, in colour patches and, as in Long Range Arena, pixel by pixel in grey."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

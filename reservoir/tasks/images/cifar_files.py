@@ -13,8 +13,6 @@ instructions. Those that build lists, tuples, dicts, texts and numbers are follo
 as a `Call`, and an array is known by its form.
 """
 
-from __future__ import annotations
-
 import gzip
 import pickletools
 import tarfile

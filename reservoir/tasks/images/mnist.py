@@ -1,7 +1,5 @@
 """Small grey images as sequences of patches: scikit-learn's handwritten digits, MNIST and Fashion-MNIST."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import struct

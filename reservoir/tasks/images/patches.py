@@ -1,7 +1,5 @@
 """Patches of images as tokens, and augmented views of images."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Arrays by name, one row per sequence: what every reader of your own data returns; and those of ``.npz`` files."""
 
-from __future__ import annotations
-
 import math
 import zipfile
 from collections.abc import Mapping, Sequence

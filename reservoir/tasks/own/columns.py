@@ -16,8 +16,6 @@ values     all others, in their order
 =========  ============================================================================================
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Your own data as the source of a task."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """FASTA: sequences of letters under headers, which may have their names, labels and groups."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Arrays by name, whatever file, folder or function they come from."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping

@@ -3,8 +3,6 @@
 A recording is a table with a row per step and a column per channel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any

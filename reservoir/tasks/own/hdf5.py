@@ -4,8 +4,6 @@ A damaged file can make the HDF5 library loop for ever (6 of 3,000 mutated files
 and processor time therefore reads the whole file once, before this one opens it.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import resource

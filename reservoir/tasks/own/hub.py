@@ -1,7 +1,5 @@
 """Texts with labels of the package ``datasets``: a folder of ``save_to_disk``, or ``hf:NAME[:SETTINGS]``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Series as the UCR and UEA archives publish them: ``.ts`` files, and ``.tsv`` of numbers under no names."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Your own sounds as frames of a mel spectrum or as samples; soundfile decodes WAV, FLAC, OGG and MP3."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A table as arrays: rows of values, whole sequences in cells, or several lines per sequence (long form)."""
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Mapping, Sequence

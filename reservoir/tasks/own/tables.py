@@ -1,7 +1,5 @@
 """Tables from files: ``.csv``, ``.tsv``, ``.jsonl`` and ``.parquet`` as data frames that know where their rows are."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import json

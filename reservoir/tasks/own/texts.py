@@ -1,7 +1,5 @@
 """Texts as sequences of symbols: each letter of the training rows is one, and all other letters are another."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Values and symbols of your own data: checked, cut to their rows, and standardised; and those of new inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain
 
