@@ -1,4 +1,4 @@
-"""What is computed: tasks, frozen backbones, the one model, and linear readouts. Writes no files."""
+"""Tasks, frozen backbones, the model and linear readouts. This package writes no files."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ __all__ = ["InputError", "backbones", "options", "pooling", "readouts", "tasks"]
 
 
 def __getattr__(name: str) -> Any:
-    # The command line answers --help without torch and scikit-learn, which the rooms below import.
+    # The command line answers --help without torch and scikit-learn, which the packages below import.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"{__name__}.{name}")

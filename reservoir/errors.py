@@ -1,4 +1,4 @@
-"""The one exception that means: the user's input was at fault, and here is what to do."""
+"""The exception for errors in what the user gave; its message says what to do."""
 
 import difflib
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return the beginning of an error's message, to stand inside a line of ours."""
+    """Return the beginning of an error's message, for use inside another message."""
     text = str(error).strip()
     return text.splitlines()[0][:160] if text else type(error).__name__
 

@@ -18,7 +18,7 @@ from reservoir.errors import InputError
 
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 DURATION = re.compile(r"(?=.*[1-9])(\d+(?:\.\d+)?)([smhd])")
-SEEDS = 2**63  # those of torch's generators have 63 bits
+SEEDS = 2**63  # seeds of torch's generators have 63 bits
 
 MODULE_FUNCTION = re.compile(r"(?!hf:)[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
 """The task ``module:function``; ``hf:NAME`` is a data set of the hub."""
@@ -91,7 +91,7 @@ def within(low: float, high: float) -> Check:
 
 
 positive = _must(lambda value: 0 < value < float("inf"), "give a positive number")
-share = _must(lambda value: 0 <= value < 1, "give a share from 0 up to, not including, 1")
+share = _must(lambda value: 0 <= value < 1, "give a number of at least 0 and below 1")
 seed_number = _must(lambda value: 0 <= value < SEEDS, f"give a whole number from 0 to {SEEDS - 1}")
 dilation_list = _must(
     re.compile(r"auto|0*[1-9]\d*(,0*[1-9]\d*)*").fullmatch, "give auto, or whole numbers from 1 such as 1,2,4"
@@ -148,7 +148,7 @@ class Options:
 
 
 def _plain(value: Any) -> Any:
-    """Return paths as texts, and numbers of numpy's as Python's, which alone are the same in every file."""
+    """Convert paths to text and NumPy numbers to Python numbers, so that files hold plain values."""
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -161,7 +161,7 @@ def _plain(value: Any) -> Any:
 
 
 def without_where(values: Mapping[str, Any], source: str = "") -> dict[str, Any]:
-    """Return the options of an entry, a recipe or a run, as far as a file may decide them.
+    """Return the options that a file, such as an entry, a recipe or a run, may decide.
 
     Where work runs and where results go is decided by the command line, the Python call and the person's own
     ``--config``: a scheduler named by a file, say, could send code back. With ``source``, the file, such an option
@@ -209,7 +209,7 @@ def flag_of(item: Any) -> str:
 
 
 def typed(name: str, arguments: Sequence[str], *groups: Options) -> str:
-    """Return the command line with these options, where they are not the defaults."""
+    """Return the command line with the options that differ from their defaults."""
     parts = ["reservoir", name, *arguments]
     for item, value in ((item, getattr(group, item.name)) for group in groups for item in fields(group)):
         flag = flag_of(item)

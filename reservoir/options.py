@@ -106,14 +106,14 @@ class TaskOptions(OwnDataOptions, panel="Data"):
 class RowOptions(TaskOptions, panel="Data"):
     """Which data, and how many rows of it."""
 
-    limit: int | None = option(None, "Most rows per split; a fixed random draw.", at_least(1))
+    limit: int | None = option(None, "Maximum number of rows per split; they are a fixed random draw.", at_least(1))
 
 
 class DownloadOptions(Options, panel="Data"):
     """Whether the data set's files are downloaded."""
 
     fetch: bool = option(False, "Download the files that are missing.", flag="download", where=True)
-    mirrors: Sequence[str] = option((), "Addresses to try first.", flag="mirror", where=True)
+    mirrors: Sequence[str] = option((), "Addresses of mirrors to try before the publisher.", flag="mirror", where=True)
 
 
 class CorpusOptions(Options, panel="Data"):
@@ -279,8 +279,8 @@ class TuneOptions(Options, panel="Search"):
     """How long reservoirs are searched for, and how many may be joined."""
 
     budget: str = option("5m", "Total time, such as 90s, 10m or 1h.", span)
-    trials: int | None = option(None, "Most reservoirs to try.", at_least(1), shown="as many as the budget allows")
-    join: int = option(4, "Most reservoirs to read side by side.", at_least(1))
+    trials: int | None = option(None, "Limit of reservoirs to try.", at_least(1), shown="as many as the budget allows")
+    join: int = option(4, "Maximum number of reservoirs whose columns are concatenated.", at_least(1))
 
 
 class StepOptions(Options, panel="Training"):

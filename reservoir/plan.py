@@ -38,48 +38,48 @@ RAW = "raw"
 
 SERIES_KERNEL = 9  # values of each window of a series, as in MiniRocket
 SYMBOL_KERNEL = 5  # symbols of each window: the length of a motif
-KERNEL_GAIN = 6.0  # the positions are then small beside the values
-MAX_WINDOWS = 1024  # of a row: the positions of GPT-2 and mini
-MAX_TOKENS = 2**21  # of all rows together: about a minute per block of mini on two cores
+KERNEL_GAIN = 6.0  # makes the learned positions small compared with the values
+MAX_WINDOWS = 1024  # windows of a row: the number of positions of GPT-2 and mini
+MAX_TOKENS = 2**21  # windows of all rows together: about a minute per block of mini on two cores
 
-VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # which values a channel takes, wherever in the sequence
-SYMBOL_POOLINGS = ("shares13", "max", "min")  # the same of windows of symbols
-SEGMENTS = "segments8"  # where in the sequence
+VALUE_POOLINGS = ("quantiles9", "shares13", "max", "min")  # describe the values of a channel, not where they are
+SYMBOL_POOLINGS = ("shares13", "max", "min")  # the same for windows of symbols
+SEGMENTS = "segments8"  # describes where in the sequence values are
 
 # One batch holds about this many tokens: enough to keep the device busy, little enough to stay in its caches.
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
-# A block is what a kill can lose, one file, and the rows among which those of like length share a batch: so many that
-# padding is under 5% of the tokens, see `reservoir.features.token_batches`.
+# A block is one file and the most work that a killed process loses. Rows of similar length within it share a batch;
+# with this many rows padding is under 5% of the tokens, see `reservoir.features.token_batches`.
 BLOCK_ROWS = {"cpu": 256, "cuda": 4096}
-PICTURE_BLOCK_ROWS = 64  # the files of photographs have megabytes
-BLOCK_BYTES = 2**28  # of float32: several blocks wait in the writer's queue
+PICTURE_BLOCK_ROWS = 64  # fewer, because the file of a photograph takes megabytes
+BLOCK_BYTES = 2**28  # as float32; the writer's queue holds several blocks
 
 AUTO_FOLDS = 5
 ENOUGH_VALID = 1000  # validation rows at which two standard errors of an accuracy are 3 points or less
-REPEATS = ((200, 5), (600, 3), (float("inf"), 1))  # fewer training rows than the first are split into folds so often
+REPEATS = ((200, 5), (600, 3), (float("inf"), 1))  # (rows, n): below this number of rows, draw folds n times
 
-MAX_JOINED_WIDTH = 2048  # of the columns of one layer side by side: a sweep costs the cube of the width
-MAX_ALL_WIDTH = 8192  # of all columns side by side, where rows are few
-MAX_KERNEL_ROWS = 3000  # training rows of wide columns: their kernel matrix has rows squared
+MAX_JOINED_WIDTH = 2048  # of the concatenated columns of a layer; the time of a sweep grows with its cube
+MAX_ALL_WIDTH = 8192  # of all columns concatenated, for few rows
+MAX_KERNEL_ROWS = 3000  # training rows of wide columns, whose kernel matrix has the size rows x rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Every option of an extraction, and of the fit that follows, with its value and the reason for it."""
 
-    task: Task  # as its data is stored
-    reservoir: Reservoir  # with numbers as dilations
+    task: Task  # with sequences as stored
+    reservoir: Reservoir  # with "auto" dilations resolved
     windows: Windows
     layers: tuple[str, ...]  # each layer under each pooling is a column of the cache
     poolings: tuple[str, ...]
     device: str
     compute: str  # precision of matrix products
     store: str  # precision on disk
-    block_rows: int  # of a shard of a new entry
-    batch_rows: int  # of the greatest length
-    folds: int  # of the cross-validation that chooses a readout; 0 for the validation split
+    block_rows: int  # rows of a shard of a new entry
+    batch_rows: int  # rows of a batch of the greatest length
+    folds: int  # of cross-validation; 0 if the validation split chooses the readout
     repeats: int
-    candidates: tuple[str, ...]  # columns that a readout is chosen from; a+b are two side by side
+    candidates: tuple[str, ...]  # columns among which a readout is chosen; a+b concatenates two
     reasons: Mapping[str, str]
 
     @property
@@ -113,7 +113,7 @@ class Plan:
 
     @property
     def note(self) -> str:
-        """A line on the values of each row that the default windows leave out, and what reads more; else empty."""
+        """A message if the default windows skip part of each row, with an option that covers more; else empty."""
         windows = self.windows
         if self.reservoir.input == "native" or self.reasons["stride"] == GIVEN or windows.read_share == 1:
             return ""
@@ -165,10 +165,10 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
         compute, computed = "float32", "a recurrent state feeds its rounding back"
     elif compute == "bfloat16":
         computed = "this device multiplies it faster"
-    # Many shares are 0 in all rows but a few. Two bytes leave rounding of the blocks in them, which a readout would
-    # scale up to deviation 1 where its rows lack those few.
+    # Many shares are 0 in all rows but a few. With two bytes the offset of a block adds rounding errors to the zeros,
+    # and standardisation scales these up to deviation 1 if the training rows lack the few.
     precise = not native and kind in ("series", "symbols")
-    store = ("float32", "shares that are 0 in most rows keep their digits") if precise else ("float16", "half the size")
+    store = ("float32", "shares near 0 keep their precision") if precise else ("float16", "half the size")
     sizes = column_shapes(seen, shape.width, [f"{layer}/{pooling}" for layer in layers for pooling in poolings])
     place = "cuda" if device.type == "cuda" else "cpu"
     block_rows, batch_rows = _rows_at_a_time(seen, reader, sizes, place)
@@ -186,19 +186,19 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
         device=decide("device", str(device), "a GPU is used where there is one"),
         compute=decide("compute", compute, computed),
         store=decide("store", *store),
-        block_rows=decide("block_rows", block_rows, "little is lost by a kill, and little of a batch is padding"),
+        block_rows=decide("block_rows", block_rows, "a killed run loses little, and batches have little padding"),
         batch_rows=min(block_rows, decide("batch_rows", batch_rows, f"about {BATCH_TOKENS[place]:,} tokens")),
         folds=decide(
-            "select", folds, f"{rows.get('valid', 0):,} validation rows; from {ENOUGH_VALID:,} on they choose alone"
+            "select", folds, f"{rows.get('valid', 0):,} validation rows; from {ENOUGH_VALID:,} on they decide"
         ),
         repeats=repeats,
-        candidates=decide("columns", candidates, suited if known else "each alone, and those of a layer side by side"),
+        candidates=decide("columns", candidates, suited if known else "each alone, and those of a layer concatenated"),
         reasons=reasons,
     )
 
 
 def resolve_model(options: ModelOptions, *, published: bool = False) -> Reservoir:
-    """Decide what is left open of a model whatever its data: what training and attention maps take.
+    """Resolve the options of a model for training and attention maps, whose windows do not depend on the data.
 
     With ``published`` an untrained backbone is drawn as the paper's was, see `reservoir.backbones.random_init`.
     """
@@ -218,7 +218,7 @@ def with_audio_options(task: str, model: ReservoirOptions, options: Data) -> Dat
 
 
 def kind_of(task: Task) -> Kind:
-    """Return which kind of data a task holds, on which its defaults depend."""
+    """Return the kind of data of a task; defaults depend on it."""
     if task.each:
         return "labels of every token"
     if task.name in TASKS:
@@ -231,7 +231,7 @@ def kind_of(task: Task) -> Kind:
 
 
 def is_native(task: Task, reservoir: Reservoir) -> bool:
-    """Return whether a model is given what it was pretrained on: words, pictures, sounds, or letters."""
+    """Return whether the data is of the kind that a model was pretrained on: words, pictures, sounds, or letters."""
     media = "pixels" if task.pictures else "sounds" if holds_samples(task) else ""
     if reservoir.init != "pretrained" or not (task.alphabet or media) or not reservoir.windows(task).plain:
         return False
@@ -254,14 +254,14 @@ def split_names(value: str | Sequence[str]) -> tuple[str, ...]:
 def default_folds(train: int, valid: int) -> tuple[int, int]:
     """Return the folds by which readouts are chosen, 0 for the validation split, and how often they are repeated.
 
-    A validation split of some hundred rows is too coarse to tell readouts apart: there every row of train and valid is
-    held out once.
+    A validation split of a few hundred rows cannot tell readouts apart, so every row of train and valid is held out
+    once.
     """
     return (0, 1) if valid >= ENOUGH_VALID else (AUTO_FOLDS, repeats_of(train))
 
 
 def repeats_of(rows: int) -> int:
-    """Return how often so many training rows are split into folds."""
+    """Return how often cross-validation with this number of training rows is repeated."""
     return next(number for most, number in REPEATS if rows < most)
 
 
@@ -274,15 +274,15 @@ def readout_candidates(
     cross_validated: bool,
     native: bool = False,
 ) -> tuple[str, ...]:
-    """Return the columns from which a readout is chosen, ``a+b`` for two side by side.
+    """Return the columns among which a readout is chosen; ``a+b`` concatenates two.
 
-    They are those that are known to suit the kind of the task's data, if rows are few; else each alone, those of each
-    layer side by side, and of few rows all of them, without and with the raw input: all together do best on most small
-    data, and depend least on which layer a few rows favour.
+    With few rows, they are the columns that are known to suit the kind of data, if it is known. Otherwise they are each
+    column alone and the columns of each layer concatenated; with few rows also all columns, without and with the raw
+    input, because these do best on most small data sets and need no choice of a layer.
 
-    ``available`` are all columns that are there, ``raw`` among them where the input is; ``widths`` the features of each
-    column that has one sample per row; ``rows`` the training rows. With ``native`` the columns are of a model with its
-    own input layer, or of several entries.
+    ``available`` names all columns, with ``raw`` if the raw input is available; ``widths`` has the number of features
+    of each column with one sample per row; ``rows`` is the number of training rows. ``native`` is set for a model with
+    its own input layer, and for several entries.
     """
     if not native and rows <= MAX_KERNEL_ROWS:
         found = tuple(c for c in _known_columns(task) if set(available).issuperset(c.split("+")))
@@ -302,7 +302,7 @@ def readout_candidates(
 
 
 def single_columns(available: Sequence[str]) -> list[str]:
-    """Return the columns that are tried each by itself: those of all tokens are wide, and only where none other is."""
+    """Return the columns that are tried alone; those of all tokens are wide and only tried if there are no others."""
     columns = [column for column in available if column != RAW]
     return [column for column in columns if not column.endswith("/all")] or columns
 
@@ -310,8 +310,8 @@ def single_columns(available: Sequence[str]) -> list[str]:
 def _known_columns(task: Task) -> tuple[str, ...]:
     """Return the columns that are known to suit the kind of a task's data; none for data of an unknown kind.
 
-    Of series and symbols those with and without the segments, which tell where in the sequence something is, and these
-    joined to the raw input; of symbols also all tokens of each layer.
+    For series and symbols: the poolings without and with segments, which tell where in the sequence a value is, and the
+    latter with the raw input. For symbols also all tokens of each layer.
     """
     kind = kind_of(task)
     names = split_names(default_layers(kind)[0])
@@ -352,7 +352,7 @@ def _resolve_reservoir(
 
 
 def _fill_in(options: ModelOptions, defaults: Mapping[str, Any], *, published: bool) -> Reservoir:
-    """Return the options of a model with everything filled in, windows from the ``defaults`` of the data.
+    """Return the options of a model, all resolved; ``defaults`` are those of the windows for the data.
 
     ``init`` defaults to ``pretrained``, or to ``random`` for families without published weights and for altered
     settings; a folder given as ``init`` is the backbone with its weights; windows do not overlap.
@@ -369,7 +369,7 @@ def _fill_in(options: ModelOptions, defaults: Mapping[str, Any], *, published: b
         init = random_init(name, init or default_init(name), published=published)
     options = as_group(options, ReservoirOptions)
     values: dict[str, Any] = {key: value for key, value in vars(options).items() if value is not None}
-    # Whoever gives one option of the windows has thought about all of them.
+    # If one option of the windows is given, the others get plain defaults that do not depend on the data.
     if not values.keys() & defaults.keys():
         values = dict(defaults) | values
     values |= {"backbone": name, "init": init, "stride": values.get("stride", values.get("patch", 1))}
@@ -379,16 +379,16 @@ def _fill_in(options: ModelOptions, defaults: Mapping[str, Any], *, published: b
 
 
 def default_windows(task: Task, rows: int, longest: int) -> dict[str, Any]:
-    """Return the windows of a task's kind of data, for all its ``rows``; none where each value or symbol is a token.
+    """Return the default windows for a task with ``rows`` rows in all; empty if each value or symbol is a token.
 
-    Where every token has a label, each is the middle of a window. Series go through random kernels of 9 values at
-    dilations 1, 2, 4 ... up to the length, of long or many rows with a stride: values on the scale of the channel and
-    on that of the row, and their differences. Symbols go through kernels of 5 neighbours.
+    If every token has a label, it is the middle of a window. Series pass through random kernels of 9 values at
+    dilations 1, 2, 4 ... up to the length, with a stride if rows are long or many. The kernels read values on the scale
+    of the channel, on the scale of the row, and differences. Symbols pass through kernels of 5 neighbours.
     """
     kind = kind_of(task)
     if task.each == TOKEN and not (isinstance(task.form, Tokens) and task.form.vocabulary > MOST_SYMBOLS):
         around = {"stride": 1, "pad": "same", "patch": SERIES_KERNEL}
-        if isinstance(task.form, Tokens):  # a linear readout can undo it, and so reads the symbols around each
+        if isinstance(task.form, Tokens):  # an invertible map, so that a linear readout sees the neighbouring symbols
             return around | {"input": "orthogonal"}
         return around | {"input": "kernels", "dilations": "auto", "normalise": "both"}
     most = max(1, min(MAX_WINDOWS, MAX_TOKENS // max(rows, 1)))
@@ -404,7 +404,7 @@ def default_layers(kind: Kind, *, native: bool = False) -> tuple[str, str]:
     if native or kind in ("named task", "vectors"):
         return "all", "any layer may be best"
     layers = "embed,block01,block02" if kind == "tokens" else "embed,block01"
-    return layers, f"deeper ones cost more than they add for {kind}"
+    return layers, f"deeper layers cost more than they add for {kind}"
 
 
 def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None) -> tuple[str, str]:
@@ -416,22 +416,22 @@ def _default_poolings(task: Task, kind: Kind, width: int, reader: Reader | None)
             return "mean,std", "sounds"
         return ("cls,mean", "a class token") if reader.has_cls else ("last,mean", "no class token")
     if kind == "series":
-        return ",".join([*VALUE_POOLINGS, SEGMENTS]), "which values each channel takes, and where"
+        return ",".join([*VALUE_POOLINGS, SEGMENTS]), "they show which values each channel takes, and where"
     if kind == "named task" or task.readout_tokens > 1:
-        return "last,mean", "the last token as in the paper, and all of them"
+        return "last,mean", "the last token, as in the paper, and the mean of all"
     from reservoir.pooling import WIDEST_TOKENS
 
     aligned = isinstance(task.form, Tokens) and task.max_tokens * width <= WIDEST_TOKENS
     whole = SYMBOL_POOLINGS if kind == "symbols" else ("last", "mean")
     poolings = ",".join([*whole, SEGMENTS, *(["tokens"] if aligned else [])])
-    return poolings, f"which {kind}, and where; all of them side by side where they fit"
+    return poolings, f"they show which {kind} occur, and where; all tokens if they fit"
 
 
 def _check_columns(task: Task, reader: Reader | None, layers: Sequence[str], poolings: Sequence[str]) -> None:
     """Raise `InputError` if the layers or poolings do not fit the task or the model."""
     if task.each and poolings != ("all",):
         raise InputError(
-            f"--pool {','.join(poolings)}: every {task.each} has a label of its own, so take all, or leave it out"
+            f"--pool {','.join(poolings)}: every {task.each} has a label of its own, so pass all, or leave it out"
         )
     if task.each == WORD and not reader:
         raise InputError("labels of every word are for a model with a tokenizer of its own; name one by --backbone")
@@ -447,7 +447,7 @@ def _rows_at_a_time(
     """Return the rows of a block and of a batch, from the device and the size of a row."""
     tokens = reader.row_tokens if reader else seen.max_tokens
     row_bytes = 4 * sum(kept * width for kept, width in sizes.values())
-    if reader and isinstance(seen.form, Vectors):  # all that enters the model is made before its first batch
+    if reader and isinstance(seen.form, Vectors):  # the input of a whole block is in memory before its first batch
         row_bytes = max(row_bytes, 4 * tokens * seen.form.dim)
     most = PICTURE_BLOCK_ROWS if seen.pictures else BLOCK_ROWS[place]
     block_rows = max(1, min(most, BLOCK_BYTES // row_bytes))

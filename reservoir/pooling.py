@@ -21,7 +21,7 @@ POOLINGS = (
 )
 """Names of the poolings; K stands for a number, as in ``segments8``."""
 
-WIDEST_TOKENS = 16_384  # moments of as many channels take 2 GB, and a sweep the cube of them
+WIDEST_TOKENS = 16_384  # moments of this many channels take 2 GB, and the time of a sweep grows with their cube
 RAW_WIDTH = 6144  # wider inputs are pooled as a layer is, because a sweep costs the cube of the width
 
 
@@ -196,7 +196,7 @@ class LayerPooling:
         return above / self._lengths[:, None, None]
 
     def _grid(self, number: int) -> Tensor:
-        """Return four statistics of each cell of an image, (batch, 4 K K, width), all cells of one after another."""
+        """Return four statistics of each cell of an image, (batch, 4 K K, width), statistic by statistic."""
         if self._eager and self._padding is not None:
             raise InputError(f"pooling grid{number}: it needs rows of equal length, such as images")
         side = math.isqrt(self._hidden.shape[1])
@@ -239,7 +239,7 @@ def _parse(pooling: str) -> tuple[str, int]:
 
 
 class RawInput(nn.Module):
-    """The sequences of a task as features, the baseline: flattened, or means of 8 stretches if too wide or words."""
+    """The baseline: the sequences of a task as features, flattened; means of 8 stretches if too wide, or for words."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()

@@ -79,7 +79,7 @@ class Reservoir(ReservoirOptions):
 
 
 def full_name(backbone: str) -> str:
-    """Return the full path of a folder or a GGUF file, the full name of a short one; ``mini`` is never a folder."""
+    """Return the full path of a folder or a GGUF file, or the full name of an abbreviation; ``mini`` is no folder."""
     path = Path(backbone)
     if backbone in SHORT and not path.is_dir():
         return SHORT[backbone]

@@ -67,7 +67,7 @@ class SequenceModel(nn.Module):
             self.register_buffer("scale", torch.from_numpy(np.array(scaling.scale, np.float32)))
         self.branches = nn.ModuleList(branches)
         weight, bias = readout.coef, readout.intercept
-        if readout.targets.classes:  # coding and temperature are linear: they go into the weights
+        if readout.targets.classes:  # coding and temperature are linear, so they are part of the weights
             weight, bias = readout.targets.logits(weight), readout.targets.logits(bias[None])
             weight, bias = (part.reshape(len(part), -1) / readout.temperature for part in (weight, bias))
         self.register_buffer("weight", torch.from_numpy(weight))

@@ -427,7 +427,7 @@ def extract(
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
-        Most rows per split; a fixed random draw.
+        Maximum number of rows per split; they are a fixed random draw.
     compute : str, default='auto'
         Precision: float32, bfloat16, or auto (the faster one).
     store : str, optional
@@ -664,7 +664,7 @@ def plan(
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
-        Most rows per split; a fixed random draw.
+        Maximum number of rows per split; they are a fixed random draw.
     compute : str, default='auto'
         Precision: float32, bfloat16, or auto (the faster one).
     store : str, optional
@@ -817,7 +817,7 @@ def prepare(
     fetch : bool, default=False
         Download the files that are missing.
     mirrors : sequence of str, default=()
-        Addresses to try first.
+        Addresses of mirrors to try before the publisher.
     cache : path-like, optional
         Root folder of the cache. Default: RESERVOIR_CACHE, else the user's.
 
@@ -1218,7 +1218,7 @@ def train(
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
-        Most rows per split; a fixed random draw.
+        Maximum number of rows per split; they are a fixed random draw.
     run : path-like, optional
         Folder of a run of train. Default: in the cache.
     compute : str, default='auto'
@@ -1329,9 +1329,9 @@ def tune(
     budget : str, default='5m'
         Total time, such as 90s, 10m or 1h.
     trials : int, optional
-        Most reservoirs to try. Default: as many as the budget allows.
+        Limit of reservoirs to try. Default: as many as the budget allows.
     join : int, default=4
-        Most reservoirs to read side by side.
+        Maximum number of reservoirs whose columns are concatenated.
     backbone : str, optional
         Frozen model: mini, gpt2, bert-base-uncased, lstm, a model folder or a hub name. Default: mini.
     seed : int, default=0
@@ -1377,7 +1377,7 @@ def tune(
     protocol : str, optional
         paper: data, random weights and training as in the authors' code.
     limit : int, optional
-        Most rows per split; a fixed random draw.
+        Maximum number of rows per split; they are a fixed random draw.
     device : str, default='auto'
         cpu, cuda, or auto: a GPU if there is one.
     cache : path-like, optional

@@ -30,7 +30,7 @@ class Shape:
     width: int
     max_tokens: int | None  # longest sequence; None if unlimited
     causal: bool  # whether a token sees only itself and those before it
-    multiple: int = 1  # sequences are padded to a multiple of so many tokens
+    multiple: int = 1  # sequences are padded to a multiple of this number of tokens
 
 
 class SkipInitialisation(TorchFunctionMode):

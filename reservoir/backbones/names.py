@@ -27,7 +27,7 @@ CONFIGS_BUILT_HERE: dict[str, Callable[..., Any]] = {
 }
 
 MOST_BLOCKS = 1000
-"""More than any model has: each block takes milliseconds to build before its size is known."""
+"""Largest number of blocks, more than any model has; each takes milliseconds to build before its size is known."""
 
 # Families without published weights.
 UNPUBLISHED = ("lstm", "esn")
@@ -66,7 +66,7 @@ def find_shape(name: str, depth: int | None = None) -> tuple[Family, Shape]:
 
 
 def check_depth(name: str, blocks: int, depth: int | None) -> None:
-    """Raise `InputError` if a backbone of so many blocks cannot be cut to its first ``depth``."""
+    """Raise `InputError` if a backbone with this number of blocks cannot be cut to its first ``depth``."""
     if depth is not None and not 1 <= depth <= blocks:
         raise InputError(f"depth {depth}: backbone {name!r} has {blocks} blocks; keep 1 to {blocks} of them")
 

@@ -22,7 +22,7 @@ MOST_TOKENS = 2048
 """Longest text, if neither the model nor its tokenizer states a limit."""
 
 HIGHEST_TOKEN = 2**24
-"""More than the tokens of any vocabulary."""
+"""Upper bound for token numbers; no vocabulary is larger."""
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt", "vocab.json")
 

@@ -11,11 +11,11 @@ from scipy.special import bdtr
 from reservoir.readouts.linear import LinearReadout
 from reservoir.readouts.targets import Targets
 
-BOOTSTRAP_CELLS = 2**22  # draws times rows that are held at once
-MOST_PRINTED = 100  # classes whose confusion goes into JSON
+BOOTSTRAP_CELLS = 2**22  # draws times rows in memory at once
+MOST_PRINTED = 100  # largest number of classes whose confusion matrix is written to JSON
 MOST_VALUES = 2000  # pairs of a true and a predicted value, to be drawn
 BOOTSTRAP_UNITS = 2000
-MOST_LABELS = 8  # of a row that are things of their own, each with a score; of more, as of tokens, all are one
+MOST_LABELS = 8  # rows with up to this many labels get a score per label; labels of tokens are more
 
 
 class Readout(Protocol):
@@ -23,7 +23,7 @@ class Readout(Protocol):
 
     @property
     def targets(self) -> Targets:
-        """The form of the labels."""
+        """The coding of the labels."""
         ...
 
     @property
@@ -45,24 +45,24 @@ class Evaluation:
     samples : int
         Labels that were compared.
     scores : dict of str to float
-        By name. Of classes: ``accuracy``, ``majority_baseline`` (always the most common class), ``balanced_accuracy``
-        (mean recall of the classes that occur), ``macro_f1``, and for two classes ``auc``; of real targets ``R²``,
-        ``rmse`` and ``mae``. Where rows have up to 8 labels these are means over them, and ``accuracy_of_label_0`` ...
-        (``R²_of_label_0``, ``rmse_of_label_0``) stand beside. Also ``copy_baseline`` (copying what is shown) and
-        ``accuracy_of_all`` (sequences left out as too long count as wrong), where there are such.
+        By name. For classes: ``accuracy``, ``majority_baseline`` (always the most common class), ``balanced_accuracy``
+        (mean recall of the classes that occur), ``macro_f1``, and for two classes ``auc``; for real targets ``R²``,
+        ``rmse`` and ``mae``. If rows have 2 to 8 labels, these are means over the labels, and ``accuracy_of_label_0``
+        ... (``R²_of_label_0``, ``rmse_of_label_0``) are added. Some tasks add ``copy_baseline`` (copying the visible
+        input) and ``accuracy_of_all`` (sequences left out as too long count as wrong).
     interval : tuple of (float, float), optional
-        95% interval of the accuracy, for as many independent answers as rows are worth, or of R², by a bootstrap.
+        95% interval of the accuracy, see `accuracy_interval`, or of R², by a bootstrap.
     recall : dict of str to float
-        Share of right labels of each class that occurs.
+        Share of correct labels of each class that occurs.
     classes : tuple of str
         Names of the rows and columns of ``confusion``.
     confusion : ndarray of int, (classes, classes)
         How many samples of each class were given each label; empty for real targets.
     merits : ndarray of float, (rows,)
-        Share of right labels of each row, or its negative squared error.
+        Share of correct labels of each row, or its negative squared error.
     reliability : tuple of (int, float, float)
-        Of the labels that were given with a probability up to 0.1, up to 0.2 ... 1: how many, their mean probability,
-        and the share that is right; bins without labels are left out, and all where nothing gives probabilities.
+        Calibration in bins of the predicted probability, up to 0.1, up to 0.2 ... 1: number of labels, their mean
+        probability, and the share that is correct. Empty bins are left out; without probabilities there are none.
     values : ndarray of float, (2, n)
         True and predicted values of a regression, the first 2,000.
     """
@@ -78,7 +78,7 @@ class Evaluation:
     values: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
 
     def beside(self, floor: float | None, kept: float) -> "Evaluation":
-        """Return the same with what a task's floor and the share of its sequences that are kept make of it."""
+        """Return a copy with the scores that follow from a task's floor and from the share of sequences it keeps."""
         scores = dict(self.scores)
         if floor is not None:
             scores["copy_baseline"] = floor
@@ -87,7 +87,7 @@ class Evaluation:
         return replace(self, scores=scores)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values; of more than 100 classes the confusion stays in the picture."""
+        """Return the fields as JSON values, without the confusion matrix if there are more than 100 classes."""
         confusion = self.confusion.tolist() if 0 < len(self.classes) <= MOST_PRINTED else None
         interval = list(self.interval) if self.interval else None
         known = {"samples": self.samples, **self.scores, "interval": interval, "recall": self.recall}
@@ -117,16 +117,16 @@ def evaluate_classes(
     chances: np.ndarray | None = None,
     counts: np.ndarray | None = None,
 ) -> Evaluation:
-    """Compare class numbers (rows, ...) with labels; ``chances`` (rows, ...) rank them by how likely 1 is, of two.
+    """Compare class numbers (rows, ...) with labels; ``chances`` (rows, ...) score class 1 of two.
 
-    Where every token is given by itself, ``counts`` are those of each row.
+    If rows of ``y`` are tokens, ``counts`` holds the number of tokens of each sequence.
     """
     y, predicted = (values.reshape(len(y), -1) for values in (y, predicted))
     merits = (y == predicted).mean(axis=1)
     if counts is not None:
         merits = _by_row(merits, counts)
     ranks = None if chances is None or len(classes) != 2 else chances.reshape(y.shape)
-    apart = 1 < y.shape[1] <= MOST_LABELS  # one and the same guess for labels of unlike shares is no skill
+    apart = 1 < y.shape[1] <= MOST_LABELS  # pooling labels with different class shares would reward a constant guess
     labels = [slice(n, n + 1) for n in range(y.shape[1])] if apart else [slice(None)]
     each = [_class_scores(y[:, n], predicted[:, n], None if ranks is None else ranks[:, n]) for n in labels]
     names = dict.fromkeys(name for one in each for name in one)
@@ -153,7 +153,7 @@ def evaluate_classes(
 
 
 def _class_scores(y: np.ndarray, predicted: np.ndarray, ranks: np.ndarray | None) -> dict[str, float]:
-    """Return the scores of labels of one kind by name, the area under the curve where both of two classes occur."""
+    """Return the scores of one kind of labels by name, with ``auc`` if both of two classes occur."""
     from sklearn.metrics import accuracy_score, f1_score, recall_score, roc_auc_score
 
     y, predicted = y.ravel(), predicted.ravel()
@@ -195,15 +195,15 @@ def evaluate_values(y: np.ndarray, predicted: np.ndarray, counts: np.ndarray | N
 
 
 def compare(one: Evaluation, other: Evaluation) -> float:
-    """Return the p-value of two readouts doing equally well on the same rows: McNemar's mid-p or a bootstrap's."""
+    """Return the p-value of equal performance of two readouts on the same rows: McNemar's mid-p, or a bootstrap's."""
     if one.classes and set(np.unique([one.merits, other.merits])) <= {0.0, 1.0}:
         return mcnemar(one.merits == 1, other.merits == 1)
     return paired_bootstrap(one.merits, other.merits)
 
 
 def reliability(sure: np.ndarray, right: np.ndarray) -> tuple[tuple[int, float, float], ...]:
-    """Return how often labels are right that were given with like probability, of probabilities and hits (n,)."""
-    if np.all(sure == 1):  # of a model that has no probabilities
+    """Return the calibration bins of `Evaluation`, from probabilities and correctness (n,) of labels."""
+    if np.all(sure == 1):  # the model has no probabilities
         return ()
     tenth = np.clip(np.ceil(sure * 10).astype(int), 1, 10)
     bins = ((sure[tenth == n], right[tenth == n]) for n in range(1, 11))
@@ -216,7 +216,7 @@ def evaluate(
     classes: Sequence[str],
     counts: np.ndarray | None = None,
 ) -> Evaluation:
-    """Compare a readout with the labels of blocks of samples, of which each row has ``counts``; one by default."""
+    """Compare a readout with the labels of blocks of samples; ``counts`` are the samples of each row, 1 by default."""
     parts: list[tuple[np.ndarray, ...]] = []
     for x, y in blocks:
         if not classes:
@@ -239,7 +239,7 @@ def evaluate(
 
 
 def _by_row(merits: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the mean of samples (n,) in each row that has any, of which it has so many."""
+    """Return the mean of the samples (n,) of each row, leaving out rows whose number in ``counts`` is 0."""
     counts = counts[counts > 0]
     return np.add.reduceat(merits, np.cumsum(counts) - counts) / counts
 
@@ -268,17 +268,17 @@ def r2_interval(
 
 
 def accuracy_interval(shares: np.ndarray, z: float = 1.96) -> tuple[float, float]:
-    """Return the interval of an accuracy from the share of right outputs of each row, (rows,).
+    """Return the interval of an accuracy from the share of correct outputs of each row, (rows,).
 
-    Rows are drawn independently, the outputs of a row are not: the variance of the mean share is that between rows, and
-    Wilson's interval is taken for as many independent answers as would have it. With one output per row they are the
-    rows, and the interval is Wilson's own. ``z`` is the standard normal quantile, 1.96 for 95%.
+    Rows are independent, but the outputs of a row are not. The variance between rows therefore gives an effective
+    number of independent outputs, for which Wilson's interval is computed. With one output per row this number is that
+    of the rows. ``z`` is the standard normal quantile, 1.96 for 95%.
 
     References: Wilson (1927), Probable inference; Korn and Graubard (1998), Confidence intervals for proportions.
     """
     shares = np.asarray(shares, np.float64)
     rows, p, variance = len(shares), float(shares.mean()), float(shares.var())
-    n = rows * (p * (1 - p) / variance) if variance > 1e-12 else rows  # all rows alike: no more is known than rows
+    n = rows * (p * (1 - p) / variance) if variance > 1e-12 else rows  # no variance: count rows
     centre = p + z * z / (2 * n)
     spread = z * math.sqrt(max(0.0, p * (1 - p) / n + z * z / (4 * n * n)))
     scale = 1 + z * z / n
@@ -286,13 +286,13 @@ def accuracy_interval(shares: np.ndarray, z: float = 1.96) -> tuple[float, float
 
 
 def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
-    """Return the two-sided mid-p-value of two readouts being right equally often, from bools (rows,) of one label.
+    """Return the two-sided mid-p-value that two readouts are equally accurate, from correctness (rows,) of one label.
 
-    Of the rows on which one alone is right, each would be for either with probability 1/2. Of differences as large as
-    the one seen half are counted, of larger ones all: without a difference p is 1/2 on average, as if uniform, where
-    McNemar's exact p is larger and finds too little. Where no row differs it is 1. References: McNemar (1947), Note on
-    the sampling error of the difference between correlated proportions; Fagerland, Lydersen and Laake (2013), The
-    McNemar test for binary matched-pairs data.
+    If the readouts are equally accurate, a row that only one of them predicts correctly favours either with probability
+    1/2. The mid-p counts the observed outcome half, so that its mean is 1/2, as for a uniform p; McNemar's exact p is
+    larger and less powerful. If no row differs, p is 1. References: McNemar (1947), Note on the sampling error of the
+    difference between correlated proportions; Fagerland, Lydersen and Laake (2013), The McNemar test for binary
+    matched-pairs data.
     """
     right, other = np.asarray(right, bool), np.asarray(other, bool)
     wins, losses = int((right & ~other).sum()), int((other & ~right).sum())
@@ -307,9 +307,9 @@ def mcnemar(right: np.ndarray, other: np.ndarray) -> float:
 def paired_bootstrap(scores: np.ndarray, others: np.ndarray, draws: int = 9999, seed: int = 0) -> float:
     """Return the two-sided p-value that two readouts score equally on average, from scores of the same rows, (rows,).
 
-    Scores are shares of right outputs, or negative squared errors. Rows are drawn anew with replacement from their
-    differences less the mean, studentised; counted is how often that strays as far as what was seen. Reference: Efron
-    and Tibshirani (1993), An introduction to the bootstrap, section 16.4.
+    Scores are shares of correct outputs, or negative squared errors. The centred differences are resampled with
+    replacement; p is the share of samples whose studentised mean is at least as large as the observed one. Reference:
+    Efron and Tibshirani (1993), An introduction to the bootstrap, section 16.4.
     """
     differences = np.asarray(scores, np.float64) - np.asarray(others, np.float64)
     rows, mean = len(differences), float(differences.mean())

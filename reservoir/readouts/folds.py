@@ -83,7 +83,8 @@ def cross_sweep(
         scored = []
         for repeat in range(repeats):
             mine = parts[repeat * folds : (repeat + 1) * folds]
-            # Others are added up: with a difference, a channel that varies in one fold would not be constant elsewhere.
+            # The moments of the other folds are added: differences from the total would give constant channels some
+            # variance.
             rests = [functools.reduce(operator.add, [*mine[:k], *mine[k + 1 :]]) for k in range(folds)]
             paths = [ridge_path(rest, alphas, whole.std, emphasis) for rest in rests]
             scored.append(RereadableBlocks(_score_blocks, (train, repeat, paths, targets)))

@@ -1,4 +1,4 @@
-"""Linear models: one, which is saved and predicts, and those along a path of penalties, scored by one product."""
+"""Linear models: a single one that is saved and predicts, and a path of models, one for each penalty."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -123,8 +123,8 @@ class LinearPath:
 class Scorer:
     """Scores blocks of features under every penalty of a path, laid out once for one matrix product per block.
 
-    Scores of real targets, if the coding is given, get their offset in float64: beside a mean of 1e5, float32 would
-    round a spread of 0.3 away. By default they are those of classes.
+    For real targets, pass their coding: the offset is then added in float64, because float32 next to a mean of 1e5
+    would lose a spread of 0.3. The default is scores of classes.
     """
 
     def __init__(self, path: LinearPath, targets: Targets | None = None) -> None:
@@ -137,7 +137,7 @@ class Scorer:
         penalties, width, targets = path.coef.shape
         if dtype != self._dtype:
             center = path.center.astype(dtype)
-            # The rounded center is another center: the offset has to belong to the one that is subtracted.
+            # The offset must be computed with the rounded center, which is the one that is subtracted.
             self._offset = (path.intercept + center @ path.coef).ravel().astype(np.float64 if self._real else dtype)
             self._weights = on.put(path.coef.transpose(1, 0, 2).reshape(width, -1).astype(dtype))
             self._center, self._dtype = on.put(center), dtype

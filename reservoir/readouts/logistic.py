@@ -45,10 +45,10 @@ def logistic_sweep(
     *,
     moments: Moments | None = None,
 ) -> Sweep:
-    """Fit a logistic readout for every penalty and choose one by validation; ``path.converged`` tells which are solved.
+    """Fit a logistic readout for every penalty and choose one by validation; ``path.converged`` tells which converged.
 
     Train is iterated once per step of the slowest penalty, valid once. Moments of the training samples with encoded
-    targets, from an earlier pass, save one of them.
+    targets from an earlier pass save one pass.
     """
     training = gather(train, targets) if moments is None else moments
     path = logistic_path(train, targets, alphas, training)
@@ -67,7 +67,7 @@ def logistic_path(
     """Return the logistic model of every penalty, from training data also in the form that `gather` returned.
 
     Products are in float64 for float64 features, else in float32. A penalty is solved where the next step is shorter
-    than ``tolerance`` times the solution, or given up after so many passes over the data.
+    than ``tolerance`` times the solution, and given up after ``passes`` passes over the data.
     """
     if not targets.classes:
         raise InputError("logistic readout: the targets are real values; use the ridge readout for regression")
@@ -174,12 +174,12 @@ def minimise_together(
     tolerance: float,
     evaluations: int,
 ) -> list[tuple[np.ndarray, bool]]:
-    """Minimise several smooth convex functions, each from its start, evaluating all that are still open at once.
+    """Minimise several smooth convex functions, each from its start, evaluating all unsolved ones together.
 
-    ``evaluate`` goes from points by problem number to values and gradients by problem number, whose relative error
-    `ROUNDING` is: smaller increases count as none. A problem is solved where its next step d has
+    ``evaluate`` maps points by problem number to values and gradients by problem number. Their relative error is
+    `ROUNDING`, so smaller increases are ignored. A problem is solved where its next step d has
     || d || <= tolerance * || x ||, or promises to lower the value by less than the rounding of the first one; it ends
-    unsolved after so many evaluations. Returns the best point (d,) of each, and whether it is solved.
+    unsolved after this number of ``evaluations``. Returns the best point (d,) of each, and whether it is solved.
     """
     solvers = [lbfgs(start, tolerance, evaluations) for start in starts]
     points = {number: next(solver) for number, solver in enumerate(solvers)}
@@ -198,7 +198,7 @@ def minimise_together(
 def lbfgs(
     x: np.ndarray, tolerance: float, evaluations: int
 ) -> Generator[np.ndarray, Evaluation, tuple[np.ndarray, bool]]:
-    """Minimise one smooth convex function: yields points, is sent (value, gradient), returns as above.
+    """Minimise one smooth convex function: a generator of points that is sent (value, gradient).
 
     Steps are x - H g with H the inverse Hessian built from the last steps on a scaled identity, halved and more until
     the value falls by a 1e-4th of what the slope promises. A strictly convex function needs no curvature condition.

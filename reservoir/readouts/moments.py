@@ -1,11 +1,11 @@
-"""Moments of features and targets: all that a ridge sweep needs of the data, in memory set by the width alone.
+"""Moments of features and targets: all that a ridge sweep needs; their size depends on the width alone.
 
 For samples x (w,), targets y (t,) and weights p (1 unless given), with m = sum p x / sum p and n = sum p y / sum p:
 
     xx = sum p (x - m)(x - m)'      xy = sum p (x - m)(y - n)'
 
 Rows are gathered into blocks of 2,048, shifted by the first block's mean, multiplied and summed in float64. Without the
-shift a channel at 3000 +- 0.5 loses half its digits. Without float64 ridge is not ridge: where the largest eigenvalue
+shift a channel at 3000 +- 0.5 loses half its digits. Products need float64: if the largest eigenvalue
 of the scatter is 1e7, as it is for 10,000 rows of a transformer's features, products in float32 err by about 1, and so
 hide a penalty of about 1 in every solution. Blocks are cut by the row number, so the result does not depend, to the
 last bit, on the pieces in which the rows arrive.

@@ -115,7 +115,7 @@ class Targets:
             return np.eye(self.classes)[self.predict(scores)]
         shares = expit(z) if link == "sigmoid" else (1 + np.clip(z, -1, 1)) / 2
         total = shares.sum(axis=-1, keepdims=True)
-        # scikit-learn gives all classes the same where every share is 0.
+        # If every share is 0, scikit-learn gives all classes the same probability.
         return np.where(total > 0, shares / np.where(total > 0, total, 1), 1 / self.classes)
 
     def fit_temperature(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> float:
@@ -135,7 +135,7 @@ class Targets:
         Guo et al. (2017), On calibration of modern neural networks, section 4.2; Platt (1999), Probabilistic outputs
         for support vector machines, section 2.2, for smoothed labels.
         """
-        from scipy.optimize import minimize_scalar  # takes a quarter of a second, which other predictions save
+        from scipy.optimize import minimize_scalar  # takes a quarter of a second, so it is imported only here
 
         if not self.classes:
             return 1.0

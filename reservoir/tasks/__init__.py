@@ -90,7 +90,7 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
         tasks = f"the tasks are {', '.join(TASKS)}, or the path of your own data"
         raise InputError(f"no task {name!r}: {tasks}{nearest(name, TASKS)}")
     if not own and parameters.get("protocol") in PROTOCOLS and not hasattr(TASKS[name], "protocol"):
-        del parameters["protocol"]  # these data are the same either way, and so is their key
+        del parameters["protocol"]  # the protocol does not change these data, nor their key
     flags = OwnDataOptions.__dataclass_fields__
     known = flags if own else [p for p in getattr(TASKS[name], "__dataclass_fields__", {}) if p != "data"]
     for parameter in parameters:

@@ -69,10 +69,10 @@ class _Bits(Source):
 class BitMemory(_Bits):
     """Recall one of several bit strings, shown again with some bits masked.
 
-    ``patterns`` strings of ``n`` bits of -1 and +1 are shown, ``token_bits`` of them a token, then one of the strings
-    with each bit set to 0 with probability ``mask``; each of the last ``n / token_bits`` tokens is to give back its
+    The input is ``patterns`` strings of ``n`` bits of -1 and +1, ``token_bits`` bits per token, then one of the strings
+    with each bit set to 0 with probability ``mask``. The labels of the last ``n / token_bits`` tokens are their
     original bits. The default is the paper's: 120 tokens of 50 bits, the last 20 read out. A smaller data set is the
-    beginning of a larger one. Copying the visible bits and guessing the others is right for ``1 - mask / 2`` of all
+    beginning of a larger one. Copying the visible bits and guessing the others gives ``1 - mask / 2`` of all
     bits, 75% by default.
     """
 
@@ -88,7 +88,7 @@ class BitMemory(_Bits):
 
     @property
     def task(self) -> Task:
-        """The description."""
+        """The description of the task."""
         return self._task("bit-memory", self.patterns + 1, {"data"}, floor=1 - self.mask / 2)
 
     def read(self, piece: Piece) -> dict[str, Split]:
@@ -106,11 +106,11 @@ class BitMemory(_Bits):
 class BitXor(_Bits):
     """Add bit strings modulo two, bit by bit.
 
-    ``patterns`` strings of ``n`` bits of 0 and 1 are shown, ``token_bits`` of them a token; the tokens of the last
-    string are to give the sums. The default is the paper's: 10 tokens of one bit, the last 5 read out. There are only
-    ``2 ** (n * patterns)`` inputs (1,024), so the splits share inputs: what is tested is whether the function fits at
-    all. With ``held_out`` (up to 20 bits in all) a hash of the input decides its split, a tenth each for valid and
-    test, and what is tested is whether it generalises. Fewer rows are the first of more.
+    The input is ``patterns`` strings of ``n`` bits of 0 and 1, ``token_bits`` bits per token; the labels of the tokens
+    of the last string are the sums. The default is the paper's: 10 tokens of one bit, the last 5 read out. There are
+    only ``2 ** (n * patterns)`` inputs (1,024), so the splits share inputs: what is tested is whether the function fits
+    at all. With ``held_out`` (up to 20 bits in all) a hash of the input decides its split, a tenth each for valid and
+    test, and what is tested is whether it generalises. A smaller data set is the beginning of a larger one.
     """
 
     n: int = 5
@@ -125,7 +125,7 @@ class BitXor(_Bits):
 
     @property
     def task(self) -> Task:
-        """The description."""
+        """The description of the task."""
         return self._task("bit-xor", self.patterns, {"data"} if self.held_out else {"data", "held_out"})
 
     def read(self, piece: Piece) -> dict[str, Split]:

@@ -1,9 +1,9 @@
 """Expressions of the ListOps language: symbols, text, values, and random expressions by the million.
 
 An expression is a digit, or an operator with 2 or more expressions and a closing bracket: ``[MAX 4 [MIN 2 3 ] 0 ]``.
-``MIN``, ``MAX`` and ``MED`` (the median, truncated to an integer) are what they say, ``SM`` is the sum modulo 10. The
-language and the generator's probabilities are those of Nangia and Bowman, "ListOps" (2018), as Long Range Arena (Tay et
-al. 2021) uses them.
+``MIN``, ``MAX`` and ``MED`` (the median, truncated to an integer) have their usual meaning, ``SM`` is the sum modulo
+10. The language and the generator's probabilities are those of Nangia and Bowman, "ListOps" (2018), as Long Range Arena
+(Tay et al. 2021) uses them.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ _IDS = {symbol: number for number, symbol in enumerate((*SYMBOLS, "(", ")")) if 
 def encode_texts(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return the symbols (n,) of expressions, which follow each other, and their lengths (rows,).
 
-    Long Range Arena puts parentheses around every two parts, ``( ( ( [MAX 2 ) 3 ) ] )``; they say nothing that the
-    brackets do not, and are dropped.
+    Long Range Arena puts parentheses around every two parts, ``( ( ( [MAX 2 ) 3 ) ] )``; they add nothing to the
+    brackets, and are dropped.
     """
     rows = []
     for row, text in enumerate(texts):
@@ -118,7 +118,7 @@ def random_expressions(
     sizes = _sizes(levels)
     for level, (tree, symbol, parent) in enumerate(levels):
         if level:
-            # An argument begins after its parent's operator and its elder siblings.
+            # An argument begins after its parent's operator and its earlier siblings.
             before = np.cumsum(sizes[level]) - sizes[level]
             first = np.searchsorted(parent, np.arange(len(levels[level - 1][0])))
             position = position[parent] + 1 + before - before[first[parent]]
@@ -146,7 +146,7 @@ def _grow(
         levels.append((tree, symbol, parent))
         branching = np.flatnonzero(operator)
         number = draw.integers(2, arguments + 1, len(branching))
-        # What is bound to follow counts already; a tree that is too long is not continued.
+        # The length includes symbols that must still follow, so a tree that is too long is not continued.
         alive = length + np.bincount(tree[branching], number, roots) <= longest
         length[~alive] = longest + 1
         branching, number = branching[alive[tree[branching]]], number[alive[tree[branching]]]

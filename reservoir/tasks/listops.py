@@ -63,7 +63,7 @@ class ListOps(Source):
 
     @property
     def task(self) -> Task:
-        """The description."""
+        """The description of the task."""
         parameters = {"source": "files" if self._from_files else "generated"}
         if self._from_files or self._paper:
             parameters |= {"max_tokens": self.max_tokens}
@@ -128,7 +128,7 @@ class ListOps(Source):
 
     @property
     def endless(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether rows are drawn apart: short expressions are drawn in one piece, so that none is in two splits."""
+        """Whether pieces are drawn separately; short expressions form one piece, so that none is in two splits."""
         return not self._from_files and not self._paper and self._lengths[0] >= NEVER_TWICE
 
     @property
@@ -169,7 +169,7 @@ class ListOps(Source):
         return x, real.astype(np.int32), int((lengths > width).sum())
 
     def _distinct(self, draw: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return as many different expressions, one after the other, and their lengths."""
+        """Return this number of different expressions, one after the other, and their lengths."""
         found: dict[bytes, None] = {}
         fruitless = 0
         while len(found) < rows and fruitless < 100:

@@ -13,7 +13,7 @@ from reservoir.tasks.task import Split, Task, Tokens
 LETTERS = "ACDEFGHIKLMNPQRSTVWY" + "BOUXZ"  # the 20 common amino acids and 5 uncommon ones
 SYMBOLS = ("<pad>", *LETTERS)  # the vocabulary, fixed for good
 TAPE_SYMBOLS = ("<pad>", "<mask>", "<cls>", "<sep>", "<unk>", *sorted(LETTERS))
-"""The vocabulary of TAPE's tokenizer, which puts ``<cls>`` before a protein and ``<sep>`` behind it."""
+"""The vocabulary of TAPE's tokenizer, which puts ``<cls>`` before a protein and ``<sep>`` after it."""
 
 FOLDS = 1195
 
@@ -46,7 +46,7 @@ class Homology(Source):
     padding of a row is therefore part of the data and of its key.
     """
 
-    data: Path | None = None  # the folder with remote_homology_train.json and its kin
+    data: Path | None = None  # the folder with remote_homology_train.json and the other parts
     max_tokens: int = 1024
     protocol: str = "ours"
     batch: int = 2  # rows of a batch under the paper's protocol, padded to one length
@@ -58,7 +58,7 @@ class Homology(Source):
 
     @property
     def task(self) -> Task:
-        """The description."""
+        """The description of the task."""
         return Task(
             name="homology",
             form=Tokens(len(self._symbols)),
@@ -134,7 +134,7 @@ class Homology(Source):
         return find_file("homology", self.data, FOLDERS, (f"remote_homology_{PARTS[split]}.json",))
 
     def _rows(self, proteins: list[np.ndarray]) -> np.ndarray:
-        """Return proteins, as code points, as symbols with zeros behind."""
+        """Return proteins, given as code points, as symbols, right-padded with zeros."""
         place = np.zeros(128, np.uint8)
         place[[ord(letter) for letter in LETTERS]] = [self._symbols.index(letter) for letter in LETTERS]
         x = np.zeros((len(proteins), self.max_tokens), np.uint8)
@@ -154,7 +154,7 @@ class Homology(Source):
 def batch_lengths(lengths: np.ndarray, batch: int) -> np.ndarray:
     """Return the longest length in each row's batch; batches are those of TAPE's loader without its shuffling.
 
-    Of every ``BUCKET`` batches of rows in their order those of like length share a batch, ties in row order.
+    Each group of ``BUCKET`` batches of consecutive rows is sorted by length and cut into batches, ties in row order.
     """
     padded = np.empty_like(lengths)
     for start in range(0, len(lengths), BUCKET * batch):

@@ -16,7 +16,7 @@ class Piece(NamedTuple):
 
     part: str  # the file or split that the rows belong to, as the source calls it
     lo: int  # its first row
-    hi: int  # the row behind its last
+    hi: int  # one past its last row
     view: int = 0  # 0 for the rows as they are, k for their k-th augmented view
 
 
@@ -152,7 +152,7 @@ class FreshRows:
     """The endless training rows of a generated task, none of them of a prepared split: row n is always the same."""
 
     def __init__(self, source: Source, seed: int) -> None:
-        # The generator of a piece is keyed by where it begins: these begin far behind every piece that is prepared.
+        # The generator of a piece is keyed by where it begins: these begin far after every prepared piece.
         self._first = (seed + 1) << 48
         self._source = source
         self._piece = lru_cache(maxsize=8)(self._generate)

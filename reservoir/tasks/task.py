@@ -10,7 +10,7 @@ from reservoir.errors import InputError
 
 SPLITS = ("train", "valid", "test")
 MISSING = -1
-"""The class of missing labels, behind the end of a row with a label for every token; missing targets are NaN."""
+"""The class of missing labels, after the end of a row with a label for every token; missing targets are NaN."""
 
 
 @dataclass(frozen=True)

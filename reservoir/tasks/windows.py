@@ -19,10 +19,10 @@ Pad = Literal["valid", "same"]
 class Windows:
     """How a sequence becomes tokens: its forms side by side, cut into windows of ``patch`` every ``stride``.
 
-    A token has all channels of its window. The one at position t holds for each dilation d the values
+    A token has all channels of its window. The token at position t holds for each dilation d the values
     x[t + (j - (patch - 1) // 2) d], j from 0 to patch - 1. Positions are 0, stride, 2 stride ... with ``pad="same"``,
-    where values outside the row are zeros; with ``valid`` they begin where the whole window fits. Of so many
-    ``symbols`` each is a channel of its own, 1 where it stands; 0 for floats.
+    where values outside the row are zeros; with ``valid`` they begin where the whole window fits. Symbols are one-hot
+    encoded to ``symbols`` channels; this is 0 for floats.
     """
 
     patch: int = 1
@@ -39,7 +39,7 @@ class Windows:
 
     @property
     def forms(self) -> int:
-        """Forms of each channel that stand side by side: its own scale, that of the row, and differences."""
+        """Number of concatenated forms of each channel: its own scale, the scale of the row, and differences."""
         return {"both": 2, "differences": 3}.get(self.normalise, 1)
 
     @property
@@ -73,9 +73,9 @@ class Windows:
         return self.torch(torch.from_numpy(x), torch.from_numpy(lengths))[0].numpy(), counts
 
     def torch(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what a call does of tensors, in operations that ``torch.export`` can trace; no row may be too short.
+        """Return the same for tensors, by operations that ``torch.export`` can trace; no row may be too short.
 
-        What stands behind a row's length is never used; tokens that have no position in their row are zeros.
+        Values after the end of a row are ignored; tokens after its last window are zeros.
         """
         if self.plain:
             return x, lengths
@@ -95,7 +95,7 @@ class Windows:
         return tokens.masked_fill((steps >= counts[:, None])[:, :, None], 0), counts
 
     def _offsets(self) -> list[int]:
-        """Return where the values of a token lie, from ``stride`` times its number."""
+        """Return the offsets of the values of a token from ``stride`` times its number."""
         middle = (self.patch - 1) // 2
         begin = 0 if self.pad == "same" else middle * max(self.dilations)
         return [begin + (value - middle) * dilation for dilation in self.dilations for value in range(self.patch)]
@@ -112,8 +112,8 @@ def every_dilation(tokens: int, patch: int) -> tuple[int, ...]:
 def row_forms(x: Tensor, lengths: Tensor, normalise: str) -> Tensor:
     """Return rows (rows, values, channels) as they are, each channel with mean 0 and deviation 1 in its row, or both.
 
-    The forms of ``both`` stand side by side, (rows, values, 2 * channels). With ``differences`` those from value to
-    value are a third, again with mean 0 and deviation 1 in their row. What is constant in its row becomes 0.
+    The forms of ``both`` are concatenated, (rows, values, 2 * channels). ``differences`` adds the differences between
+    neighbouring values, with mean 0 and deviation 1 in each row. A channel that is constant in a row becomes 0.
     """
     import torch
 
@@ -132,12 +132,12 @@ def row_forms(x: Tensor, lengths: Tensor, normalise: str) -> Tensor:
 
 
 def _standardised(x: Tensor, lengths: Tensor, inside: Tensor) -> Tensor:
-    """Return rows whose values ``inside`` have mean 0 and deviation 1; zeros beyond, and where they are constant."""
+    """Return rows whose values ``inside`` have mean 0 and deviation 1; zeros elsewhere, and for constant channels."""
     import torch
 
     count = lengths[:, None, None].to(x.dtype)
     centred = (x - x.masked_fill(~inside, 0).sum(1, keepdim=True) / count).masked_fill(~inside, 0)
     deviation = (centred.square().sum(1, keepdim=True) / count).sqrt()
-    # What rounding leaves of a constant is not blown up to deviation 1.
+    # The rounding errors of a constant must not be scaled to deviation 1.
     level = 1e-5 * x.masked_fill(~inside, 0).abs().amax(1, keepdim=True)
     return torch.where(deviation > level, centred / deviation, 0.0)

@@ -18,7 +18,7 @@ from reservoir.training.trainer import Processes
 
 LEARNING_RATE = 1e-3
 LEARNING_RATES = {"lstm": 3e-4, "homology": 1e-4}
-"""The paper's: of its LSTMs, and of its homology task; `LEARNING_RATE` of everything else."""
+"""The paper's learning rates of LSTMs and of homology; `LEARNING_RATE` is that of everything else."""
 
 TOLERANCE = 0.01
 """A validation score has converged when it stays this close to its last value."""

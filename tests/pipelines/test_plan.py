@@ -90,5 +90,5 @@ def test_a_dry_run_prints_each_option_with_its_reason_and_computes_nothing(cache
     assert lines["backbone"].split(maxsplit=2) == ["backbone", "mini", "comes with this package"]
     assert not (cache / "features").exists()
     found = json.loads(call("extract", "digits", "--dry-run", "--json")[1])
-    assert found["pool"] == {"value": "last,mean", "why": "the last token as in the paper, and all of them"}
+    assert found["pool"] == {"value": "last,mean", "why": "the last token, as in the paper, and the mean of all"}
     assert found["columns"]["value"][:2] == ["embed/last", "embed/mean"] and "columns" not in lines["gain"]

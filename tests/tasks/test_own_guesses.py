@@ -134,7 +134,7 @@ def test_many_columns_are_known_by_their_order(tmp_path):
 def test_a_last_column_that_is_not_there_is_missing(tmp_path):
     task = task_named(str(write(tmp_path / "t.csv", {**WIDE, "label": LABEL}))).task
     new = write(tmp_path / "new.csv", {name: cells for name, cells in WIDE.items() if name != "v2"})
-    with pytest.raises(InputError, match=r"no column 'v2', as there was where the readout was fitted") as error:
+    with pytest.raises(InputError, match=r"no column 'v2', which the readout was fitted on") as error:
         read_new(new, task)
     assert "did you mean" not in str(error.value)
     early = {**WIDE, "v2": np.where(np.arange(ROWS) == 3, "", VALUES[:, 2]), "label": LABEL}

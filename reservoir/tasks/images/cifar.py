@@ -36,8 +36,8 @@ def grey(images: np.ndarray) -> np.ndarray:
 class Cifar10(Source):
     """CIFAR-10 as 64 tokens of 4x4 pixels in three colours, standardised by the usual constants.
 
-    About a tenth of the training rows, by `reservoir.tasks.rows.held_out`, is the validation split. With ``views`` so
-    many augmented copies of each training row follow the rows themselves, first the first view of all. With ``window``
+    About a tenth of the training rows, by `reservoir.tasks.rows.held_out`, is the validation split. With ``views``,
+    this number of augmented copies of each training row is added after the training rows, view by view. With ``window``
     the tokens are overlapping, whitened windows; see `reservoir.tasks.images.patches.Windows2d`.
     """
 
@@ -55,7 +55,7 @@ class Cifar10(Source):
 
     @property
     def task(self) -> Task:
-        """The description."""
+        """The description of the task."""
         plain = self._task("cifar10", Vectors(48), 64)
         return self._windows.task(plain, SIDE, 3) if self.window else plain
 
@@ -109,7 +109,7 @@ class Cifar10(Source):
     def pictures(self, x: np.ndarray) -> np.ndarray:
         """Return images (rows, 32, 32, 3) of bytes, or (rows, 32, 32, 1) of grey."""
         if self.window:
-            raise InputError("whitened windows cannot be turned into images again; choose a task without window")
+            raise InputError("whitened windows cannot be converted back to images; choose a task without window")
         return joined(x, SIDE, SIDE // math.isqrt(x.shape[1])).astype(np.uint8)
 
     def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
@@ -134,7 +134,7 @@ class Cifar10Lra(Cifar10):
 
     @property
     def task(self) -> Task:
-        """The description."""
+        """The description of the task."""
         return self._task("cifar10-lra", Vectors(1), SIDE * SIDE)
 
     def scaling(self) -> Scaling:
@@ -143,7 +143,8 @@ class Cifar10Lra(Cifar10):
 
     def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
         """Return one view of stored sequences (rows, tokens, 1) with these row numbers."""
-        # Grey is linear in the colours and black is 0 in both, so that turning grey pixels is turning coloured ones.
+        # Grey is linear in the colours and black is 0 in both, so rotating the grey image equals rotating the coloured
+        # one.
         return patches(augmented(joined(x, SIDE, 1), rows, view), 1)
 
     def _tokens(self, images: np.ndarray) -> np.ndarray:

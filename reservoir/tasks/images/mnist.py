@@ -28,11 +28,11 @@ FREE_BYTES = 2**26
 class Digits(Source):
     """The 1,797 handwritten digits of scikit-learn, 0 to 16: 16 tokens of 2x2 pixels, split 60/20/20 by class."""
 
-    data: Path | None = None  # not used: scikit-learn carries the digits
+    data: Path | None = None  # not used: scikit-learn contains the digits
 
     @property
     def task(self) -> Task:
-        """The description."""
+        """The description of the task."""
         return Task(name="digits", form=Vectors(4), max_tokens=16, classes=10)
 
     def pieces(self) -> list[Piece]:
@@ -78,7 +78,7 @@ class Mnist(Source):
 
     @property
     def task(self) -> Task:
-        """The description."""
+        """The description of the task."""
         return self._task("mnist")
 
     def _task(self, name: str, labels: tuple[str, ...] = ()) -> Task:
@@ -131,7 +131,7 @@ class Mnist(Source):
     def pictures(self, x: np.ndarray) -> np.ndarray:
         """Return images (rows, 28, 28) of bytes, as published."""
         if self.window:
-            raise InputError("whitened windows cannot be turned into images again; choose a task without window")
+            raise InputError("whitened windows cannot be converted back to images; choose a task without window")
         return joined(x, 32, 4)[:, 2:30, 2:30, 0].astype(np.uint8)
 
     def _pair(self, part: str) -> tuple[Path, Path]:
@@ -153,7 +153,7 @@ class FashionMnist(Mnist):
 
     @property
     def task(self) -> Task:
-        """The description."""
+        """The description of the task."""
         return self._task("fashion-mnist", CLOTHES)
 
     def _find(self, name: str) -> Path:

@@ -100,7 +100,7 @@ def whitening(window: int, channels: int) -> np.ndarray:
     """Return the symmetric whitening matrix (dim, dim) of windows, float32, for correlations as in photographs.
 
     Pixels at distance d correlate by 0.95 ** d and colours by 0.9; the mean of a window is projected out. Eigenvalues
-    are scaled to mean 1, and 0.05 is added to each, so that the finest, noisy directions are not blown up.
+    are scaled to mean 1, and 0.05 is added to each, so that the finest, noisy directions are not amplified.
     """
     places = np.stack(np.divmod(np.arange(window**2), window), 1)
     distance = np.linalg.norm(places[:, None] - places[None], axis=2)
@@ -120,9 +120,9 @@ def image_split(x: np.ndarray, labels: np.ndarray) -> Split:
 def augmented(images: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
     """Return augmented view number ``view``, from 1, of images (rows, height, width, channels), in their type.
 
-    A crop of the original size out of the image with a black margin, a flip in half of the cases, and a rotation by at
-    most 20 degrees about the centre; new pixels take the nearest old one, or black. Which crop, flip and angle follows
-    from the row number and the view alone.
+    A view is a crop of the original size from the image with a black margin, flipped in half of the cases, and rotated
+    by at most 20 degrees about the centre; new pixels take the nearest old one, or black. The row number and the view
+    alone determine crop, flip and angle.
     """
     views = [
         _transformed(images[lo : lo + BLOCK], row_hash(rows[lo : lo + BLOCK], seed=view))

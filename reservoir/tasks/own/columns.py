@@ -40,7 +40,7 @@ TIMES = ("time", "t", "step", "timestamp", "date", "datetime")
 NAMED_ID = re.compile(r"\w*([_ -](id|ID|Id)|[a-z](Id|ID))|(?i:uuid|guid)")
 NO_NAME = re.compile(r"Unnamed: \d+|__index_level_\d+__")
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})*")
-FEWEST_COUNTED = 4  # rows from which on a column of their numbers, or of rising times, is taken for no value
+FEWEST_COUNTED = 4  # from this number of rows on, a column that counts rows or rises is not a value
 MOST_TEXT = 0.5
 """Share of the filled cells that may be no numbers in a column of values; with more of them it is a column of text."""
 
@@ -51,7 +51,7 @@ FILES = {
 }
 """Suffixes of files that are one sequence each; a folder is read as the first kind that it has files of."""
 
-PEEKED = 5  # rows of a table that must name files of one kind for the column to be one of paths
+PEEKED = 5  # a column holds paths if this number of first rows names files of one kind
 
 
 @dataclass
@@ -126,7 +126,7 @@ def _unique_id(table: Table, names: list[str]) -> str:
     for name in filter(NAMED_ID.fullmatch, names):
         texts = table.frame[name].astype(str)
         if len(texts) < FEWEST_COUNTED or texts.str.contains(".", regex=False).any():
-            continue  # measured, as a mid_id of 0.25 is
+            continue  # a measured value, such as a mid_id of 0.25
         if texts.is_unique:
             return name
         raise InputError(
@@ -283,7 +283,7 @@ def is_number(column: Any) -> bool:
 
 
 def is_sequences(column: Any) -> bool:
-    """Return whether each cell is a sequence: a list, or a text of numbers, some of them of several."""
+    """Return whether each cell is a sequence: a list or a text of numbers, with several numbers in some cell."""
     cells = filled(column)
     texts = [cell.strip() for cell in cells if isinstance(cell, str)]
     if not texts:
@@ -293,7 +293,7 @@ def is_sequences(column: Any) -> bool:
 
 
 def is_digits(column: Any) -> bool:
-    """Return whether the cells are digits with nothing between them, which are letters: no sequence is one number."""
+    """Return whether the cells are strings of digits without separators, which are read as letters."""
     cells = filled(column)
     digits = all(isinstance(cell, str) and cell.strip().isdecimal() for cell in cells)
     return digits and any(len(cell) > 1 for cell in cells)

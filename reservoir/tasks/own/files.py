@@ -72,7 +72,7 @@ def open_arrays(origin: str, asked: OwnDataOptions, task: Task | None = None) ->
 
 
 def source_files(path: Path, named: str | None = None) -> list[Path]:
-    """Return the files that are read of a path: itself, both of a published split, or a folder's, and its labels."""
+    """Return the files that a path stands for: itself, two files of an archive, or a folder's; and the labels."""
     labels = [labels_path(path, named)] if named else []
     files = list(split_files(path).values()) or media_files(path, *labels)
     if not files:
@@ -89,7 +89,7 @@ def labels_path(data: Path, named: str) -> Path:
 
 
 def check_file(path: Path) -> None:
-    """Refuse what is not there, and what is no file: reading a pipe might never end."""
+    """Refuse a missing path, and one that is not a regular file: reading a pipe might never end."""
     if path.is_dir():
         raise InputError(f"{path}: a folder without pictures, sounds or recordings; give the path of your data")
     if not path.is_file():
@@ -148,7 +148,7 @@ def _table_arrays(path: Path, asked: OwnDataOptions, known: Mapping[str, Any] | 
 
 
 def _with_letters(origin: str, arrays: Arrays, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
-    """Return arrays of which ``x`` may be texts (rows,) as arrays of their letters."""
+    """Return the arrays, with texts (rows,) in ``x`` replaced by their letters."""
     rows = arrays.shapes.get("x", ())
     if "x" not in arrays.shapes or arrays.dtypes["x"].kind not in "US" or len(rows) != 1:
         return arrays

@@ -30,7 +30,7 @@ from reservoir.tasks.own.tables import BadRows, Table, read_table
 
 
 def media_files(path: Path, labels: Path | None = None) -> list[Path]:
-    """Return the files of a folder and of those in it that are one sequence each, by name; or the one that a path is.
+    """Return the files below a folder that are one sequence each, by name; for the path of such a file, itself.
 
     A single recording looks like a table and is read as one. The table of the ``labels`` is left out.
     """
@@ -47,7 +47,7 @@ def media_files(path: Path, labels: Path | None = None) -> list[Path]:
 
 
 def _visible(root: Path) -> list[Path]:
-    """Return the files below a folder by name, without those that begin with a dot or are in such a folder: copies."""
+    """Return the files below a folder by name, without hidden ones, which begin with a dot or are in such a folder."""
     files = (path for path in root.rglob("*") if path.is_file())
     return sorted(path for path in files if not any(part.startswith(".") for part in path.relative_to(root).parts))
 
@@ -181,7 +181,7 @@ def _recordings(
     asked: OwnDataOptions,
     names: list[str],
 ) -> Arrays:
-    """Return the columns ``names`` of recordings, or those of values of the first one, as sequences."""
+    """Return the columns ``names`` of recordings as sequences; by default the columns of values of the first one."""
     read: dict[int, np.ndarray] = {}
     for row, file in enumerate(files):
         try:
@@ -190,7 +190,7 @@ def _recordings(
             columns = names
             if not columns:
                 dropped = {*filter(None, map(str.strip, str(asked.drop or "").split(","))), asked.time}
-                dropped |= {name for name in frame if name.lower() in TIMES}  # rows stand in the order of time
+                dropped |= {name for name in frame if name.lower() in TIMES}  # rows are in the order of time
                 dropped |= {name for name in frame if NO_NAME.fullmatch(name) and counts_rows(frame[name])}
                 columns = [name for name in frame if name not in dropped]
             if missing := [name for name in columns if name not in frame]:

@@ -48,7 +48,7 @@ def hub_arrays(origin: str, asked: OwnDataOptions, *, labelled: bool) -> Arrays:
 
 
 def _labelled_splits(origin: str, parts: dict[str, Any], label: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the splits that have labels, under our names, and notes; validation is the test split if none else is."""
+    """Return the splits that have labels, under our names, and notes; validation becomes test if there is no test."""
     found, left, notes = {}, [], []
     for name, part in parts.items():
         odd = len(parts) > 1 and (name not in SPLIT_NAMES or SPLIT_NAMES[name] in found)
@@ -89,18 +89,18 @@ def _cells(part: Any, column: str) -> list[Any]:
 
 
 def _open(origin: str) -> dict[str, Any]:
-    """Return the splits of a dataset by their names; nothing that it brings is run."""
+    """Return the splits of a dataset by their names; no code of the dataset is run."""
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise InputError(f"{origin}: datasets of the hub need a package: pip install 'datasets>=4'") from None
-    if int(datasets.__version__.partition(".")[0]) < 4:  # they ran the code that a dataset brought
+    if int(datasets.__version__.partition(".")[0]) < 4:  # older versions ran the code of a dataset
         raise InputError(f"{origin}: datasets {datasets.__version__} is too old: pip install 'datasets>=4'")
     datasets.disable_progress_bars()
     name, _, settings = origin.removeprefix(PREFIX).partition(":")
     if origin.startswith(PREFIX) and list(Path(name).glob("*.py")):
         raise InputError(f"{origin}: it brings a script, which is not run; take its data files instead")
-    try:  # what the library raises may be anything, of a damaged file or a name that is not there
+    try:  # for a damaged file or a missing name the library raises many types
         if origin.startswith(PREFIX):
             found = datasets.load_dataset(name, settings or None)
         else:

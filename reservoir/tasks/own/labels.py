@@ -23,13 +23,13 @@ SPLIT_NAMES = {
 }
 """Names of splits in folders and datasets, in small letters, and our names for them."""
 
-SAMPLE = 2**20  # tokens at the beginning that the rule looks at
+SAMPLE = 2**20  # number of tokens, from the beginning, that the rule uses
 MOST_SYMBOLS = 1_000_000  # larger whole numbers are values, not symbols: no embedding has a row for each
-FEWEST_STEPS = 100  # with fewer changes between neighbours their size is not considered
+FEWEST_STEPS = 100  # with fewer changes between neighbours, their size is ignored
 SMOOTH = 0.65
-"""An ordered quantity has steps between unlike neighbours below this share of those between any two tokens."""
+"""Whole numbers are values if steps between unlike neighbours are below this share of those between any two tokens."""
 
-SMOOTH_MANY = 0.8  # the same for more different numbers than a byte has
+SMOOTH_MANY = 0.8  # the same share for more than 256 different numbers
 BYTE = 256
 HEAD = 0.1
 """A vocabulary is used unevenly: the commonest hundredth of it makes up more than this share of the tokens."""
@@ -49,10 +49,9 @@ class Reading(NamedTuple):
 def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
     """Return whether whole numbers are symbols, or values of an ordered quantity.
 
-    Values are those that are negative or beyond a million; those whose neighbours in a sequence are much closer to each
-    other than any two tokens are (steps between unlike neighbours, so that long stays do not count); and those with
-    more than 256 different numbers, the commonest hundredth of which is not far commoner than the rest, as it is in any
-    vocabulary in use. All others are symbols.
+    They are values if one is negative or a million or more; if unlike neighbours in a sequence are much closer to each
+    other than any two tokens; or if there are more than 256 different numbers of about equal frequency, which no
+    vocabulary has. Otherwise they are symbols.
     """
     x = x[: max(1, SAMPLE // max(x.shape[1], 1))]
     full = np.full(len(x), x.shape[1]) if lengths is None else lengths[: len(x)]
@@ -70,7 +69,7 @@ def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
             return Reading(False, f"neighbours differ by {share:.0%} of what any two tokens do")
     if len(numbers) <= BYTE:
         return Reading(True, f"{len(numbers)} different ones, and no order between neighbours")
-    # The ends of a scale are left out: a sensor that overflows is there often.
+    # The smallest and the largest number are left out, because a sensor that overflows repeats them.
     head = np.sort(counts[1:-1])[::-1][: len(numbers) // 100 + 1].sum() / len(tokens)
     if head > HEAD:
         return Reading(True, f"the commonest hundredth of {len(numbers):,} makes up {head:.0%}, as words do")
@@ -80,8 +79,8 @@ def read_integers(x: np.ndarray, lengths: np.ndarray | None = None) -> Reading:
 def read_labels(y: np.ndarray) -> Reading:
     """Return whether whole-number labels are classes, or targets of a regression.
 
-    Two different numbers are classes. Others are where they are counted through from 0 or 1 and have two labels each,
-    up to 20 where they have 5 labels each on average, and more where they have 50.
+    Two different numbers are classes. More are classes if, on average, each has two rows or more and they count from 0
+    or 1, or if each has 5 rows (up to 20 numbers) or 50 rows (more numbers).
     """
     numbers = np.unique(y)
     many = f"{len(numbers):,} different ones among {y.size:,}"
@@ -92,7 +91,7 @@ def read_labels(y: np.ndarray) -> Reading:
 
 
 def counted_through(numbers: np.ndarray) -> bool:
-    """Return whether sorted different numbers are 0, 1, 2 ... or 1, 2, 3 ..."""
+    """Return whether sorted distinct numbers are 0, 1, 2 ... or 1, 2, 3 ..."""
     return bool(numbers[0] in {0, 1} and numbers[-1] - numbers[0] == len(numbers) - 1)
 
 
@@ -102,7 +101,7 @@ class Labels:
 
     y: np.ndarray
     classes: int  # 0 for targets
-    names: tuple[str | int, ...]  # of the classes, where they are not just 0, 1, 2, ...
+    names: tuple[str | int, ...]  # of the classes, unless they are 0, 1, 2, ...
     notes: tuple[str, ...] = ()
 
 
@@ -111,9 +110,9 @@ def encode_labels(
 ) -> Labels:
     """Return labels with their classes numbered.
 
-    Labels are (rows,), (rows, outputs) or (rows, readout_tokens, outputs); ``units`` (rows,) of each row's tokens
-    or words have one, and those behind are missing: class -1, or NaN. Floats are targets, strings and booleans are
-    classes, and `read_labels` decides about integers, unless a flag (``regression``, ``classes``) does. Classes are
+    Labels are (rows,), (rows, outputs) or (rows, readout_tokens, outputs); in the last form, ``units`` (rows,) is the
+    number of labels of each row; those after it are missing: class -1, or NaN. Floats are targets, strings and booleans
+    are classes, and `read_labels` decides about integers, unless a flag (``regression``, ``classes``) does. Classes are
     numbered in sorted order; integers 0, 1, ..., n - 1 need no names.
     """
     if y.dtype.kind not in "biufUS":

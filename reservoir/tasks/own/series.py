@@ -1,4 +1,4 @@
-"""Series as the UCR and UEA archives publish them: ``.ts`` files, and ``.tsv`` of numbers under no names."""
+"""Series as the UCR and UEA archives publish them: ``.ts`` files, and ``.tsv`` files without column names."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,9 +22,9 @@ class Series(NamedTuple):
 
 
 def split_files(path: Path) -> dict[str, Path]:
-    """Return the files of train and test that a folder, or one of the two, stands for; nothing of other data."""
+    """Return the files of train and test of a folder, or of one of the two files; empty for other data."""
     if path.is_dir():
-        pairs: dict[str, dict[str, Path]] = {}  # of each data set the first suffix that it has
+        pairs: dict[str, dict[str, Path]] = {}  # for each data set the first of these suffixes is read
         for file in (file for suffix in SUFFIXES for file in sorted(path.glob(f"*{PARTS['train']}{suffix}"))):
             if pair := split_files(file):
                 pairs.setdefault(file.stem.removesuffix(PARTS["train"]), pair)
@@ -68,7 +68,7 @@ def read_series(files: dict[str, Path], *, regression: bool = False) -> Arrays:
 
 
 def _read_ts(path: Path) -> Series:
-    """Return the series of a file: a header of lines with @, then a series a line, its channels and label between :."""
+    """Return the series of a ``.ts`` file: header lines with @, then a line per series, fields separated by :."""
     header: dict[str, str] = {}
     x: list[np.ndarray] = []
     labels: list[str] = []

@@ -71,7 +71,7 @@ def _opened(path: Path) -> Any:
 
     try:
         return soundfile.SoundFile(path)
-    except Exception as error:  # what the library raises of a damaged file
+    except Exception as error:  # raised for a damaged file
         problem = first_line(error).removeprefix(f"Error opening {str(path)!r}: ")
         raise InputError(f"{path}: not a readable sound ({problem}); write it as WAV, FLAC, OGG or MP3") from None
 
@@ -155,11 +155,11 @@ def _bands(size: int, rate: int) -> np.ndarray:
     hertz = np.arange(size // 2 + 1)[:, None] * rate / size
     rising, falling = (hertz - low) / (middle - low), (high - hertz) / (high - middle)
     triangles = np.maximum(0, np.minimum(rising, falling))
-    nearest = np.abs(hertz - middle).argmin(axis=0)  # a band between two bins has the nearest
+    nearest = np.abs(hertz - middle).argmin(axis=0)  # a band between two bins gets the nearest bin
     triangles[nearest, np.arange(BANDS)] = np.maximum(triangles[nearest, np.arange(BANDS)], 1e-3)
     return triangles / triangles.sum(axis=0)
 
 
 def _ratio(new: int, old: int) -> Fraction:
-    """Return how many samples there are for one; of odd rates nearly, so that no filter becomes enormous."""
+    """Return the ratio of two rates, rounded for unusual rates so that the filter of the resampling stays short."""
     return Fraction(new, old).limit_denominator(2_000)

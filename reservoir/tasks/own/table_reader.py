@@ -100,7 +100,7 @@ class TableReader:
         if whole:
             cells = table.frame[whole]
             if all(isinstance(cell, list) and cell and all(isinstance(word, str) for word in cell) for cell in cells):
-                # Lists of words, as labels of words come with, are texts.
+                # Lists of words, which data sets with a label per word have, are joined to texts.
                 table.frame[whole] = cells.map(lambda words: " ".join("".join(word.split()) or "_" for word in words))
             if len(self.roles.labels) == 1 and self._labels_of_each(self.roles.labels[0], whole):
                 self.roles.labels = []
@@ -114,7 +114,7 @@ class TableReader:
             self._values()
 
     def _labels_of_each(self, label: str, whole: str) -> bool:
-        """Take labels of every letter, word or value of the sequences, where they are such.
+        """Take labels of every letter, word or value of the sequences; return False if the column is no such labels.
 
         They are lists, or texts that differ from row to row and are as long as their sequences, without spaces or with
         as many parts. Numbers are labels of whole sequences even if they happen to be as long. A row with another
@@ -218,18 +218,18 @@ class TableReader:
                 if name not in table.frame:
                     others = [other for other in table.frame if other not in known]
                     raise InputError(
-                        f"{table.path}: no column {name!r}, as there was where the readout was fitted, among "
+                        f"{table.path}: no column {name!r}, which the readout was fitted on, among "
                         f"{list(table.frame)}{nearest(name, others)}"
                     )
             table.frame = table.frame[[name for name in known if name in table.frame]]
         names = list(table.frame)
         if not names:
             raise InputError(f"{table.path}: no columns of values; give one column per value of a sequence")
-        # Checksums of the names in their order, and in any.
+        # Checksums of the names, in their order and sorted.
         order = [zlib.crc32("\n".join(some).encode()) for some in (names, sorted(names))]
         before = self.known.get("order", [])
         if before[1:] == order[1:] and before != order:
-            raise InputError(f"{table.path}: its columns stand in another order than where the readout was fitted")
+            raise InputError(f"{table.path}: its columns are in another order than when the readout was fitted")
         self.chosen |= {"columns": names} if len(names) <= MOST_NAMES else {"order": order}
 
     # ---- several lines per sequence
@@ -261,7 +261,7 @@ class TableReader:
                     f"each row is a sequence of its own, say --group {name} or --drop {name}; labels of steps are for "
                     ".npz"
                 )
-        # A sequence with a bad line is left out as a whole: a step that is missing would shift those behind it.
+        # A sequence with a bad line is left out as a whole: a missing step would shift those after it.
         good = np.setdiff1d(np.arange(len(series)), member[~table.bad.kept()])
         if not len(good):
             raise InputError(f"{table.path}: every sequence has a line that cannot be read")

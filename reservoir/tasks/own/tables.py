@@ -163,10 +163,10 @@ def _read_csv(path: Path, text: Sequence[str] | None, rows: int | None) -> tuple
         raise InputError(f"{path}: no rows; give a header with column names, and one line per row")
     wanted = {name.lower() for name in (names if text is None else text)}
     as_text = {place: str for place, name in enumerate(names) if name.lower() in wanted}
-    read: Any = pd.read_csv  # whose stubs do not know columns by place
+    read: Any = pd.read_csv  # its stubs do not accept columns by number
     try:
         with path.open(encoding="utf-8-sig", newline="") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about long lines, which are counted here
+            warnings.simplefilter("ignore")  # pandas warns about long lines, which are counted here
             frame = read(
                 file,
                 sep=between,
@@ -233,13 +233,14 @@ def _read_parquet(path: Path, rows: int | None) -> Any:
     import pandas as pd
 
     try:
-        # Nothing is asked of file.metadata: its columns end the process on some damaged files (1 of 600 mutated ones).
+        # Do not use file.metadata: reading its columns crashes the process for some damaged files (1 of 600 mutated
+        # ones).
         file = parquet.ParquetFile(path)
         schema = file.schema_arrow
         check_names(path, schema.names)
         size, batches = 0, []
         for batch in file.iter_batches(BATCH if rows is None else rows):
-            # A word of a dictionary is unpacked as often as it stands in the rows.
+            # A value of a dictionary is unpacked once for each row that has it.
             plain = [one.dictionary_decode() if pyarrow.types.is_dictionary(one.type) else one for one in batch]
             size += sum(column.nbytes for column in plain)
             check_expansion(path, "all columns", size, path.stat().st_size)

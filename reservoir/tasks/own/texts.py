@@ -13,7 +13,7 @@ MOST_LETTERS = 64
 PIECE_LETTERS = 2**23
 
 TOKEN, WORD = "token", "word"
-"""What each label of a row may be for, where it has several."""
+"""What a label can belong to if a row has several: a token or a word."""
 
 
 class Texts(Arrays):

@@ -89,8 +89,8 @@ class Rounding:
 def standardisation(where: str, stretches: Iterator[np.ndarray]) -> Scaling:
     """Return the standardisation of tokens that come in stretches (tokens, dim); 1 for a channel that does not vary.
 
-    Sums are taken around the first stretch's mean, in float64, so that a large constant does not eat the spread. What
-    is NaN does not count.
+    Sums are taken around the first stretch's mean, in float64, so that a large constant does not hide the spread. NaN
+    does not count.
     """
     first = next(stretches)
     known = ~np.isnan(first)
