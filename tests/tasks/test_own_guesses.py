@@ -127,7 +127,7 @@ def test_many_columns_are_known_by_their_order(tmp_path):
     wide = {f"w{n}": RNG.normal(size=ROWS).round(3) for n in range(300)}
     task = task_named(str(write(tmp_path / "t.csv", {**wide, "label": LABEL}))).task
     assert read_new(write(tmp_path / "new.csv", wide), task)[0].shape == (ROWS, 300)
-    with pytest.raises(InputError, match="its columns stand in another order"):
+    with pytest.raises(InputError, match="its columns are in another order"):
         read_new(write(tmp_path / "new.csv", dict(reversed(wide.items()))), task)
 
 
