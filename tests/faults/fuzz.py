@@ -9,6 +9,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +180,9 @@ def _folders(folder: Path) -> list[Reader]:
             (kind / f"class{label}").mkdir(parents=True, exist_ok=True)
         wavfile.write(sounds / f"class{label}" / f"{n}.wav", 8000, np.arange(800, dtype=np.int16) * (n + 1))
         Image.fromarray(np.full((12, 12, 3), 20 * n, np.uint8)).save(pictures / f"class{label}" / f"{n}.png")
+    wav = Reader(".wav", sounds / "class0" / "0.wav", lambda: _all_rows(str(sounds)))
     return [
         Reader(".ts", series, lambda: _all_rows(str(series))),
-        Reader(".wav", sounds / "class0" / "0.wav", lambda: _all_rows(str(sounds))),
+        *([wav] if find_spec("soundfile") else []),
         Reader(".png", pictures / "class0" / "0.png", lambda: _all_rows(str(pictures))),
     ]

@@ -268,6 +268,7 @@ def test_two_encodings_in_one_file(tmp_path, refused, suffix):
 
 
 def test_sounds_with_false_headers_are_refused(tmp_path, refused):
+    pytest.importorskip("soundfile")
     path = sounds(tmp_path / "calls")
     path.write_bytes(b"\0" * 4096)
     assert "file a/0.wav: not a readable sound" in refused(tmp_path / "calls")

@@ -77,7 +77,7 @@ def test_pictures_pass_a_vision_model_as_in_a_script(cache: Path, tmp_path: Path
     fit(done, out=tmp_path / "readout", columns="final/cls+final/mean")
     assert all(one.label == one.truth for one in predict(tmp_path / "readout", root))
     for command in ("export", "explain"):
-        further = [root] if command == "explain" else ["--to", "onnx"]
+        further = [root] if command == "explain" else ["--to", "torch"]
         code, _, error = call(command, tmp_path / "readout", *further)
         assert code == 2 and "goes through a processor, which cannot be exported or explained" in error.splitlines()[-1]
     files = sorted(root.rglob("*.*"))

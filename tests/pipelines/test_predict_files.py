@@ -185,6 +185,9 @@ def test_a_readout_without_probabilities_gives_none(tmp_path, capsys):
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_predictions_are_written_while_they_are_made_in_bounded_memory(tmp_path, suffix):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+
     def many(count):
         for row in range(count):
             truth = "a" if row > 5000 else None

@@ -63,6 +63,7 @@ def test_predictions_of_two_classes_and_of_values(own, cache):
     assert np.shape(predicted) == (20, 2) and np.isfinite(predicted).all()
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="export needs torch 2.7")
 def test_an_exported_run_gives_the_same(cache, tmp_path):
     done = train("bit-xor", parameters=FEW, **QUICK)
     written = export(done.path, out=tmp_path / "model.pt2")
