@@ -20,7 +20,7 @@ from reservoir_cache.catalog import (
     required_bytes,
     summarize,
 )
-from reservoir_cache.entry import Entry
+from reservoir_cache.entry import Entry, check_column_name
 from reservoir_cache.locks import untracked
 from reservoir_cache.publish import (
     CacheError,
@@ -45,10 +45,19 @@ if TYPE_CHECKING:
     from reservoir_cache.writer import ShardWriter, write_block, write_targets
 
 __all__ = ["EntrySummary", "broken_entries", "check_space", "folder_bytes", "last_entry", "list_entries", "prunable"]
-__all__ += ["CacheError", "Entry", "Problem", "fault_point", "remove", "required_bytes", "summarize", "untracked"]
+__all__ += [
+    "CacheError",
+    "Entry",
+    "Problem",
+    "check_column_name",
+    "fault_point",
+    "remove",
+    "required_bytes",
+    "summarize",
+]
 __all__ += ["file_crc32", "make_folder", "open_lock", "path_below", "publish_json", "read_json", "refuse_links"]
 __all__ += ["FORMAT", "STORES", "Layout", "Spec", "load_arrays", "rows_per_block", "save_arrays", "sync"]
-__all__ += ["FeatureStore", "SplitFeatures", "new_file", "repair", "verify"]
+__all__ += ["FeatureStore", "SplitFeatures", "new_file", "repair", "untracked", "verify"]
 __all__ += ["ShardWriter", "write_block", "write_targets"]
 
 _LATER = {

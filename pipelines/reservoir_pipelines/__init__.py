@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import Any
 
 FUNCTIONS = (
-    *("attention", "explain", "export", "extract", "fit", "plan", "predict"),
-    *("prepare", "pretrain", "report", "reproduce", "train", "tune"),
+    *("attention", "explain", "export", "extract", "fit", "import_features", "plan"),
+    *("predict", "prepare", "pretrain", "report", "reproduce", "train", "tune"),
 )
 """The functions of ``api.py``. ``__init__.pyi`` has their signatures; ``python docs/stub.py`` writes it."""
 

@@ -54,6 +54,7 @@ __all__ = [
     "extract",
     "fit",
     "import_backbone",
+    "import_features",
     "plan",
     "predict",
     "prepare",
@@ -531,6 +532,111 @@ def fit(
     >>> found = fit(extract("digits", limit=60, layers="block01", pool="mean"))
     >>> found.best.metric, found.best.test_score > 0.5
     ('accuracy', True)
+    """
+
+def import_features(
+    file: StrPath,
+    *,
+    task: StrPath,
+    name: str,
+    label: str | None = None,
+    labels: str | None = None,
+    id: str | None = None,
+    time: str | None = None,
+    group: str | None = None,
+    drop: str | Sequence[str] | None = None,
+    text: str | None = None,
+    values: bool = False,
+    symbols: bool = False,
+    regression: bool = False,
+    classes: bool = False,
+    missing: str = 'refuse',
+    standardise: bool = True,
+    skip_bad_rows: bool = False,
+    rate: int | None = None,
+    waveform: bool = False,
+    data: StrPath | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    views: int | None = None,
+    protocol: str | None = None,
+    cache: StrPath | None = None,
+) -> Extraction:
+    """Cache features that another program computed as an entry of a task.
+
+    The file holds one array (rows, width) per split, named ``train``, ``valid`` and ``test``, with the rows of the
+    prepared task in their order. Several columns are named ``train/COLUMN``. A Parquet file has a column ``split``
+    instead, and the features in columns of lists, or in columns of floats that are read side by side.
+
+    Parameters
+    ----------
+    file : str or path-like
+        An ``.npz``, ``.h5``, ``.parquet`` or ``.safetensors`` file.
+    task : str or path-like
+        Name of a task, or the path of your own data.
+    name : str
+        Name of the entry, such as the model that computed the features.
+    label : str, optional
+        Column of the labels. For FASTA: pattern of the label in the header.
+    labels : str, optional
+        Table with the labels of a folder's files or of FASTA records, joined by name.
+    id : str, optional
+        Column of row names; in long form, of sequence names.
+    time : str, optional
+        Column that orders the rows of a sequence, in long form.
+    group : str, optional
+        Column of groups, such as patients, each in one split only. For FASTA: pattern.
+    drop : str or sequence of str, optional
+        Columns to ignore, comma-separated.
+    text : str, optional
+        Column of texts or of sequences of letters.
+    values : bool, default=False
+        Read whole numbers as values.
+    symbols : bool, default=False
+        Read whole numbers as symbols.
+    regression : bool, default=False
+        Read whole-number labels as targets of a regression.
+    classes : bool, default=False
+        Read whole-number labels as classes.
+    missing : str, default='refuse'
+        NaN and empty cells: refuse, interpolate along the series, or mask (0, and a channel that marks them).
+    standardise : bool, default=True
+        Scale floats to mean 0 and standard deviation 1 per channel.
+    skip_bad_rows : bool, default=False
+        Leave out rows that cannot be read, and print how many.
+    rate : int, optional
+        Samples per second to which sounds are resampled. Default: 16000.
+    waveform : bool, default=False
+        Read the samples of sounds, not spectrum frames; default for models of samples.
+    data : path-like, optional
+        Folder of the data set's files. Default: RESERVOIR_DATA.
+    parameters : mapping, optional
+        Parameter of the task, NAME=VALUE; repeat for more.
+    views : int, optional
+        Number of augmented copies of each training row (cifar10).
+    protocol : str, optional
+        paper: data, random weights and training as in the authors' code.
+    cache : path-like, optional
+        Root folder of the cache. Default: RESERVOIR_CACHE, else the user's.
+
+    Returns
+    -------
+    Extraction
+        An array without a name is the column ``imported/mean``.
+
+    Raises
+    ------
+    InputError
+        If the rows are not those of the task, or a value is not finite.
+
+    Examples
+    --------
+    >>> from safetensors.numpy import save_file
+    >>> from reservoir_pipelines import fit, import_features, prepare
+    >>> digits = prepare("digits")
+    >>> rows = {split: digits.split(split).read(0, n).x.reshape(n, -1) for split, n in digits.rows.items()}
+    >>> save_file(rows, "pixels.safetensors")
+    >>> fit(import_features("pixels.safetensors", task="digits", name="pixels")).best.columns
+    ('imported/mean',)
     """
 
 def plan(

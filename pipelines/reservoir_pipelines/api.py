@@ -143,6 +143,50 @@ def extract(task: StrPath, *, splits: Sequence[str] | None = None, **options: An
     return run(require_path(task, "extract: task"), *groups_of(extract, options), splits=splits)
 
 
+@takes(opt.TaskOptions, opt.CacheOptions)
+def import_features(file: StrPath, *, task: StrPath, name: str, **options: Any) -> results.Extraction:
+    """Cache features that another program computed as an entry of a task.
+
+    The file holds one array (rows, width) per split, named ``train``, ``valid`` and ``test``, with the rows of the
+    prepared task in their order. Several columns are named ``train/COLUMN``. A Parquet file has a column ``split``
+    instead, and the features in columns of lists, or in columns of floats that are read side by side.
+
+    Parameters
+    ----------
+    file : str or path-like
+        An ``.npz``, ``.h5``, ``.parquet`` or ``.safetensors`` file.
+    task : str or path-like
+        Name of a task, or the path of your own data.
+    name : str
+        Name of the entry, such as the model that computed the features.
+    **options
+
+    Returns
+    -------
+    Extraction
+        An array without a name is the column ``imported/mean``.
+
+    Raises
+    ------
+    InputError
+        If the rows are not those of the task, or a value is not finite.
+
+    Examples
+    --------
+    >>> from safetensors.numpy import save_file
+    >>> from reservoir_pipelines import fit, import_features, prepare
+    >>> digits = prepare("digits")
+    >>> rows = {split: digits.split(split).read(0, n).x.reshape(n, -1) for split, n in digits.rows.items()}
+    >>> save_file(rows, "pixels.safetensors")
+    >>> fit(import_features("pixels.safetensors", task="digits", name="pixels")).best.columns
+    ('imported/mean',)
+    """
+    from reservoir_pipelines.extraction.import_features import import_features as run
+
+    chosen, task = groups_of(import_features, options), require_path(task, "import_features: task")
+    return run(Path(require_path(file, "import_features: file")), task, name, *chosen)
+
+
 @takes(opt.ExtractOptions)
 def plan(task: StrPath, *, rows: int | None = None, workers: int = 1, **options: Any) -> results.Forecast:
     """Measure a few seconds of an extraction and estimate the time, disk and memory of all of it.

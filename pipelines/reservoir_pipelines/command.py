@@ -88,7 +88,7 @@ def command(app: typer.Typer, function: Callable[..., Answer | None], *groups: A
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
     signature = inspect.Signature([*own, *map(_parameter, items.values()), *_COMMON])
     vars(run)["__signature__"], run.__doc__ = signature, function.__doc__
-    app.command(function.__name__.rstrip("_"), cls=SectionedCommand)(run)
+    app.command(function.__name__.rstrip("_").replace("_", "-"), cls=SectionedCommand)(run)
 
 
 def check_names(given: Mapping[str, Any]) -> None:

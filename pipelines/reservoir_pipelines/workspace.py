@@ -7,6 +7,9 @@ from pathlib import Path
 
 from reservoir.errors import InputError
 
+IMPORTED = "imported"
+"""Family, init and input of an entry of features that another program computed, and the default layer of these."""
+
 ROWS = "rows"
 """Name of the task of the entries that the estimators make, one for each batch of rows, and of their one split."""
 

@@ -1,6 +1,7 @@
 """The commands ``reservoir tasks``, ``prepare``, ``extract`` and ``plan``."""
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,6 +10,9 @@ from reservoir.options import ExtractOptions
 from reservoir_pipelines import api
 from reservoir_pipelines.command import Answer
 from reservoir_pipelines.output import notify, size_text, time_text
+
+if TYPE_CHECKING:
+    from reservoir_pipelines.extraction.extract import Extraction
 
 Task = Annotated[str, typer.Argument(help="A task's name, the path of your own data, or module:function.")]
 
@@ -56,15 +60,34 @@ def extract(
         plan = resolved_plan(task, as_group(given, ExtractOptions))
         return Answer(plan, [(("option", "value", "why"), plan.table(), "plan")])
     done = api.extract(task, **given)
+    passed = "none, reused" if done.reused else f"{done.computed_rows:,} rows"
+    return _extracted("extracted", done, ("forward pass", passed))
+
+
+def import_features(
+    file: Annotated[Path, typer.Argument(help="An .npz, .h5, .parquet or .safetensors file of the features.")],
+    task: Annotated[str, typer.Option(help="The task, or the path of your own data, whose rows these are.")],
+    name: Annotated[str, typer.Option(help="Name of the entry, such as the model that computed the features.")],
+    given: dict[str, Any],
+) -> Answer:
+    """Cache features that another program computed.
+
+    They become an entry of the task, which fit and report read like any other.
+    """
+    done = api.import_features(file, task=task, name=name, **given)
+    return _extracted("imported", done, ("written", f"{done.computed_rows:,} rows"))
+
+
+def _extracted(heading: str, done: "Extraction", computed: tuple[str, str]) -> Answer:
     rows = [
         ("entry", done.entry),
         ("rows", ", ".join(f"{count:,} {split}" for split, count in done.rows.items())),
         ("columns", f"{len(done.columns)}: {done.columns[0]} ... {done.columns[-1]}"),
         ("on disk", size_text(done.bytes)),
-        ("forward pass", "none, reused" if done.reused else f"{done.computed_rows:,} rows"),
+        computed,
         ("time", f"{done.seconds:.1f} s"),
     ]
-    return Answer(done, [(("extracted", ""), rows)])
+    return Answer(done, [((heading, ""), rows)])
 
 
 def plan(

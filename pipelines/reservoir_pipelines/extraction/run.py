@@ -118,29 +118,9 @@ class Run:
     splits: Sequence[str]
 
     def open(self) -> tuple[Entry, list[tuple[str, int]]]:
-        """Create or open the entry, write its labels, drop damaged blocks; return it and the blocks that it lacks."""
-        task, title = self.spec.task["name"], self.model.settings.title
-        rows = sum(self.spec.rows.values())
-        space = required_bytes(self.spec, self.layout, self.spec.rows, self.shapes)
-        exists = (self.root / "features" / task / f"{title}-{self.spec.key[:16]}").is_dir()
-        if not exists:
-            notify(f"{task} x {title}: {rows:,} rows, {len(self.columns)} columns, {size_text(space)} on disk")
-            check_space(self.root, space)
-        entry = Entry.create(self.root, title, self.spec, self.layout, self._made_with())
-        repair(entry, verify(entry, contents=False))
-        for split, index in self.rows.items():
-            whole = self.prepared.split(split)
-            targets = {"y": whole.y[index], "lengths": whole.lengths[index], "index": index.astype(np.int64)}
-            groups = {} if whole.groups is None else {"groups": whole.groups[index]}
-            write_targets(entry, split, targets | groups)
-        todo = missing_blocks(entry, self.splits, self.columns)
-        if exists and todo:
-            count = row_count(entry, todo)
-            lacking = max(len(entry.lacking(split, block, self.columns)) for split, block in todo)
-            part = space * count * lacking // (rows * len(self.columns))
-            notify(f"{task} x {title}: {count:,} rows still to compute, at most {size_text(part)} more on disk")
-            check_space(self.root, part)
-        return entry, todo
+        """Create or open the entry; return it and the blocks that it lacks."""
+        title, cut = self.model.settings.title, (self.layout, self.shapes, self.splits)
+        return open_entry(self.root, title, self.prepared, self.rows, self.spec, *cut, self._made_with())
 
     def compute(self, entry: Entry, advance: Callable[[int, int], None]) -> int:
         """Compute all missing blocks; return the number of rows computed by this process."""
@@ -171,6 +151,41 @@ class Run:
             "instructions": torch.backends.cpu.get_cpu_capability() if on_cpu else torch.cuda.get_device_name(),
             "versions": versions("torch", "transformers", "h5py", "numpy"),
         }
+
+
+def open_entry(
+    root: Path,
+    title: str,
+    prepared: Prepared,
+    rows: Mapping[str, np.ndarray],
+    spec: Spec,
+    layout: Layout,
+    shapes: Mapping[str, tuple[int, int]],
+    splits: Sequence[str],
+    made_with: Mapping[str, Any],
+) -> tuple[Entry, list[tuple[str, int]]]:
+    """Create or open an entry, write its labels, drop damaged blocks; return it and the blocks that it lacks."""
+    task, columns, count = spec.task["name"], tuple(shapes), sum(spec.rows.values())
+    space = required_bytes(spec, layout, spec.rows, shapes)
+    exists = (root / "features" / task / f"{title}-{spec.key[:16]}").is_dir()
+    if not exists:
+        notify(f"{task} x {title}: {count:,} rows, {len(columns)} columns, {size_text(space)} on disk")
+        check_space(root, space)
+    entry = Entry.create(root, title, spec, layout, made_with)
+    repair(entry, verify(entry, contents=False))
+    for split, index in rows.items():
+        whole = prepared.split(split)
+        targets = {"y": whole.y[index], "lengths": whole.lengths[index], "index": index.astype(np.int64)}
+        groups = {} if whole.groups is None else {"groups": whole.groups[index]}
+        write_targets(entry, split, targets | groups)
+    todo = missing_blocks(entry, splits, columns)
+    if exists and todo:
+        left = row_count(entry, todo)
+        lacking = max(len(entry.lacking(split, block, columns)) for split, block in todo)
+        part = space * left * lacking // (count * len(columns))
+        notify(f"{task} x {title}: {left:,} rows still to compute, at most {size_text(part)} more on disk")
+        check_space(root, part)
+    return entry, todo
 
 
 def draw_rows(prepared: Prepared, limit: int | None) -> dict[str, np.ndarray]:

@@ -30,6 +30,7 @@ from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout
 from reservoir_pipelines.fitting.sources import Pool, RawSource
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import scaling_from_json
+from reservoir_pipelines.workspace import IMPORTED
 
 if TYPE_CHECKING:
     from reservoir_pipelines.fitting.results import Result
@@ -49,7 +50,7 @@ WEIGHTS, ESTIMATOR = "safetensors", "skops"
 class Part:
     """The columns that a readout reads of one frozen model, given by its settings and the SHA-256 of its weights."""
 
-    reservoir: Reservoir | None  # None for the raw input
+    reservoir: Reservoir | None  # None for the raw input, and for imported features, which have a digest
     digest: str
     compute: str
     columns: tuple[str, ...]
@@ -76,10 +77,11 @@ class Bundle:
         parts: list[Part] = []
         for name in result.columns:
             source = pool.column(name)
-            if isinstance(source, RawSource):
-                parts.append(Part(reservoir=None, digest="", compute="", columns=source.columns))
-                continue
             made = source.store.entry
+            if isinstance(source, RawSource) or made.spec.init["kind"] == IMPORTED:
+                digest = "" if isinstance(source, RawSource) else made.spec.backbone["digest"]
+                parts.append(Part(reservoir=None, digest=digest, compute="", columns=source.columns))
+                continue
             part = Part(
                 reservoir=Reservoir(**made.made_with["reservoir"]),
                 digest=made.spec.backbone["digest"],

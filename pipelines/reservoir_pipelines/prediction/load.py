@@ -25,7 +25,13 @@ def open_readout(path: Path, *, trust: bool = False, linear: bool = False) -> Bu
     """
     folder = path.parent if path.name == CONFIG else path
     if not is_run(folder):
-        return Bundle.load(path, trust=trust, linear=linear)
+        bundle = Bundle.load(path, trust=trust, linear=linear)
+        if imported := [part.columns[0] for part in bundle.parts if part.digest and not part.reservoir]:
+            raise InputError(
+                f"readout {path}: it reads {imported[0]}, features that another program computed, which cannot be "
+                "computed for new rows; fit the columns of an extraction instead"
+            )
+        return bundle
     config = RunFolder(folder).model_config
     spec = config["settings"]["spec"]
     task = Task.from_dict(spec["task"])

@@ -92,7 +92,7 @@ def read_npz(path: Path) -> Arrays:
                     raise InputError(f"{path}: {len(given)} arrays are called {name!r}; write the file again")
                 if given != [f"{name}.npy"]:
                     continue
-                _check_header(path, archive, name)
+                check_header(path, archive, name)
                 with archive.open(given[0]) as file:
                     array = np.lib.format.read_array(file, allow_pickle=False)
                     file.read(1)  # the checksum is compared at the end
@@ -109,8 +109,11 @@ def read_npz(path: Path) -> Arrays:
     return Arrays(arrays)
 
 
-def _check_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
-    """Refuse an array of Python objects, or one whose header, shape and size do not fit each other."""
+def check_header(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[tuple[int, ...], int, np.dtype, bool]:
+    """Return an array's shape, the position and type of its values, and whether columns come first.
+
+    It raises `InputError` for Python objects, and for a header, shape and size that do not fit each other.
+    """
     member = archive.getinfo(f"{name}.npy")
     if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
         raise InputError(f"{path}: array {name!r} is packed otherwise than numpy.savez does; write it again")
@@ -125,7 +128,7 @@ def _check_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
                 "the file is damaged: write it again"
             )
         file.seek(-width, 1)
-        shape, _, dtype = read(file)
+        shape, fortran, dtype = read(file)
         start = file.tell()
     if dtype.hasobject:
         raise InputError(
@@ -139,3 +142,4 @@ def _check_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
             f"{path}: array {name!r} of shape {shape} needs {size} bytes and has {member.file_size - start}; "
             "the file is damaged: write it again"
         )
+    return shape, start, dtype, fortran and len(shape) > 1

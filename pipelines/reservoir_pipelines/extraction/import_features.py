@@ -1,0 +1,225 @@
+"""The stage ``import_features``: features that another program computed become an entry of the cache."""
+
+import hashlib
+import json
+import time
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from reservoir_cache import CacheError, Layout, Spec, check_column_name, folder_bytes, rows_per_block
+
+from reservoir.errors import InputError, first_line
+from reservoir.option_fields import typed
+from reservoir.options import CacheOptions, TaskOptions
+from reservoir.tasks import TASKS
+from reservoir.tasks.own.arrays import check_header
+from reservoir_pipelines.extraction.extract import Extraction
+from reservoir_pipelines.extraction.run import compute_missing, data_digest, draw_rows, open_entry, row_count
+from reservoir_pipelines.output import meter, notify
+from reservoir_pipelines.preparation.prepare import prepare
+from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
+from reservoir_pipelines.workspace import IMPORTED, cache_root, versions
+
+Rows = tuple[tuple[int, ...], Callable[[int, int], Any]]
+"""The shape of an array in a file, and a function that returns the rows ``low`` to ``high`` of it."""
+
+
+def import_features(file: Path, task: str, name: str, options: TaskOptions, place: CacheOptions) -> Extraction:
+    """Write the arrays of a file as an entry of a task; see `api.import_features`."""
+    started = time.monotonic()
+    prepared = prepare(task, options, cache=cache_root(place.cache))
+    if file.suffix.lower() not in READERS or not file.is_file():
+        raise InputError(f"{file}: not a file of features of type {', '.join(READERS)}; write one of these")
+    origin = str(Path(task).resolve()) if task not in TASKS and Path(task).exists() else task
+    command = typed("import-features", [str(file), "--task", task, "--name", name], options)
+    call = {"task": origin, "settings": options.to_dict(), "command": command, "file": str(file.resolve())}
+    try:
+        with ExitStack() as stack:
+            features = _by_column(file, READERS[file.suffix.lower()](file, stack), prepared)
+            entry, columns, written = _write(cache_root(place.cache), name, file, features, prepared, call)
+    except ImportError as error:
+        raise InputError(f"{file}: reading it needs a package ({error}); write .npz or .h5") from None
+    except Exception as error:  # damaged files make each of the libraries raise nearly anything
+        if isinstance(error, InputError | CacheError) or getattr(error, "errno", None):
+            raise
+        raise InputError(f"{file}: features cannot be read ({first_line(error)}); write the file again") from error
+    if not written:
+        notify(f"{file}: its features are cached already in {entry.path}")
+    return Extraction(
+        entry=entry.path,
+        rows=prepared.rows,
+        columns=columns,
+        bytes=folder_bytes(entry.path),
+        seconds=round(time.monotonic() - started, 3),
+        reused=not written,
+        computed_rows=written,
+    )
+
+
+def _write(
+    root: Path,
+    name: str,
+    file: Path,
+    features: Mapping[str, Mapping[str, Rows]],
+    prepared: Prepared,
+    call: dict[str, Any],
+) -> tuple[Any, tuple[str, ...], int]:
+    """Return the entry of some features, its columns, and the number of rows written; the key needs a first pass."""
+    shapes = {column: (1, splits["train"][0][1]) for column, splits in sorted(features.items())}
+    block_rows = rows_per_block(4 * sum(width for _, width in shapes.values()), 1, max(prepared.rows.values()))
+    layout, index = Layout(block_rows=block_rows, batch_rows=block_rows), draw_rows(prepared, None)
+
+    def read(split: str, low: int, high: int, columns: Sequence[str]) -> dict[str, np.ndarray]:
+        return {column: _finite(file, features[column][split], split, column, low, high) for column in columns}
+
+    digest = hashlib.sha256(json.dumps([prepared.rows, shapes]).encode())
+    for split, column in ((split, column) for split in index for column in shapes):
+        for low, high in layout.blocks(prepared.rows[split]):
+            digest.update(read(split, low, high, [column])[column].astype("<f4").data)
+    spec = Spec(
+        task=prepared.task.to_dict(),
+        data={"digest": data_digest(prepared, index), "rows": prepared.rows},
+        backbone={"family": IMPORTED, "digest": digest.hexdigest()},
+        init={"kind": IMPORTED, "seed": 0},
+        input={"kind": IMPORTED, "seed": 0, "gain": 1, "patch": 1, "stride": 1},
+        padding="none",
+        compute="float32",
+        store="float32",
+    )
+    made_with = {
+        "call": call,
+        "prepared": str(prepared.path),
+        "kept": {split: prepared.kept(split) for split in index},
+        "scaling": scaling_to_json(prepared.scaling),
+        "versions": versions("h5py", "numpy"),
+    }
+    entry, todo = open_entry(root, name, prepared, index, spec, layout, shapes, [*index], made_with)
+    with meter("import", row_count(entry, todo)) as bar:
+        return entry, tuple(shapes), compute_missing(entry, [*index], [*shapes], read, bar.advance)
+
+
+def _by_column(file: Path, arrays: Mapping[str, Rows], prepared: Prepared) -> dict[str, dict[str, Rows]]:
+    """Return the array of each split of each column; raise `InputError` if they are not the rows of the task."""
+    name, found = prepared.task.name, dict[str, dict[str, Rows]]()
+    form = f"give arrays (rows, width) named {', '.join(prepared.rows)}, or SPLIT/COLUMN"
+    if prepared.task.each:
+        raise InputError(f"{file}: task {name!r} has a label for every token; only features of whole rows are imported")
+    for key, (shape, read) in arrays.items():
+        split, _, column = key.partition("/")
+        column = column if "/" in column else f"{column or IMPORTED}/mean"
+        check_column_name(column)
+        if split not in prepared.rows or len(shape) != 2 or not shape[1]:
+            raise InputError(f"{file}: array {key!r} has the shape {shape}; {form}")
+        if shape[0] != (rows := prepared.rows[split]):
+            raise InputError(
+                f"{file}: array {key!r} has {shape[0]:,} rows, and {split} of task {name!r} has {rows:,}; give one "
+                "row for each, in their order"
+            )
+        found.setdefault(column, {})[split] = shape, read
+    for column, splits in found.items():
+        if splits.keys() != prepared.rows.keys() or len({shape[1] for shape, _ in splits.values()}) > 1:
+            have = ", ".join(f"{split} {shape}" for split, (shape, _) in splits.items())
+            raise InputError(f"{file}: column {column} has {have}; give {', '.join(prepared.rows)} of one width")
+    if not found:
+        raise InputError(f"{file}: it holds no arrays; {form}")
+    return found
+
+
+def _finite(file: Path, array: Rows, split: str, column: str, low: int, high: int) -> np.ndarray:
+    """Return some rows of an array as (rows, 1, width) of float32; raise `InputError` if a value is not finite."""
+    values = np.asarray(array[1](low, high))
+    if values.dtype.kind not in "biuf":
+        raise InputError(f"{file}: {split} of {column} has values of type {values.dtype}; give numbers")
+    with np.errstate(over="ignore"):
+        found = np.ascontiguousarray(values, dtype=np.float32)
+    if not np.isfinite(found).all():
+        row, place = np.argwhere(~np.isfinite(found))[0]
+        raise InputError(
+            f"{file}: {split} of {column}, row {low + row}, column {place}: {values[row, place]} is not a finite "
+            "float32 number; repair it and import again"
+        )
+    return found[:, None]
+
+
+def _open_npz(path: Path, stack: ExitStack) -> dict[str, Rows]:
+    archive, found = stack.enter_context(zipfile.ZipFile(path)), dict[str, Rows]()
+    for name in (member.removesuffix(".npy") for member in archive.namelist()):
+        shape, start, dtype, transposed = check_header(path, archive, name)
+        if transposed:
+            raise InputError(f"{path}: array {name!r} is stored column by column; save np.ascontiguousarray of it")
+        file = stack.enter_context(archive.open(f"{name}.npy"))
+
+        def read(low: int, high: int, file: Any = file, shape: Any = shape, start: int = start, dtype: Any = dtype):
+            size = dtype.itemsize * shape[1]
+            file.seek(start + low * size)
+            return np.frombuffer(file.read((high - low) * size), dtype).reshape(high - low, -1)
+
+        found[name] = shape, read
+    return found
+
+
+def _open_hdf5(path: Path, stack: ExitStack) -> dict[str, Rows]:
+    import h5py
+
+    file, found = stack.enter_context(h5py.File(path, "r", locking=False)), dict[str, Rows]()
+
+    def visit(name: str, item: Any) -> None:  # links to other files are not followed
+        if isinstance(item, h5py.Dataset):
+            if item.external or item.is_virtual:
+                raise InputError(f"{path}: the values of {name!r} lie in another file; copy them into this one")
+            found[name] = item.shape, lambda low, high: item[low:high]
+
+    file.visititems(visit)
+    return found
+
+
+def _open_safetensors(path: Path, stack: ExitStack) -> dict[str, Rows]:
+    from safetensors import safe_open
+
+    file = stack.enter_context(safe_open(path, framework="pt"))  # NumPy has no bfloat16
+    parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    return {
+        name: (tuple(part.get_shape()), lambda low, high, part=part: part[low:high].float().numpy())
+        for name, part in parts.items()
+    }
+
+
+def _open_parquet(path: Path, stack: ExitStack) -> dict[str, Rows]:
+    """Return each column of lists as an array, or all columns of floats side by side as one without a name."""
+    from pyarrow import parquet, types
+
+    file = stack.enter_context(parquet.ParquetFile(path))
+    lists = [f.name for f in file.schema_arrow if types.is_nested(f.type)]
+    floats = [f.name for f in file.schema_arrow if types.is_floating(f.type)]
+    if "split" not in file.schema_arrow.names or not lists + floats:
+        raise InputError(f"{path}: give a column 'split' (train, valid or test), and features as lists or floats")
+    splits = file.read(columns=["split"])["split"].to_numpy().astype(str)
+    ends = np.cumsum([file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)])
+
+    @lru_cache(1)  # successive blocks mostly lie in one row group
+    def group(number: int) -> dict[str, np.ndarray]:
+        table = file.read_row_group(number, columns=lists or floats).to_pandas()
+        return {f"/{name}": np.stack(table[name]) for name in lists} if lists else {"": table.to_numpy()}
+
+    def array(name: str, index: np.ndarray) -> Rows:
+        def read(low: int, high: int) -> np.ndarray:
+            rows = index[low:high]
+            at = np.searchsorted(ends, rows, side="right")
+            return np.concatenate([group(n)[name][rows[at == n] - ends[n]] for n in np.unique(at)])
+
+        return (len(index), *group(0)[name].shape[1:]), read
+
+    return {f"{s}{name}": array(name, np.flatnonzero(splits == s)) for s in np.unique(splits) for name in group(0)}
+
+
+READERS: dict[str, Callable[[Path, ExitStack], dict[str, Rows]]] = {
+    **dict.fromkeys((".h5", ".hdf5"), _open_hdf5),
+    ".npz": _open_npz,
+    ".parquet": _open_parquet,
+    ".safetensors": _open_safetensors,
+}
