@@ -5,7 +5,6 @@ import shutil
 
 import numpy as np
 import pytest
-from reservoir_cache import FeatureStore
 from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.files import read_checked, write_checked
 from reservoir_pipelines.fitting.bundle import Bundle
@@ -116,22 +115,6 @@ def test_the_raw_input_gets_half_of_the_variance_when_joined_with_columns(extrac
     np.testing.assert_allclose((sides[0] + sides[1]).matrix(), z @ z.T, rtol=1e-4, atol=1e-3)
 
 
-def test_the_kernel_matrix_gives_the_same_readout_as_moments(extracted, tmp_path, tiny_gpt2):
-    few = extract("digits", backbone=str(tiny_gpt2), limit=100, layers="final", pool="segments8", cache=tmp_path)
-    done = fit(few, alphas="1e0:1e2:3", select="valid")
-    x, y = few["train"]["final/segments8"].astype(np.float64), few["train"].y.ravel()
-    assert len(x) < x.shape[1]
-    from sklearn.linear_model import RidgeClassifier
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    for result in done.table:
-        peer = make_pipeline(StandardScaler(), RidgeClassifier(alpha=result.alpha)).fit(x, y)
-        valid = few["valid"]
-        expected = peer.score(valid["final/segments8"].astype(np.float64), valid.y.ravel())
-        assert abs(expected - result.valid_score) <= 1 / 100
-
-
 def test_predict_equals_the_readout_on_cached_features(extracted, fitted, tmp_path):
     from sklearn.datasets import load_digits
 
@@ -202,12 +185,6 @@ def test_wrong_columns_and_files_are_refused(extracted, fitted, tmp_path):
     (tmp_path / "bad.npz").write_bytes(b"not a zip")
     with pytest.raises(InputError, match=r"bad\.npz"):
         list(predict(fitted.saved, tmp_path / "bad.npz"))
-
-
-def test_the_store_of_an_extraction_is_the_store_of_its_folder(extracted):
-    np.testing.assert_array_equal(
-        FeatureStore(extracted.entry)["test"]["final/mean"], extracted.store["test"]["final/mean"]
-    )
 
 
 def test_joined_columns_equal_scikit_learn_on_their_concatenation(extracted):
