@@ -1,5 +1,7 @@
 """Language models for pretraining: the model, its options with all defaults resolved, and steps with AdamW."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import Any
