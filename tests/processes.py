@@ -38,17 +38,17 @@ def pair(program: str, *arguments: object) -> list[tuple[int, str, str]]:
         subprocess.Popen(command, env={**os.environ, **shared, "RANK": rank}, text=True, stdout=-1, stderr=-1)
         for rank in "01"
     ]
-    said = [process.communicate() for process in both]
-    return [(process.returncode, out, err) for process, (out, err) in zip(both, said, strict=True)]
+    answers = [process.communicate() for process in both]
+    return [(process.returncode, out, err) for process, (out, err) in zip(both, answers, strict=True)]
 
 
 class Child:
     """A program and its arguments, as ``python -c`` takes them, started in a forked process."""
 
     def __init__(self, program: str, *arguments: object, **environment: str) -> None:
-        self._said = Path(tempfile.mkdtemp())
-        told = [str(a) for a in arguments]
-        given = (program, told, {**os.environ, **environment}, Path.cwd(), self._said)
+        self._folder = Path(tempfile.mkdtemp())
+        words = [str(a) for a in arguments]
+        given = (program, words, {**os.environ, **environment}, Path.cwd(), self._folder)
         self._process = _fork.Process(target=_run, args=given)
         self._process.start()
 
@@ -63,13 +63,13 @@ class Child:
     def ended(self) -> tuple[int | None, str, str]:
         """Wait for its end; return its exit code, or minus the signal that ended it, stdout and stderr."""
         self._process.join()
-        out, err = ((self._said / name).read_text() for name in ("out", "err"))
+        out, err = ((self._folder / name).read_text() for name in ("out", "err"))
         return self._process.exitcode, out, err
 
 
-def _run(program: str, arguments: list[str], environment: Mapping[str, str], folder: Path, said: Path) -> None:
+def _run(program: str, arguments: list[str], environment: Mapping[str, str], folder: Path, out: Path) -> None:
     for number, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(said / name, os.O_WRONLY | os.O_CREAT), number)
+        os.dup2(os.open(out / name, os.O_WRONLY | os.O_CREAT), number)
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
     os.environ.clear()
     os.environ.update(environment)

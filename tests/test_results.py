@@ -19,16 +19,16 @@ extract = "bit-xor --backbone gpt2:n_layer=1,n_embd=16,n_head=2 --param train_ro
 --param test_rows=20 --compute float32 --layers final --pool last"
 
 [two]
-script = "said.py 0.50"
+script = "printed.py 0.50"
 minutes = 1
 
 [clock]
-script = "said.py 1"
+script = "printed.py 1"
 minutes = 1
 timing = true
 
 [away]
-script = "said.py TEXT"
+script = "printed.py TEXT"
 packages = ["no_such_package"]
 minutes = 1
 """
@@ -47,10 +47,10 @@ def results():
 def test_every_table_has_its_command_and_stands_between_its_marks(results):
     text, tables = results.RESULTS.read_text(), tomllib.loads(results.TABLES.read_text())
     for name, table in tables.items():
-        said = results.block(name)
-        assert text.count(f"<!-- {name} -->\n") == 1 and ("|--" in said or "```text" in said), name
-        assert all(command in said for command in results.commands(table)), name
-        assert re.search(r"\n20\d\d-\d\d-\d\d, .*\n$", said), name
+        block = results.block(name)
+        assert text.count(f"<!-- {name} -->\n") == 1 and ("|--" in block or "```text" in block), name
+        assert all(command in block for command in results.commands(table)), name
+        assert re.search(r"\n20\d\d-\d\d-\d\d, .*\n$", block), name
     prose = re.sub(r"<!-- ([\w-]+) -->\n.*?<!-- end -->", "", text, flags=re.S)
     assert "|" not in prose and "```" not in prose and "<!--" not in prose
     assert re.findall(r"(?<![\w.=])\d*\.\d+%?|\d+%", re.sub(r"`[^`]*`|\]\(.*?\)", "", prose)) == [], (
@@ -60,10 +60,10 @@ def test_every_table_has_its_command_and_stands_between_its_marks(results):
 
 
 def test_a_table_agrees_within_its_last_digit_and_no_further(results):
-    said = "| task | test |\n|---|--:|\n| a | **90.1** |\n| b | `x` |\n"
-    assert results.differences(said, said.replace("**90.1**", "90.2").replace("`x`", "`y`")) == []
-    assert len(results.differences(said, said.replace("90.1", "90.3"))) == 1
-    assert len(results.differences(said, said.replace("| b |", "| c |"))) == 2
+    table = "| task | test |\n|---|--:|\n| a | **90.1** |\n| b | `x` |\n"
+    assert results.differences(table, table.replace("**90.1**", "90.2").replace("`x`", "`y`")) == []
+    assert len(results.differences(table, table.replace("90.1", "90.3"))) == 1
+    assert len(results.differences(table, table.replace("| b |", "| c |"))) == 2
     with_kind = "| task | test | instructions |\n|---|--:|---|\n| a | {} | {} |\n"
     assert results.differences(with_kind.format(1, "bfloat16"), with_kind.format(2, "float32")) == []
     assert len(results.differences(with_kind.format(1, "any"), with_kind.format(3, "any"))) == 1
@@ -77,7 +77,7 @@ def test_a_table_is_written_and_checked_by_its_commands(results, tmp_path, monke
     results.TABLES.write_text(SMALL)
     marks = "".join(f"<!-- {name} -->\n<!-- end -->\n" for name in tomllib.loads(SMALL))
     results.RESULTS.write_text(f"before\n{marks}after\n")
-    script = tmp_path / "said.py"
+    script = tmp_path / "printed.py"
     script.write_text("import sys\nprint('| what | score |\\n|---|--:|\\n| it |', sys.argv[1], '|')\n")
 
     def run(*words):
@@ -85,21 +85,21 @@ def test_a_table_is_written_and_checked_by_its_commands(results, tmp_path, monke
         return results.main(), capsys.readouterr().out
 
     assert run("--check")[0] == 1, "nothing is written yet"
-    code, said = run("--write")
-    assert code == 0 and "one, two, clock: about 3 minutes" in said
-    assert "away: left out, needs TEXT=PATH, no_such_package" in said
+    code, message = run("--write")
+    assert code == 0 and "one, two, clock: about 3 minutes" in message
+    assert "away: left out, needs TEXT=PATH, no_such_package" in message
     text = results.RESULTS.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "`final/last, ridge" in text
-    assert "| it | 0.50 |\n\n    python benchmarks/said.py 0.50\n\n20" in text
-    code, said = run("--check")
-    assert code == 0 and "one: agrees" in said and "two: agrees" in said
-    assert "clock:" not in said
+    assert "| it | 0.50 |\n\n    python benchmarks/printed.py 0.50\n\n20" in text
+    code, message = run("--check")
+    assert code == 0 and "one: agrees" in message and "two: agrees" in message
+    assert "clock:" not in message
     script.write_text(script.read_text().replace("sys.argv[1]", "'0.53'"))
-    code, said = run("--check", "--only", "two")
-    assert code == 1 and "two: DIFFERS\n  it, score: 0.50 is written, 0.53 is found" in said
+    code, message = run("--check", "--only", "two")
+    assert code == 1 and "two: DIFFERS\n  it, score: 0.50 is written, 0.53 is found" in message
     script.write_text("raise SystemExit(3)\n")
-    code, said = run("--write", "--only", "two")
-    assert code == 1 and "ended with 3" in said and results.RESULTS.read_text() == text
+    code, message = run("--write", "--only", "two")
+    assert code == 1 and "ended with 3" in message and results.RESULTS.read_text() == text
 
 
 def test_other_pages_cite_what_stands_there(results):

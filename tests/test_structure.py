@@ -124,8 +124,8 @@ def test_no_function_is_longer_than_a_screen():
     for name, path in modules().items():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                said = node.body[0].end_lineno - node.body[0].lineno + 1 if ast.get_docstring(node) else 0
-                lines = node.end_lineno - node.lineno + 1 - said
+                docstring = node.body[0].end_lineno - node.body[0].lineno + 1 if ast.get_docstring(node) else 0
+                lines = node.end_lineno - node.lineno + 1 - docstring
                 long |= {f"{name}.{node.name}": lines} if lines > 75 else {}
     assert long == {}
 

@@ -182,14 +182,6 @@ def test_an_entry_knows_whether_it_is_finished(tmp_path, toy):
     assert state() == ({"test": (1, 1), "train": (0, 3)}, 1, False, {"train"})
 
 
-def test_a_damaged_manifest_is_a_fault_of_the_summary(tmp_path, toy):
-    entry = toy.fill(toy.entry(tmp_path))
-    (entry.path / "train" / "manifest.json").write_text("{")
-    summary = summarize(entry)
-    assert not summary.finished
-    assert "manifest.json" in summary.fault
-
-
 def test_a_summary_has_size_and_dates(tmp_path, toy):
     before = datetime.now(UTC) - timedelta(seconds=1)
     entry = toy.fill(toy.entry(tmp_path))

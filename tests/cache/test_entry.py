@@ -67,18 +67,6 @@ def test_missing_shrinks_as_blocks_are_written(entry, toy):
     assert entry.missing("train", columns) == entry.missing("test", columns) == {}
 
 
-def test_a_column_added_later_leaves_what_there_is(tmp_path, toy):
-    entry = toy.fill(toy.entry(tmp_path), ["block01/mean"])
-    before = toy.digest(entry.path)
-    toy.fill(entry, ["block01/mean", "final/last"])
-    after = toy.digest(entry.path)
-    assert {name: after[name] for name in before if not name.endswith("manifest.json")} == {
-        name: crc for name, crc in before.items() if not name.endswith("manifest.json")
-    }
-    assert set(after) - set(before) == {*(f"train/0000{block}-1.h5" for block in range(3)), "test/00000-1.h5"}
-    assert FeatureStore(entry)["train"].columns == ["block01/mean", "final/last"]
-
-
 def test_writing_what_is_there_writes_nothing(full, toy):
     before = toy.digest(full.path)
     other = {name: x + 1 for name, x in toy.features(full, "train", 0).items()}

@@ -94,14 +94,6 @@ def test_whatever_byte_changes_a_reader_gets_the_right_values_or_an_error(tmp_pa
     assert refused > 10
 
 
-def test_damaged_labels_are_found_on_first_read(full):
-    path = full.path / "test" / "targets.h5"
-    good = path.read_bytes()
-    path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    with pytest.raises(CacheError, match=r"targets\.h5: damaged"):
-        _ = FeatureStore(full)["test"].y
-
-
 def test_blocks_hold_one_shard_at_a_time(tmp_path, toy):
     rows, width, blocks = 64, 2000, 20
     spec = {"digest": "d", "rows": {"train": rows * blocks}}

@@ -12,7 +12,6 @@ from contextlib import suppress
 import h5py
 import numpy as np
 import pytest
-from scipy.io import wavfile
 
 from reservoir.errors import InputError
 from reservoir.tasks import task_named
@@ -229,14 +228,6 @@ SERIES = HEAD + "".join(f"{n},2.5,{n % 3}:1,2,{n}:{'ab'[n % 2]}\n" for n in rang
 BARE = "".join(f"{n % 2}\t{n}.5\t{n}\tNaN\n" for n in range(12))
 
 
-def sounds(folder):
-    for n in range(10):
-        path = folder / "ab"[n % 2] / f"{n}.wav"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        wavfile.write(path, 16_000, np.sin(np.arange(300 + n)).astype(np.float32))
-    return folder / "a" / "0.wav"
-
-
 @pytest.fixture
 def refused(cache, capsys):
     """Return a function that runs extract on data that it must refuse, and returns its message of one line."""
@@ -265,13 +256,3 @@ def test_two_encodings_in_one_file(tmp_path, refused, suffix):
     text = {".ts": SERIES, ".fasta": ">a b\nACGT\n", ".jsonl": '{"text": "a b", "label": 1}\n', ".tsv": BARE}
     path.write_bytes(text.get(suffix, "label,text\na,b c\n").encode() + "é\n".encode("latin-1"))
     assert "not UTF-8" in refused(path)
-
-
-def test_sounds_with_false_headers_are_refused(tmp_path, refused):
-    pytest.importorskip("soundfile")
-    path = sounds(tmp_path / "calls")
-    path.write_bytes(b"\0" * 4096)
-    assert "file a/0.wav: not a readable sound" in refused(tmp_path / "calls")
-    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, 16_000, 32_000, 2, 16)
-    path.write_bytes(b"RIFF\0\0\0\0WAVE" + form + struct.pack("<4sI", b"data", 0))
-    assert "no samples" in refused(tmp_path / "calls")

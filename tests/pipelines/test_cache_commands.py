@@ -70,7 +70,7 @@ def test_batches_of_estimators_are_one_line_and_go_together(call, cache, listed)
         x = rng.standard_normal((60, 12, 1))
         ReservoirClassifier(backbone=SHAPE, init="random", layers="final", pool="mean").fit(x, np.arange(60) % 2)
     entries, text = listed()
-    assert len(entries) == 4  # told one by one to programs
+    assert len(entries) == 4  # listed one by one in JSON
     assert text.count("\nrows ") == 1
     assert "3 batches of the estimators" in text
     assert call("cache", "remove", "rows")[0] == 0

@@ -188,7 +188,7 @@ def test_the_short_help_and_the_version(call):
         code, out, _ = call(*command, "-h")
         assert (code, out) == call(*command, "--help")[:2]
         assert code == 0
-        assert "..." not in out.partition("Commands:")[2], "every command is told in a line that fits"
+        assert "..." not in out.partition("Commands:")[2], "the description of every command fits on its line"
     assert call("--version")[:2] == (0, f"reservoir {version('reservoir-features')}\n")
 
 

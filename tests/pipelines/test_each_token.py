@@ -203,13 +203,6 @@ def test_mistakes_are_told(tmp_path, capsys, monkeypatch):
     assert "labels of every word are for a model with a tokenizer of its own" in capsys.readouterr().err
 
 
-def test_classes_as_long_as_their_sequences_stay_classes(tmp_path):
-    draw = np.random.default_rng(0)
-    rows = [("".join(draw.choice(list("ACGT"), 8)), ["promoter", "enhancer"][row % 2]) for row in range(20)]
-    source = task_named(write_csv(tmp_path / "dna.csv", rows))
-    assert not source.task.each and source.task.labels == ("enhancer", "promoter")
-
-
 @pytest.mark.parametrize(("form", "length", "each"), [("{:.4f}", 6, ""), ("{:d}", 4, ""), ("{:04b}", 4, "token")])
 def test_a_number_that_is_as_long_as_its_sequence_is_one_value(tmp_path, form, length, each):
     draw = np.random.default_rng(0)

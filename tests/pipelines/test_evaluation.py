@@ -189,21 +189,3 @@ def test_a_choice_by_few_validation_rows_is_warned_about(tiny_gpt2, tmp_path, ca
     folded = fit(features, select="cv5")
     assert fit(features).table == folded.table
     assert "CAUTION" not in capsys.readouterr().err
-
-
-def test_folds_are_stratified_by_class(tiny_gpt2, tmp_path):
-    from reservoir_pipelines.fitting.sources import ColumnSource, assign_folds
-
-    features = extract("digits", backbone=str(tiny_gpt2), limit=90, cache=tmp_path, **SMALL)
-    source = ColumnSource(features.store, "block01/mean")
-    labels = np.concatenate([features[split].y for split in ("train", "valid")])
-    counts = np.array([np.bincount(labels[assign_folds(source, 5, 10) == fold], minlength=10) for fold in range(5)])
-    assert (counts.max(axis=0) - counts.min(axis=0)).max() <= 1
-
-
-def test_texts_need_no_lengths(tmp_path, cache, tiny_gpt2):
-    rows = {"train_rows": 60, "valid_rows": 40, "test_rows": 20, "min_length": 6, "max_length": 20}
-    features = extract("listops", backbone=str(tiny_gpt2), parameters=rows, **SMALL)
-    saved = fit(features, alphas="1:10:2").saved
-    (tmp_path / "new.csv").write_text("x\n[MAX 4 0 1 ]\n[MIN 4 2 [MAX 5 1 ] 3 ]\n")
-    assert {one.label for one in predict(saved, tmp_path / "new.csv")} <= set(range(10))

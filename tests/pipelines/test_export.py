@@ -87,8 +87,8 @@ def readouts(tmp_path_factory, tiny_gpt2):
 
 def expected(saved, file):
     """Return the probabilities, or the values, that predict gives for a file."""
-    said = list(predict(saved, file))
-    return np.array([p.probabilities or p.label for p in said], np.float64).reshape(len(said), -1)
+    answers = list(predict(saved, file))
+    return np.array([p.probabilities or p.label for p in answers], np.float64).reshape(len(answers), -1)
 
 
 def read(logits, saved):
@@ -192,9 +192,9 @@ def test_a_recurrent_backbone_accepts_one_length(tmp_path):
 def test_an_export_runs_without_this_package_and_holds_no_paths(readouts, tmp_path, capsys):
     saved, file = readouts("two")
     assert command(["export", str(saved), "--out", str(tmp_path / "m.pt2"), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["tokens"] == [2, LONGEST]
-    assert (tmp_path / "m.pt2").stat().st_size == said["bytes"]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["tokens"] == [2, LONGEST]
+    assert (tmp_path / "m.pt2").stat().st_size == printed["bytes"]
     places = (Path(torch.__file__).parents[1], Path(__file__).parents[2])
     with zipfile.ZipFile(tmp_path / "m.pt2") as archive:
         for name in archive.namelist():

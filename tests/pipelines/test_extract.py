@@ -54,16 +54,6 @@ def test_features_equal_those_of_the_model_run_by_hand(small, tiny_gpt2):
         np.testing.assert_array_equal(done[split].index, rows[split])
 
 
-def test_a_second_run_reuses_everything_and_runs_no_forward_pass(small, monkeypatch):
-    first = small()
-    monkeypatch.setattr("reservoir.fpt.FPT.features", None)  # a forward pass would raise
-    second = small()
-    assert not first.reused
-    assert second.reused
-    assert second.computed_rows == 0
-    assert (second.entry, second.columns, second.rows) == (first.entry, first.columns, first.rows)
-
-
 def test_added_columns_keep_old_files_and_equal_a_run_with_all_columns(small, tmp_path):
     first = small(layers="block01", pool="last")
     before = files_of(first.entry)
@@ -111,16 +101,6 @@ def test_a_read_only_entry_is_found(small, cache):
     shutil.rmtree(cache / "receipts")
     (cache / "receipts").touch()  # no folder can be made there
     assert (small().entry, small().reused) == (first.entry, True)
-
-
-@pytest.mark.parametrize("harm", ["missing", "short"])
-def test_a_missing_or_truncated_shard_is_computed_again(small, harm):
-    first = small()
-    whole = files_of(first.entry)
-    victim = next(p for p in sorted(first.entry.rglob("*.h5")) if p.name != "targets.h5")
-    victim.unlink() if harm == "missing" else victim.write_bytes(victim.read_bytes()[:-1])
-    assert 0 < small().computed_rows <= 256
-    assert files_of(first.entry) == whole
 
 
 def test_a_finished_entry_is_found_without_reading_its_features(small, monkeypatch):

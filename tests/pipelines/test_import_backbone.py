@@ -109,9 +109,9 @@ def test_sources_that_are_no_backbone_are_refused_in_one_line(tmp_path: Path, ca
         ("none.onnx", "out"): "no such file",
         ("there", "out"): "pytorch_model.bin and config.json are needed",
     }
-    for (source, out), said in cases.items():
+    for (source, out), message in cases.items():
         code, _, error = call("backbone", "--import", tmp_path / source, "--out", tmp_path / out)
-        assert code == 2 and error.count("\n") == 1 and said in error
+        assert code == 2 and error.count("\n") == 1 and message in error
     for arguments in ([], ["--import", tmp_path / "other.onnx"], ["mini", "--import", "x.onnx", "--out", "y"]):
         code, _, error = call("backbone", *arguments)
         assert code == 2 and error.count("\n") == 1 and "--out FOLDER" in error

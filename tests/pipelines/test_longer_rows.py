@@ -63,16 +63,6 @@ def test_predict_accepts_longer_series(cache, rows, tmp_path, columns, capsys):
             explain(found.saved, tmp_path / "new.npz")
 
 
-def test_predict_accepts_longer_texts(cache, tmp_path):
-    draw = np.random.default_rng(0)
-    texts = ["".join(draw.choice(list("ACGT" if n % 2 else "AACG"), 30)) for n in range(60)]
-    lines = [f"{text},{'ab'[n % 2]}" for n, text in enumerate(texts)]
-    (tmp_path / "d.csv").write_text("\n".join(["sequence,label", *lines]) + "\n")
-    found = fit(extract(str(tmp_path / "d.csv"), compute="float32"), columns="block01/shares13")
-    (tmp_path / "new.csv").write_text(f"sequence,label\n{texts[0] * 5},a\n{texts[1] * 5},b\n")
-    assert [row.label for row in predict(found.saved, tmp_path / "new.csv")] == ["a", "b"]
-
-
 def test_a_longer_test_row_changes_no_feature_of_training_rows(cache, rows, tmp_path):
     x, y = rows
     split = np.repeat(["train", "valid", "test"], 20)

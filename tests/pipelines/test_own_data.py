@@ -88,9 +88,9 @@ def test_a_note_says_which_share_of_letters_windows_cover(cache, call, tmp_path,
     draw = np.random.default_rng(0)
     rows = ["".join(draw.choice(list("ACGT"), 60)) + f",{n % 2}" for n in range(40)]
     (tmp_path / "dna.csv").write_text("\n".join(["sequence,label", *rows]) + "\n")
-    told = []
+    messages = []
     for most, more in ((2**21, ("--pool", "max")), (40 * 6, ("--pool", "min")), (40 * 6, ("--stride", 5))):
         monkeypatch.setattr("reservoir.plan.MAX_TOKENS", most)
-        told.append(call("extract", tmp_path / "dna.csv", "--layers", "embed", *more)[2])
-    assert ["windows of" in text for text in told] == [False, True, False]
-    assert "windows of 5 with stride 10 cover 50% of each row; --stride 5 covers more" in told[1]
+        messages.append(call("extract", tmp_path / "dna.csv", "--layers", "embed", *more)[2])
+    assert ["windows of" in text for text in messages] == [False, True, False]
+    assert "windows of 5 with stride 10 cover 50% of each row; --stride 5 covers more" in messages[1]

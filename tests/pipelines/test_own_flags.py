@@ -70,8 +70,8 @@ def test_a_flag_that_does_not_fit_is_refused_in_one_line(cache, tmp_path, capsys
     np.savez("a.npz", x=np.ones((30, 3, 1)), y=np.arange(30) % 2)
     (tmp_path / "s.csv").write_text("s,label\n" + "\n".join(f"ACGT{'ACGT'[n % 4]},{n % 2}" for n in range(30)) + "\n")
     assert run(command) == 2
-    said = capsys.readouterr().err.strip().splitlines()
-    assert len(said) == 1 and message in said[0], said
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and message in lines[0], lines
 
 
 # ---- missing values

@@ -1,4 +1,4 @@
-"""Folders and tables of pictures, from file to prediction, with nothing said but paths."""
+"""Folders and tables of pictures, from file to prediction, with default options."""
 
 import csv
 import json
@@ -164,10 +164,10 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_picture_is_one_line(name: str, cache: Path, tmp_path: Path, call):
     root = folder(tmp_path / "in" / "pictures", 5)
-    make, said = HOSTILE[name]
+    make, message = HOSTILE[name]
     make(root / "red" / name)
     code, out, error = call("extract", root)
-    assert (code, out, error.count("\n")) == (2, "", 1) and said in error
+    assert (code, out, error.count("\n")) == (2, "", 1) and message in error
     assert name.rpartition("/")[2] in error and "Traceback" not in error
 
 
@@ -182,8 +182,8 @@ def test_mistakes_are_one_line(cache: Path, tmp_path: Path, call):
         ("extract", root / "none.csv"): "line 3: no file 'red/77.png'",
         ("extract", root, "--input", "native"): "gpt2 reads text",
     }
-    for command, said in cases.items():
+    for command, message in cases.items():
         code, _, error = call(*command)
-        assert code == 2 and said in error.splitlines()[-1], error
+        assert code == 2 and message in error.splitlines()[-1], error
     (tmp_path / "empty").mkdir()
     assert call("extract", tmp_path / "empty")[0] == 2

@@ -79,15 +79,6 @@ def test_labels_in_any_file_are_evaluated_and_none_are_needed(fitted, tmp_path, 
     assert [one.label for one in plain] == labels and evaluate_predictions(plain) is None
 
 
-def test_rows_without_a_label_are_predicted_but_not_evaluated(fitted, tmp_path):
-    x, y = rows(40, seed=1)
-    some = np.where(np.arange(40) % 4, y, "")
-    (tmp_path / "new.csv").write_text(text(x, some))
-    found = list(predict(fitted, tmp_path / "new.csv"))
-    assert len(found) == 40 and sum(one.truth is None for one in found) == 10
-    assert evaluate_predictions(found).samples == 30
-
-
 def test_columns_are_matched_by_name(fitted, tmp_path, capsys):
     x, _ = rows(10, seed=1)
     (tmp_path / "a.csv").write_text(text(x))
@@ -97,7 +88,7 @@ def test_columns_are_matched_by_name(fitted, tmp_path, capsys):
     assert of_a == of_b
     (tmp_path / "c.csv").write_text(text(x, names=["v0", "V1", "v2", "v3"]))
     assert run(["predict", str(fitted), str(tmp_path / "c.csv")]) == 2
-    assert "no column 'v1'" in (said := capsys.readouterr().err) and said.strip().endswith("did you mean 'V1'?")
+    assert "no column 'v1'" in (message := capsys.readouterr().err) and message.strip().endswith("did you mean 'V1'?")
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
@@ -145,11 +136,11 @@ def test_predicting_the_file_of_the_fit_is_warned_about(tmp_path, capsys):
     file = write(tmp_path / "t.npz", x, y)
     fitted = fit(extract(str(file), cache=tmp_path / "cache", pool="mean", **SMALL), out=tmp_path / "readout").saved
     write(tmp_path / "new.npz", x[:5], y[:5])
-    for name, said in (("t.npz", "t.npz: the readout was fitted on rows of this file"), ("new.npz", "")):
+    for name, message in (("t.npz", "t.npz: the readout was fitted on rows of this file"), ("new.npz", "")):
         capsys.readouterr()
         assert run(["predict", str(fitted), str(tmp_path / name), "--json"]) == 0
         err = capsys.readouterr().err
-        assert said in err and ("fitted on" in err) == bool(said)
+        assert message in err and ("fitted on" in err) == bool(message)
     np.savez(tmp_path / "short.npz", x=x[:5, :3, None])
     assert run(["predict", str(fitted), str(tmp_path / "short.npz"), "--json"]) == 0
     assert "5 rows are shorter than the 4 tokens of every row that the readout" in capsys.readouterr().err

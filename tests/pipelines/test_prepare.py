@@ -65,48 +65,6 @@ def test_rows_between_wanted_ones_are_not_read(cache, tmp_path, monkeypatch):
             assert np.array_equal(getattr(taken, array), getattr(whole, array)[index]), array
 
 
-def test_rows_do_not_depend_on_their_division_into_files(cache, tmp_path):
-    x = np.random.default_rng(0).normal(size=(9000, 2, 1)).astype(np.float32)
-    arrays = {"x": x, "y": np.arange(9000) % 2, "split": np.array(["train", "valid", "test"] * 3000)}
-    np.savez(tmp_path / "mine.npz", **arrays)
-    (tmp_path / "h5").mkdir()
-    with h5py.File(tmp_path / "h5" / "mine.npz.h5", "w") as file:
-        for name, array in arrays.items():
-            file[name] = array.astype("S5") if name == "split" else array
-    one, many = prepare(str(tmp_path / "mine.npz")), prepare(str(tmp_path / "h5" / "mine.npz.h5"))
-    assert len(one.split("train").files) == 1 and len(many.split("train").files) == 3
-    for name in one.rows:
-        a, b = one.split(name).read(1000, 2500), many.split(name).read(1000, 2500)
-        assert np.array_equal(a.x, b.x) and np.array_equal(a.y, b.y)
-    assert one.digest != many.digest, "the name of the task is part of its description"
-    (tmp_path / "h5" / "mine.npz.h5").rename(tmp_path / "h5" / "same.h5")
-    (tmp_path / "same.h5").write_bytes((tmp_path / "h5" / "same.h5").read_bytes())
-    assert prepare(str(tmp_path / "same.h5")).digest == prepare(str(tmp_path / "h5" / "same.h5")).digest
-
-
-def test_a_second_prepare_reads_no_data(cache, monkeypatch):
-    first = prepare("digits")
-    assert not first.reused
-    monkeypatch.setattr(stage, "_write", None)
-    second = prepare("digits")
-    assert second.reused and second.digest == first.digest
-
-
-def test_equal_rows_have_equal_bytes(tmp_path):
-    one, two = prepare("digits", cache=tmp_path / "a"), prepare("digits", cache=tmp_path / "b")
-    assert contents(one.path) == contents(two.path)
-
-
-def test_changed_files_are_noticed_and_old_data_stays(cache, tmp_path):
-    samples.mnist_files(tmp_path / "data")
-    first = prepare("mnist", data=tmp_path / "data")
-    before = contents(first.path)
-    samples.mnist_files(tmp_path / "data", train=80)
-    second = prepare("mnist", data=tmp_path / "data")
-    assert second.path != first.path and sum(second.rows.values()) == 92
-    assert contents(first.path) == before
-
-
 def test_plain_and_packed_files_have_one_digest(cache, tmp_path):
     for packed in (False, True):
         samples.mnist_files(tmp_path / str(packed), packed=packed)
@@ -119,15 +77,6 @@ def test_prepared_data_is_used_when_its_source_is_missing(cache, tmp_path, monke
     first = prepare("mnist")
     monkeypatch.delenv("RESERVOIR_DATA")
     assert prepare("mnist").digest == first.digest
-
-
-def test_a_failed_run_leaves_nothing(cache, tmp_path):
-    samples.mnist_files(tmp_path / "data")
-    labels = tmp_path / "data" / "t10k-labels-idx1-ubyte"
-    labels.write_bytes(labels.read_bytes()[:-3])
-    with pytest.raises(InputError, match=r"t10k-labels-idx1-ubyte.*promises 12 bytes.*9 follow"):
-        prepare("mnist", data=tmp_path / "data")
-    assert not [p for p in cache.rglob("*") if p.is_file()]
 
 
 def test_leftovers_of_a_killed_run_are_removed(cache, tmp_path):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from reservoir.backbones import load_backbone
 from reservoir.errors import InputError
-from reservoir.pretraining.corpora import STREAMS, HeldOut, Text
+from reservoir.pretraining.corpora import HeldOut, Text
 from reservoir.pretraining.language_model import MEASURED_TOKENS, LanguageModel, LanguageSteps, PretrainRecipe
 from reservoir.training.trainer import DivergedError
 from tests.processes import Child
@@ -140,41 +140,6 @@ def test_a_pretraining_that_was_killed_goes_on_to_the_same_bits(text, tmp_path):
 def steps_for(model, corpus, context):
     recipe = PretrainRecipe(steps=1, batch_tokens=context, context=context, short=context)
     return LanguageSteps(model, corpus, recipe, torch.float32, compiled=False)
-
-
-def test_the_loss_of_a_model_built_by_hand_is_what_one_computes(text):
-    """A GPT-2 whose last norm gives a constant knows only how frequent each byte is."""
-    corpus, model = Text(text), LanguageModel(TINY, 256)
-    frequency = (np.bincount(corpus._tokens["train"], minlength=256) + 0.5) / (len(corpus._tokens["train"]) + 128)
-    with torch.no_grad():
-        model.model.transformer.ln_f.weight.zero_()
-        model.model.transformer.ln_f.bias.copy_(torch.eye(16)[3])
-        model.model.transformer.wte.weight[:, 3] = torch.from_numpy(np.log(frequency))
-    steps = steps_for(model, corpus, 40)
-    for split in ("valid", "test"):
-        held = corpus.held_out(split, 41)
-        counted = corpus._tokens[split][
-            1 : (held.windows.shape[1] - held.first).sum() + 1
-        ]  # each token once, but the first and the tail
-        assert steps.measure(held) == pytest.approx(-np.log2(frequency[counted]).mean(), abs=1e-5)
-
-
-def test_windows_that_fill_up_a_batch_count_nothing():
-    """One window more or less than a batch, and each of them alone, have the losses that they have together."""
-    corpus, model = STREAMS["zipf"](32), LanguageModel(TINY, 32)
-    steps = steps_for(model, corpus, 63)
-    size = MEASURED_TOKENS // 64
-    windows = corpus.draw(0, 0, size + 1, 64)
-    first = np.random.default_rng(0).integers(1, 64, size + 1)
-    whole = HeldOut(windows, first)
-    alone = [steps.measure(HeldOut(windows[i : i + 1], first[i : i + 1])) for i in (0, size)]
-    rest = steps.measure(whole.head(size))
-    weights = np.array([(64 - first[:size]).sum(), 64 - first[size]])
-    assert steps.measure(whole) == pytest.approx(np.average([rest, alone[1]], weights=weights), abs=1e-6)
-    with torch.no_grad():
-        logits = model.model(input_ids=torch.from_numpy(windows[:1, :-1])).logits[0, first[0] - 1 :]
-        loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(windows[0, first[0] :]))
-    assert alone[0] == pytest.approx(loss.item() / math.log(2), abs=1e-5)
 
 
 def test_a_masked_model_is_measured_on_hidden_tokens_only(text):
@@ -307,14 +272,6 @@ def test_mistakes_end_in_one_line(call, text, tmp_path):
         assert (code, out, len(err.splitlines())) == (2, "", 1), (arguments, out, err)
         assert err.startswith("reservoir: ") and words in err, err
     assert not (tmp_path / "new").exists() and [p.name for p in (tmp_path / "mine").iterdir()] == ["config.json"]
-
-
-def test_a_context_too_long_for_the_text_leaves_the_folder_free(text, tmp_path):
-    (tmp_path / "short.txt").write_bytes(text.read_bytes()[:1000])
-    settings = {**SMALL, "steps": 1}
-    with pytest.raises(InputError, match="its valid part has 50 tokens, and a window 61"):
-        pretrain(str(tmp_path / "short.txt"), out=tmp_path / "model", **{**settings, "context": 60})
-    assert pretrain(str(tmp_path / "short.txt"), out=tmp_path / "model", **settings).steps == 1
 
 
 def test_a_loss_that_is_no_number_ends_the_command(call, text, tmp_path):

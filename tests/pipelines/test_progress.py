@@ -4,7 +4,7 @@ import time
 
 import pytest
 from reservoir_pipelines import output
-from reservoir_pipelines.output import heartbeat, meter, silenced, time_text, training_meter
+from reservoir_pipelines.output import heartbeat, meter, silenced, training_meter
 
 
 @pytest.fixture
@@ -59,17 +59,3 @@ def test_training_shows_running_means_and_counts_from_the_checkpoint(pass_time, 
         pass_time(40)
         show(70, 1.5)
     assert capsys.readouterr().err == "train: 70 of 100 (70%), 2.05e+03 tokens/s  loss 1.50, 60 s left\n"
-
-
-def test_silenced_stages_print_nothing(pass_time, capsys):
-    with silenced(), meter("extract", 10) as bar:
-        pass_time(100)
-        bar.advance(5)
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.2, "0 s"), (89, "89 s"), (300, "5 min"), (3600 * 5.5, "5 h 30 min"), (864000, "10.0 days")]
-)
-def test_times_are_short(seconds, text):
-    assert time_text(seconds) == text

@@ -6,16 +6,12 @@ import shutil
 
 import numpy as np
 import pytest
-from reservoir_cache import last_entry
 from reservoir_pipelines import extract, fit
 from reservoir_pipelines.fitting.bundle import Bundle, locked
-from reservoir_pipelines.fitting.seeds import fit_seeds
 
 from reservoir import InputError
-from reservoir.options import FitOptions
 from reservoir.readouts.linear import LinearReadout
 from reservoir.readouts.targets import Targets
-from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task, Vectors
 
 
@@ -133,32 +129,9 @@ def test_fits_with_other_options_have_other_folders(extracted):
     assert fit(extracted, **plain).saved.parent == folders[0]
 
 
-def test_seeds_choose_among_the_same_columns_and_leave_the_last_extraction(tiny_gpt2, tmp_path):
-    settings = {"backbone": str(tiny_gpt2), "limit": 60, "cache": tmp_path, "pool": "mean"}
-    extract("digits", **settings, seed=1, layers="final,block01,block02")
-    first = extract("digits", **settings, layers="final")
-    last = extract("digits", **settings, layers="embed", seed=7)
-    done = fit_seeds([first.store.entry], 2, FitOptions(alphas="1:10:2"))
-    assert [{result.name for result in one.table} for one in done.fits] == [{"final/mean"}] * 2
-    assert last_entry(tmp_path, "digits").path == last.entry
-
-
-def test_features_are_iterated_by_split_and_have_one_label_per_row(extracted):
-    assert list(extracted) == list(extracted.store) == ["test", "train", "valid"]
-    assert extracted["train"].y.shape == (120,)
-    assert extracted["train"].labels.shape == (120, 1, 1)
-
-
 def test_a_missing_file_of_weights_is_named(extracted, tmp_path):
     folder = fit(extracted, columns="final/mean", out=tmp_path / "fit").saved.parent
     (weights,) = folder.glob("readout-*.safetensors")
     shutil.move(weights, tmp_path / "away")
     with pytest.raises(InputError, match=weights.name):
         Bundle.load(folder)
-
-
-def test_the_models_of_a_bundle_are_loaded_unchanged(tmp_path, extracted):
-    saved = fit(extracted, columns="final/mean+final/last", out=tmp_path).saved
-    (part,) = Bundle.load(saved).parts
-    assert part.columns == ("final/mean", "final/last")
-    assert part.reservoir == Reservoir(**extracted.store.entry.made_with["reservoir"])

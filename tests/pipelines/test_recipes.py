@@ -123,17 +123,6 @@ def test_an_override_replaces_settings_of_the_scale_only():
     ] == [0, 1, 2]
 
 
-def test_cells_that_the_small_backbone_lacks_say_what_to_do():
-    def pretrained(scale):
-        spots = load_recipe("table12", scale).spots
-        return next(spot for spot in spots if (spot.row, spot.column) == ("24", "pretrained"))
-
-    small, whole = pretrained("smoke"), pretrained("paper")
-    assert small.cells == ()
-    assert "--scale paper" in small.reason
-    assert whole.cells
-
-
 @pytest.mark.parametrize("scale", SCALES)
 def test_each_corpus_pretrains_one_shape_on_equally_many_tokens(scale):
     recipe = load_recipe("table-pretraining", scale, override={"corpus": "text.txt"})
@@ -194,13 +183,3 @@ def test_every_claim_is_about_numbers_of_its_table():
             assert ("than" in claim) + ("by" in claim) == bool(named), (name, claim)
             count += 1
     assert count > 50
-
-
-def test_a_claim_that_needs_another_scale_says_so():
-    assert "unseen" in load_recipe("headline", "smoke").table()["claims"][0]
-    assert "unseen" not in load_recipe("headline", "full").table()["claims"][0]
-
-
-def test_a_part_of_a_table_has_only_the_claims_about_its_numbers():
-    claims = load_recipe("table9", "smoke").select(["cifar10", "Pretrained", "Statistics only"]).table()["claims"]
-    assert [claim["more"] for claim in claims] == [["Pretrained", "cifar10"]]

@@ -99,22 +99,6 @@ def test_results_of_another_format_count_as_not_run(cache, tmp_path, call, runs)
     assert call("report", kept.path)[0] == 0
 
 
-def test_a_report_in_the_middle_shows_what_has_finished(cache, tmp_path, call, monkeypatch):
-    from reservoir_pipelines.reproduction import stages
-
-    pages, run_cell = [], stages.run_cell
-
-    def reported(cell, folder, *arguments):
-        assert call("report", folder.parent, "--markdown", "--out", tmp_path / "page.md")[0] == 0
-        pages.append((tmp_path / "page.md").read_text())
-        return run_cell(cell, folder, *arguments)
-
-    monkeypatch.setattr(stages, "run_cell", reported)
-    reproduce([recipe(tmp_path, ROWS)])
-    assert ["1 finished" in page for page in pages] == [False, True]
-    assert all("not run yet" in page for page in pages)
-
-
 def test_the_best_of_several_cells_is_the_one_with_the_best_validation_score(cache, tmp_path):
     row = 'rows = [{ name = "best", best = ["output", "full"] }, { name = "output", cell = "output" }]'
     done = reproduce([recipe(tmp_path, row)])
@@ -223,14 +207,6 @@ def test_an_override_runs_a_recipe_with_another_model(cache, tmp_path, call):
     assert kept.result(key)["settings"]["backbone"] == "lstm:width=8"
 
 
-def test_the_papers_scale_is_estimated_and_asked_about(cache, tmp_path, call, runs):
-    mine = recipe(tmp_path, 'rows = [{ name = "output", cell = "output" }]')
-    code, _, err = call("reproduce", mine, "--scale", "paper", "--seeds", "2")
-    assert code == 0
-    assert "2 cells to run: about" in err
-    assert len(runs) == 2
-
-
 def test_a_dry_run_above_smoke_estimates_each_cell_and_says_why_one_cannot_run(
     cache, tmp_path, call, runs, monkeypatch
 ):
@@ -323,9 +299,9 @@ def test_cells_are_tasks_of_a_cluster(cache, tmp_path, runs, monkeypatch):
         done = reproduce([mine], scheduler=cluster.scheduler_address)
     assert (done.ran, len(done.failed), len(runs)) == (2, 1, 3)
     cells, kept, places = planned(mine)
-    told = [module.run_on_worker(cell, kept, places) for cell in cells]  # of what is finished it only tells
-    assert sum("% in" in line for line in told) == 2
-    assert sum("failed, task 'mnist' needs its files" in line for line in told) == 1
+    messages = [module.run_on_worker(cell, kept, places) for cell in cells]  # finished cells only report their result
+    assert sum("% in" in line for line in messages) == 2
+    assert sum("failed, task 'mnist' needs its files" in line for line in messages) == 1
 
 
 def test_a_cluster_runs_cells_that_others_need_first(tmp_path, monkeypatch):

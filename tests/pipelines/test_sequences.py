@@ -41,16 +41,16 @@ def by_command(tmp_path, cache, tiny_gpt2):
         np.savez(tmp_path / "d.npz", split=names, **arrays)
         options = {"backbone": str(tiny_gpt2), "compute": "float32", "standardise": standardise}
         found = fit(extract(str(tmp_path / "d.npz"), **options))
-        said = list(predict(found.saved, tmp_path / "d.npz"))[FITTED:]
-        return found, np.array([one.probabilities or one.label for one in said])
+        answers = list(predict(found.saved, tmp_path / "d.npz"))[FITTED:]
+        return found, np.array([one.probabilities or one.label for one in answers])
 
     return run
 
 
-def same(model, found, said, expected):
+def same(model, found, values, expected):
     assert (model.column_, model.best_score_) == (found.best.name, pytest.approx(found.best.valid_score))
     assert model.alpha_ == pytest.approx(found.best.alpha)
-    np.testing.assert_allclose(said, expected, atol=2e-3)
+    np.testing.assert_allclose(values, expected, atol=2e-3)
 
 
 @pytest.mark.parametrize("kind", [series, letters])
@@ -108,8 +108,8 @@ def test_a_sample_of_weight_2_counts_as_two(kind, tiny_gpt2):
     weighted = kind(cv=thirds, **settings).fit(x, y, sample_weight=times)
     repeated = kind(cv=again, **settings).fit(x[number], y[number])
     np.testing.assert_allclose(weighted.cv_results_["score"], repeated.cv_results_["score"], atol=1e-6)
-    said = "predict_proba" if kind is ReservoirClassifier else "predict"
-    np.testing.assert_allclose(getattr(weighted, said)(x), getattr(repeated, said)(x), rtol=1e-5)
+    method = "predict_proba" if kind is ReservoirClassifier else "predict"
+    np.testing.assert_allclose(getattr(weighted, method)(x), getattr(repeated, method)(x), rtol=1e-5)
 
 
 def test_groups_are_held_out_together(tiny_gpt2):

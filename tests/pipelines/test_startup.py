@@ -30,9 +30,9 @@ def ask(*arguments, heavy=HEAVY, **env):
         text=True,
         env={**os.environ, **env},
     )
-    *told, imported = done.stderr.splitlines()
+    *message, imported = done.stderr.splitlines()
     assert imported == "[]", (arguments, imported)
-    return done.returncode, done.stdout, "\n".join(told)
+    return done.returncode, done.stdout, "\n".join(message)
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def ask(*arguments, heavy=HEAVY, **env):
     ],
 )
 def test_a_mistake_is_told_before_anything_heavy_is_imported(tmp_path, arguments, words):
-    code, out, told = ask(*arguments, RESERVOIR_CACHE=str(tmp_path))
+    code, out, message = ask(*arguments, RESERVOIR_CACHE=str(tmp_path))
     assert (code, out) == (2, "")
-    assert words in told
-    assert told.count("\n") == 0
+    assert words in message
+    assert message.count("\n") == 0
 
 
 def test_version_and_help_import_nothing_heavy():
@@ -64,11 +64,11 @@ def test_a_finished_extraction_is_found_without_torch_and_a_changed_model_is_not
 
     options = ["--backbone", tiny_gpt2, "--limit", 20, "--layers", "final", "--json"]
     first = extract("digits", backbone=str(tiny_gpt2), limit=20, layers="final")
-    code, out, told = ask("extract", "digits", *options)
+    code, out, message = ask("extract", "digits", *options)
     found = json.loads(out)
     assert (code, found["entry"], found["columns"]) == (0, str(first.entry), list(first.columns))
     assert found["reused"]
-    assert "no forward pass" in told
+    assert "no forward pass" in message
 
     later = tiny_gpt2 / "config.json"
     os.utime(later, ns=(later.stat().st_atime_ns, later.stat().st_mtime_ns + 1))

@@ -9,8 +9,6 @@ from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from reservoir_pipelines.training.training_result import Training
 from sklearn import metrics
 
-from reservoir import InputError
-
 QUICK = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "steps": 20, "device": "cpu"}
 
 
@@ -50,15 +48,3 @@ def test_train_evaluates_the_test_split(cache, tmp_path, kind, call):
 
 def flags():
     return [word for name, value in QUICK.items() for word in (f"--{name}", str(value))]
-
-
-def test_a_run_trained_on_several_lengths_refuses_rows_without_lengths(cache, tmp_path):
-    draw = np.random.default_rng(0)
-    x, lengths = draw.normal(size=(60, 8, 1)), draw.integers(3, 9, 60)
-    np.savez(tmp_path / "own.npz", x=x, y=np.arange(60) % 2, lengths=lengths)
-    done = train(str(tmp_path / "own.npz"), **QUICK | {"steps": 2})
-    np.savez(tmp_path / "new.npz", x=x[:4])
-    with pytest.raises(InputError, match="no array 'lengths'"):
-        list(predict(done.path, tmp_path / "new.npz"))
-    np.savez(tmp_path / "new.npz", x=x[:4], lengths=lengths[:4])
-    assert len(list(predict(done.path, tmp_path / "new.npz"))) == 4

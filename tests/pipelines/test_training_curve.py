@@ -61,15 +61,6 @@ def test_the_chosen_step_is_seen_and_named(panels):
     assert "best" not in legend(panels(history(3, 2.3, 2.2, 5), None)[0])
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 6, 40])
-def test_steps_are_whole_numbers(panels, steps):
-    for axes in panels(history(steps, 2.3, 1.9, 1), steps):
-        labels = shown(axes.xaxis)
-        assert len(labels) >= 2
-        assert all(label.isdigit() for label in labels), labels
-    assert "5,000" in shown(panels(history(5000, 2.3, 1.9, 500), 5000)[0].xaxis)
-
-
 @pytest.mark.parametrize(
     ("first", "last"), [(2.3, 0.45), (2.3, 1.9), (0.72, 0.69), (1.9, 0.9), (3, 0.02), (2, 1e-5), (2000, 7), (1, 1)]
 )
@@ -81,17 +72,6 @@ def test_losses_have_three_plain_labels_or_more(panels, first, last):
     assert len(set(labels)) == len(labels)
     assert all(math.isfinite(float(label)) for label in labels), labels
     assert shown(panels(history(100, 2.3, 0.45, 50), 100)[0].yaxis) == ["0.5", "1", "2"]
-
-
-def test_regression_is_drawn_as_what_it_is(panels):
-    loss, scores = panels(history(100, 2.3, 0.2, 50, accuracies=False), 100, metric="R²")
-    assert scores.get_ylabel() == "R²"
-    assert legend(scores) == ["valid", "best"]
-    assert list(scores.lines[0].get_ydata()) == [0.4, 0.4]
-    assert legend(loss) == ["train", "valid", "best"]
-    _, accuracy = panels(history(100, 2.3, 0.2, 50), 100)
-    assert accuracy.get_ylabel() == "accuracy (%)"
-    assert accuracy.lines[1].get_ydata() == pytest.approx([40, 40])
 
 
 def test_a_training_that_diverged_at_once_has_a_picture(panels):

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from reservoir.backbones import load_backbone, weights_digest
 from tests.conftest import SHARED
-from tests.reservoir.models import save, save_as_gguf
+from tests.reservoir.models import save
 
 STORIES = SHARED / "weights" / "stories15M"
 STORY = (
@@ -42,18 +42,6 @@ def test_stories15m_predicts_stories_better_than_shuffled_words():
     shuffled = " ".join(np.random.default_rng(0).permutation(STORY.split()))
     assert perplexity(STORY) < 20
     assert perplexity(shuffled) > 1000
-
-
-def test_gguf_file_keeps_the_weights(tmp_path):
-    pytest.importorskip("gguf")
-    pytest.importorskip("accelerate")
-    folder = save("llama", tmp_path / "llama")
-    save_as_gguf(folder, tmp_path / "tiny.gguf")
-    read, made = load_backbone(str(tmp_path / "tiny.gguf"), "pretrained"), load_backbone(str(folder), "pretrained")
-    for name, parameter in made.named_parameters():
-        assert torch.equal(read.get_parameter(name), parameter), name
-    renamed = (tmp_path / "tiny.gguf").rename(tmp_path / "other.gguf")
-    assert weights_digest(load_backbone(str(renamed), "pretrained")) == weights_digest(read)
 
 
 @pytest.mark.parametrize(

@@ -209,13 +209,6 @@ def test_digest_depends_on_the_weights_and_not_on_the_folder(llama, copy, tmp_pa
     assert weights_digest(load_backbone(str(llama), "pretrained", depth=2)) != digest
 
 
-def test_a_configuration_alone_is_enough_for_random_weights(llama, tmp_path):
-    shutil.copy(llama / "config.json", tmp_path)
-    backbone = load_backbone(str(tmp_path), "random", seed=1)
-    assert weights_digest(backbone) == weights_digest(load_backbone(str(llama), "random", seed=1))
-    assert "--init random" in refusal(str(tmp_path), "pretrained")
-
-
 @pytest.mark.parametrize(
     ("config", "words"),
     [
@@ -305,15 +298,6 @@ def test_a_wrong_weight_is_named(kind, change_tensors, words, tmp_path):
 def test_a_damaged_file_is_refused(copy):
     (copy / "model.safetensors").write_bytes(b"no tensors here")
     assert "cannot be loaded" in refusal(str(copy), "pretrained")
-
-
-def test_sequences_beyond_the_positions_are_refused(llama):
-    backbone = load_backbone(str(llama), "pretrained")
-    with pytest.raises(InputError, match="sequences of 33 tokens, but this llama has 32 positions"):
-        backbone(torch.zeros(1, 33, backbone.width))
-    task = Task(name="long", form=Vectors(5), max_tokens=33, classes=3)
-    with pytest.raises(InputError, match="task 'long': sequences of 33 tokens"):
-        FPT(task, backbone)
 
 
 def test_loading_in_threads_leaves_transformers_unchanged(tiny_gpt2):

@@ -97,14 +97,6 @@ def test_nested_sequences_are_balanced_and_have_the_stated_lengths():
         assert lengths_of_sequences(sequence[:length], 6)[-1] == length
 
 
-def test_tokens_open_with_the_probability_of_the_grammar():
-    sequences, lengths = Nesting(2).sequences(generator(2), 4000)
-    opens = np.where(sequences < 1, 1, -1)
-    depth = np.cumsum(opens, axis=1) - opens
-    free = (depth > 0) & (depth < lengths[:, None] - np.arange(120))
-    assert abs((opens[free] > 0).mean() - 0.4) < 4 * math.sqrt(0.24 / free.sum())
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.integers(2, 300))
 def test_entropies_of_independent_tokens(vocabulary):
@@ -207,13 +199,6 @@ def test_byte_tokenizer_numbers_bytes_by_value(prose):
 
 
 # ---- mistakes
-
-
-def test_stream_names_win_over_files_of_the_same_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "zipf").write_bytes(b"text" * 100)
-    assert corpus_named("zipf", 300).describe() == {"corpus": "zipf", "vocabulary": 300}
-    assert corpus_named("./zipf", 256).describe()["corpus"] == "text"
 
 
 @pytest.mark.parametrize(

@@ -101,12 +101,12 @@ def test_hub_models_load_from_the_cache_without_a_network(tmp_path, tiny_gpt2, h
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("gtp2", "did you mean gpt2"), ("berd", "did you mean bert"), ("nothing-like-it", "no known name, and no such")],
 )
-def test_unknown_names_are_refused_without_a_network(name, said, monkeypatch):
+def test_unknown_names_are_refused_without_a_network(name, message, monkeypatch):
     monkeypatch.setattr(names, "local_files_only", lambda _source: pytest.fail("the network was asked"))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         names.find(name)
 
 

@@ -93,16 +93,16 @@ def test_input_digests_depend_on_the_content(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("task", "settings", "said"),
+    ("task", "settings", "message"),
     [
         (Task(name="t", form=Vectors(1), max_tokens=9, classes=2), {}, "reads sounds, which task 't' does not have"),
         (TASK, {"sampling_rate": 8000}, "reads 8000 samples per second, not 16000; pass --rate 8000"),
         (TASK, {"feature_size": 80}, "gives 80 values per sample"),
     ],
 )
-def test_sounds_that_the_model_cannot_read_are_refused(tmp_path, task, settings, said):
+def test_sounds_that_the_model_cannot_read_are_refused(tmp_path, task, settings, message):
     folder = save_with_extractor("wav2vec2", tmp_path / "model", **settings)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         load(folder, task)
 
 

@@ -45,7 +45,7 @@ def test_what_is_of_another_kind_is_one_line(kind, wrong, words):
 
 
 def test_numbers_of_numpy_and_paths_are_those_of_python():
-    told = {"seed": 3, "gain": 1.5, "limit": 60, "backbone": "folder", "parameters": {"rows": 3, "of": [0.5]}}
+    plain = {"seed": 3, "gain": 1.5, "limit": 60, "backbone": "folder", "parameters": {"rows": 3, "of": [0.5]}}
     other = {
         "seed": np.int32(3),
         "gain": np.float32(1.5),
@@ -53,8 +53,8 @@ def test_numbers_of_numpy_and_paths_are_those_of_python():
         "backbone": Path("folder"),
         "parameters": {"rows": np.uint8(3), "of": [np.float64(0.5)]},
     }
-    assert ExtractOptions(**other) == ExtractOptions(**told)
-    assert json.dumps(ExtractOptions(**other).to_dict()) == json.dumps(ExtractOptions(**told).to_dict())
+    assert ExtractOptions(**other) == ExtractOptions(**plain)
+    assert json.dumps(ExtractOptions(**other).to_dict()) == json.dumps(ExtractOptions(**plain).to_dict())
     assert isinstance(ExtractOptions(cache=cast("Path", "here")).cache, Path)
     assert ExtractOptions(standardise=True).standardise is True
 

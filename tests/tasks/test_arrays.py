@@ -77,16 +77,6 @@ def test_labels_of_every_kind(tmp_path, y, classes, names, shape):
     assert Task.from_dict(json.loads(json.dumps(task.to_dict()))) == task
 
 
-def test_pieces_of_a_large_file_join_to_the_whole(tmp_path):
-    x = RNG.normal(size=(9000, 2, 1)).astype(np.float32)
-    path = save(tmp_path / "a.h5", x=x, y=np.arange(9000) % 2)
-    source = task_named(str(path))
-    assert len(source.pieces()) == 3
-    train = np.concatenate([piece.x for piece in read(source)["train"]])
-    deviation = train.reshape(-1).astype(float).std()
-    assert np.allclose(source.scaling().scale, 1 / deviation, rtol=1e-6)
-
-
 def test_encode_needs_only_the_description(tmp_path):
     path = save(tmp_path / "a.npz", x=RNG.normal(size=(30, 5, 2)), y=np.arange(30) % 2)
     task = task_named(str(path)).task

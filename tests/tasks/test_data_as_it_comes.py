@@ -65,13 +65,6 @@ def test_new_rows_are_never_skipped(tmp_path):
         read_new(tmp_path / "new.csv", task)
 
 
-def test_lines_behind_a_line_break_in_a_cell_are_counted_right(tmp_path):
-    rows = good_rows()
-    rows[4][0], rows[9][0] = '"1\n"', "ERR"
-    with pytest.raises(InputError, match="line 12: 'ERR'"):
-        task_named(table(tmp_path / "t.csv", rows)).task  # noqa: B018
-
-
 def test_a_column_of_words_is_not_a_column_of_bad_cells(tmp_path):
     rows = [[row[0], "fine", row[2]] for row in good_rows()]
     with pytest.raises(InputError, match="'fine' is not a number in column 'v1'; leave the column out with --drop v1"):
@@ -160,12 +153,6 @@ def test_new_recordings_are_named_by_their_files(tmp_path):
         x, lengths, ids, y = read_new(path, task)
         assert ids == [name] and y is None and lengths is not None and lengths.tolist() == [6]
         assert np.array_equal(x[0], values["run03"])
-
-
-def test_the_table_of_labels_is_no_recording(tmp_path):
-    recordings(tmp_path / "runs")
-    task = task_named(str(tmp_path / "runs"), labels="labels.csv").task
-    assert len(read_new(tmp_path / "runs", task)[0]) == 20
 
 
 def test_names_of_recordings_keep_their_leading_zeros(tmp_path):

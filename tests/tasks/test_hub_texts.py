@@ -109,7 +109,7 @@ def test_new_texts_need_no_labels(library, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("found", "asked", "said"),
+    ("found", "asked", "message"),
     [
         (labelled(), {"label": "stars"}, "no column of labels 'stars' among"),
         (labelled(), {"text": "label"}, "no column of texts 'label' among"),
@@ -118,9 +118,9 @@ def test_new_texts_need_no_labels(library, tmp_path):
         (RuntimeError("Dataset scripts are no longer supported, but found x.py\nmore"), {}, "scripts are no longer"),
     ],
 )
-def test_unreadable_datasets_are_refused_in_one_line(library, found, asked, said):
+def test_unreadable_datasets_are_refused_in_one_line(library, found, asked, message):
     library.found = found
-    with pytest.raises(InputError, match=said) as refused:
+    with pytest.raises(InputError, match=message) as refused:
         task_named("hf:reviews", **asked).task  # noqa: B018
     assert "\n" not in str(refused.value)
 
@@ -133,12 +133,12 @@ def test_a_script_is_never_run(library, tmp_path):
     assert library.calls == []
 
 
-@pytest.mark.parametrize(("version", "said"), [(None, "need a package"), ("3.6.0", "3.6.0 is too old")])
-def test_without_the_package_one_line_says_how_to_get_it(library, monkeypatch, version, said):
+@pytest.mark.parametrize(("version", "message"), [(None, "need a package"), ("3.6.0", "3.6.0 is too old")])
+def test_without_the_package_one_line_says_how_to_get_it(library, monkeypatch, version, message):
     vars(library)["__version__"] = version
     if version is None:
         monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(InputError, match=rf"{said}.*pip install 'datasets>=4'"):
+    with pytest.raises(InputError, match=rf"{message}.*pip install 'datasets>=4'"):
         task_named("hf:reviews").task  # noqa: B018
 
 

@@ -38,7 +38,7 @@ def in_any_order(values):
 
 
 def stored(path, **asked):
-    """Return the task of a file, its rows in any order with their ends cut, and what was said."""
+    """Return the task of a file, its rows in any order with their ends cut, and its notes."""
     source = task_named(str(path), **asked)
     parts = [split for piece in source.pieces() for split in source.read(piece).values()]
     rows = [row[:n].astype(np.float64) for part in parts for row, n in zip(part.x, part.lengths, strict=True)]
@@ -46,7 +46,7 @@ def stored(path, **asked):
 
 
 @pytest.mark.parametrize(
-    ("column", "said"),
+    ("column", "message"),
     [
         ({"index": np.arange(ROWS)}, "'index' is left out, as it counts the rows"),
         ({"timestamp": 1_700_000_000 + 60 * np.arange(ROWS)}, "'timestamp' is left out, as each row is"),
@@ -58,10 +58,10 @@ def stored(path, **asked):
     ],
 )
 @pytest.mark.parametrize("first", [True, False])
-def test_names_and_times_of_rows_are_no_values(tmp_path, column, said, first):
+def test_names_and_times_of_rows_are_no_values(tmp_path, column, message, first):
     columns = {**column, **WIDE} if first else {**WIDE, **column}
     task, rows, notes = stored(write(tmp_path / "t.csv", {**columns, "label": LABEL}))
-    assert task.max_tokens == 3 and said in notes
+    assert task.max_tokens == 3 and message in notes
     assert rows == in_any_order(VALUES)
     new = write(tmp_path / "new.csv", {name: np.asarray(cells)[[7, 2]] for name, cells in columns.items()})
     assert np.array_equal(read_new(new, task)[0], VALUES[[7, 2]])

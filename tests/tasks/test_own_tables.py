@@ -1,4 +1,4 @@
-"""What the columns of a table are for, found or named, and said."""
+"""What the columns of a table are for, found by rule or named by the user."""
 
 import json
 

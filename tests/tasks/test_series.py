@@ -80,7 +80,7 @@ def test_a_table_with_names_is_still_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (CLASSES.replace("Stamps false", "Stamps true") + UP, "time stamps, which are not read"),
         (HEAD + "1,2,3:up\n", "line 4: no @data line before"),
@@ -94,10 +94,10 @@ def test_a_table_with_names_is_still_one(tmp_path):
         (CLASSES + UP + ":::\n", "no sequence of numbers|channels"),
     ],
 )
-def test_malformed_series_are_refused_in_one_line(tmp_path, text, said):
+def test_malformed_series_are_refused_in_one_line(tmp_path, text, message):
     path = tmp_path / "odd.ts"
     path.write_text(text)
-    with pytest.raises(InputError, match=said) as refused:
+    with pytest.raises(InputError, match=message) as refused:
         task_named(str(path)).task  # noqa: B018
     assert "\n" not in str(refused.value)
 

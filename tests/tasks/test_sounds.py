@@ -139,7 +139,7 @@ def header(claimed, kind=1, channels=1, rate=RATE, bits=16, align=None):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (header(100, rate=10**6) + b"\0" * 100, "1000000 samples per second; give 1,000 to 768,000"),
         (header(100)[:30], "not a readable sound"),
@@ -148,12 +148,12 @@ def header(claimed, kind=1, channels=1, rate=RATE, bits=16, align=None):
         (header(8, kind=3, bits=32) + struct.pack("<ff", 0.5, float("nan")), "sample 1 is not finite"),
     ],
 )
-def test_a_wav_with_a_false_header_is_refused_in_one_line(tmp_path, content, said):
+def test_a_wav_with_a_false_header_is_refused_in_one_line(tmp_path, content, message):
     path = tmp_path / "calls" / "bad" / "a.wav"
     write(tmp_path / "calls" / "good" / "b.wav", TONE[:1000])
     path.parent.mkdir()
     path.write_bytes(content)
-    with pytest.raises(InputError, match=said) as refused:
+    with pytest.raises(InputError, match=message) as refused:
         source = task_named(str(tmp_path / "calls"))
         source.read(source.pieces()[0])
     assert "\n" not in str(refused.value) and "a.wav" in str(refused.value)
