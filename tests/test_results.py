@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import COMMAND, Child
+
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = """
 [one]
@@ -79,6 +81,17 @@ def test_a_table_is_written_and_checked_by_its_commands(results, tmp_path, monke
     results.RESULTS.write_text(f"before\n{marks}after\n")
     script = tmp_path / "printed.py"
     script.write_text("import sys\nprint('| what | score |\\n|---|--:|\\n| it |', sys.argv[1], '|')\n")
+
+    separate = results._run
+
+    def forked(words, places):
+        if words[0] != "-m":
+            return separate(words, places)
+        code, out, err = Child(COMMAND, *words[2:]).ended()
+        assert code == 0, err
+        return out
+
+    monkeypatch.setattr(results, "_run", forked)  # spares each command its imports
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["results.py", *words])

@@ -22,7 +22,7 @@ def write_labelled(path, names, rows=60):
     return path
 
 
-@pytest.mark.parametrize("name", ["$x_{$", r"\frac{", "\ud800", "\x1b[31m", "\u202eabc", "$a$ and $b"])
+@pytest.mark.parametrize("name", ["$x_{$", "\ud800", "\x1b[31m"])
 def test_labels_that_are_no_formulas_are_drawn_and_the_readout_is_saved(name, tmp_path, call, painted):
     data = write_labelled(tmp_path / "rows.npz", ["plain", name])
     flags = ("--cache", tmp_path / "cache", "--backbone", "mini:n_layer=1,n_embd=16", "--init", "random")

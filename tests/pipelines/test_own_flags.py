@@ -140,7 +140,7 @@ def test_new_files_are_read_by_the_same_rule(cache, tmp_path, missing):
 # ---- groups
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_group_is_on_both_sides_of_a_split_or_a_fold(cache, tmp_path, seed):
     draw = np.random.default_rng(seed)
     subjects = draw.integers(0, draw.integers(9, 30), 90)

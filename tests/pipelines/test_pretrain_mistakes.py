@@ -50,9 +50,8 @@ def test_a_finished_one_that_lost_a_file_is_written_again(lost, text, tmp_path, 
 BITS = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=128"
 
 
-@pytest.mark.parametrize("backbone", [BITS, BERT])
-def test_bit_memory_with_another_vocabulary_leaves_the_model(backbone, call, tmp_path):
-    flags = ["bit-memory", "--backbone", backbone, "--device", "cpu", "--steps", 1, "--batch-tokens", 240]
+def test_bit_memory_with_another_vocabulary_leaves_the_model(call, tmp_path):
+    flags = ["bit-memory", "--backbone", BITS, "--device", "cpu", "--steps", 1, "--batch-tokens", 240]
     flags += ["--out", tmp_path / "bits", "--cache", tmp_path / "cache"]
     assert call("pretrain", *flags, "--vocabulary", 40)[0] == 0
     before = (tmp_path / "bits" / "model.safetensors").read_bytes()

@@ -91,13 +91,13 @@ def test_a_checkpoint_that_a_kill_left_beside_the_last_one_goes(go, cache):
     assert sorted(checkpoints.iterdir()) == kept
 
 
-@pytest.mark.parametrize("config", ["", "{}", '{"format": 1}', "[1]", '{"format": 1, "settings": 3}'])
-def test_a_damaged_configuration_is_refused(config, go, cache):
+def test_a_damaged_configuration_is_refused(go, cache):
     go(steps=1)
-    (cache / "run" / "config.json").write_text(config)  # with no digest that could tell damage from another's file
-    for use in (lambda: go(steps=2, resume=True), lambda: load_run(cache / "run")):
-        with pytest.raises(InputError, match="not the folder of a run of reservoir train"):
-            use()
+    for config in ("", "{}", '{"format": 1}', "[1]", '{"format": 1, "settings": 3}'):
+        (cache / "run" / "config.json").write_text(config)  # without the checksum of a damaged file
+        for use in (lambda: go(steps=2, resume=True), lambda: load_run(cache / "run")):
+            with pytest.raises(InputError, match="not the folder of a run of reservoir train"):
+                use()
 
 
 @pytest.mark.parametrize("rest", [b"\xff\xfe\x00", b'{"step": 3, "lo'])
@@ -133,17 +133,20 @@ def flip(path, where):
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("where", [0.1, 0.5, 0.95])
-@pytest.mark.parametrize("name", ["trained.safetensors", "optimizer.safetensors", "state.json"])
-def test_a_flipped_bit_of_a_checkpoint_is_found_before_any_step(name, where, go, cache):
+def test_a_flipped_bit_of_a_checkpoint_is_found_before_any_step(go, cache):
     go(steps=2)
-    flip(RunFolder(cache / "run").last / name, where)
-    with pytest.raises(InputError, match=f"{name}: not readable .*; train in another folder") as caught:
-        go(steps=4, resume=True)
-    assert "\n" not in str(caught.value)
-    if name != "optimizer.safetensors":
-        with pytest.raises(InputError, match=f"{name}: not readable"):
-            load_run(cache / "run")
+    for name in ("trained.safetensors", "optimizer.safetensors", "state.json"):
+        path = RunFolder(cache / "run").last / name
+        before = path.read_bytes()
+        for where in (0.1, 0.5, 0.95):
+            flip(path, where)
+            with pytest.raises(InputError, match=f"{name}: not readable .*; train in another folder") as caught:
+                go(steps=4, resume=True)
+            assert "\n" not in str(caught.value)
+            if name != "optimizer.safetensors":
+                with pytest.raises(InputError, match=f"{name}: not readable"):
+                    load_run(cache / "run")
+            path.write_bytes(before)
 
 
 def test_a_changed_digit_of_a_configuration_or_a_result_is_found(go, cache):
@@ -181,7 +184,7 @@ train("bit-xor", run=Path(sys.argv[1]), **eval(sys.argv[3]))
 """
 
 
-@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "step-", "curve.png", "run.json"])
+@pytest.mark.parametrize("name", ["config.json", "step-", "run.json"])
 def test_partial_files_of_a_killed_run_are_removed_when_it_resumes(name, go, cache):
     settings = {"steps": 2, "eval_every": 2, "parameters": FEW, **QUICK}
     code, _, err = Child(KILLED, cache / "run", name, repr(settings)).ended()

@@ -105,7 +105,7 @@ def test_an_estimator_that_saw_fewer_classes_has_no_linear_form():
     assert linear_form(EstimatorReadout(model=readout.model, targets=Targets(1, 4), name="test"), train) is None
 
 
-@pytest.mark.parametrize("readout", ["linear_model.LogisticRegression", "svm.LinearSVC", "linear_model.Perceptron"])
+@pytest.mark.parametrize("readout", ["linear_model.LogisticRegression", "svm.LinearSVC"])
 def test_linear_estimators_are_saved_predicted_and_exported_without_skops(tmp_path, tiny_gpt2, readout, monkeypatch):
     import torch
 

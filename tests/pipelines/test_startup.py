@@ -20,6 +20,21 @@ code = run(sys.argv[1:])
 print([name for name in {heavy} if name in sys.modules], file=sys.stderr)
 sys.exit(code)
 """
+SEVERAL = """
+import json, sys
+from reservoir_pipelines.cli import run
+codes = [run(arguments) for arguments in json.loads(sys.argv[1])]
+print(json.dumps([codes, [name for name in {heavy} if name in sys.modules]]))
+"""
+MISTAKES = [
+    (["extract", "digits", "--depht", "3"], "--depht"),
+    (["extract", "digits", "--seed", "one"], "--seed"),
+    (["extract", "mnnist"], "did you mean 'mnist'"),
+    (["train", "digits", "--backbone", "gtp2"], "did you mean gpt2"),
+    (["prepare", "missing.csv"], "missing.csv: no such file"),
+    (["fit", "missing.csv"], "nothing extracted for 'missing.csv'"),
+    (["predict", "no-readout", "missing.npz"], "no-readout: no such file or folder"),
+]
 
 
 def ask(*arguments, heavy=HEAVY, **env):
@@ -35,23 +50,13 @@ def ask(*arguments, heavy=HEAVY, **env):
     return done.returncode, done.stdout, "\n".join(message)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["extract", "digits", "--depht", "3"], "--depht"),
-        (["extract", "digits", "--seed", "one"], "--seed"),
-        (["extract", "mnnist"], "did you mean 'mnist'"),
-        (["train", "digits", "--backbone", "gtp2"], "did you mean gpt2"),
-        (["prepare", "missing.csv"], "missing.csv: no such file"),
-        (["fit", "missing.csv"], "nothing extracted for 'missing.csv'"),
-        (["predict", "no-readout", "missing.npz"], "no-readout: no such file or folder"),
-    ],
-)
-def test_a_mistake_is_told_before_anything_heavy_is_imported(tmp_path, arguments, words):
-    code, out, message = ask(*arguments, RESERVOIR_CACHE=str(tmp_path))
-    assert (code, out) == (2, "")
-    assert words in message
-    assert message.count("\n") == 0
+def test_mistakes_end_in_one_line_before_anything_heavy_is_imported(cache):
+    commands = json.dumps([arguments for arguments, _ in MISTAKES])
+    command = [sys.executable, "-c", SEVERAL.format(heavy=HEAVY), commands]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert json.loads(done.stdout) == [[2] * len(MISTAKES), []]
+    for line, (_, words) in zip(done.stderr.splitlines(), MISTAKES, strict=True):
+        assert words in line
 
 
 def test_version_and_help_import_nothing_heavy():
