@@ -376,6 +376,6 @@ def _refuse_links(path: Path) -> None:
     try:
         refuse_links(*path.iterdir())
     except (FileNotFoundError, NotADirectoryError):
-        return  # which the caller finds and says
+        return  # the caller finds and reports it
     except OSError as error:
         raise CacheError(f"{path}: cannot be read ({error.strerror}); check permissions") from error

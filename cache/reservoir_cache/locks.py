@@ -174,7 +174,7 @@ def entry_locks(folder: Path, *, create: bool = False) -> EntryLocks:
 
 @contextmanager
 def untracked() -> Iterator[None]:
-    """Within the context no extraction becomes its task's last one: it is a step of another command, say a search."""
+    """Within the context no extraction becomes the last one of its task, because it is a step of another command."""
     token = _untracked.set(True)
     try:
         yield

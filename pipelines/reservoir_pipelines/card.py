@@ -1,4 +1,4 @@
-"""The model card of a backbone: what it is, its parameters by group, what of it is trained, how its weights spread."""
+"""The model card of a backbone: its shape, its parameters by group, the trained ones, and the spread of its weights."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from reservoir_pipelines.workspace import cache_root, data_folder
 
 @dataclass(frozen=True, kw_only=True)
 class Card(Record):
-    """What there is to know of a backbone."""
+    """The description of a backbone."""
 
     name: str
     family: str
@@ -28,13 +28,13 @@ class Card(Record):
     heads: int | None
     max_tokens: int | None
     causal: bool
-    groups: dict[str, int]  # frozen parameters of what a sequence of vectors passes through
+    groups: dict[str, int]  # frozen parameters that a sequence of vectors passes through
     whole: int  # parameters of the whole model, its token embeddings included
     task: str | None
-    trained: dict[str, int] | None  # by group, what an FPT trains on the task
-    paper: dict[str, int] | None  # the same as the paper counts it, of GPT-2
-    deviations: dict[str, list[float | None]]  # of each kind of tensor in each block that has such
-    weight_deviation: float | None  # mean over the kinds of weights of their mean over the blocks
+    trained: dict[str, int] | None  # parameters that an FPT trains on the task, by group
+    paper: dict[str, int] | None  # for GPT-2: the same as the paper counts them
+    deviations: dict[str, list[float | None]]  # by kind of tensor and block, None if a block lacks it
+    weight_deviation: float | None  # mean over blocks, then over kinds of weights
     bias_deviation: float | None
     plot: Path
 
@@ -57,7 +57,7 @@ def card(
     *,
     task: str | None = None,
 ) -> Card:
-    """Describe a backbone, draw the spread of its weights, count what is trained on a task, whose data may be away."""
+    """Describe a backbone, draw the spread of its weights, and count what is trained on a task; it needs no data."""
     from reservoir.backbones import describe_weights, load_backbone
     from reservoir.backbones.backbone import deviations, group_counts, paper_counts, trained_counts, whole_count
     from reservoir.tasks import task_named

@@ -32,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-caches = typer.Typer(help="Look after what is kept.", context_settings=HELP, rich_markup_mode=None)
+caches = typer.Typer(help="List, check and remove what is stored.", context_settings=HELP, rich_markup_mode=None)
 
 # Each command with its groups of options; those of a public function stand for all of its groups.
 _DATA, _PROTOCOL = (opt.TaskOptions, "data"), (opt.TaskOptions, "data", "protocol")
@@ -112,7 +112,7 @@ def run(arguments: list[str]) -> int:
 
 @cache
 def _tree() -> Any:
-    """Return the commands with their flags, built once: building takes longer than many a command."""
+    """Return the commands with their flags, built once: building takes longer than many commands."""
     return typer.main.get_command(app)
 
 

@@ -36,7 +36,7 @@ PART = re.compile(r"\..+-[0-9a-f]{32}\.part")
 
 
 class DamagedError(ValueError):
-    """A file has another content than was written."""
+    """The content of a file is not what was written."""
 
 
 def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
@@ -180,7 +180,7 @@ def file_digest(path: Path) -> str:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what was being written when a process was killed; whoever calls holds the folder."""
+    """Remove files that a killed process left half written; the caller must hold the lock of the folder."""
     for path in folder.glob(".*.part"):
         if PART.fullmatch(path.name):
             _remove(path)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 clock = time.monotonic
 
 SECONDS = 30.0
-"""Longest silence on stderr, in seconds, where it is no terminal."""
+"""Longest silence on stderr, in seconds, if it is not a terminal."""
 
 
 class Record:
@@ -213,13 +213,13 @@ class Meter:
 
 @contextmanager
 def meter(title: str, total: int, unit: str = "rows", done: int = 0, *, each: int = 1) -> Iterator[Meter]:
-    """Yield a `Meter` of what is being done, with ``total`` steps in all, ``done`` before, of ``each`` units."""
+    """Yield a `Meter` of ``total`` steps of ``each`` units, of which ``done`` are already done."""
     progress = None
     if sys.stderr.isatty() and not _silenced.get():
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        # Without markup: a name in the data such as [red] is shown, not obeyed.
+        # Without markup: a name in the data such as [red] is shown literally.
         name, text = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[text]"))
         left = TimeRemainingColumn(compact=True), TextColumn("left")
         columns = (name, BarColumn(bar_width=24), MofNCompleteColumn(), text, *left)
@@ -237,7 +237,7 @@ def meter(title: str, total: int, unit: str = "rows", done: int = 0, *, each: in
 def training_meter(
     steps: int, done: int, text: str, *, each: int = 1, unit: str = "steps"
 ) -> Iterator[Callable[..., None]]:
-    """Yield ``show(step, *numbers)``, which shows running means of the numbers as ``text`` formats them."""
+    """Yield ``show(step, *numbers)``, which shows running means of the numbers in the format ``text``."""
     means: list[float] = []
     with meter("train", steps, unit, done, each=each) as bar:
 

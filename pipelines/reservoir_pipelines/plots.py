@@ -46,8 +46,8 @@ def own_style() -> Iterator[None]:
     """Draw with matplotlib's defaults, whatever a matplotlibrc file or the environment says, and all text literally."""
     exists = os.path.exists
     with _importing:
-        # Matplotlib first looks for ./matplotlibrc, which may have come with somebody's data, and offers no way to turn
-        # that off. For the time of its import the relative name does not exist; all others are looked up as always.
+        # Matplotlib first reads ./matplotlibrc, which may have come with somebody's data, and has no option against it.
+        # During its import, this relative name is reported as missing; other files are found as usual.
         os.path.exists = lambda path: path != "matplotlibrc" and exists(path)
         try:
             import matplotlib
@@ -86,7 +86,7 @@ def page_picture(
 ) -> str:
     """Return what ``draw(axes, ...)`` draws, of a size in inches, as a data URI of an SVG image; empty if it fails.
 
-    As an image, whatever its texts hold can neither run nor reach anything.
+    Inside an image, no text of the SVG can run code or load anything.
     """
     buffer = io.BytesIO()
     try:
@@ -102,7 +102,7 @@ def page_picture(
 
 
 def figure_of(width: float, height: float, title: str = "") -> Figure:
-    """Return an empty figure of so many inches with a heading."""
+    """Return an empty figure of a width and a height in inches, with a heading."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -268,7 +268,7 @@ def draw_settings(
     counts = (~np.isnan(scores[rows])).sum(axis=0)
     tried = [j for j in np.flatnonzero(counts).tolist() if 2 * counts[j] >= counts.max() or j == best[1]]
     values = factor * scores[rows][:, tried]
-    # The worst settings would swallow the colours: show what lies within the upper part of the range.
+    # The worst settings would use up most colours, so only the upper part of the range is shown.
     top, middle = np.nanmax(values), np.nanmedian(values)
     low = max(np.nanmin(values), top - 2 * (top - middle) - 0.01 * abs(top))
     image = axes.imshow(values, aspect="auto", origin="lower", cmap="viridis", vmin=low, vmax=top)
@@ -484,5 +484,5 @@ def draw_map(axes: Axes, values: np.ndarray, labels: Sequence[str], diagonals: M
 
 def attention_top(values: np.ndarray) -> float:
     """Return the value at the top of the colour scale of maps (heads, tokens, tokens), if none is named."""
-    # A causal model's first tokens have few others to attend to, and would outshine all that is worth seeing.
+    # A causal model's first tokens have few others to attend to, and would hide all other values.
     return float(np.nanquantile(values[values > 0], 0.97))

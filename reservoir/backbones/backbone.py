@@ -206,7 +206,7 @@ class LastTokens:
     """
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
-        # (batch, kept tokens), or None for all. It stays set, because a block may run again in the backward pass.
+        # (batch, kept tokens), or None for all; kept, because a block may run again in the backward pass.
         self.positions: Tensor | None = None
         self._tokens = 0
         for part in parts:

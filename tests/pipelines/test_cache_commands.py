@@ -125,7 +125,7 @@ def test_line_16_the_precision_is_listed_and_stands_in_the_card(call, cache, lis
     assert [each["compute"] for each in entries] == [compute]
     assert compute in text
     shown = call("cache", "show", entry.name)[1]
-    assert "other instructions round otherwise" in shown
+    assert "other processors round differently" in shown
     assert json.loads(call("cache", "show", entry.name, "--json")[1])["spec"]["compute"] == compute
 
 

@@ -1,4 +1,4 @@
-"""The doctor finds what is planted, and names the command that mends it."""
+"""The doctor finds what is planted, and names the command that fixes it."""
 
 import json
 

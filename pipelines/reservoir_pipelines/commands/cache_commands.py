@@ -20,13 +20,13 @@ from reservoir_pipelines.workspace import ROWS, cache_root
 Name = Annotated[str, typer.Argument(metavar="ENTRY", help="A task (its last extraction), a key or a folder.")]
 
 OTHERS = ("prepared/*/*", "readouts/*/*", "runs/*/*", "pretrained/*", "backbones/*", "attention/*", "reproductions/*")
-"""What else lies below the cache's root."""
+"""Other folders below the cache's root."""
 
 UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
 def list_(given: dict[str, Any]) -> Answer:
-    """List all that is kept, its size and last use."""
+    """List everything in the cache, with size and last use."""
     root = cache_root(**given)
     found = [store.summarize(entry) for entry in store.list_entries(root)]
     for problem in store.broken_entries(root):
@@ -41,7 +41,7 @@ def list_(given: dict[str, Any]) -> Answer:
 
 
 def _line(found: Sequence[store.EntrySummary], name: str) -> tuple[Any, ...]:
-    """Return the line of some entries that are listed as one."""
+    """Return one line of the list for several entries."""
     specs = [each.entry.spec for each in found]
     return (
         specs[0].task["name"],
@@ -62,7 +62,7 @@ def _of_estimator(entry: store.Entry) -> bool:
 
 
 def show(entry: Name, given: dict[str, Any]) -> Answer:
-    """Show all that is known of one entry."""
+    """Show everything about one entry."""
     found = _find(entry, cache_root(**given))
     each, made, spec = store.summarize(found), dict(found.made_with), found.spec.to_dict()
     summary = _summary(each) | {"spec": spec, "made_with": made, "running": found.running()}
@@ -83,7 +83,7 @@ def show(entry: Name, given: dict[str, Any]) -> Answer:
         machine = f"{made['device']} ({made['instructions']}), {found.spec.compute}"
         rows += [
             ("weights", f"{made['reservoir']['init']}: {made['weights']}"),
-            ("numbers", f"of {machine}; other instructions round otherwise, and may change a choice among near ties"),
+            ("numbers", f"computed on {machine}; other processors round differently"),
         ]
     return Answer(summary, [(("", ""), [*rows, ("made with", made)], found.path.name)])
 
@@ -121,9 +121,9 @@ def repair(entry: Name, given: dict[str, Any]) -> Answer:
 
 
 def remove(entry: Name, given: dict[str, Any]) -> Answer:
-    """Delete one entry, or another folder that is kept.
+    """Delete one entry, or another folder of the cache.
 
-    ENTRY rows deletes all that the estimators keep.
+    'reservoir cache remove rows' deletes all rows that the estimators stored.
     """
     root = cache_root(**given)
     other = next((path for path in _others(root) if entry == str(path.relative_to(root)) or _same(entry, path)), None)
@@ -178,7 +178,7 @@ def prune(
 
 
 def _ask(rows: Sequence[tuple[Any, ...]], what: str) -> None:
-    """Show what is about to be removed and ask; raise `InputError` where nobody can answer."""
+    """Show what will be removed and ask; raise `InputError` without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InputError(f"cache prune: {what} would be removed; pass --yes to remove them, --dry-run to list them")
     for path, size, used in rows:
@@ -188,7 +188,7 @@ def _ask(rows: Sequence[tuple[Any, ...]], what: str) -> None:
 
 
 def _others(root: Path) -> list[Path]:
-    """Return the folders of prepared data, readouts, runs and so on, leaving out all that a symbolic link leads to."""
+    """Return the folders of prepared data, readouts, runs and so on, without those that a symbolic link leads to."""
     found = [path for pattern in OTHERS for path in root.glob(pattern)]
     return sorted(path for path in found if path.is_dir() and path.resolve() == root.resolve() / path.relative_to(root))
 

@@ -1,4 +1,4 @@
-"""The command ``reservoir doctor``: what is wrong on this machine, and the command that mends it."""
+"""The command ``reservoir doctor``: what is wrong on this machine, and the command that fixes it."""
 
 import fcntl
 import os
@@ -22,7 +22,7 @@ EXTRAS = {"parquet": "pyarrow", "audio": "soundfile", "onnx": "onnxscript", "gpu
 
 
 Finding = tuple[str, str, str]
-"""What was looked at, what was found, and the command that mends it, or nothing where it is well."""
+"""What was checked, the result, and the command that fixes a problem; empty without a problem."""
 
 
 def doctor(given: dict[str, Any]) -> Answer:
@@ -37,7 +37,7 @@ def doctor(given: dict[str, Any]) -> Answer:
     device = choose_device("auto")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     compute = choose_compute("auto", device)
-    native = "native bfloat16" if compute == "bfloat16" else "no native bfloat16: other keys than where there is"
+    native = "native bfloat16" if compute == "bfloat16" else "no native bfloat16; machines with it have other keys"
     version = ".".join(map(str, sys.version_info[:3]))
     missing = [extra for extra, package in EXTRAS.items() if not find_spec(package)]
     note = f"; not installed: {', '.join(missing)} (pip install 'reservoir-features[NAME]')" if missing else ""

@@ -32,10 +32,10 @@ Readout = Annotated[
 CHOOSING = {*RowOptions.__dataclass_fields__, *ReservoirOptions.__dataclass_fields__} - {"data"}
 """Options that choose among a task's entries."""
 
-SHOWN_TRIALS = 12  # of a search, the best
+SHOWN_TRIALS = 12  # number of the best trials that are printed
 SIGNIFICANT = 0.05
 NAMES = {"rmse": "rmse, in the unit of the label", "mae": "mae, in the unit of the label"}
-MOST_RECALLS = 10  # rows of the table of recalls
+MOST_RECALLS = 10  # rows of the table of recall
 HEADINGS = ("", "columns", "readout", "#penalty", "metric", "#valid", "#test", "95% interval")
 
 
@@ -54,7 +54,7 @@ def fit(
     from reservoir_pipelines.extraction.extract import find_entry
 
     root = cache_root(given.pop("cache", None))
-    data = given.pop("data", None)  # only new reservoirs, of --seeds, read it
+    data = given.pop("data", None)  # only --seeds reads it, to extract new reservoirs
     choosing = {name: given.pop(name) for name in CHOOSING & given.keys()}
     found = [find_entry(root, entry, **choosing) for entry in entries]  # before torch is imported
 

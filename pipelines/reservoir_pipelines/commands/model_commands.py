@@ -104,7 +104,7 @@ def train(task: OwnTask, given: dict[str, Any]) -> Answer | None:
 
 @contextmanager
 def training_ends(remedy: str = "") -> Iterator[None]:
-    """Report divergence in one line with exit code 1, and an interruption, with the way to continue, with 130."""
+    """Report divergence in one line with exit code 1, and an interruption with exit code 130 and how to continue."""
     from reservoir.training.trainer import DivergedError
 
     try:
@@ -121,7 +121,7 @@ def training_ends(remedy: str = "") -> Iterator[None]:
 
 
 def _prints() -> bool:
-    """Return whether this process prints: of several, only the first does."""
+    """Return whether this process prints; of several processes only the first one does."""
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -80,7 +80,7 @@ def _confirm(cells: list[Any], places: dict[str, Any]) -> bool:
 
 
 def _plan(tables: list[str], given: dict[str, Any]) -> Answer:
-    """Return the cells that would run, with their time and disk where a trial says so."""
+    """Return the cells that would run, with their time and disk space if a trial measured them."""
     from reservoir_pipelines.reproduction.reproduce import load_recipes, planned_cells
     from reservoir_pipelines.reproduction.stages import estimate
 

@@ -64,7 +64,7 @@ _OPTIONS: tuple[Field[Any], ...] = (
 _OWN: dict[str, tuple[Any, str]] = {
     "vocabulary": (
         None,
-        "X holds symbols, whole numbers below this one. None: integers as in files, all else values.",
+        "X holds symbols, whole numbers below this one. None: whole numbers are read as in files, all else as values.",
     ),
     "channels_first": (
         False,

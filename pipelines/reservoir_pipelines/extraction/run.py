@@ -50,12 +50,12 @@ Compute = Callable[[str, int, int, Sequence[str]], Mapping[str, np.ndarray]]
 
 PADDING = "right, masked"
 LIMIT_SEED = 0
-MOST_TOKENS = 2**17  # of a block of several parts: what a kill may lose, about a minute of GPT-2 on two cores
-LEAST_BLOCKS = 8  # which several workers can share
+MOST_TOKENS = 2**17  # tokens of a block of several parts; a killed run loses at most a minute of GPT-2 on two cores
+LEAST_BLOCKS = 8  # several workers can share them
 POLL = 0.5  # seconds between looks at the blocks that other processes have claimed
 
 TASK_BLOCKS, MOST_TASKS = 8, 512
-"""Blocks per task; fewer where that would make fewer than `MOST_TASKS` tasks."""
+"""Blocks per task; fewer if there would be fewer than `MOST_TASKS` tasks."""
 
 PROBE_ROWS, PROBE_TOLERANCE = 2, 0.02
 """Rows that every worker of a cluster computes first, and the largest difference, in standard deviations of a column.
@@ -84,7 +84,7 @@ def start_run(
     check_windows(prepared, rows, model.windows)
     spec = make_spec(prepared, rows, model, plan.store)
     shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, plan.columns)
-    # A file holds several of the blocks of the plan, where they are small and quick.
+    # A file holds several blocks of the plan if they are small and quick to compute.
     row_bytes = STORES[plan.store] * sum(tokens * width for tokens, width in shapes.values())
     most = min(MOST_TOKENS // prepared.task.max_tokens, sum(spec.rows.values()) // LEAST_BLOCKS)
     block_rows = rows_per_block(row_bytes, plan.block_rows, most)
@@ -233,7 +233,7 @@ def frozen_fields(model: LoadedModel) -> dict[str, Any]:
         long = {} if settings.long == "cut" else {"long": settings.long}
         inputs = {"kind": "native", "seed": 0, "gain": 1.0, "patch": 1, "stride": 1, **model.input_digests, **long}
     else:
-        # Part of the key only where they differ from the plain ones, as keys had no such fields at first.
+        # These are part of the key only if they differ from the defaults, because the first keys had no such fields.
         further = {"dilations": list(windows.dilations), "pad": windows.pad, "normalise": windows.normalise}
         plain = {"dilations": [1], "pad": "valid", "normalise": "channel"}
         inputs = {name: getattr(settings, name) for name in ("seed", "gain", "patch", "stride")}
@@ -359,7 +359,7 @@ def work(share: Share, path: Path, columns: tuple[str, ...], blocks: Sequence[tu
 
 
 def _open(share: Share) -> Run:
-    """Load the model in this process, once; raise `InputError` if it is another one than the caller's."""
+    """Load the model in this process, once; raise `InputError` if it differs from the caller's."""
     check_versions(share.versions)
     if share.threads:
         torch.set_num_threads(share.threads)

@@ -1,4 +1,4 @@
-"""What becomes of predictions: columns, files (``.csv``, ``.jsonl``, ``.parquet``), and their evaluation."""
+"""Outputs of predictions: columns, files (``.csv``, ``.jsonl``, ``.parquet``), and their evaluation."""
 
 from __future__ import annotations
 

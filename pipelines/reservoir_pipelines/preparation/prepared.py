@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import h5py
 
 GAP = 64
-"""Unwanted rows between two wanted ones are read along up to this number, and skipped beyond it."""
+"""Gaps of up to this number of rows between two wanted rows are read too; longer gaps are skipped."""
 
 INDEX = "prepared.json"
 

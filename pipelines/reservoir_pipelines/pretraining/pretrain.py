@@ -61,7 +61,7 @@ def pretrain(
         state, result = run.state, run.result
         if result and has_model(out, source):
             return Pretraining(**{**result, "folder": str(out)})
-        if state.step and not options.resume and not result:  # a finished one without its model writes it again
+        if state.step and not options.resume and not result:  # a finished run without its model writes the model again
             raise InputError(
                 f"{out}: this pretraining is at step {state.step:,} of {recipe.steps:,}; pass --resume to continue "
                 "it, or remove the folder to start again"
@@ -91,7 +91,7 @@ def pretrain(
         save_model(out, model, source)
         title = f"{backbone} on {done.corpus['corpus']}: {done.parameters:,} parameters"
         plot_pretraining(run.path / CURVE, run.history, source.unit, done.entropy, title)
-        run.finish(done.to_dict())  # last: what was killed before draws its picture when it is resumed
+        run.finish(done.to_dict())  # last: if killed before this, a resumed run draws its picture
         return done
 
 

@@ -22,12 +22,12 @@ from reservoir_pipelines.workspace import cache_root
 HERE = files("reservoir_pipelines") / "reports"
 
 MOST = 12
-"""Fits on the page: the latest."""
+"""Largest number of fits on the page; the latest are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Record):
-    """The page that `report` wrote, and how much stands on it."""
+    """The page that `report` wrote, and the number of its parts."""
 
     page: Path
     parts: int
@@ -35,7 +35,7 @@ class Report(Record):
 
 
 def report(sources: Sequence[str | Path], result: OutOptions, place: CacheOptions, *, markdown: bool = False) -> Report:
-    """Write a page about folders of `reproduce`, `fit` and `train`; of all reproductions and fits for none.
+    """Write a page about folders of `reproduce`, `fit` and `train`; without folders, about all reproductions and fits.
 
     With ``markdown`` the tables alone, as text.
     """

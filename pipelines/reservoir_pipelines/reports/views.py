@@ -93,7 +93,7 @@ def fit_part(path: Path, number: int) -> dict[str, Any]:
         raise InputError(f"{path}: damaged ({error}); run reservoir fit again") from error
     values, entry, chosen_by = fit_values(found, found["title"], sweep), Path(found["entry"]), found["best"]["metric"]
     facts = [("entry", entry), *facts_of("fit", values)]
-    for name, value in found["evaluation"].items():  # every metric; that by which the readout was chosen is first
+    for name, value in found["evaluation"].items():  # all metrics, first the one by which the readout was chosen
         if isinstance(value, int | float) and name != chosen_by:
             facts.append((name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.3f}"))
     if found["p_value"] is not None:

@@ -147,7 +147,7 @@ def _train_once(
             title = f"{prepared.task.name}, {settings.title}: {', '.join(groups)} trained"
             plot_training(run.path / CURVE, run.history, done.best_step, title, metric=done.metric)
             plot_confusion(run.path / CONFUSION, done.evaluation, title)
-            run.finish(done.to_dict())  # last: a run that was killed before draws its pictures when it is resumed
+            run.finish(done.to_dict())  # last: if killed before this, a resumed run draws its pictures
         return done
 
 

@@ -111,7 +111,7 @@ def best_columns(kernels: Kernels, judge: Judge) -> tuple[tuple[str, ...], HeldO
 def join(
     kernels: Mapping[int, ColumnKernel], judge: Judge, most: int, go_on: Callable[[], bool]
 ) -> tuple[tuple[int, ...], HeldOutScore]:
-    """Choose reservoirs to read side by side, greedily: at most so many, while held-out results improve and in time.
+    """Choose reservoirs to read side by side, greedily: while held-out results improve, up to a number and a time.
 
     ``kernels`` are by the number of the candidate; 0 is the default. Return the numbers in the order of joining, and
     their held-out results.

@@ -27,21 +27,21 @@ from reservoir_pipelines.tuning.space import draw_candidate, title_of
 from reservoir_pipelines.workspace import cache_root
 
 ROUNDS = (25, 100, 400, 800)
-"""Rows of a split in the rounds of the search. No round has more: kernel matrices have samples squared."""
+"""Rows of a split in the rounds of the search. Kernel matrices, of samples x samples, forbid more."""
 
-USUAL = 400  # rows of the first round where the budget allows it
-AT_LEAST = 10  # candidates of the first round: its rows are as many as the budget allows these
+USUAL = 400  # rows of the first round if the budget allows it
+AT_LEAST = 10  # candidates of the first round, on as many rows as the budget allows
 SURVIVORS = 0.25  # share of a round's candidates that are tried again in the next one
-PROBE_SHARE = 0.2  # of the time for trials, that finding their cost on more rows may take
-END_SHARE = 0.4  # of the budget for the final extraction and the fit; fewer reservoirs are joined otherwise
-FIRST_SHARE = 0.6  # of the time left for trials, for a round that is not the last
-CAUTION = 1.2  # times the predicted cost: the machine's load varies
+PROBE_SHARE = 0.2  # share of the time for trials that measuring the cost on more rows may take
+END_SHARE = 0.4  # share of the budget for the final extraction and fit; it limits the joined reservoirs
+FIRST_SHARE = 0.6  # share of the remaining time for trials, for a round that is not the last
+CAUTION = 1.2  # factor on the predicted cost, because the machine's load varies
 CONSTANT = 0.5  # share of the cost of trials assumed not to grow with the work: loading, files
-UNKNOWN = 3.0  # times that, for a backbone that has not been tried
-RAW_NUMBER = -1  # of the raw input among the candidates that may be joined
+UNKNOWN = 3.0  # factor on the predicted cost of a backbone that was not tried yet
+RAW_NUMBER = -1  # number of the raw input among the candidates that may be joined
 START_UP = 4.0  # seconds of the final fit, whatever its size: libraries, pictures, files
-FIT_JUDGINGS = 2.0  # times the judging of a trial, that fitting and scoring the same rows takes
-JOIN_JUDGINGS = 6.0  # times the judging of a trial, that joining takes
+FIT_JUDGINGS = 2.0  # time of fitting and scoring, relative to judging a trial on the same rows
+JOIN_JUDGINGS = 6.0  # time of joining, relative to judging a trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class ReservoirTrial(Record):
     Parameters
     ----------
     number : int
-        Of the candidate; 0 is the default.
+        Number of the candidate; 0 is the default.
     limit : int, optional
         Rows of each split at most; None if all were used.
     title, entry : str
@@ -156,7 +156,7 @@ class SearchData:
         return extract(self.task, self.options_of(number, limit), cluster, splits=splits)
 
     def work(self, number: int, rows: int) -> float:
-        """Return a measure of the cost of a candidate: tokens of so many rows, times layers computed or pooled."""
+        """Return a measure of the cost of a candidate: tokens of the rows, times layers computed or pooled."""
         candidate = self.candidate(number)
         windows = -(-self.prepared.task.max_tokens // int(candidate.get("stride", 1)))
         layers = 4 if candidate["layers"] == "all" else candidate["layers"].count(",") + 1
@@ -176,7 +176,7 @@ class Costs:
     seen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def observe(self, backbone: str, work: float, seconds: float) -> None:
-        """Take note of what a trial took."""
+        """Record the cost of a trial."""
         self.seen.setdefault(backbone, []).append((work, seconds))
 
     def predict(self, backbone: str, work: float) -> float:
@@ -235,7 +235,7 @@ class Search:
             default = next(trial for trial in found if trial.number == 0)
             columns = {trial.number: trial.columns for trial in (default, *kept)}
             if sum(self._seconds(number, limit) for number in [*columns][:3]) > self._trial_seconds():
-                break  # a round of the default alone would tell nothing
+                break  # a round of the default alone compares nothing
             found = self._round(columns, limit, columns, last=limit == later[-1])
         return found
 
@@ -247,7 +247,7 @@ class Search:
         replace_file(self.file, lambda part: part.write_text(text))
 
     def judge(self, store: FeatureStore, limit: int | None, column: str) -> Judge:
-        """Return the labels and folds of so many rows; any column of them has the same."""
+        """Return the labels and folds of at most ``limit`` rows of each split, read with any column."""
         if limit not in self.judges:
             self.judges[limit] = Judge.of(ColumnSource(store, column), self.data.prepared.task.classes)
         return self.judges[limit]
@@ -269,7 +269,7 @@ class Search:
         return found
 
     def final_seconds(self, number: int, limit: int | None = None) -> float:
-        """Return the time of extracting so many reservoirs on all splits, and of their fit."""
+        """Return the seconds that extracting ``number`` reservoirs on all splits and fitting them takes."""
         trials = list(self.trials.values())
         if not trials:
             return START_UP
@@ -289,7 +289,7 @@ class Search:
         return max(fitting, default=1)
 
     def final_limit(self, number: int, at_least: int | None) -> int | None:
-        """Return the rows of a split on which so many reservoirs can be extracted and fitted in time; None for all."""
+        """Return the rows of a split on which ``number`` reservoirs can be extracted and fitted in time, or None."""
         rows = max(self.data.prepared.rows.values())
         if at_least is None or self.final_seconds(number) <= self.left:
             return None
@@ -338,7 +338,7 @@ class Search:
         most: int | None = None,
         last: bool,
     ) -> list[ReservoirTrial]:
-        """Try candidates on so many rows; return their trials, the best first. The default, the first, always is.
+        """Try candidates on at most ``limit`` rows of each split; return their trials, the best first.
 
         ``columns`` are the best columns of candidates that were tried before.
         """
@@ -346,7 +346,7 @@ class Search:
         reserve = 0.0 if last else (1 - FIRST_SHARE) * self._trial_seconds()
         for number in islice(numbers, most):
             known = number == 0 or self.trials.get((number, limit))
-            # The first ones may leave time only for fitting as few rows as they have.
+            # The first candidates may use all time except that for fitting the rows of this round.
             few = len(found) < AT_LEAST
             left = self.left - self.final_seconds(1, limit) if few else self._trial_seconds() - reserve
             if not known and self._seconds(number, limit) > left:

@@ -39,16 +39,16 @@ class Tuning(Record):
     tried : int
         Candidates that were tried, on any number of rows.
     valid_score, default_valid_score, raw_valid_score : float
-        Of the winner, of the default and of the raw input on held-out rows of train and valid, by which the winner was
+        Scores of the winner, the default and the raw input on held-out rows of train and valid, by which the winner was
         chosen; None if the raw input cannot be compared.
     metric : {"accuracy", "R²"}
-        What scores are.
+        The metric of the scores.
     fit : Fit
         The winner, fitted to train and valid, with the one score on test.
     commands : tuple of str
-        They make the same entries and the same readout.
+        Commands that make the same entries and the same readout.
     folder : Path
-        Where the trials are kept: another call continues from them.
+        Folder of the trials, from which another call continues.
     seconds : float
         Wall time of this call.
     """
