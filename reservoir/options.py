@@ -314,6 +314,20 @@ RECIPE = ("batch", "accumulate", "learning_rate", "clip", "dropout")
 """The options of a training that change its result, besides the trained groups and the rows."""
 
 
+class CoverageOptions(Options, panel="Output"):
+    """Prediction sets and intervals."""
+
+    coverage: float | None = option(
+        None, "Add a set of classes, or an interval, that holds the truth with this probability.", within(0.01, 0.9999)
+    )
+    abstain: bool = option(False, "With --coverage: leave the label empty unless the set has exactly one class.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.abstain and self.coverage is None:
+            raise InputError("--abstain needs --coverage; add --coverage 0.9")
+
+
 class TrainOptions(StepOptions, PrecisionOptions, RunOptions, panel="Training"):
     """Which parameters are trained, and how."""
 

@@ -808,6 +808,8 @@ def predict(
     *,
     device: str = 'auto',
     trust: bool = False,
+    coverage: float | None = None,
+    abstain: bool = False,
 ) -> Predictions:
     """Apply a saved readout to the sequences of a file.
 
@@ -821,6 +823,10 @@ def predict(
         cpu, cuda, or auto: a GPU if there is one.
     trust : bool, default=False
         Load a readout that can run code: any estimator that is not linear.
+    coverage : float, optional
+        Add a set of classes, or an interval, that holds the truth with this probability.
+    abstain : bool, default=False
+        With --coverage: leave the label empty unless the set has exactly one class.
 
     Returns
     -------

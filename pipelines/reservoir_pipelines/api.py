@@ -275,7 +275,7 @@ def tune(task: StrPath, **options: Any) -> results.Tuning:
     return run(require_path(task, "tune: task"), *groups_of(tune, options))
 
 
-@takes(opt.DeviceOptions, opt.TrustOptions)
+@takes(opt.DeviceOptions, opt.TrustOptions, opt.CoverageOptions)
 def predict(readout: StrPath, file: StrPath, **options: Any) -> results.Predictions:
     """Apply a saved readout to the sequences of a file.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,9 +71,10 @@ class Bundle:
     scores: dict[str, Any]  # of validation and test
     lengths: bool = False  # whether the sequences of the fit had several lengths
     origin: str = ""  # the task or the path of the data of the fit
+    held_out: np.ndarray | None = None  # scores of validation rows, see `held_out_scores`
 
     @classmethod
-    def of(cls, pool: Pool, readout: Readout, result: Result) -> Bundle:
+    def of(cls, pool: Pool, readout: Readout, result: Result, held_out: np.ndarray | None = None) -> Bundle:
         """Return the bundle of a readout that was chosen on cache entries."""
         parts: list[Part] = []
         for name in result.columns:
@@ -101,7 +103,25 @@ class Bundle:
             scores=result.to_dict(),
             lengths=bool(lengths.min() < lengths.max()),
             origin=made.made_with.get("call", {}).get("task", ""),
+            held_out=held_out,
         )
+
+    def radius(self, coverage: float, where: Path) -> float:
+        """Return the score that a share ``coverage`` of new rows stays below; ``where`` is the readout, for messages.
+
+        Of n validation scores it is the one of rank (n + 1) * coverage, rounded up.
+        """
+        rows = 0 if self.held_out is None else len(self.held_out)
+        rank = math.ceil(round((rows + 1) * coverage, 9))
+        if self.held_out is None or not rows:
+            raise InputError(
+                f"readout {where}: it has no validation scores for --coverage: an older version or train made it, its "
+                "rows have several labels, or it has no probabilities; fit a readout of one label per row again"
+            )
+        if rank > rows:
+            least = math.ceil(round(coverage / (1 - coverage), 9))
+            raise InputError(f"--coverage {coverage:g} needs {least} validation rows, and the readout has {rows}")
+        return float(self.held_out[rank - 1])
 
     def write(self, folder: Path) -> Path:
         """Write the bundle into a folder that the caller has locked; return the path of its JSON file."""
@@ -125,6 +145,8 @@ class Bundle:
             files[ESTIMATOR] = _save_estimator(self.readout)
             targets = self.readout.targets
             card["estimator"] = {"name": self.readout.name, "outputs": targets.outputs, "classes": targets.classes}
+        if self.held_out is not None and len(self.held_out):
+            arrays = arrays | {"held_out": self.held_out}
         if self.scaling:
             arrays = arrays | {"offset": self.scaling.offset, "scale": self.scaling.scale}
         files[WEIGHTS] = save({name: np.ascontiguousarray(value) for name, value in arrays.items()})
@@ -171,6 +193,7 @@ class Bundle:
                 scores=card["scores"],
                 lengths=card["lengths"],
                 origin=card["origin"],
+                held_out=arrays.get("held_out"),
             )
         except FileNotFoundError as error:
             name = Path(error.filename or WEIGHTS).name

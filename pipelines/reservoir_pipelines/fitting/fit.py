@@ -8,9 +8,10 @@ import json
 import math
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ from reservoir.tasks.task import Task
 from reservoir_pipelines.files import write_checked, writing
 from reservoir_pipelines.fitting.baselines import fit_baselines
 from reservoir_pipelines.fitting.bundle import Bundle, locked
+from reservoir_pipelines.fitting.conformal import held_out_scores
 from reservoir_pipelines.fitting.fitters import (
     ColumnFit,
     EstimatorFitter,
@@ -73,6 +75,7 @@ class FinalReadout:
     readout: Readout
     evaluation: Evaluation
     at_edge: bool
+    held_out: Callable[[], np.ndarray]
 
 
 def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, place: DeviceOptions) -> Fit:
@@ -132,7 +135,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
             readout=kept.readout,
             results=folder / "results.csv",
             plot=folder / "sweep.png",
-            saved=Bundle.of(pool, kept.readout, kept.result).write(folder),
+            saved=Bundle.of(pool, kept.readout, kept.result, kept.held_out()).write(folder),
             seconds=round(time.monotonic() - started, 3),
         )
         made = [store.entry.made_with.get("call", {}).get("command") for store in pool.stores]
@@ -218,17 +221,20 @@ def _learning_curve(source: Source, fitter: RidgeFitter, sizes: Sequence[int]) -
 def _finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> FinalReadout:
     """Calibrate a chosen readout on valid, fit it to train and valid, and score it on test."""
     readout = best.readout
+    held_out = partial(held_out_scores, readout, source, fitter, best.result.alpha)
     if isinstance(readout, LinearReadout):
         # Cross-validation calibrates by itself, and scikit-learn's estimators keep probabilities of their own.
         calibrated = isinstance(fitter, EstimatorFitter) or fitter.folds
         if task.classes and not calibrated:
             readout = readout.calibrate(source.blocks("valid"))
+            held_out = partial(held_out_scores, readout, source, fitter, best.result.alpha)
         if isinstance(fitter, RidgeFitter) and fitter.refits:
             readout = fitter.refit(source, readout, float(best.result.alpha or 1))
     names = [str(task.label(number)) for number in range(task.classes)]
     kept = source.store.entry.made_with.get("kept", {}).get("test", 1.0)
     found = evaluate(readout, source.blocks("test"), names, source.counts("test")).beside(task.floor, kept)
-    return FinalReadout(result=best.result.tested(found), readout=readout, evaluation=found, at_edge=best.at_edge)
+    result = best.result.tested(found)
+    return FinalReadout(result=result, readout=readout, evaluation=found, at_edge=best.at_edge, held_out=held_out)
 
 
 def _warn(chosen: FinalReadout, readouts: int, valid: int, folds: int, classes: int) -> None:

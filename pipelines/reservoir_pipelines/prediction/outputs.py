@@ -39,7 +39,7 @@ class PredictionEvaluator:
         """Yield predictions after comparing each with its label."""
         for prediction in predictions:
             self.rows += 1
-            if prediction.truth is not None:
+            if prediction.truth is not None and prediction.label is not None:
                 self._pending.append(prediction)
                 if len(self._pending) == EVALUATED:
                     self._compress()
@@ -98,7 +98,8 @@ def columns_of(predictions: Sequence[Prediction], *, labelled: bool, first: int 
     """Return predictions as columns: ``id`` or ``row``, ``label``, ``p_<class>`` of each class, and ``truth``.
 
     Where a row has several labels, the columns are numbered: ``label_0``, ``p_0_<class>``, ``truth_0``. ``truth`` is
-    added if the file is ``labelled``; ``first`` is the row of the first prediction.
+    added if the file is ``labelled``; ``first`` is the row of the first prediction. Predictions with a set of classes
+    have the column ``set``, those with an interval ``low`` and ``high``.
     """
     if not predictions:
         return {}
@@ -123,6 +124,10 @@ def columns_of(predictions: Sequence[Prediction], *, labelled: bool, first: int 
             columns[f"p{suffix}_{name}"] = [row[place * len(classes) + number] for row in probabilities]
         if labelled:
             columns[f"truth{suffix}"] = [row[place] for row in truths]
+    if predictions[0].set is not None:
+        columns["set"] = [one.set for one in predictions]
+    elif predictions[0].interval is not None:
+        columns["low"], columns["high"] = map(list, zip(*(one.interval or () for one in predictions), strict=True))
     return columns
 
 
@@ -137,6 +142,8 @@ def _write_csv(part: Path, predictions: Iterator[Prediction], labelled: bool) ->
         for columns in _batches(predictions, labelled):
             if not file.tell():
                 writer.writerow(columns)
+            if "set" in columns:
+                columns["set"] = ["|".join(map(str, classes)) for classes in columns["set"]]
             writer.writerows(zip(*columns.values(), strict=True))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from reservoir import InputError
 from reservoir.features import check_lengths, forward
-from reservoir.options import DeviceOptions, TrustOptions
+from reservoir.options import CoverageOptions, DeviceOptions, TrustOptions
 from reservoir.plan import RAW
 from reservoir.pooling import raw_features
 from reservoir.readouts.targets import samples, unsample
@@ -35,7 +35,8 @@ class Prediction:
     Parameters
     ----------
     label : str, int, float or nested list of these
-        The label; for a task with several outputs a list, for several readout tokens a list of lists.
+        The label; for a task with several outputs a list, for several readout tokens a list of lists. None if
+        ``abstain`` was given and the set has not exactly one class.
     probabilities : list
         The probability of each of ``classes``, nested as the label; empty if the readout has none.
     classes : tuple of str or int
@@ -46,6 +47,10 @@ class Prediction:
         The name of the row in the file, if it has one.
     each : bool, default False
         Whether every token, or word, has a label; lists are then as long as the sequence.
+    set : list of str or int, optional
+        With ``coverage``, the classes that the truth is among with that probability.
+    interval : list of float, optional
+        With ``coverage``, the two ends of an interval that holds the true value with that probability.
     """
 
     label: Any
@@ -54,12 +59,15 @@ class Prediction:
     truth: Any = None
     id: str | None = None
     each: bool = False
+    set: list[str | int] | None = None
+    interval: list[float] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, each probability under the name of its class."""
         named = {} if self.id is None else {"id": self.id}
         found = {"label": self.as_text(self.label), "probabilities": self._by_class(self.probabilities)}
-        return named | found | ({} if self.truth is None else {"truth": self.as_text(self.truth)})
+        region = {"set": self.set, "interval": self.interval, "truth": self.as_text(self.truth)}
+        return named | found | {name: value for name, value in region.items() if value is not None}
 
     def as_text(self, label: Any) -> Any:
         """Return labels of every token that are single letters as one text, and any other label as it is."""
@@ -72,10 +80,20 @@ class Prediction:
         return dict(zip(map(str, self.classes), values, strict=True)) if values else {}
 
 
-def predict(readout: Path, file: Path, place: DeviceOptions, safety: TrustOptions) -> Predictions:
+def predict(
+    readout: Path, file: Path, place: DeviceOptions, safety: TrustOptions, cover: CoverageOptions
+) -> Predictions:
     """Label the sequences of a file with a saved readout; each block of rows is computed when it is reached."""
     bundle = open_readout(readout, trust=safety.trust)
     task = bundle.task
+    if cover.abstain and not task.classes:
+        raise InputError("--abstain: the readout gives numbers, not classes; leave it out")
+    radius = None if cover.coverage is None else bundle.radius(cover.coverage, readout)
+    if radius is not None:
+        notify(
+            f"coverage {cover.coverage:g} is approximate: it is measured on validation rows by the readout as fitted "
+            "to train alone, but these rows also chose the readout, and its final fit may contain them"
+        )
     raw, given, ids, y = read_new(file, task)
     if bundle.lengths and given is None and raw.dtype.kind != "U":  # the lengths of texts are known
         raise InputError(
@@ -102,7 +120,8 @@ def predict(readout: Path, file: Path, place: DeviceOptions, safety: TrustOption
     models = [load_part(task, part, place.device, readout) if part.reservoir else None for part in bundle.parts]
     for model in filter(None, models):
         check_lengths(model, lengths, f"{file}, row")
-    return Predictions(bundle=bundle, models=models, file=file, x=x, lengths=lengths, counts=counts, ids=ids, y=y)
+    sequences = {"x": x, "lengths": lengths, "counts": counts, "ids": ids, "y": y}
+    return Predictions(bundle=bundle, models=models, file=file, **sequences, radius=radius, abstain=cover.abstain)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -110,7 +129,7 @@ class Predictions(Iterator[Prediction]):
     """The predictions of a file's rows in order, computed in blocks while they are iterated.
 
     ``x`` and ``lengths`` are the encoded sequences, ``y`` their labels in the file. ``counts`` (rows,) is the number of
-    labels of each row where every token has one.
+    labels of each row where every token has one. ``radius`` is the largest score of what a set or an interval holds.
     """
 
     bundle: Bundle
@@ -121,6 +140,8 @@ class Predictions(Iterator[Prediction]):
     counts: np.ndarray | None
     ids: list[str] | None
     y: np.ndarray | None
+    radius: float | None = None
+    abstain: bool = False
 
     def __post_init__(self) -> None:
         starts = range(0, len(self.x), BLOCK_ROWS)
@@ -149,13 +170,22 @@ class Predictions(Iterator[Prediction]):
             )
         truths, classes = self._truths(rows), tuple(map(task.label, range(task.classes)))
         for row, (label, probabilities) in enumerate(_labels(self.bundle, features, counts)):
+            among = interval = None
+            empty = False
+            if self.radius is not None and classes:
+                among = [name for name, chance in zip(classes, probabilities, strict=True) if 1 - chance <= self.radius]
+                empty = self.abstain and len(among) != 1
+            elif self.radius is not None:
+                interval = [label - self.radius, label + self.radius]
             yield Prediction(
-                label=label,
+                label=None if empty else label,
                 probabilities=probabilities,
                 classes=classes,
                 truth=truths[row],
                 id=self.ids[start + row] if self.ids else None,
                 each=counts is not None,
+                set=among,
+                interval=interval,
             )
 
     def _features(self, rows: slice) -> np.ndarray:
