@@ -28,7 +28,7 @@ PLACES = {
     "Prediction": "prediction.predict",
     "Predictions": "prediction.predict",
     "Prepared": "preparation.prepared",
-    "Pretraining": "pretraining.pretrained",
+    "Pretraining": "pretraining.pretrain",
     "Report": "reports.report",
     "Reproduction": "reproduction.reproduce",
     "ReservoirClassifier": "estimators.estimators",

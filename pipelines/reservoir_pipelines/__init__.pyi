@@ -22,7 +22,7 @@ from reservoir_pipelines.prediction.export import Export as Export
 from reservoir_pipelines.prediction.predict import Prediction as Prediction
 from reservoir_pipelines.prediction.predict import Predictions as Predictions
 from reservoir_pipelines.preparation.prepared import Prepared as Prepared
-from reservoir_pipelines.pretraining.pretrained import Pretraining as Pretraining
+from reservoir_pipelines.pretraining.pretrain import Pretraining as Pretraining
 from reservoir_pipelines.reports.report import Report as Report
 from reservoir_pipelines.reproduction.reproduce import Reproduction as Reproduction
 from reservoir_pipelines.training.training_result import Training as Training

@@ -18,13 +18,12 @@ from reservoir.plan import resolve_model
 from reservoir.reservoir import LoadedModel, Reservoir, load_model
 from reservoir.tasks import TASKS, own_name, task_named
 from reservoir.tasks.task import Task, Tokens
-from reservoir_pipelines.files import replace_file, writing
+from reservoir_pipelines.files import cache_root, data_folder, replace_file, writing
 from reservoir_pipelines.output import Record
 from reservoir_pipelines.plots import attention_top, plot_attention
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_from_json
 from reservoir_pipelines.training.run_folder import RunFolder, load_run
-from reservoir_pipelines.workspace import cache_root, data_folder
 
 if TYPE_CHECKING:
     from reservoir.tasks.task import Scaling

@@ -10,9 +10,9 @@ from reservoir_cache import path_below
 
 from reservoir.options import CacheOptions, ModelOptions, OutOptions, TaskOptions
 from reservoir.plan import resolve_model
+from reservoir_pipelines.files import cache_root, data_folder
 from reservoir_pipelines.output import Record
 from reservoir_pipelines.plots import plot_deviations
-from reservoir_pipelines.workspace import cache_root, data_folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,26 +33,9 @@ from reservoir.tasks.task import SPLITS, Scaling, Split, Task, Tokens, Vectors, 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = [
-    "SPLITS",
-    "TASKS",
-    "Piece",
-    "Scaling",
-    "Source",
-    "Split",
-    "Task",
-    "Tokens",
-    "Vectors",
-    "check_split",
-    "encode",
-    "own_name",
-    "pictures",
-    "read_integers",
-    "read_labels",
-    "read_new",
-    "shows_pictures",
-    "task_named",
-]
+__all__ = ["SPLITS", "TASKS", "Piece", "Scaling", "Source", "Split", "Task", "Tokens", "Vectors", "check_split"]
+__all__ += ["encode", "own_name", "pictures", "read_integers", "read_labels", "read_new", "shows_pictures"]
+__all__ += ["task_named"]
 
 TASKS: dict[str, Callable[..., Source]] = {
     "bit-memory": BitMemory,

@@ -15,7 +15,7 @@ import pytest
 
 from reservoir.errors import InputError
 from reservoir.tasks import task_named
-from reservoir.tasks.images.cifar_files import read_pickle
+from reservoir.tasks.images.cifar import read_pickle
 from tests.tasks import samples
 
 MEGABYTE = 2**20

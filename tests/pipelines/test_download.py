@@ -12,8 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
 import samples
 from reservoir_pipelines import prepare
-from reservoir_pipelines.preparation import download as module
-from reservoir_pipelines.preparation.download import FILES, Remote, download
+from reservoir_pipelines.preparation import prepare as module
+from reservoir_pipelines.preparation.prepare import FILES, Remote, download
 
 from reservoir.errors import InputError
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from reservoir_pipelines import pretrain, train
 from reservoir_pipelines.cli import run
-from reservoir_pipelines.pretraining.pretrain import take_weights
-from reservoir_pipelines.pretraining.pretrained import save_model
+from reservoir_pipelines.pretraining.pretrain import save_model, take_weights
 from reservoir_pipelines.training.run_folder import load_run
 
 from reservoir.backbones import load_backbone

@@ -7,8 +7,7 @@ import pytest
 
 from reservoir.errors import InputError
 from reservoir.tasks import encode, task_named
-from reservoir.tasks.images.cifar import grey
-from reservoir.tasks.images.cifar_files import read_pickle
+from reservoir.tasks.images.cifar import grey, read_pickle
 from reservoir.tasks.images.patches import augmented
 from reservoir.tasks.rows import held_out
 from tests.tasks import samples

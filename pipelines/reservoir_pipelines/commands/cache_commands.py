@@ -14,8 +14,8 @@ import typer
 from reservoir.errors import InputError
 from reservoir.option_fields import seconds_of, span
 from reservoir_pipelines.command import Answer, Table
+from reservoir_pipelines.files import ROWS, cache_root
 from reservoir_pipelines.output import notify, size_text
-from reservoir_pipelines.workspace import ROWS, cache_root
 
 Name = Annotated[str, typer.Argument(metavar="ENTRY", help="A task (its last extraction), a key or a folder.")]
 

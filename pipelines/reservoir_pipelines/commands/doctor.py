@@ -14,8 +14,8 @@ import reservoir_cache as store
 
 from reservoir.errors import InputError
 from reservoir_pipelines.command import Answer
+from reservoir_pipelines.files import cache_root, data_folder
 from reservoir_pipelines.output import size_text
-from reservoir_pipelines.workspace import cache_root, data_folder
 
 LEAST_FREE = 10**9
 EXTRAS = {"parquet": "pyarrow", "audio": "soundfile", "onnx": "onnxscript", "gpu": "accelerate"}

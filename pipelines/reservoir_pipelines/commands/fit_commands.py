@@ -12,8 +12,8 @@ from reservoir.option_fields import as_group
 from reservoir.options import DeviceOptions, FitOptions, ReservoirOptions, RowOptions
 from reservoir_pipelines import api
 from reservoir_pipelines.command import Answer, OwnTask, Table
+from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import is_share, notify, percent, print_json, score_text, size_text
-from reservoir_pipelines.workspace import cache_root
 
 if TYPE_CHECKING:
     from reservoir.readouts.evaluation import Evaluation

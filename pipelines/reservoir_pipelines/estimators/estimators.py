@@ -34,18 +34,19 @@ from reservoir.readouts.ridge import DEFAULT_ALPHAS, balance_raw
 from reservoir.readouts.targets import Targets
 from reservoir.reservoir import LoadedModel
 from reservoir.tasks.task import Task, Tokens, Vectors
-from reservoir_pipelines.estimators.rowcache import shared_cache, shared_model
-from reservoir_pipelines.estimators.sequences import (
+from reservoir_pipelines.estimators.rowcache import (
     Rows,
     as_rows,
     is_list,
     padded,
     read_vocabulary,
     scaling_of,
+    shared_cache,
+    shared_model,
     with_channels_last,
 )
+from reservoir_pipelines.files import ROWS, cache_root
 from reservoir_pipelines.fitting.fitters import fit_penalties
-from reservoir_pipelines.workspace import ROWS, cache_root
 
 K = TypeVar("K", bound=type)
 

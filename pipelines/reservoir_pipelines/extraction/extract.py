@@ -26,11 +26,10 @@ from reservoir.option_fields import as_group, without_where
 from reservoir.options import ClusterOptions, ExtractOptions, RowOptions
 from reservoir.reservoir import full_name
 from reservoir.tasks import TASKS, own_name
-from reservoir_pipelines.files import read_checked, stamp, write_checked
+from reservoir_pipelines.files import cache_root, read_checked, stamp, write_checked
 from reservoir_pipelines.output import Record, meter, notify
 from reservoir_pipelines.preparation.prepare import prepare, prepare_for_model
 from reservoir_pipelines.preparation.prepared import Prepared
-from reservoir_pipelines.workspace import cache_root
 
 if TYPE_CHECKING:
     from reservoir_cache import SplitFeatures

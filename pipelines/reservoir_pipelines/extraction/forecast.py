@@ -11,9 +11,9 @@ from reservoir_cache import required_bytes
 from reservoir.features import forward, model_batches, to_pieces
 from reservoir.options import ExtractOptions
 from reservoir_pipelines.extraction.run import Run, start_run
+from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.preparation.prepare import prepare_for_model
-from reservoir_pipelines.workspace import cache_root
 
 clock = time.perf_counter
 

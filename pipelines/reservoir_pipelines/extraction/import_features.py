@@ -20,10 +20,10 @@ from reservoir.tasks import TASKS
 from reservoir.tasks.own.arrays import check_header
 from reservoir_pipelines.extraction.extract import Extraction
 from reservoir_pipelines.extraction.run import compute_missing, data_digest, draw_rows, open_entry, row_count
+from reservoir_pipelines.files import IMPORTED, cache_root, versions
 from reservoir_pipelines.output import meter, notify
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
-from reservoir_pipelines.workspace import IMPORTED, cache_root, versions
 
 Rows = tuple[tuple[int, ...], Callable[[int, int], Any]]
 """The shape of an array in a file, and a function that returns the rows ``low`` to ``high`` of it."""

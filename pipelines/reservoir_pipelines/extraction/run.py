@@ -40,10 +40,10 @@ from reservoir.reservoir import LoadedModel, full_name, load_model
 from reservoir.tasks import TASKS
 from reservoir.tasks.task import Tokens
 from reservoir.tasks.windows import Windows
+from reservoir_pipelines.files import versions
 from reservoir_pipelines.output import notify, silenced, size_text
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 from reservoir_pipelines.workers import check_versions, map_pieces, program_versions, this_worker
-from reservoir_pipelines.workspace import versions
 
 Compute = Callable[[str, int, int, Sequence[str]], Mapping[str, np.ndarray]]
 """Called with a split, its first and last row, and columns; returns their values (rows, tokens, width)."""

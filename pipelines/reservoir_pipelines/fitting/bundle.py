@@ -26,12 +26,11 @@ from reservoir.readouts.linear import LinearReadout
 from reservoir.readouts.targets import Targets
 from reservoir.reservoir import Reservoir
 from reservoir.tasks.task import Scaling, Task
-from reservoir_pipelines.files import read_checked, remove_parts, replace_file, write_checked
+from reservoir_pipelines.files import IMPORTED, read_checked, remove_parts, replace_file, write_checked
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout
 from reservoir_pipelines.fitting.sources import Pool, RawSource
 from reservoir_pipelines.output import notify
 from reservoir_pipelines.preparation.prepared import scaling_from_json
-from reservoir_pipelines.workspace import IMPORTED
 
 if TYPE_CHECKING:
     from reservoir_pipelines.fitting.results import Result

@@ -14,10 +14,10 @@ from reservoir import InputError
 from reservoir.option_fields import MODULE_FUNCTION, without_where
 from reservoir.options import DeviceOptions, ExtractOptions, FitOptions
 from reservoir_pipelines.extraction.extract import extract
+from reservoir_pipelines.files import IMPORTED
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.fitting.results import Fit
 from reservoir_pipelines.fitting.sources import Pool
-from reservoir_pipelines.workspace import IMPORTED
 
 
 @dataclass(frozen=True, kw_only=True)

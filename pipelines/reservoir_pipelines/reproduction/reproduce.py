@@ -13,11 +13,11 @@ from reservoir_cache import path_below
 
 from reservoir.errors import InputError
 from reservoir.options import ClusterOptions, PlaceOptions, ReproduceOptions, TaskOptions
+from reservoir_pipelines.files import cache_root, data_folder
 from reservoir_pipelines.output import Record, notify, silenced
 from reservoir_pipelines.reproduction.recipe import Cell, Recipe, load_recipe, recipe_names
 from reservoir_pipelines.reproduction_folder import ReproductionFolder
 from reservoir_pipelines.workers import map_pieces, run_processes
-from reservoir_pipelines.workspace import cache_root, data_folder
 
 _one_cell = threading.Lock()  # a dask worker with several threads runs one cell at a time: a model takes all cores
 

@@ -29,6 +29,7 @@ from reservoir_pipelines.attention_maps import attention
 from reservoir_pipelines.card import card
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.extraction.forecast import plan
+from reservoir_pipelines.files import versions
 from reservoir_pipelines.fitting.fit import fit
 from reservoir_pipelines.output import notify, size_text, time_text
 from reservoir_pipelines.preparation.prepare import prepare
@@ -36,7 +37,6 @@ from reservoir_pipelines.pretraining.pretrain import pretrain
 from reservoir_pipelines.reports.views import fit_values, read_sweep, train_values
 from reservoir_pipelines.reproduction.recipe import Cell, groups
 from reservoir_pipelines.training.train import train
-from reservoir_pipelines.workspace import versions
 
 STEPS, ROWS = 8, 32
 """Steps and rows of a trial."""

@@ -30,6 +30,7 @@ from reservoir_pipelines.files import (
     read_lines,
     remove_parts,
     replace_file,
+    versions,
     write_checked,
     writing,
 )
@@ -41,7 +42,6 @@ from reservoir_pipelines.training.checkpoint import (
     remove_others,
     save_checkpoint,
 )
-from reservoir_pipelines.workspace import versions
 
 FORMAT = 1
 CONFIG, METRICS, RESULT, CHECKPOINTS = "config.json", "metrics.jsonl", "run.json", "checkpoints"

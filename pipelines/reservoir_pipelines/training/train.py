@@ -33,6 +33,7 @@ from reservoir.training.steps import FPTSteps, baseline, converged_step, default
 from reservoir.training.trainer import DivergedError, Processes, State, processes
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.extraction.run import check_windows, draw_rows, make_spec
+from reservoir_pipelines.files import cache_root, data_folder
 from reservoir_pipelines.output import notify, size_text
 from reservoir_pipelines.plots import plot_confusion, plot_training
 from reservoir_pipelines.preparation.prepare import prepare
@@ -40,7 +41,6 @@ from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 from reservoir_pipelines.training.checkpoint import load_trained
 from reservoir_pipelines.training.run_folder import CONFUSION, CURVE, RunFolder, load_trainable, make_config
 from reservoir_pipelines.training.training_result import Training
-from reservoir_pipelines.workspace import cache_root, data_folder
 
 STEPS = 5000
 

@@ -1,18 +1,260 @@
-"""CIFAR-10, in colour patches and, as in Long Range Arena, pixel by pixel in grey."""
+"""CIFAR-10, in colour patches and, as in Long Range Arena, pixel by pixel in grey.
 
+The authors publish these forms:
+
+==================  ====================================  =============================
+form                as a folder                           as an archive
+==================  ====================================  =============================
+binary              ``cifar-10-batches-bin/*.bin``        ``cifar-10-binary.tar.gz``
+pickled (Python)    ``cifar-10-batches-py/*``             ``cifar-10-python.tar.gz``
+==================  ====================================  =============================
+
+Pickles are read without running anything. Python's own unpickler would call what a file names, and a ten-byte pickle
+can make it take gigabytes for its memo, whatever names are allowed. `pickletools` only splits a pickle into
+instructions. Those that build lists, tuples, dicts, texts and numbers are followed here; what should be called is noted
+as a `Call`, and an array is known by its form.
+"""
+
+import gzip
 import math
+import pickletools
+import tarfile
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from reservoir.errors import InputError
-from reservoir.tasks.images.cifar_files import BATCH_ROWS, Batches, find_batches, read_batches
+from reservoir.errors import InputError, first_line
 from reservoir.tasks.images.patches import Windows2d, augmented, image_split, joined, patches
 from reservoir.tasks.rows import held_out
-from reservoir.tasks.source import Piece, Source, check_sequences, full_lengths
+from reservoir.tasks.source import REMEDY, Piece, Source, check_sequences, data_folder, full_lengths
 from reservoir.tasks.task import Scaling, Split, Task, Vectors
+
+BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
+BATCH_ROWS = 10_000
+RECORD = 1 + 3072
+
+MOST_BYTES = 64 * 2**20
+"""Twice the size of a batch; a member of an archive that claims more is damaged or hostile."""
+
+MOST_UNPACKED = 2**28
+"""Above the size of the whole archive when it is unpacked, 184 million."""
+
+MOST_MEMBERS = 100
+
+FOLDERS = ("", "cifar-10-batches-bin", "cifar-10-batches-py", "cifar10", "cifar-10")
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The six batches: six files or one archive, with binary records or pickles."""
+
+    paths: tuple[Path, ...]
+    binary: bool
+
+    @property
+    def packed(self) -> bool:
+        """Whether the batches are in an archive, which can only be read from its beginning."""
+        return len(self.paths) == 1
+
+
+def find_batches(task: str, data: Path | None) -> Batches:
+    """Return the batches below a data folder; folders come before archives, binary files before pickles."""
+    wanted = "cifar-10-batches-bin, cifar-10-batches-py, cifar-10-binary.tar.gz or cifar-10-python.tar.gz"
+    data = data_folder(task, data, wanted)
+    for suffix in (".bin", ""):
+        for folder in FOLDERS:
+            paths = tuple(data / folder / f"{batch}{suffix}" for batch in BATCHES)
+            missing = [path for path in paths if not path.is_file()]
+            if not missing:
+                return Batches(paths, suffix == ".bin")
+            if len(missing) < len(paths):
+                raise InputError(f"task {task!r}: {missing[0]} is missing; unpack the archive again")
+    for name in ("cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"):
+        for folder in FOLDERS:
+            if (data / folder / name).is_file():
+                return Batches((data / folder / name,), "binary" in name)
+    raise InputError(f"task {task!r}: none of {wanted} in {data}; {REMEDY}")
+
+
+def read_batches(found: Batches, wanted: slice) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return images (rows, 32, 32, 3) and labels (rows,), bytes, of some of the six batches."""
+    if found.packed:
+        members = _unpack(found.paths[0], [f"{b}.bin" if found.binary else b for b in BATCHES[wanted]])
+        return [_parse(f"{found.paths[0]}: {name}", data, found.binary) for name, data in members.items()]
+    batches = []
+    for path in found.paths[wanted]:
+        if path.stat().st_size > MOST_BYTES:
+            raise InputError(f"{path}: {path.stat().st_size} bytes; a batch has 31 million; check that it is one")
+        batches.append(_parse(str(path), path.read_bytes(), found.binary))
+    return batches
+
+
+def _unpack(path: Path, names: list[str]) -> dict[str, bytes]:
+    """Return members of an archive by their names without folders; nothing is written to disk."""
+    found: dict[str, bytes] = {}
+    try:
+        # Skipping a member unpacks it, too, so all bytes are counted, not only those that are kept.
+        with gzip.open(path) as packed, tarfile.open(fileobj=_Counted(packed), mode="r|") as archive:  # pyright: ignore
+            for number, member in enumerate(archive):
+                if number > MOST_MEMBERS:
+                    raise OSError(f"more than {MOST_MEMBERS} members")
+                name = member.name.rsplit("/", 1)[-1]
+                if name in names and member.isfile():
+                    if member.size > MOST_BYTES:
+                        raise InputError(f"{path}: {member.name} claims {member.size} bytes; a batch has 31 million")
+                    file = archive.extractfile(member)
+                    found[name] = file.read() if file else b""
+    except InputError:
+        raise
+    except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error) as error:
+        raise InputError(f"{path}: damaged or cut short ({error}); fetch the archive again") from None
+    for name in names:
+        if name not in found:
+            raise InputError(f"{path}: holds no {name}; fetch the archive again")
+    return {name: found[name] for name in names}
+
+
+class _Counted:
+    """A file of which no more than `MOST_UNPACKED` bytes can be read."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file, self._left = file, MOST_UNPACKED
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise OSError(f"more than {MOST_UNPACKED} bytes unpacked")
+        return data
+
+
+def _parse(where: str, data: bytes, binary: bool) -> tuple[np.ndarray, np.ndarray]:
+    if binary:  # a record is a label and the red, green and blue values, a byte each
+        if not data or len(data) % RECORD or len(data) > BATCH_ROWS * RECORD:
+            raise InputError(f"{where}: {len(data)} bytes are not 1 to {BATCH_ROWS} records of {RECORD}; fetch again")
+        records = np.frombuffer(data, np.uint8).reshape(-1, RECORD)
+        images, labels = records[:, 1:], records[:, 0]
+    else:
+        try:
+            values = read_pickle(data)
+        except ValueError as error:
+            raise InputError(f"{where}: not a batch of CIFAR-10 ({error}); fetch the file again") from None
+        images, numbers = values.get("data"), values.get("labels")
+        if not isinstance(images, np.ndarray) or images.shape[1:] != (3072,):
+            raise InputError(f"{where}: no array 'data' of bytes (rows, 3072); is it a batch of CIFAR-10?")
+        if not isinstance(numbers, list) or not all(type(label) is int and 0 <= label < 256 for label in numbers):
+            numbers = []
+        if len(numbers) != len(images) or not numbers:
+            raise InputError(f"{where}: {len(images)} images need as many 'labels' from 0 to 9; fetch the file again")
+        labels = np.array(numbers, np.uint8)
+    if labels.max() > 9:
+        row = int(np.argmax(labels > 9))
+        raise InputError(f"{where}, row {row}: label {labels[row]} is not in 0..9; fetch the file again")
+    return images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
+
+
+# ---- pickles
+
+
+MARK = object()
+
+Stack = list[Any]
+
+
+class Call(NamedTuple):
+    """What a pickle asks to be called, and with which arguments; nothing is called."""
+
+    name: Any
+    arguments: Any
+
+
+def _to_mark(stack: Stack) -> Stack:
+    items = []
+    while (item := stack.pop()) is not MARK:
+        items.append(item)
+    return items[::-1]
+
+
+def _set(stack: Stack, items: Stack) -> None:
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        name = _as_bytes(key)
+        name = name.decode("latin-1") if isinstance(name, bytes) else name
+        if type(name) is not str:  # hashing or printing nested tuples may take for ever
+            raise ValueError("a key that is no text")
+        stack[-1][name] = value
+
+
+STEPS: dict[str, Callable[[Stack, Any], Any]] = {
+    **dict.fromkeys(["PROTO", "STOP"], lambda stack, argument: None),
+    "MARK": lambda stack, argument: stack.append(MARK),
+    "NONE": lambda stack, argument: stack.append(None),
+    "NEWFALSE": lambda stack, argument: stack.append(False),
+    "NEWTRUE": lambda stack, argument: stack.append(True),
+    "EMPTY_LIST": lambda stack, argument: stack.append([]),
+    "EMPTY_DICT": lambda stack, argument: stack.append({}),
+    "EMPTY_TUPLE": lambda stack, argument: stack.append(()),
+    "TUPLE1": lambda stack, argument: stack.append((stack.pop(),)),
+    "TUPLE2": lambda stack, argument: stack.append((stack.pop(-2), stack.pop())),
+    "TUPLE3": lambda stack, argument: stack.append((stack.pop(-3), stack.pop(-2), stack.pop())),
+    "TUPLE": lambda stack, argument: stack.append(tuple(_to_mark(stack))),
+    "APPEND": lambda stack, argument: stack[-2].append(stack.pop()),
+    "APPENDS": lambda stack, argument: (items := _to_mark(stack)) and stack[-1].extend(items),
+    "SETITEM": lambda stack, argument: _set(stack, [stack.pop(-2), stack.pop()]),
+    "SETITEMS": lambda stack, argument: (items := _to_mark(stack)) and _set(stack, items),
+    **dict.fromkeys(["REDUCE", "BUILD"], lambda stack, argument: stack.append(Call(stack.pop(-2), stack.pop()))),
+    **dict.fromkeys(
+        ["GLOBAL", "BININT", "BININT1", "BININT2", "BINSTRING", "SHORT_BINSTRING", "BINUNICODE"],
+        lambda stack, argument: stack.append(argument),
+    ),
+}
+"""What each instruction does to the stack; all others are refused."""
+
+
+def read_pickle(data: bytes) -> dict[str, Any]:
+    """Return the entries of a pickled dict: numbers, texts, lists of these, and arrays of bytes.
+
+    Raises
+    ------
+    ValueError
+        If the pickle is damaged, or is anything else.
+    """
+    stack: Stack = []
+    memo: dict[Any, Any] = {}
+    try:
+        for instruction, argument, _ in pickletools.genops(data):
+            if instruction.name in {"BINPUT", "LONG_BINPUT"}:
+                memo[argument] = stack[-1]
+            elif instruction.name in {"BINGET", "LONG_BINGET"}:
+                stack.append(memo[argument])
+            else:
+                STEPS[instruction.name](stack, argument)
+        (entries,) = stack
+        return {name: _as_array(value) for name, value in dict.items(entries)}
+    except Exception as error:  # a damaged pickle lets all kinds of steps fail
+        raise ValueError(f"no pickle of a batch: {type(error).__name__}: {first_line(error)}") from None
+
+
+def _as_bytes(value: Any) -> Any:
+    """Return the bytes that Python 3 writes as a call of ``_codecs.encode``; other values as they are."""
+    match value:
+        case Call("_codecs encode", (str(text), "latin1")):
+            return text.encode("latin-1")
+    return value
+
+
+def _as_array(value: Any) -> Any:
+    """Return the array of bytes that nested calls describe; other values as they are."""
+    match value:
+        case Call(Call(str(), _), (1, shape, Call(Call(str(), ("u1" | b"u1", *_)), _), False, data)):
+            raw = _as_bytes(data)
+            return np.frombuffer(raw.encode("latin-1") if isinstance(raw, str) else raw, np.uint8).reshape(shape)
+    return value
+
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -41,7 +283,7 @@ class Cifar10(Source):
     the tokens are overlapping, whitened windows; see `reservoir.tasks.images.patches.Windows2d`.
     """
 
-    data: Path | None = None  # the folder with the files; see `reservoir.tasks.images.cifar_files` for the forms
+    data: Path | None = None  # the folder with the files; see `reservoir.tasks.images.cifar` for the forms
     views: int = 0
     window: int = 0
     stride: int = 2
