@@ -26,6 +26,8 @@ MOST_FEATURES = 1000  # k-mers or words, the most frequent ones
 MOST_ROWS, MOST_TOKENS = 20_000, 5_000_000  # training rows of statistics, and their tokens
 ALPHAS = np.logspace(-1, 4, 6)  # penalties of logistic regression, which is solved once more for each fold
 CHEAP = 4e10  # products of a few seconds, which logistic regression may always cost
+# What the calls of Python for an output of four classes cost, as products: 1,000 outputs took a minute for each fold.
+CALLS = 2e8
 FEWEST = 1000  # training samples; of fewer, logistic regression would be no fair baseline
 
 FittedBaseline = tuple[ColumnFit, RawSource, Fitter]
@@ -76,9 +78,10 @@ def _logistic(raw: RawSource, fitter: Fitter, folds: int, fits: list[ColumnFit])
     x, y = next(raw.blocks("train"))
     samples, width, classes = len(raw.labels("train")), x.shape[1], raw.prepared.task.classes
 
-    def work(number: float) -> float:  # products, principal axes, and some hundred passes over them
+    def work(number: float) -> float:  # products, principal axes, some hundred passes, and calls for each output
         axes = min(number, width)
-        return (folds + 1) * axes * (number * width + 10 * axes**2 + 1000 * number * y.shape[1] * classes)
+        products = axes * (number * width + 10 * axes**2 + 1000 * number * y.shape[1] * classes)
+        return (folds + 1) * (products + CALLS * y.shape[1] * max(1, classes / 4))
 
     widths = [fit.readout.coef.shape[0] for fit in fits if isinstance(fit.readout, LinearReadout)]
     most = max(CHEAP, sum(samples * each * min(samples, each) for each in widths) / 4)
@@ -149,13 +152,16 @@ def _ones(task: Task, x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 def _summaries(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return mean, deviation, minimum, maximum and slope of each channel of rows, (rows, 5 * channels)."""
-    counts = lengths[:, None].astype(np.float64)
-    real = (np.arange(x.shape[1]) < counts)[:, :, None]
+    # Values that are missing and masked are NaN.
+    real = (np.arange(x.shape[1]) < lengths[:, None])[:, :, None] & np.isfinite(x)
+    some, counts = real.any(axis=1), np.maximum(real.sum(axis=1), 1)
     values = np.where(real, x.astype(np.float64), 0)
     mean = values.sum(axis=1) / counts
     apart = np.where(real, values - mean[:, None], 0)
-    time = np.where(real, np.arange(x.shape[1])[:, None] - (counts[:, :, None] - 1) / 2, 0)
+    places = np.where(real, np.arange(x.shape[1])[:, None], 0.0)
+    time = np.where(real, places - (places.sum(axis=1) / counts)[:, None], 0)
     slope = (time * apart).sum(axis=1) / np.maximum(np.square(time).sum(axis=1), 1)
     ends = np.where(real, x, np.inf).min(axis=1), np.where(real, x, -np.inf).max(axis=1)
+    ends = tuple(np.where(some, end, 0) for end in ends)
     found = [mean, np.sqrt(np.square(apart).sum(axis=1) / counts), *ends, slope]
     return np.concatenate(found, axis=1).astype(np.float32)
