@@ -203,22 +203,9 @@ def forward_selection(
 ) -> list[tuple[tuple[str, ...], Sweep]]:
     """Add the column that raises validation accuracy most, until none does or ``limit`` columns are chosen.
 
-    One pass over train gives the moments of all columns side by side; the moments of any subset are a part of them.
+    One pass over train gives the moments of all ``columns`` side by side; the moments of any subset are a part of them.
     Each step then solves every candidate and reads valid once for all of them. Memory grows with the square of the
     total width, so callers cut a long list of columns to the most accurate ones first.
-
-    Parameters
-    ----------
-    train, valid : iterable of Block
-        Features (m, w) and labels (m, outputs), all columns side by side.
-    columns : mapping of str to slice
-        The features of each column.
-    targets : Targets
-        Coding of the labels.
-    alphas : ndarray, (A,)
-        Penalties.
-    limit : int
-        Largest number of columns.
 
     Returns
     -------

@@ -121,14 +121,7 @@ class Targets:
     def fit_temperature(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None = None) -> float:
         """Return the temperature whose softmax has the least cross-entropy on held-out rows, with smoothed labels.
 
-        Parameters
-        ----------
-        scores : ndarray, (n, T)
-            Scores of rows that the readout was not fitted on.
-        y : ndarray, (n, outputs)
-            Their labels.
-        weights : ndarray, (n,), optional
-            Their weights.
+        ``scores`` (n, T) are of rows that the readout was not fitted on; ``y`` (n, outputs) are their labels.
 
         References
         ----------

@@ -165,20 +165,8 @@ class RunFolder:
     ) -> State:
         """Train until the run has ``options.steps`` steps, starting from its last checkpoint, and return its state.
 
-        Parameters
-        ----------
-        model, steps
-            What is trained, and how a step is taken.
-        options : StepOptions
-            Steps and the interval of validations.
-        shown : str
-            Format of the numbers of a step, for the progress bar.
-        unit : tuple of int and str
-            How many units a step processes, and their name, for the speed in the progress bar.
-        bound : float
-            Loss above which the training counts as diverged.
-        ranks : Processes, optional
-            The processes that share each step; the first one writes to the folder.
+        ``shown`` formats the numbers of a step for the progress bar; ``unit`` has the units of a step and their name. A
+        loss above ``bound`` counts as diverged. Of the ``ranks`` that share each step, the first writes to the folder.
         """
         ranks, checkpoints = ranks or Processes(), self.path / CHECKPOINTS
         state, last = self.state, options.steps or 0
