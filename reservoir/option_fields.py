@@ -1,4 +1,4 @@
-"""Options as dataclass fields with a help line and a check, and what is done with groups of them."""
+"""Options as dataclass fields with a help line and a check, and functions on groups of options."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ AUTO_FOLDS = 5
 ENOUGH_VALID = 1000  # validation rows at which two standard errors of an accuracy are 3 points or less
 REPEATS = ((200, 5), (600, 3), (float("inf"), 1))  # (rows, n): below this number of rows, draw folds n times
 
-MAX_JOINED_WIDTH = 2048  # of the concatenated columns of a layer; the time of a sweep grows with its cube
-MAX_ALL_WIDTH = 8192  # of all columns concatenated, for few rows
+MAX_JOINED_WIDTH = 2048  # width of the concatenated columns of a layer; the time of a sweep grows with its cube
+MAX_ALL_WIDTH = 8192  # width of all columns concatenated, for few rows
 MAX_KERNEL_ROWS = 3000  # training rows of wide columns, whose kernel matrix has the size rows x rows
 
 
@@ -77,7 +77,7 @@ class Plan:
     store: str  # precision on disk
     block_rows: int  # rows of a shard of a new entry
     batch_rows: int  # rows of a batch of the greatest length
-    folds: int  # of cross-validation; 0 if the validation split chooses the readout
+    folds: int  # folds of cross-validation; 0 if the validation split chooses the readout
     repeats: int
     candidates: tuple[str, ...]  # columns among which a readout is chosen; a+b concatenates two
     reasons: Mapping[str, str]
@@ -310,8 +310,8 @@ def single_columns(available: Sequence[str]) -> list[str]:
 def _known_columns(task: Task) -> tuple[str, ...]:
     """Return the columns that are known to suit the kind of a task's data; none for data of an unknown kind.
 
-    For series and symbols: the poolings without and with segments, which tell where in the sequence a value is, and the
-    latter with the raw input. For symbols also all tokens of each layer.
+    Series and symbols use the poolings without and with segments, which show where in the sequence a value is, and
+    those with segments beside the raw input. Symbols also use all tokens of each layer.
     """
     kind = kind_of(task)
     names = split_names(default_layers(kind)[0])

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WORDS = {"heard", "unheard", "so-and-so", "told", "dealt", "stumbles"}
 """Words that nothing may contain. Each was a private term, or hid who does what."""
 
-NAMES = {"door", "heard", "unheard", "told", "said", "aside", "deal", "dealt", "sorting", "again"}
+NAMES = {"door", "heard", "unheard", "told", "said", "aside", "deal", "dealt", "sorting", "again", "beside", "there"}
 """Words that no identifier may contain."""
 
 PHRASES = [
@@ -23,6 +23,13 @@ PHRASES = [
     "of which nothing",
     "a way in",
     "say of itself",
+    "so many",
+    "what is kept",
+    "all that is kept",
+    "blown up",
+    "counted is",
+    "is taken for",
+    "mends it",
 ]
 SOURCES = [path for folder in ("reservoir", "cache", "pipelines") for path in sorted((ROOT / folder).rglob("*.py"))]
 PAGES = [

@@ -240,7 +240,7 @@ def _is_locked(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError:
-        return True  # of another user and unreadable: perhaps working
+        return True  # a file of another user that cannot be read: the run may be working
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB, 1)
     except OSError as error:

@@ -41,7 +41,7 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
         problems.append(Problem(path, "damaged", remedy))
     else:
         problems += _damage(path, lines, remedy, files_exist=any(path.parent.glob("*.h5")), contents=contents)
-    with suppress(CacheError):  # of a damaged manifest, which has been reported above
+    with suppress(CacheError):  # a damaged manifest has been reported above
         for split, (done, count) in entry.progress().items():
             if done < count and split not in damaged:
                 what = f"not finished, {done} of {count} blocks are there"

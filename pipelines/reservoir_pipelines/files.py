@@ -77,7 +77,7 @@ class DamagedError(ValueError):
 
 def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
     """Write a file under a temporary name and move it into place, so that it is complete or as it was before."""
-    part = part_beside(path)
+    part = temporary_path(path)
     try:
         fault_point("begun")
         write(part)
@@ -91,7 +91,7 @@ def replace_file(path: Path, write: Callable[[Path], Any]) -> None:
         part.unlink(missing_ok=True)
 
 
-def part_beside(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Return a temporary name for a path, and remove files of such names that dead processes left behind.
 
     Its 32 digits are host, process number and random digits, by which others see whether its writer is still alive.

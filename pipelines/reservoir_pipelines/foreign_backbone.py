@@ -10,10 +10,10 @@ from typing import Any
 from reservoir_cache import make_folder, sync
 
 from reservoir.errors import InputError, first_line
-from reservoir_pipelines.files import part_beside, save_tensors
+from reservoir_pipelines.files import save_tensors, temporary_path
 from reservoir_pipelines.output import Record
 
-BESIDE = (
+COPIED = (
     *("config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model", "added_tokens.json"),
 )
@@ -71,7 +71,7 @@ def import_backbone(source: str | PathLike[str], out: str | PathLike[str]) -> Im
         raise InputError(f"--out {out}: it exists already; name a new folder")
     if not source.exists():
         raise InputError(f"--import {source}: no such file or folder")
-    part = part_beside(out.absolute())
+    part = temporary_path(out.absolute())
     make_folder(part.parent)
     part.mkdir()
     try:
@@ -105,9 +105,9 @@ def _onnx(source: Path, folder: Path) -> tuple[list[str], list[str]]:
     config, tensors, left_out = read_onnx(source)
     save_tensors({n: torch.tensor(values).contiguous() for n, values in tensors.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config, indent=2))
-    beside = source.parent / "preprocessor_config.json"
-    if beside.is_file():
-        shutil.copy(beside, folder)
+    settings = source.parent / "preprocessor_config.json"
+    if settings.is_file():
+        shutil.copy(settings, folder)
         return left_out, []
     dino = config["model_type"] == "dinov2"
     side = SIDE if dino else config["image_size"]
@@ -126,9 +126,9 @@ def _onnx(source: Path, folder: Path) -> tuple[list[str], list[str]]:
 def _torch(source: Path, folder: Path) -> None:
     import torch
 
-    beside = source if source.is_dir() else source.parent
+    origin = source if source.is_dir() else source.parent
     files = sorted(source.glob("pytorch_model*.bin")) if source.is_dir() else [source]
-    if not files or not (beside / "config.json").is_file():
+    if not files or not (origin / "config.json").is_file():
         raise InputError(f"--import {source}: pytorch_model.bin and config.json are needed; one of them is missing")
     tensors: dict[str, Any] = {}
     for file in files:
@@ -142,9 +142,9 @@ def _torch(source: Path, folder: Path) -> None:
             why = f"not readable as weights alone, and code in it is not run ({first_line(error)})"
             raise InputError(f"--import {file}: {why}") from None
     save_tensors(tensors, folder / "model.safetensors")
-    for name in BESIDE:
-        if (beside / name).is_file():
-            shutil.copy(beside / name, folder)
+    for name in COPIED:
+        if (origin / name).is_file():
+            shutil.copy(origin / name, folder)
 
 
 def _gguf(source: Path, folder: Path) -> list[str]:

@@ -166,7 +166,7 @@ class Family:
 
     name: str  # the `model_type` of its configurations
     loader: HubLoader | FolderLoader
-    shape: Callable[[Any], Shape]  # of a configuration
+    shape: Callable[[Any], Shape]  # returns the shape of a configuration
     # run(model, embeds, mask) -> hidden states (batch, tokens, width); the mask (batch, tokens) is 1 at real tokens and
     # None if no token is padding
     run: Callable[[nn.Module, Tensor, Tensor | None], Tensor] = run

@@ -45,7 +45,7 @@ def load_backbone(name: str, init: str = "random", seed: int = 0, depth: int | N
     seed : int, default 0
         Seed of what is drawn.
     depth : int, optional
-        Keep only the first so many blocks, and the final norm.
+        Keep only this number of blocks, from the first, and the final norm.
 
     Returns
     -------

@@ -77,7 +77,7 @@ class Evaluation:
     reliability: tuple[tuple[int, float, float], ...] = ()
     values: np.ndarray = field(default_factory=lambda: np.zeros((2, 0)))
 
-    def beside(self, floor: float | None, kept: float) -> "Evaluation":
+    def with_baseline(self, floor: float | None, kept: float) -> "Evaluation":
         """Return a copy with the scores that follow from a task's floor and from the share of sequences it keeps."""
         scores = dict(self.scores)
         if floor is not None:

@@ -31,7 +31,7 @@ Evaluation = tuple[float, np.ndarray]
 """Value and gradient at a point."""
 
 EPSILON = float(np.finfo(np.float64).eps)
-ROUNDING = 1e-8  # of values that are summed from products in float32
+ROUNDING = 1e-8  # relative error of values that are summed from products in float32
 ARMIJO = 1e-4
 LONGEST_SEARCH = 20
 LBFGS_STEPS = 10  # from which the inverse Hessian is built

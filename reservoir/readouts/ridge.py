@@ -49,13 +49,13 @@ class Tridiagonal:
         n = len(matrix)
         work = int(_reduce_work(n, lower=1)[0])
         # The transpose of a symmetric C array is itself in Fortran order: no copy.
-        reduced, self._diagonal, beside, self._factors, _ = _reduce(matrix.T, lower=1, lwork=work, overwrite_a=1)
+        reduced, self._diagonal, off_diagonal, self._factors, _ = _reduce(matrix.T, lower=1, lwork=work, overwrite_a=1)
         # Householder vectors of Q, as LAPACK's dsytrd leaves them below the diagonal.
-        self._beside, self._reflectors = beside, np.asfortranarray(reduced[1:, :-1])
+        self._off_diagonal, self._reflectors = off_diagonal, np.asfortranarray(reduced[1:, :-1])
         # Rounding can push eigenvalues of a singular matrix to 0 or below. A penalty that lifts them above the rounding
         # of the top is used as it is; a smaller one is raised to that, so that T + alpha I stays definite.
-        lowest, *_ = eigvalsh_tridiagonal(self._diagonal, beside, select="i", select_range=(0, 0))
-        top = np.abs(self._diagonal).max() + 2 * np.abs(beside).max(initial=0)
+        lowest, *_ = eigvalsh_tridiagonal(self._diagonal, off_diagonal, select="i", select_range=(0, 0))
+        top = np.abs(self._diagonal).max() + 2 * np.abs(off_diagonal).max(initial=0)
         self._least = n * np.finfo(np.float64).eps * top - lowest
 
     def solve(self, alphas: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -66,7 +66,7 @@ class Tridiagonal:
             if len(b) == 1:
                 solutions[:, i] = rotated / (self._diagonal + alpha)
             else:
-                *_, solutions[:, i], info = _solve(self._diagonal + alpha, self._beside, rotated)
+                *_, solutions[:, i], info = _solve(self._diagonal + alpha, self._off_diagonal, rotated)
                 assert info == 0, "a definite matrix has a factorisation"
         back = self._rotate(solutions.reshape(len(solutions), -1), transpose=False)
         return back.reshape(solutions.shape).transpose(1, 0, 2)

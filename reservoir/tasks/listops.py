@@ -42,7 +42,7 @@ class ListOps(Source):
     source: str = "auto"  # auto, files or generated
     protocol: str = "ours"  # ours or paper
     max_tokens: int = 512  # where sequences of the files, and of the paper's protocol, are cut and counted
-    min_length: int | None = None  # of a generated expression, brackets included; 100 to 512, or the paper's
+    min_length: int | None = None  # symbols of a generated expression, with brackets; 100 to 512, or the paper's
     max_length: int | None = None  # 500 to 2,000
     train_rows: int = 96_000  # as many as Long Range Arena has
     valid_rows: int = 2000

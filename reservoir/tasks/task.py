@@ -33,7 +33,7 @@ class Task:
 
     name: str  # as typed on the command line
     form: Vectors | Tokens  # what a token is
-    max_tokens: int  # of the longest sequence
+    max_tokens: int  # tokens of the longest sequence
     classes: int  # per output; 0 for regression
     readout_tokens: int = 1  # how many of the last real tokens are read
     outputs: int = 1  # per readout token, each with ``classes`` classes (or one real value)

@@ -87,9 +87,9 @@ class Windows:
         longest = (x.shape[1] - self.reach) // self.stride + 1
         counts = (lengths - self.reach) // self.stride + 1
         offsets = self._offsets()
-        before, behind = max(0, -min(offsets)), max(0, *offsets)
+        before, after = max(0, -min(offsets)), max(0, *offsets)
         inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
-        x = torch.nn.functional.pad(x.masked_fill(~inside[:, :, None], 0), (0, 0, before, behind))
+        x = torch.nn.functional.pad(x.masked_fill(~inside[:, :, None], 0), (0, 0, before, after))
         steps = torch.arange(longest, device=x.device)
         tokens = x[:, steps[:, None] * self.stride + torch.tensor(offsets, device=x.device) + before].flatten(2)
         return tokens.masked_fill((steps >= counts[:, None])[:, :, None], 0), counts

@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
 import samples
 from reservoir_pipelines import prepare, workers
-from reservoir_pipelines.files import part_beside
+from reservoir_pipelines.files import temporary_path
 from reservoir_pipelines.preparation import prepare as stage
 from reservoir_pipelines.preparation.prepared import Prepared, PreparedSplit
 from reservoir_pipelines.workers import map_pieces
@@ -81,7 +81,7 @@ def test_prepared_data_is_used_when_its_source_is_missing(cache, tmp_path, monke
 
 def test_leftovers_of_a_killed_run_are_removed(cache, tmp_path):
     prepared = prepare("digits")
-    mine = part_beside(prepared.path.parent / "data")
+    mine = temporary_path(prepared.path.parent / "data")
     leftover = mine.with_name(mine.name.replace(f"{os.getpid():08x}", f"{2**22 + 7:08x}"))
     (leftover / "train").mkdir(parents=True)
     (prepared.path / "train" / "00000.h5").unlink()

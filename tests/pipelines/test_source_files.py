@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 from reservoir_pipelines import files, prepare
-from reservoir_pipelines.files import part_beside
+from reservoir_pipelines.files import temporary_path
 
 from tests.processes import Child
 
@@ -79,7 +79,7 @@ def test_a_killed_process_leaves_no_notes_of_files_behind(table, tmp_path, monke
     kept = tmp_path / "kept"
     assert Child(KEEP, table, kept, RESERVOIR_FAULT=fault).ended()[0] == -signal.SIGKILL
     (left,) = kept.iterdir()
-    (mine := part_beside(kept / files.MEMO)).touch()  # of a process that lives: this one
+    (mine := temporary_path(kept / files.MEMO)).touch()  # of a process that lives: this one
     (other := kept / left.name.replace("files.json", "file.json")).touch()
     monkeypatch.setattr(files, "UNSETTLED", -(10**18))
     files.source_contents([table], table, kept)

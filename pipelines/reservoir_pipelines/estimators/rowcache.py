@@ -154,7 +154,7 @@ def scaling_of(
 
 
 FEW = 8  # fewer new rows are kept in memory only: a folder for each would fill the disk with folders
-HELD_BYTES = 2**28  # of features in memory; beyond it they are read from disk again
+HELD_BYTES = 2**28  # size of features in memory; others are read from disk again
 
 _one_at_a_time = threading.Lock()  # a forward pass takes blocks out of the backbone, so one runs at a time
 

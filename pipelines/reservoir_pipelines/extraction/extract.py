@@ -238,7 +238,7 @@ def find_entry(root: Path, name: str, **flags: Any) -> Entry:
 def _has_options(entry: Entry, wanted: dict[str, Any]) -> bool:
     """Return whether an entry was extracted with these options."""
     made = _settings(entry)
-    if wanted.get("dilations") == "auto":  # entries hold the dilations that auto stood for
+    if wanted.get("dilations") == "auto":  # entries record the resolved dilations, not auto
         wanted = wanted | {"dilations": made["dilations"] if "," in made.get("dilations", "") else "auto"}
     return wanted.items() <= made.items()
 

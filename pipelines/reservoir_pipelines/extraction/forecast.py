@@ -18,7 +18,7 @@ from reservoir_pipelines.preparation.prepare import prepare_for_model
 clock = time.perf_counter
 
 SECONDS, REPEATS = 2.0, 3
-"""Least seconds of a trial, and the number of trials, whose median counts."""
+"""Minimum seconds of a trial, and the number of trials, whose median is used."""
 
 QUEUED = 6
 """Blocks in memory at a time: four that wait for the writer, one being written, and one being computed."""

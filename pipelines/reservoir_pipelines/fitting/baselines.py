@@ -1,4 +1,4 @@
-"""What is tried first without a reservoir: linear models of the raw input, and of simple statistics of it."""
+"""Baselines without a reservoir: linear models of the raw input, and of simple statistics of it."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ FittedBaseline = tuple[ColumnFit, RawSource, Fitter]
 
 
 def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[FittedBaseline]:
-    """Return the best readout of each baseline, the raw input first; none where the prepared data is gone.
+    """Return the best readout of each baseline, the raw input first; none if the prepared data was removed.
 
-    They are chosen as the reservoir's own are: by the same folds, or by the validation split.
+    They are chosen like the readouts of the reservoir: by the same folds, or by the validation split.
     """
     raw = pool.raw()
     if raw is None:
-        notify("baselines: the prepared data is gone, so they are left out; reservoir prepare brings it back")
+        notify("baselines: the prepared data was removed, so they are left out; run reservoir prepare to restore it")
         return []
     task, folds = raw.prepared.task, 0 if isinstance(fitter, EstimatorFitter) else fitter.folds
     known = next((fit for fit in fits if fit.result.columns == (RAW,)), None)
@@ -48,7 +48,7 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
         raw, known = _with_windows(raw, pool, task), None
     ridge = RidgeFitter(classes=task.classes, alphas=DEFAULT_ALPHAS, balanced=fitter.balanced)
     if isinstance(fitter, RidgeFitter):
-        single = len(fitter.alphas) == 1  # one penalty that was chosen for the columns
+        single = len(fitter.alphas) == 1  # a single penalty, as chosen for the columns
         known = None if single else known
         ridge = replace(fitter, alphas=DEFAULT_ALPHAS, widens=True) if single else fitter
     tried: list[FittedBaseline] = [(ridge.fit(raw), raw, ridge)] if known is None else [(known, raw, fitter)]
@@ -65,7 +65,7 @@ def fit_baselines(pool: Pool, fits: list[ColumnFit], fitter: Fitter) -> list[Fit
     if statistics and every > 1:
         notify(f"{' and '.join(one.title for one in statistics)}: fitted to one of {every} training rows")
     found += [(ridge.fit(source), source, ridge) for source in statistics]
-    if not task.classes:  # of a constant feature, the readout is the mean of the training rows
+    if not task.classes:  # the readout of a constant feature is the mean of the training rows
         mean = replace(raw, title="the mean", features=partial(_ones, task))
         fit = replace(ridge, alphas=np.ones(1), widens=False).fit(mean)
         constant = replace(fit.result, readout="constant", alpha=None)
@@ -114,7 +114,7 @@ def _with_windows(raw: RawSource, pool: Pool, task: Task) -> RawSource:
 
 
 def _statistics(raw: RawSource, every: int) -> Iterator[tuple[str, InputFeatures]]:
-    """Yield the names and the features of what suits the kind of data, learnt from training rows alone."""
+    """Yield the name and the features of each suitable statistic, learnt from training rows alone."""
     from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 
     task = raw.prepared.task
@@ -129,7 +129,7 @@ def _statistics(raw: RawSource, every: int) -> Iterator[tuple[str, InputFeatures
         "k-mer counts": CountVectorizer(ngram_range=(1, 3), max_features=MOST_FEATURES, **letters),
     }
     if are_words(task.alphabet):
-        words = r"\w+|[^\w\s]"  # also words of one letter, and punctuation
+        words = r"\w+|[^\w\s]"  # words of one letter and punctuation are included
         made = {"tf-idf": TfidfVectorizer(sublinear_tf=True, max_features=MOST_FEATURES, token_pattern=words)}
     for name, vectorizer in made.items():
         rows = replace(raw, every=every).rows("train")

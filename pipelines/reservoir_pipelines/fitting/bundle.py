@@ -67,7 +67,7 @@ class Bundle:
     scaling: Scaling | None  # from stored values to those that the model reads
     parts: tuple[Part, ...]
     readout: Readout
-    scores: dict[str, Any]  # of validation and test
+    scores: dict[str, Any]  # scores on validation and test
     lengths: bool = False  # whether the sequences of the fit had several lengths
     origin: str = ""  # the task or the path of the data of the fit
     held_out: np.ndarray | None = None  # scores of validation rows, see `held_out_scores`

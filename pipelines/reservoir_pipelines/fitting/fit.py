@@ -60,11 +60,11 @@ from reservoir_pipelines.output import meter, notify
 from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep, plot_values
 
 GREEDY_WIDTH = 6144
-"""Joint width of the columns that greedy selection considers: it holds moments of order the square of that."""
+"""Joint width of the columns that greedy selection considers; its moments take memory of the square of that."""
 
-FAR_BELOW = 0.2  # of R² on test below that on validation rows
+FAR_BELOW = 0.2  # a caution is printed if R² on test is lower than on validation rows by this much
 FEW_ROWS, FEW_PER_CLASS = 100, 5
-"""Fewer validation rows in all, or per class, cannot tell readouts apart."""
+"""Smallest number of validation rows, in all and per class, that can tell readouts apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ def fit(features: Features | Sequence[Features] | Pool, options: FitOptions, pla
     kept = raw if raw and better else chosen
     table = tuple(result for fit in fits for result in fit.results)
     _warn(kept, len(table), rows["valid"], folds, task.classes)
-    with locked(folder):  # so that all files in it are of one fit
+    with locked(folder):  # so that all files in the folder are of one fit
         write_table(folder / "results.csv", table, kept.result, raw and raw.result)
         done = Fit(
             entry=pool.entry.path,
@@ -232,13 +232,13 @@ def _finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> Fina
             readout = fitter.refit(source, readout, float(best.result.alpha or 1))
     names = [str(task.label(number)) for number in range(task.classes)]
     kept = source.store.entry.made_with.get("kept", {}).get("test", 1.0)
-    found = evaluate(readout, source.blocks("test"), names, source.counts("test")).beside(task.floor, kept)
+    found = evaluate(readout, source.blocks("test"), names, source.counts("test")).with_baseline(task.floor, kept)
     result = best.result.tested(found)
     return FinalReadout(result=result, readout=readout, evaluation=found, at_edge=best.at_edge, held_out=held_out)
 
 
 def _warn(chosen: FinalReadout, readouts: int, valid: int, folds: int, classes: int) -> None:
-    """Print what makes the choice doubtful."""
+    """Print cautions about the choice of the readout."""
     result = chosen.result
     if result.metric == "R²" and result.test_score is not None:
         score, rows = f"R² {result.test_score:.3f}", f"{len(chosen.evaluation.merits):,} test rows"

@@ -31,7 +31,7 @@ from reservoir_pipelines.fitting.results import Result
 from reservoir_pipelines.fitting.sklearn_readout import EstimatorReadout, linear_form
 from reservoir_pipelines.fitting.sources import ColumnSource, Source, emphasis_of, fold_blocks, in_memory_if_small
 
-MOST_BYTES = 2 * 10**9  # of float32 features, which an estimator gets all at once
+MOST_BYTES = 2 * 10**9  # size of float32 features, which an estimator gets all at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class ColumnFit:
 
     @property
     def at_edge(self) -> bool:
-        """Whether the best penalty is an end of the grid, and no other scores as well."""
+        """Whether the best penalty is an end of the grid, and no other penalty has the same score."""
         alphas = [result.alpha for result in self.results if result.alpha is not None]
         others = [result.valid_score for result in self.results if result is not self.result]
         if not alphas or not others or self.result.alpha not in (min(alphas), max(alphas)):
@@ -115,7 +115,7 @@ def stored_moments(source: Source, targets: Targets, folds: int = 0) -> list[Mom
     """Return the moments of a cached column, of all training samples or of each fold of train and valid.
 
     They are computed once and stored in the entry. None for joined columns and the raw input, and below four samples
-    per feature: there the float64 moments are larger than the float16 features that they would spare reading.
+    per feature: then the float64 moments would be larger than the float16 features.
     """
     splits = ("train", "valid") if folds else ("train",)
     if not isinstance(source, ColumnSource):
@@ -142,8 +142,8 @@ def stored_moments(source: Source, targets: Targets, folds: int = 0) -> list[Mom
 class RidgeFitter:
     """Exact ridge readouts of every penalty, chosen on valid, or by cross-validation over train and valid.
 
-    ``folds`` is 0 for a choice on valid. ``refits``: what was chosen on valid is then fitted to train and valid.
-    ``widens``: where an end of ``alphas`` scores best, further penalties are tried.
+    ``folds`` is 0 for a choice on valid. With ``refits``, a readout chosen on valid is fitted again to train and valid.
+    With ``widens``, further penalties are tried if an end of ``alphas`` scores best.
     """
 
     classes: int
@@ -364,7 +364,7 @@ def _literal(text: str) -> Any:
 
 
 def make_fitter(options: FitOptions, classes: int, rows: Mapping[str, int], groups: int | None = None) -> Fitter:
-    """Return the fitter of the options for a task with so many rows in each split, which form so many groups."""
+    """Return the fitter of the options for a task with these numbers of rows in each split and of groups."""
     readout, alphas, balanced = options.readout, options.alphas, options.class_weight == "balanced"
     folds, repeats = _folds(options, rows, groups or rows["train"] + rows["valid"])
     if options.one_standard_error and not folds:

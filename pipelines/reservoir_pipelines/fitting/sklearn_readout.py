@@ -54,7 +54,7 @@ class EstimatorReadout:
 
 
 def linear_form(fitted: EstimatorReadout, x: np.ndarray) -> LinearReadout | None:
-    """Return a fitted estimator as a linear readout for features as they are in the store; None where it is not linear.
+    """Return a fitted estimator as a linear readout for features as they are in the store; None if it is not linear.
 
     This depends on no list of classes: coefficients are read from any estimator that has some, and accepted only if
     they reproduce its labels, scores and probabilities on the features ``x`` (n, w).
@@ -86,7 +86,7 @@ def linear_form(fitted: EstimatorReadout, x: np.ndarray) -> LinearReadout | None
 
 
 def _members(estimator: Any) -> Iterator[Any]:
-    """Yield the estimators that one of several outputs, or of one class against the rest, consists of, or itself."""
+    """Yield the estimator, or the parts of one for several outputs or for one class against the rest."""
     if not hasattr(estimator, "estimators_"):
         yield estimator
     for one in getattr(estimator, "estimators_", ()):

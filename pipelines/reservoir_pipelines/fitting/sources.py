@@ -32,9 +32,9 @@ InputFeatures = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Features (rows, width), or (rows, tokens, width), of stored sequences and their lengths."""
 
 RAW_ROWS = 1024
-PICTURE_ROWS = 64  # of photographs, whose files have megabytes
-RAW_BYTES = 2**27  # of the raw input of a split that is kept in memory
-MEMORY_BYTES = 2**28  # of features that cross-validation keeps in memory
+PICTURE_ROWS = 64  # rows of photographs, whose files take megabytes
+RAW_BYTES = 2**27  # largest raw input of a split that is kept in memory
+MEMORY_BYTES = 2**28  # size of features that cross-validation keeps in memory
 
 
 class Source(ABC):

@@ -17,7 +17,7 @@ from reservoir.options import ClusterOptions, DownloadOptions, ExtractOptions, T
 from reservoir.plan import with_audio_options
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Tokens, check_split, own_name, task_named
 from reservoir.tasks.task import MISSING
-from reservoir_pipelines.files import cache_root, data_folder, file_digest, part_beside, source_contents
+from reservoir_pipelines.files import cache_root, data_folder, file_digest, source_contents, temporary_path
 from reservoir_pipelines.output import meter
 from reservoir_pipelines.preparation.prepared import INDEX, Prepared, PreparedSplit, scaling_to_json, split_order
 from reservoir_pipelines.workers import map_pieces
@@ -227,7 +227,7 @@ def _hash(value: Any) -> str:
 def _write(source: Source, origin: list[dict[str, Any]], final: Path, cluster: ClusterOptions) -> None:
     """Write all pieces and the index into a temporary folder, then rename it."""
     make_folder(final.parent)
-    folder = part_beside(final.parent.resolve() / "data")  # of one name, so that what was left behind is removed
+    folder = temporary_path(final.parent.resolve() / "data")  # of one name, so that what was left behind is removed
     folder.mkdir()
     try:
         sent = source

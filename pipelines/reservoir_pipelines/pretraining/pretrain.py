@@ -18,7 +18,7 @@ from reservoir.pretraining.language_model import STEPS, LanguageModel, LanguageS
 from reservoir.reservoir import DEFAULT_BACKBONE, choose_compute, choose_device
 from reservoir.tasks.bits import BitMemory
 from reservoir.training.trainer import DivergedError
-from reservoir_pipelines.files import part_beside, remove_parts, share, system_errors
+from reservoir_pipelines.files import remove_parts, share, system_errors, temporary_path
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.plots import plot_pretraining
 from reservoir_pipelines.training.run_folder import CURVE, RunFolder, load_run, make_config
@@ -99,7 +99,7 @@ def save_model(out: Path, model: LanguageModel, corpus: Corpus | None = None) ->
     from transformers import PreTrainedTokenizerFast
 
     remove_parts(out)
-    part = part_beside(out / "model")
+    part = temporary_path(out / "model")
     part.mkdir()
     try:
         with system_errors():

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
     from reservoir_pipelines.training.training_result import Training
 
-MOST_POINTS = 60  # of a stored curve: as many as a small picture can show
-MOST_CLASSES = 40  # of a confusion matrix on the page
+MOST_POINTS = 60  # points of a stored curve: as many as a small picture can show
+MOST_CLASSES = 40  # largest number of classes of a confusion matrix on the page
 WORST = 10  # classes whose recall is listed
 Values = Mapping[str, Any]
 Facts = list[tuple[str, Any]]
 
 
 def fit_values(found: Values, title: str, sweep: Values) -> dict[str, Any]:
-    """Return what is shown of a fit, from its summary, the title of the chosen readout, and the scores of the sweep."""
+    """Return the shown values of a fit, from its summary, the title of the chosen readout, and the sweep."""
     best, evaluation = found["best"], found["evaluation"]
     return {
         **{name: evaluation[name] for name in ("recall", "classes", "confusion", "reliability")},
@@ -66,7 +66,7 @@ def read_sweep(results: Path) -> dict[str, Any]:
 
 
 def train_values(done: Training) -> dict[str, Any]:
-    """Return what is shown of a training, its curves thinned."""
+    """Return the shown values of a training, with thinned curves."""
     names = "metric steps best_step valid_score test_score train_score converged_step diverged_step trained groups"
     return {name: getattr(done, name) for name in names.split()} | {
         "train_seconds": done.seconds,

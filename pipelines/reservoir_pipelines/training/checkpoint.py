@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from reservoir.errors import InputError
 from reservoir.training.trainer import State
-from reservoir_pipelines.files import DamagedError, file_digest, part_beside, read_checked, save_tensors, write_checked
+from reservoir_pipelines.files import (
+    DamagedError,
+    file_digest,
+    read_checked,
+    save_tensors,
+    temporary_path,
+    write_checked,
+)
 
 TRAINED, OPTIMIZER, STATE = "trained.safetensors", "optimizer.safetensors", "state.json"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -25,7 +32,7 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
         for moment, value in optimizer.state.get(parameter, {}).items():
             moments[f"{name}/{moment}"] = value.detach().cpu().contiguous()
     final = folder / f"step-{state.step:08d}"
-    part = part_beside(final)
+    part = temporary_path(final)
     make_folder(folder)
     part.mkdir()
     try:

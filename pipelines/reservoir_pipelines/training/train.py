@@ -313,7 +313,7 @@ def _result(
         else:
             names = [str(task.label(number)) for number in range(task.classes)]
             evaluation = evaluate_classes(y.reshape(len(y), -1), predicted.astype(int), names, found.margins)
-            evaluation = evaluation.beside(task.floor, kept)
+            evaluation = evaluation.with_baseline(task.floor, kept)
     floor = max(baseline(rows.valid.y, task.classes), task.floor or 0.0)
     scores = [(line["step"], line["valid_score"]) for line in run.history if line.get("valid_score") is not None]
     trained = [p for p in fpt.parameters() if p.requires_grad]

@@ -84,7 +84,7 @@ def fasta_arrays(path: Path, asked: OwnDataOptions, *, labelled: bool) -> Arrays
 
 
 def _found_in_headers(headers: Sequence[tuple[str, str]], pattern: str, flag: str) -> list[str]:
-    """Return what a pattern's group finds in each header, beside its place."""
+    """Return the match of a pattern's group in each header; headers come with their place."""
     try:
         compiled = re.compile(pattern)
     except re.error as error:

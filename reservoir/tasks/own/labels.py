@@ -101,7 +101,7 @@ class Labels:
 
     y: np.ndarray
     classes: int  # 0 for targets
-    names: tuple[str | int, ...]  # of the classes, unless they are 0, 1, 2, ...
+    names: tuple[str | int, ...]  # names of the classes; empty if they are 0, 1, 2, ...
     notes: tuple[str, ...] = ()
 
 
@@ -120,10 +120,10 @@ def encode_labels(
     if not 1 <= y.ndim <= 3 or not y.size:
         raise InputError(f"{where}: y has the shape {y.shape}; give (rows,) or (rows, outputs)")
     if units is not None:
-        there = np.arange(y.shape[1]) < units[:, None]
-        labels = encode_labels(where, y[there], regression=regression, classes=classes)
-        full = np.full((*there.shape, labels.y.shape[2]), MISSING if labels.classes else np.nan, labels.y.dtype)
-        full[there] = labels.y[:, 0]
+        present = np.arange(y.shape[1]) < units[:, None]
+        labels = encode_labels(where, y[present], regression=regression, classes=classes)
+        full = np.full((*present.shape, labels.y.shape[2]), MISSING if labels.classes else np.nan, labels.y.dtype)
+        full[present] = labels.y[:, 0]
         return replace(labels, y=full)
     y, note = _read_as(where, y, regression, classes)
     notes = (note,) if note else ()

@@ -19,7 +19,7 @@ WINDOW, STEP = 0.025, 0.010
 """Seconds that a frame spans, and from one frame to the next."""
 
 LOWEST = 20.0
-FLOOR = 1e-8  # power that is taken for silence: a step of 16 bits is 1e-9 of the loudest
+FLOOR = 1e-8  # power of silence: a step of 16 bits is 1e-9 of the loudest
 PIECE_VALUES = 2**25
 
 
