@@ -32,13 +32,6 @@ def test_constant_channels_are_exact(store):
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_memory_order_does_not_change_the_bytes(store):
-    x = np.random.default_rng(1).standard_normal((7, 3, 5)).astype(np.float32)
-    other = np.asfortranarray(x)
-    assert encode(x, store, column="c").crc32 == encode(other, store, column="c").crc32
-
-
-@pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_refused_with_its_place(store, value):
     x = np.zeros((6, 2, 3), np.float32)

@@ -60,13 +60,6 @@ def packed_and_cut(folder):
     (folder / f"{IMAGES}.gz").write_bytes(data[: len(data) // 2])
 
 
-def packed_and_damaged(folder):
-    data = bytearray(gzip.compress((folder / IMAGES).read_bytes()))
-    data[len(data) // 2] ^= 0xFF
-    (folder / IMAGES).unlink()
-    (folder / f"{IMAGES}.gz").write_bytes(bytes(data))
-
-
 # ---- CIFAR
 
 
@@ -224,16 +217,13 @@ CASES = {
     "idx of another type": (idx(replaced(IMAGES, lambda d: b"\0\0\x0d\3" + d[4:])), "begins with 00000d03"),
     "idx exchanged": (idx(lambda f: (f / IMAGES).rename(f / LABELS)), "no file t10k-images|begins with"),
     "idx empty": (idx(replaced(LABELS, lambda d: b"")), "0 bytes, too short"),
-    "idx header alone": (idx(replaced(IMAGES, lambda d: d[:9])), "9 bytes, too short"),
     "idx of other images": (idx(replaced(IMAGES, lambda d: header(8, 12, 14, 56) + d[16:])), r"\(14, 56\) pixels"),
     "idx fewer labels": (idx(replaced(LABELS, lambda d: header(8, 11) + d[8:-1])), "12 images and .* 11 labels"),
     "idx label 10": (idx(replaced(LABELS, lambda d: d[:-1] + b"\n")), "row 11: label 10 is not in 0..9"),
     "idx hostile header": (idx(replaced(IMAGES, lambda d: header(8, 2**32 - 1, 28, 28) + d[16:])), "claims the shape"),
     "idx no rows": (idx(replaced(IMAGES, lambda d: header(8, 0, 28, 28))), "0 images and|no rows"),
     "gzip cut short": (idx(packed_and_cut), "damaged or cut short"),
-    "gzip damaged": (idx(packed_and_damaged), "damaged or cut short|follow"),
     "batch cut short": (cifar(in_batch("data_batch_2.bin", lambda d: d[:-5])), "data_batch_2.bin: .* records of 3073"),
-    "batch empty": (cifar(in_batch("test_batch.bin", lambda d: b"")), "0 bytes"),
     "batch missing": (cifar(lambda f: next(f.rglob("data_batch_5.bin")).unlink()), "data_batch_5.bin is missing"),
     "batch label 200": (cifar(in_batch("data_batch_1.bin", lambda d: b"\xc8" + d[1:])), "row 0: label 200"),
     "pickle that runs code": (cifar(in_batch("data_batch_4", pickled(labels=Touch("ran"))), binary=False), "'labels'"),
@@ -244,8 +234,6 @@ CASES = {
     "archive cut short": (cifar(archive_cut, packed=True), "damaged or cut short|holds no"),
     "archive without a batch": (cifar(archive_without_test, packed=True), "holds no test_batch.bin"),
     "listops other columns": (listops("Text,Label\n1,1\n"), "not Source and Target"),
-    "listops unbalanced": (listops("Source\tTarget\n[MAX 1 2\t2\n"), "line 2: the brackets"),
-    "listops unknown word": (listops("Source\tTarget\n1\t1\n[AVG 1 2 ]\t2\n"), r"line 3: '\[AVG'"),
     "listops wrong value": (listops("Source\tTarget\n[MAX 1 2 ]\t1\n"), "line 2: Target is 1"),
     "listops label of words": (listops("Source\tTarget\n[MAX 1 2 ]\ttwo\n"), "line 2: 2 columns, the last 'two'"),
     "listops packed": (listops(gzip.compress(b"Source\tTarget\n")), "no text|not Source"),
@@ -253,8 +241,6 @@ CASES = {
     "json cut short": (homology('[{"primary": "AC'), "no complete JSON"),
     "json too deep": (homology("[" * 100_000), "no complete JSON"),
     "json no list": (homology({"primary": "ACD"}), "no list of proteins"),
-    "json unknown letter": (homology([{"primary": "AJ", "fold_label": 1}]), "row 0, letter 1: 'J'"),
-    "json fold of words": (homology([{"primary": "AC", "fold_label": "a.1"}]), "fold_label is 'a.1'"),
     "own without y": (npz(y=None), "no array 'y'"),
     "own without rows": (npz(x=np.ones((0, 4, 2)), y=np.ones(0)), "x has the shape"),
     "own fewer labels": (npz(y=np.zeros(29)), r"y \(29,\); give one of y per row"),
@@ -287,8 +273,6 @@ CASES = {
     "h5 ragged": (h5_ragged, "ragged"),
     "h5 cut short": (h5_cut, "not a readable HDF5"),
     "h5 of other bytes": (file("mine.h5", "hello"), "not a readable HDF5"),
-    "csv ragged": (file("mine.csv", "y,a,b\n1,2,3\n1,2,3,4\n"), "line 3: 4 cells"),
-    "csv empty": (file("mine.csv", ""), "no rows; give a header"),
     "csv of bytes": (file("mine.csv", b"y,a\n\xff\xfe,1\n"), "line 2: not UTF-8"),
     "a file of another kind": (file("mine.docx", "hello"), "files of type '.docx' are not read"),
     "no such file": (lambda folder: [str(folder / "none.npz")], "no such file"),

@@ -50,19 +50,6 @@ def test_predictions_of_a_run_are_those_of_its_model(own, cache, settings):
     assert [p.label for p in found] == expected.argmax(-1).tolist()
 
 
-def test_predictions_of_two_classes_and_of_values(own, cache):
-    done = train("bit-xor", parameters=FEW, **QUICK)
-    bits = np.random.default_rng(1).integers(0, 2, (9, 10, 1)).astype(np.int8)
-    np.savez(own / "bits.npz", x=bits)
-    found = list(predict(done.path, own / "bits.npz", device="cpu"))
-    expected = direct(done.path, bits.astype(np.float32), [10] * 9).softmax(-1)[:, :, 0].numpy()
-    np.testing.assert_allclose([p.probabilities for p in found], expected, atol=2e-6)
-    values = train(str(own / "values.npz"), **QUICK)
-    assert values.valid_score < 1 and np.isfinite(values.test_loss)
-    predicted = [p.label for p in predict(values.path, own / "new.npz", device="cpu")]
-    assert np.shape(predicted) == (20, 2) and np.isfinite(predicted).all()
-
-
 @pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="export needs torch 2.7")
 def test_an_exported_run_gives_the_same(cache, tmp_path):
     done = train("bit-xor", parameters=FEW, **QUICK)

@@ -61,9 +61,7 @@ def test_the_chosen_step_is_seen_and_named(panels):
     assert "best" not in legend(panels(history(3, 2.3, 2.2, 5), None)[0])
 
 
-@pytest.mark.parametrize(
-    ("first", "last"), [(2.3, 0.45), (2.3, 1.9), (0.72, 0.69), (1.9, 0.9), (3, 0.02), (2, 1e-5), (2000, 7), (1, 1)]
-)
+@pytest.mark.parametrize(("first", "last"), [(2.3, 0.45), (0.72, 0.69), (2, 1e-5), (1, 1)])
 def test_losses_have_three_plain_labels_or_more(panels, first, last):
     loss, _ = panels(history(100, first, last, 50), 100)
     labels = shown(loss.yaxis)

@@ -96,11 +96,6 @@ def test_held_out_scores_equal_refits_on_the_other_folds(classes):
         np.testing.assert_allclose(scores[0], wanted, atol=2e-4)
 
 
-def test_kernel_matrices_of_columns_add_up():
-    x, _, _ = data(2)
-    np.testing.assert_allclose(kernel_matrix(x), kernel_matrix(x[:, :20]) + kernel_matrix(x[:, 20:]), atol=1e-3)
-
-
 def test_ties_in_accuracy_go_to_the_smaller_loss():
     draw = np.random.default_rng(1)
     y = np.arange(30)[:, None] % 2

@@ -13,7 +13,7 @@ from reservoir.backbones.weights import draw_parameters
 from reservoir.errors import InputError
 from reservoir.fpt import FPT
 from reservoir.tasks.task import Task, Vectors
-from tests.reservoir.models import MODELS, save
+from tests.reservoir.models import save
 
 # Parameters of the published models without pooling layer and head, as their papers and model cards count them.
 PUBLISHED = {
@@ -89,7 +89,7 @@ def test_random_weights_are_the_same_on_every_machine():
     np.testing.assert_array_equal(weights[0].numpy(), np.array(expected, np.float32))
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "vit", "wav2vec2", "llama"])
 def test_building_ignores_uninitialised_memory(kind, tmp_path, monkeypatch):
     """Torch draws a truncated normal until no value is out of bounds, which without draws would be never."""
     folder = str(save(kind, tmp_path / kind))

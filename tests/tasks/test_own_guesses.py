@@ -231,13 +231,6 @@ def test_ambiguous_tables_are_refused_in_one_line(tmp_path, columns, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_notes_name_rows_that_end_early_and_odd_classes(tmp_path):
-    short = np.where((np.arange(ROWS) % 4 == 0), "", VALUES[:, 2])
-    columns = {**WIDE, "v2": short, "label": np.where(np.arange(ROWS) < 3, "NA", LABEL)}
-    _, _, notes = stored(write(tmp_path / "t.csv", columns))
-    assert "10 rows end before the last column" in notes and "has a class 'NA'" in notes
-
-
 @pytest.mark.parametrize("rows", [0, 1, 2])
 def test_hardly_any_rows_are_one_line(tmp_path, rows):
     path = write(tmp_path / "t.csv", {name: cells[:rows] for name, cells in {**WIDE, "label": LABEL}.items()})
