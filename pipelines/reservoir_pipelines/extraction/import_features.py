@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reservoir_cache import CacheError, Layout, Spec, check_column_name, folder_bytes, rows_per_block
+from reservoir_cache import CacheError, Entry, Layout, Spec, check_column_name, folder_bytes, rows_per_block
 
 from reservoir.errors import InputError, first_line
 from reservoir.option_fields import typed
@@ -23,10 +23,13 @@ from reservoir_pipelines.extraction.run import compute_missing, data_digest, dra
 from reservoir_pipelines.files import IMPORTED, cache_root, versions
 from reservoir_pipelines.output import meter, notify
 from reservoir_pipelines.preparation.prepare import prepare
-from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
+from reservoir_pipelines.preparation.prepared import Prepared
 
 Rows = tuple[tuple[int, ...], Callable[[int, int], Any]]
 """The shape of an array in a file, and a function that returns the rows ``low`` to ``high`` of it."""
+
+Columns = dict[str, dict[str, Rows]]
+"""The array of each split of each column."""
 
 
 def import_features(file: Path, task: str, name: str, options: TaskOptions, place: CacheOptions) -> Extraction:
@@ -42,12 +45,11 @@ def import_features(file: Path, task: str, name: str, options: TaskOptions, plac
         with ExitStack() as stack:
             features = _by_column(file, READERS[file.suffix.lower()](file, stack), prepared)
             entry, columns, written = _write(cache_root(place.cache), name, file, features, prepared, call)
-    except ImportError as error:
-        raise InputError(f"{file}: reading it needs a package ({error}); write .npz or .h5") from None
     except Exception as error:  # damaged files make each of the libraries raise nearly anything
         if isinstance(error, InputError | CacheError) or getattr(error, "errno", None):
             raise
-        raise InputError(f"{file}: features cannot be read ({first_line(error)}); write the file again") from error
+        remedy = "install it, or write .npz" if isinstance(error, ImportError) else "write the file again"
+        raise InputError(f"{file}: features cannot be read ({first_line(error)}); {remedy}") from error
     if not written:
         notify(f"{file}: its features are cached already in {entry.path}")
     return Extraction(
@@ -62,13 +64,8 @@ def import_features(file: Path, task: str, name: str, options: TaskOptions, plac
 
 
 def _write(
-    root: Path,
-    name: str,
-    file: Path,
-    features: Mapping[str, Mapping[str, Rows]],
-    prepared: Prepared,
-    call: dict[str, Any],
-) -> tuple[Any, tuple[str, ...], int]:
+    root: Path, name: str, file: Path, features: Columns, prepared: Prepared, call: dict[str, Any]
+) -> tuple[Entry, tuple[str, ...], int]:
     """Return the entry of some features, its columns, and the number of rows written; the key needs a first pass."""
     shapes = {column: (1, splits["train"][0][1]) for column, splits in sorted(features.items())}
     block_rows = rows_per_block(4 * sum(width for _, width in shapes.values()), 1, max(prepared.rows.values()))
@@ -91,21 +88,15 @@ def _write(
         compute="float32",
         store="float32",
     )
-    made_with = {
-        "call": call,
-        "prepared": str(prepared.path),
-        "kept": {split: prepared.kept(split) for split in index},
-        "scaling": scaling_to_json(prepared.scaling),
-        "versions": versions("h5py", "numpy"),
-    }
+    made_with = {"call": call, "versions": versions("h5py", "numpy")}
     entry, todo = open_entry(root, name, prepared, index, spec, layout, shapes, [*index], made_with)
     with meter("import", row_count(entry, todo)) as bar:
         return entry, tuple(shapes), compute_missing(entry, [*index], [*shapes], read, bar.advance)
 
 
-def _by_column(file: Path, arrays: Mapping[str, Rows], prepared: Prepared) -> dict[str, dict[str, Rows]]:
+def _by_column(file: Path, arrays: Mapping[str, Rows], prepared: Prepared) -> Columns:
     """Return the array of each split of each column; raise `InputError` if they are not the rows of the task."""
-    name, found = prepared.task.name, dict[str, dict[str, Rows]]()
+    name, found = prepared.task.name, Columns()
     form = f"give arrays (rows, width) named {', '.join(prepared.rows)}, or SPLIT/COLUMN"
     if prepared.task.each:
         raise InputError(f"{file}: task {name!r} has a label for every token; only features of whole rows are imported")

@@ -143,9 +143,6 @@ class Run:
         return {
             "call": self.call,
             "reservoir": self.model.settings.to_dict(),
-            "prepared": str(self.prepared.path),
-            "kept": {split: self.prepared.kept(split) for split in self.rows},
-            "scaling": scaling_to_json(self.prepared.scaling),
             "weights": describe_weights(self.model.fpt.backbone, self.model.settings.init),
             "device": str(self.model.device),
             "instructions": torch.backends.cpu.get_cpu_capability() if on_cpu else torch.cuda.get_device_name(),
@@ -171,7 +168,9 @@ def open_entry(
     if not exists:
         notify(f"{task} x {title}: {count:,} rows, {len(columns)} columns, {size_text(space)} on disk")
         check_space(root, space)
-    entry = Entry.create(root, title, spec, layout, made_with)
+    kept = {split: prepared.kept(split) for split in rows}
+    data = {"prepared": str(prepared.path), "kept": kept, "scaling": scaling_to_json(prepared.scaling)}
+    entry = Entry.create(root, title, spec, layout, {**made_with, **data})
     repair(entry, verify(entry, contents=False))
     for split, index in rows.items():
         whole = prepared.split(split)
