@@ -137,7 +137,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     defaults = {item.name: item.default for item in fields(options)}
 
     def decide(option: str, value: Any, why: str) -> Any:
-        """Return the value given for an option, or else the one decided; a given one that is not None decides it."""
+        """Return the value given for an option, or its default if the given value is None; record the reason."""
         given = getattr(options, option, None)
         reasons[option] = GIVEN if given != defaults.get(option) else why
         return value if given is None or defaults[option] is not None else given

@@ -52,7 +52,7 @@ def verify(entry: Entry, *, contents: bool = True) -> list[Problem]:
 def _damage(
     manifest: Path, lines: Mapping[str, Mapping[str, Any]], remedy: str, *, files_exist: bool, contents: bool
 ) -> list[Problem]:
-    """Compare files with the lines of their manifest; ``files_exist``: whether there are any that it should list."""
+    """Compare files with the lines of their manifest; ``files_exist``: whether there are files that it should list."""
     if not lines and files_exist:
         return [Problem(manifest, "missing, though there are files that it should list", remedy)]
     paths = {manifest.with_name(file): line for file, line in lines.items()}

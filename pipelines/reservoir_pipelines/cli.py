@@ -34,7 +34,7 @@ app = typer.Typer(
 )
 caches = typer.Typer(help="List, check and remove what is stored.", context_settings=HELP, rich_markup_mode=None)
 
-# Each command with its groups of options; those of a public function stand for all of its groups.
+# Each command with its groups of options; a public function stands for all of its groups.
 _DATA, _PROTOCOL = (opt.TaskOptions, "data"), (opt.TaskOptions, "data", "protocol")
 _MODEL = (opt.ModelOptions, "init", "seed", "depth")
 command(app, data_commands.tasks, _DATA, opt.CacheOptions)

@@ -227,8 +227,8 @@ def draw_layers(
 ) -> None:
     """Draw for each pooling the best validation score of every layer, and that of the raw input.
 
-    ``scores`` (columns, settings) are NaN where none was tried. If the chosen column, number ``best``, joins several,
-    its score is a horizontal line.
+    ``scores`` (columns, settings) are NaN for settings that were not tried. If the chosen column, number ``best``,
+    joins several, its score is a horizontal line.
     """
     factor, unit = in_unit(metric)
     places = _places(columns)

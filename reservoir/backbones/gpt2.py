@@ -205,7 +205,7 @@ class Feedforward(nn.Module):
 
 
 class Block(nn.Module):
-    """One block."""
+    """One transformer block."""
 
     def __init__(self, config: GPT2Config, number: int) -> None:
         super().__init__()

@@ -70,7 +70,7 @@ class Targets:
         return self.outputs * (self.classes if self.classes > 2 else 1)
 
     def encode(self, y: np.ndarray) -> np.ndarray:
-        """Return the targets (n, T) of labels (n, outputs): float32, or float64 where regression targets are."""
+        """Return the targets (n, T) of labels (n, outputs): float32, or float64 if regression targets are."""
         if y.ndim != 2 or y.shape[1] != self.outputs:
             raise InputError(f"targets: labels of shape {y.shape}, not (n, {self.outputs})")
         if not self.classes:

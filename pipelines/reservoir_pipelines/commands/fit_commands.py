@@ -210,7 +210,7 @@ def export(
     """
     done = api.export(readout, to=to, **given)
     fewest, most = done.tokens
-    length = f"{most} tokens, padded to it" if fewest == most else f"{fewest} to {most} tokens"
+    length = f"{most} tokens, padded to this length" if fewest == most else f"{fewest} to {most} tokens"
     size = size_text(done.bytes)
     rows = [("model", done.model), ("size", size), ("sequences", length), ("how to call it", done.card)]
     return Answer(done, [(("exported", ""), rows)])

@@ -42,7 +42,7 @@ PACKAGES = (Path(backbone_names.__file__).parent, Path(__file__).parents[1])
 
 @dataclass(frozen=True, kw_only=True)
 class Extraction(Record):
-    """What `extract` computed or found in the cache.
+    """The result of `extract`, computed or found in the cache.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class Extraction(Record):
 
 def resolved_plan(task: str, options: ExtractOptions) -> Plan:
     """Return the plan of an extraction, for which the data is prepared if it is not yet; nothing is computed."""
-    from reservoir_pipelines.extraction.run import plan_of  # which imports torch
+    from reservoir_pipelines.extraction.run import plan_of  # this module imports torch
 
     options, prepared = prepare_for_model(task, options, cache_root(options.cache))
     return plan_of(prepared, options)
@@ -107,7 +107,7 @@ def extract(
     if found := _recall(root, request):
         entry, columns, computed = *found, 0
     else:
-        from reservoir_pipelines.extraction.run import row_count, share_blocks, start_run  # which imports torch
+        from reservoir_pipelines.extraction.run import row_count, share_blocks, start_run  # this module imports torch
 
         run = start_run(task, options, prepared, root, splits)
         entry, todo = run.open()
@@ -245,7 +245,7 @@ def _has_options(entry: Entry, wanted: dict[str, Any]) -> bool:
 
 def _same_data(entry: Entry, file: str, root: Path, labels: str | None) -> bool:
     """Return whether an entry was made of what a file holds now."""
-    from reservoir_pipelines.extraction.run import data_digest, draw_rows  # which imports torch
+    from reservoir_pipelines.extraction.run import data_digest, draw_rows  # this module imports torch
 
     given = _settings(entry) | ({"labels": labels} if labels else {})
     options = as_group(given, RowOptions)

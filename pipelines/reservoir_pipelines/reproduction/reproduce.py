@@ -24,7 +24,7 @@ _one_cell = threading.Lock()  # a dask worker with several threads runs one cell
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction(Record):
-    """What `reproduce` made.
+    """The result of `reproduce`.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ FINALISTS = 8  # candidates that may be joined, besides the default and the raw 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning(Record):
-    """What `tune` found.
+    """The result of `tune`.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def tune(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Tuning:
-    """Search for the reservoirs that suit some data, and fit the best of them side by side; see `api.tune`."""
+    """Search for the reservoirs that suit some data, and fit the best of them together; see `api.tune`."""
     started = clock()
     data = SearchData.read(task, ExtractOptions(**vars(shape), **vars(source), **vars(place)))
     for note in data.prepared.notes():

@@ -28,9 +28,9 @@ def clean_symbols(where: str, x: np.ndarray, lengths: np.ndarray, vocabulary: in
 def as_values(where: str, x: np.ndarray, lengths: np.ndarray, missing: str, first_row: int = 0) -> np.ndarray:
     """Return values (rows, tokens, dim) as float32 (bytes stay bytes), zero after each row's end.
 
-    ``missing`` says what happens to NaN. With ``interpolate`` it is on the line between its neighbours in time, or like
-    the nearest. With ``mask`` it stays NaN, which scaling turns into 0, and as many further channels are 1 where a
-    value is missing, else 0.
+    ``missing`` says what happens to NaN. ``interpolate`` replaces NaN by a value on the line between its neighbours in
+    time, or by the nearest value. With ``mask`` NaN stays, which scaling turns into 0, and as many further channels
+    are 1 where a value is missing, else 0.
     """
     real = (np.arange(x.shape[1]) < lengths[:, None])[:, :, None]
     gaps = np.isnan(x) & real if missing != "refuse" and x.dtype.kind == "f" else np.zeros(x.shape, bool)
