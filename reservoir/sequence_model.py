@@ -76,7 +76,7 @@ class SequenceModel(nn.Module):
         self.requires_grad_(False).eval()
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Return the logits of right-padded sequences as stored (batch, tokens, ...), not scaled, of int64 ``lengths``.
+        """Return the logits of stored, unscaled, right-padded sequences (batch, tokens, ...) with int64 ``lengths``.
 
         They are float32, (batch, readout_tokens, outputs, classes), and their softmax gives the probabilities of
         `predict`; for regression the predictions, (batch, readout_tokens, outputs).

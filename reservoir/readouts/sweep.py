@@ -19,8 +19,8 @@ from reservoir.readouts.targets import Block, Targets
 class Tally:
     """Running accuracy of A readouts over blocks: the share of correct labels over samples and outputs, or R^2.
 
-    If the targets have class weights, samples count by them: with balanced weights the accuracy is the mean recall of
-    the classes, up to the rounding of their shares.
+    If the targets have class weights, samples are weighted by them: with balanced weights the accuracy is the mean
+    recall of the classes, up to the rounding of their shares.
 
     For real targets it is the mean over outputs of
 

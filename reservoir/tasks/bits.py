@@ -121,7 +121,7 @@ class BitXor(_Bits):
     def __post_init__(self) -> None:
         self._check()
         if self.held_out and not MOST_HELD_OUT[0] <= self.n * self.patterns <= MOST_HELD_OUT[1]:
-            raise InputError(f"held_out goes with {MOST_HELD_OUT[0]} to {MOST_HELD_OUT[1]} bits in all; leave it out")
+            raise InputError(f"held_out needs {MOST_HELD_OUT[0]} to {MOST_HELD_OUT[1]} bits in all; leave it out")
 
     @property
     def task(self) -> Task:

@@ -28,7 +28,7 @@ ALPHAS = np.logspace(-1, 4, 6)  # penalties of logistic regression, which is sol
 CHEAP = 4e10  # products of a few seconds, which logistic regression may always cost
 # What the calls of Python for an output of four classes cost, as products: 1,000 outputs took a minute for each fold.
 CALLS = 2e8
-FEWEST = 1000  # training samples; of fewer, logistic regression would be no fair baseline
+FEWEST = 1000  # training samples; with fewer, logistic regression would not be a fair baseline
 
 FittedBaseline = tuple[ColumnFit, RawSource, Fitter]
 

@@ -50,7 +50,7 @@ def report(sources: Sequence[str | Path], result: OutOptions, place: CacheOption
 
 
 def _all_parts(root: Path) -> list[dict[str, Any]]:
-    """Return the parts about all reproductions in the cache and the latest other fits, also those written elsewhere."""
+    """Return the parts about all reproductions in the cache and the latest other fits, in the cache or elsewhere."""
     made = sorted(path for path in (root / "reproductions").glob("*") if is_reproduction(path))
     theirs = {result["folder"] for path in made for result in ReproductionFolder(path).results()}
     folders = {file.parent for file in (root / "readouts").glob(f"*/*/{SUMMARY}")}

@@ -313,7 +313,7 @@ def are_times(column: Any) -> bool:
 
 
 def dates_of(column: Any) -> np.ndarray | None:
-    """Return texts that are all dates as ISO 8601 writes them as times of one clock, (rows,); else None."""
+    """Return texts that are all ISO 8601 dates as UTC times, (rows,); else None."""
     import pandas as pd
 
     if not all(isinstance(cell, str) and "-" in cell for cell in column):

@@ -1,4 +1,4 @@
-"""Values and symbols of your own data: checked, cut to their rows, and standardised; and those of new inputs."""
+"""Values and symbols of your own data and of new inputs: checked, padded after their rows, and standardised."""
 
 from collections.abc import Iterator
 from itertools import chain
