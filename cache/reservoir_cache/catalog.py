@@ -133,19 +133,10 @@ def prunable(
 ) -> list[EntrySummary]:
     """Return the entries that may be removed to save space, in the order of their last use; nothing is removed.
 
-    Entries that a run is working on and entries that cannot be read are never among them.
-
-    Parameters
-    ----------
-    root : Path
-        The cache.
-    older : timedelta, optional
-        Choose entries that have not been used for longer than this.
-    keep_bytes : int, optional
-        Choose until the others take no more than this: the least recently used first, and none whose removal turns
-        out not to be needed because a larger one had to be chosen after it.
-    unfinished : bool
-        Whether unfinished extractions may be chosen, after all finished entries.
+    Entries in use by a run and entries that cannot be read are never chosen. The others are chosen if they were not
+    used for longer than ``older``, or, least recently used first, until the rest takes at most ``keep_bytes``, leaving
+    out those that a larger one, chosen later, makes unnecessary. With ``unfinished``, unfinished extractions follow the
+    finished ones.
     """
     now = datetime.now(UTC)
     entries = sorted(map(summarize, list_entries(root)), key=lambda each: (not each.finished, each.used))

@@ -42,29 +42,18 @@ def cross_sweep(
 
     The accuracy of a penalty is taken over all samples, each scored by the model of the other folds, and averaged over
     the repeats. The returned path is fitted on all samples. The temperature is fitted on the held-out scores of the
-    first repeat.
+    first repeat. `InputError` says that there are fewer than two folds, or that a fold is empty.
 
     Parameters
     ----------
     train : iterable of FoldBlock
         The samples; iterated several times. A sample of weight 2 counts as two, in fitting and in accuracy.
-    targets : Targets
-        Coding of the labels.
-    alphas : ndarray, (A,)
-        Penalties.
-    folds, repeats : int
-        Number of folds, and how often the samples are assigned to folds.
     moments : sequence of Moments, optional
         Moments of each fold, repeat after repeat, from an earlier `fold_moments`: one pass less.
     emphasis : ndarray, (w,), optional
         Factors of the standardised features.
     one_standard_error : bool
         Choose the largest penalty whose accuracy is within one standard error (over folds) of the best.
-
-    Raises
-    ------
-    InputError
-        If there are fewer than two folds, or a fold is empty.
     """
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds; give at least 2")

@@ -192,23 +192,10 @@ def recipe_names() -> list[str]:
 def load_recipe(
     name: str, scale: str, *, seeds: int | None = None, override: Mapping[str, Any] | None = None
 ) -> Recipe:
-    """Return a recipe of the package, or of a TOML file, at a scale.
+    """Return a recipe of the package such as ``table9``, or of a TOML file, at a scale of `SCALES`.
 
-    Parameters
-    ----------
-    name : str
-        Such as ``table9``, or the path of a TOML file with the same keys.
-    scale : str
-        A key of `SCALES`.
-    seeds : int, optional
-        Number of seeds, from 0; the scale's number by default.
-    override : mapping, optional
-        Settings that replace those of the scale; settings of a row or a column go before them.
-
-    Raises
-    ------
-    InputError
-        If there is no such recipe, or something in it does not exist.
+    ``seeds`` is the number of seeds, from 0; the scale has a default. The settings of ``override`` replace those of the
+    scale; settings of a row or a column go before them. `InputError` names what does not exist.
     """
     path = Path(name) if name.endswith(".toml") else None
     if path is None and name not in (known := recipe_names()):
