@@ -114,15 +114,6 @@ def test_options_that_change_features_do_not_share_them(classifier, passes, tmp_
     assert sum(passes) == 7 * len(x)
 
 
-def test_columns_are_added_to_cached_ones(classifier, passes, cache):
-    x, y = waves()
-    classifier(pool="mean").fit(x, y)
-    classifier(pool="mean,max").fit(x, y)
-    (entry,) = list_entries(cache)
-    assert entry.manifest("rows").columns.keys() == {"block01/mean", "block01/max"}
-    assert len(passes) == 2
-
-
 def test_equal_rows_are_computed_once_in_any_type_and_order(classifier, passes):
     x, y = waves()
     x = x.astype(np.float32)

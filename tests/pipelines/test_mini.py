@@ -8,8 +8,6 @@ import sys
 
 import pytest
 import torch
-from reservoir_pipelines import extract
-from reservoir_pipelines.extraction.extract import find_entry
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
@@ -88,14 +86,6 @@ def test_it_is_meant_where_no_backbone_is_named(decoy):
     # A folder of its name is meant only when it is written as one.
     assert choose(backbone="mini").backbone == "mini"
     assert choose(backbone="./mini").backbone == choose(init="mini").backbone == str(decoy)
-
-
-def test_entries_of_it_and_of_a_folder_of_its_name_are_told_apart(decoy, cache):
-    settings = {"limit": 20, "layers": "embed", "pool": "mean"}
-    own, named = (extract("digits", backbone=backbone, **settings).entry for backbone in (None, "./mini"))
-    assert find_entry(cache, "digits", backbone="mini").path == own
-    assert find_entry(cache, "digits", backbone="./mini").path == named
-    assert find_entry(cache, "digits", init="./mini").path == named
 
 
 def test_extract_and_fit_run_from_any_folder_without_the_hub(tmp_path):

@@ -198,16 +198,6 @@ def test_a_recording_that_cannot_be_read_is_named_and_skipped(tmp_path):
     assert len(stored(source)[0]) == 19
 
 
-def test_sounds_and_pictures_take_labels_from_a_table(tmp_path):
-    pytest.importorskip("soundfile")
-    (tmp_path / "calls").mkdir()
-    for n in range(20):
-        wavfile.write(tmp_path / "calls" / f"{n}.wav", 16_000, RNG.integers(-99, 99, 900).astype(np.int16))
-    table(tmp_path / "labels.csv", [[f"{n}.wav", KIND[n % 2]] for n in range(20)], "file,species")
-    source = task_named(str(tmp_path / "calls"), labels=str(tmp_path / "labels.csv"))
-    assert source.task.labels == ("a", "b") and "joined by 'file'" in " ".join(source.notes())
-
-
 # ---- FASTA
 
 
