@@ -63,7 +63,7 @@ def own_style() -> Iterator[None]:
 
 
 def picture(draw: Callable[Concatenate[Path, P], None]) -> Callable[Concatenate[Path, P], None]:
-    """Make a function that draws a picture to a path draw with `own_style`, and warn instead of raise if it fails.
+    """Decorate a function that saves a picture: use `own_style`, and warn instead of raising if it fails.
 
     A picture never costs a result. An older picture at that path is removed then, as it shows something else.
     """

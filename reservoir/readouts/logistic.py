@@ -64,7 +64,7 @@ def logistic_path(
     tolerance: float = 1e-4,
     passes: int = 200,
 ) -> LinearPath:
-    """Return the logistic model of every penalty, from training data also in the form that `gather` returned.
+    """Return the logistic model of every penalty, from training data and from what `gather` made of it.
 
     Products are in float64 for float64 features, else in float32. A penalty is solved where the next step is shorter
     than ``tolerance`` times the solution, and given up after ``passes`` passes over the data.

@@ -42,7 +42,7 @@ MOST_BYTES = 64 * 2**20
 """Twice the size of a batch; a member of an archive that claims more is damaged or hostile."""
 
 MOST_UNPACKED = 2**28
-"""Above the size of the whole archive when it is unpacked, 184 million."""
+"""Largest number of unpacked bytes; the whole archive has 184 million."""
 
 MOST_MEMBERS = 100
 

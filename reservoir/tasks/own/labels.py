@@ -225,7 +225,7 @@ def split_rows(where: str, labels: Labels, split: np.ndarray | None, groups: np.
             train = np.flatnonzero(names == "train")
             shares = {"train": 1 - HELD_OUT, "valid": HELD_OUT}
             names[train] = divided(train, shares)
-            if "valid" not in names and groups is None:  # no class has rows enough for a tenth of its own
+            if "valid" not in names and groups is None:  # no class has enough rows to hold out a tenth of them
                 names[train] = stratified(np.zeros(len(train), np.int64), shares)
     for name in SHARES:
         if name not in names:
