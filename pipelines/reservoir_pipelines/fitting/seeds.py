@@ -85,8 +85,8 @@ def _call(entry: Entry, named: str) -> dict[str, Any]:
     task, settings = (dict(entry.made_with.get("call") or {}).get(part) for part in ("task", "settings"))
     known = {item.name for item in fields(ExtractOptions)}
     placed = isinstance(settings, dict) and without_where(settings).keys() != settings.keys() - {"data"}
-    drawn = isinstance(task, str) and isinstance(settings, dict) and entry.spec.init["kind"] != IMPORTED
-    if not drawn or placed or not settings.keys() <= known:
+    fixed = placed or entry.spec.init["kind"] == IMPORTED
+    if not isinstance(task, str) or not isinstance(settings, dict) or fixed or not settings.keys() <= known:
         raise InputError(f"--seeds: {entry.path} does not record how it was extracted; extract its task again")
     if MODULE_FUNCTION.fullmatch(task) and task != named:
         raise InputError(
