@@ -28,7 +28,7 @@ def test_seeds_that_torchs_generators_do_not_take_are_refused(seed):
         (FitOptions, {"columns": ("final/mean", 3)}, "--columns ('final/mean', 3): give a text or a list of texts"),
         (FitOptions, {"one_standard_error": "yes"}, "--one-standard-error 'yes': give True or False"),
         (ExtractOptions, {"layers": 1}, "--layers 1: give a text or a list of texts. Layers"),
-        (ExtractOptions, {"limit": "60"}, "--limit '60': give a whole number. Most rows"),
+        (ExtractOptions, {"limit": "60"}, "--limit '60': give a whole number. Maximum number of rows"),
         (ExtractOptions, {"cache": 3}, "--cache 3: give a path. Root folder of the cache."),
         (ExtractOptions, {"backbone": np.zeros((500, 3))}, "--backbone array("),
         (ExtractOptions, {"backbone": np.zeros((2, 1))}, "--backbone array([[0.], [0.]]): give a text. Frozen model"),
