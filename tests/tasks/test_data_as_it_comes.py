@@ -190,9 +190,7 @@ def test_a_table_of_labels_that_does_not_fit_is_one_line(tmp_path, change, messa
 def test_a_recording_that_cannot_be_read_is_named_and_skipped(tmp_path):
     recordings(tmp_path / "runs")
     table(tmp_path / "runs" / "run04.csv", [[0, "ERR", 1], [1, 2, 3], [2, 3, 4]], "time,u,v")
-    with pytest.raises(
-        InputError, match=r"run04\.csv: line 2: 'ERR' .* column 'u'; fix the cell; fix the row, or pass"
-    ):
+    with pytest.raises(InputError, match=r"run04\.csv: line 2: 'ERR' .* column 'u'; fix the cell, or pass"):
         task_named(str(tmp_path / "runs"), labels="labels.csv").task  # noqa: B018
     source = task_named(str(tmp_path / "runs"), labels="labels.csv", skip_bad_rows=True)
     assert len(stored(source)[0]) == 19

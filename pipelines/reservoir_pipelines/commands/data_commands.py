@@ -82,7 +82,7 @@ def _extracted(heading: str, done: "Extraction", computed: tuple[str, str]) -> A
     rows = [
         ("entry", done.entry),
         ("rows", ", ".join(f"{count:,} {split}" for split, count in done.rows.items())),
-        ("columns", f"{len(done.columns)}: {done.columns[0]} ... {done.columns[-1]}"),
+        ("columns", f"{len(done.columns)}: {' ... '.join(dict.fromkeys((done.columns[0], done.columns[-1])))}"),
         ("on disk", size_text(done.bytes)),
         computed,
         ("time", f"{done.seconds:.1f} s"),

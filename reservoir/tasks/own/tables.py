@@ -40,7 +40,8 @@ class BadRows:
 
     def add_file(self, row: int, path: Path, error: InputError) -> None:
         """Note why the file of a row cannot be read."""
-        self.add(row, str(error).removeprefix(f"{path}: ").removeprefix(f"{path}, "))
+        reason, _, remedy = str(error).removeprefix(f"{path}: ").removeprefix(f"{path}, ").partition("; fix ")
+        self.add(row, reason, f"fix {remedy or 'the row'}")
 
     def kept(self) -> np.ndarray:
         """Return which rows can be read, (rows,) of bool; refuse bad rows unless they are skipped and others left."""
