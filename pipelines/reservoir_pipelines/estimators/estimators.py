@@ -245,6 +245,8 @@ class _ReservoirPredictor(_ReservoirEstimator):
             block = (x, coded, folds) if weights is None else drop_weightless(x, coded, folds, weights)
             is_raw = np.arange(x.shape[1]) >= x.shape[1] - raw
             how: dict[str, Any] = {"folds": int(block[2].max()) + 1, "repeats": block[2].shape[1]}
+            # As fit does: few rows are folded repeatedly, and then R² of a small penalty is often chance.
+            how["one_standard_error"] = not targets.classes and how["repeats"] > 1
             how["emphasis"] = balance_raw(is_raw) if name.endswith(f"+{RAW}") else None
             swept = partial(cross_sweep, [block], targets, **how)
             fits.append(fit_penalties("ridge", tuple(name.split("+")), swept, alphas, widens=self.alphas is None))
