@@ -4,13 +4,13 @@ import json
 
 import h5py
 import numpy as np
-import pyarrow
 import pytest
-from pyarrow import parquet
 from reservoir_pipelines import extract, fit, import_features, prepare, report
 from safetensors.numpy import save_file
 
 from reservoir.errors import InputError
+
+pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 
 ROWS = {"train": 40, "valid": 20, "test": 20}
 DRAW = np.random.default_rng(0)
