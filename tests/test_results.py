@@ -116,7 +116,9 @@ def test_a_table_is_written_and_checked_by_its_commands(results, tmp_path, monke
 
 
 def test_other_pages_cite_what_stands_there(results):
-    rows = [row for name in ("output-only", "full-size") for row in results.parsed(results.block(name))]
+    full_size = results.parsed(results.block("full-size"))
+    best = {row["task"].split(",")[0]: row for row in sorted(full_size, key=lambda row: float(row["test"]))}
+    rows = results.parsed(results.block("output-only")) + [row for row in full_size if row in best.values()]
     readme = (ROOT / "README.md").read_text()
     native, in_float32 = results.parsed(results.block("digits"))
     assert f"In float32 the test accuracy of the demo is {in_float32['test']}%" in " ".join(readme.split())
