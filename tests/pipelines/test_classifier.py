@@ -16,7 +16,9 @@ from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_sp
 from sklearn.utils.estimator_checks import check_estimator
 
 from reservoir.features import forward
-from reservoir.readouts import RidgeSweepClassifier
+from reservoir.readouts.estimators import code_labels, fold_numbers
+from reservoir.readouts.folds import cross_sweep
+from reservoir.readouts.ridge import DEFAULT_ALPHAS
 from reservoir.tasks import task_named
 
 
@@ -158,27 +160,34 @@ def by_hand(model, x, columns):
     return {name: values.reshape(len(x), -1) for name, values in found.items()}
 
 
+def swept(x, y, alphas=DEFAULT_ALPHAS):
+    """Return the sweep of ridge readouts over features (n, w) with four folds and balanced classes."""
+    _, codes, targets = code_labels(y, "balanced")
+    fold = fold_numbers(4, x, codes, classifier=True)
+    return cross_sweep([(x, codes[:, None], fold)], targets, np.asarray(alphas), folds=4)
+
+
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_it_is_the_best_ridge_sweep_over_the_columns(classifier, compute):
     x, y = waves()
     x, new, y, _ = train_test_split(x, y, random_state=0)
     model = classifier(layers="all", pool="mean,last", compute=compute, class_weight="balanced", cv=4).fit(x, y)
     features = by_hand(model, x, model.columns_)
-    sweeps = {name: RidgeSweepClassifier(cv=4, class_weight="balanced").fit(features[name], y) for name in features}
+    sweeps = {name: swept(features[name], y) for name in features}
     assert model.columns_ == [f"{layer}/{pool}" for layer in ("embed", "block01", "block02", "block03", "final")
                               for pool in ("mean", "last")]  # fmt: skip
     tried = model.cv_results_
     assert model.best_score_ == tried["score"].max()
     for name, by_it in sweeps.items():
-        mine = np.isin(tried["alpha"][tried["column"] == name], by_it.alphas_)
-        np.testing.assert_allclose(tried["score"][tried["column"] == name][mine], by_it.cv_scores_, atol=0.03)
-    sweep = RidgeSweepClassifier([model.alpha_], cv=4, class_weight="balanced")
+        mine = np.isin(tried["alpha"][tried["column"] == name], by_it.path.alphas)
+        np.testing.assert_allclose(tried["score"][tried["column"] == name][mine], by_it.accuracy, atol=0.03)
     features = by_hand(model, x, model.column_.split("+"))
-    sweep.fit(np.concatenate([features[name] for name in model.column_.split("+")], axis=1), y)
+    together = np.concatenate([features[name] for name in model.column_.split("+")], axis=1)
+    readout = swept(together, y, [model.alpha_]).readout()
     after = np.concatenate(list(by_hand(model, new, model.column_.split("+")).values()), axis=1)
     close = 1e-4 if compute == "float32" else 0.05
-    np.testing.assert_allclose(model.decision_function(new), sweep.decision_function(after), atol=close)
-    np.testing.assert_allclose(model.predict_proba(new), sweep.predict_proba(after), atol=close)
+    np.testing.assert_allclose(model.decision_function(new), readout.scores(after).squeeze(), atol=close)
+    np.testing.assert_allclose(model.predict_proba(new), readout.probabilities(after)[:, 0], atol=close)
     np.testing.assert_array_equal(model.predict(new), model.classes_[model.predict_proba(new).argmax(axis=1)])
 
 
