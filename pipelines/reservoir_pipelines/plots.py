@@ -307,11 +307,14 @@ def plot_sweep(
     save(figure, path)
 
 
-def draw_curve(axes: Axes, rows: Sequence[int], valid: Sequence[float], test: Sequence[float], metric: str) -> None:
-    """Draw a learning curve: scores on valid and test over the number of training rows."""
+def draw_curve(axes: Axes, curve: Sequence[Mapping[str, Any]], metric: str) -> None:
+    """Draw a learning curve: mean scores on valid and test, and their ranges, over the number of training rows."""
     factor, unit = in_unit(metric)
-    for colour, name, scores in zip(COLOURS, ("valid", "test"), (valid, test), strict=False):
-        axes.plot(rows, factor * np.asarray(scores), "o-", color=colour, label=name, markersize=4)
+    rows = [point["rows"] for point in curve]
+    for colour, name in zip(COLOURS, ("valid", "test"), strict=False):
+        scores, ranges = (factor * np.array([p[f"{name}_{of}"] for p in curve]) for of in ("score", "range"))
+        axes.plot(rows, scores, "o-", color=colour, label=name, markersize=4)
+        axes.fill_between(rows, *ranges.T, color=colour, alpha=0.2, linewidth=0)
     axes.set_xscale("log")
     axes.set_xticks(rows, [f"{count:,}" for count in rows], fontsize=8, minor=False)
     axes.minorticks_off()
@@ -319,12 +322,10 @@ def draw_curve(axes: Axes, rows: Sequence[int], valid: Sequence[float], test: Se
 
 
 @picture
-def plot_curve(
-    path: Path, rows: Sequence[int], valid: Sequence[float], test: Sequence[float], *, metric: str, title: str
-) -> None:
+def plot_curve(path: Path, curve: Sequence[Mapping[str, Any]], metric: str, title: str) -> None:
     """Save `draw_curve`."""
     figure = figure_of(6, 4.2, title)
-    draw_curve(figure.subplots(), rows, valid, test, metric)
+    draw_curve(figure.subplots(), curve, metric)
     save(figure, path)
 
 

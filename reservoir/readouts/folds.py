@@ -140,6 +140,23 @@ def draw_folds(
     return fold
 
 
+def draw_ranks(rows: int, labels: np.ndarray | None = None, draw: int = 0) -> np.ndarray:
+    """Return the place of each row in a random order, (rows,); each ``draw`` is another order of the same rows.
+
+    With class labels (rows,), the first rows of the order, however many, have the shares of classes that all rows have,
+    to within one row of each class.
+    """
+    generator = np.random.default_rng((1, draw))
+    ranks = generator.permutation(rows)
+    if labels is None:
+        return ranks
+    share = np.empty(rows)
+    for label in np.unique(labels):
+        mine = np.flatnonzero(labels == label)
+        share[mine] = (ranks[mine].argsort().argsort() + generator.random()) / len(mine)
+    return share.argsort().argsort()
+
+
 def _assign_groups(draw: np.random.Generator, folds: int, labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Return folds that keep groups whole, with as even a share of every class as the groups allow."""
     _, number = np.unique(groups, return_inverse=True)

@@ -239,10 +239,12 @@ def test_cross_validation_uses_every_row_that_is_not_test(extracted, tmp_path):
 def test_a_learning_curve_ends_at_the_score_of_the_fit_on_all_rows(extracted, tmp_path, painted):
     settings = {"alphas": "1e-1:1e4:6", "select": "valid", "curve": "30,100,300,9999", "out": tmp_path}
     done = fit(extracted, columns="final/mean", **settings)
-    assert [n for n, _, _ in done.curve] == [30, 100, 300]
-    assert done.curve[-1][1] == done.best.valid_score
-    assert done.curve[-1][2] == done.best.test_score
-    assert done.curve[0][1] < done.curve[-1][1]
+    assert [point.rows for point in done.curve] == [30, 100, 300]
+    few, _, whole = done.curve
+    assert whole.valid_range == (done.best.valid_score,) * 2 and whole.valid_score == done.best.valid_score
+    assert whole.test_range == (done.best.test_score,) * 2
+    assert few.valid_score < whole.valid_score
+    assert few.test_range[0] < few.test_score < few.test_range[1]  # other rows in each draw
     assert (tmp_path / "curve.png").stat().st_size > 1000
 
 

@@ -27,8 +27,8 @@ ROWS = {"train": 60, "valid": 40}
 @pytest.mark.parametrize("curve", ["1", "1,2"])
 def test_a_learning_curve_may_start_with_fewer_rows_than_shards(extracted, curve, tmp_path):
     done = fit(extracted, columns="final/mean", alphas="1:100:3", curve=curve, out=tmp_path)
-    assert [n for n, _, _ in done.curve] == [int(n) for n in curve.split(",")]
-    assert all(0 <= valid <= 1 and 0 <= test <= 1 for _, valid, test in done.curve)
+    assert [point.rows for point in done.curve] == [int(n) for n in curve.split(",")]
+    assert all(0 <= valid <= 1 and 0 <= test <= 1 for _, valid, test, *_ in done.curve)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_a_page_shows_a_fit_and_a_run(cache, tmp_path):
     assert f"{100 * done.best.test_score:.1f}%" in text
     assert f"{100 * ran.test_score:.1f}%" in text
     assert "calibration error" in text
-    assert f"60 rows {100 * done.curve[-1][2]:.1f}%" in text
+    assert f"60 rows {100 * done.curve[-1].test_score:.1f}%" in text
     for command in ("reservoir extract digits --", "reservoir fit /", "reservoir train bit-xor --"):
         assert f"<code>{command}" in text
     assert report([]).parts == 1  # of all, the fits

@@ -8,7 +8,7 @@ from sklearn.linear_model import Ridge
 from sklearn.model_selection import StratifiedGroupKFold
 
 from reservoir.errors import InputError
-from reservoir.readouts.folds import _scores, draw_folds, kernel_matrix, score_by_kernel
+from reservoir.readouts.folds import _scores, draw_folds, draw_ranks, kernel_matrix, score_by_kernel
 from reservoir.readouts.targets import Targets
 
 
@@ -24,6 +24,16 @@ def test_folds_are_balanced_and_stratified(rows, data, seed):
         np.testing.assert_array_equal(fold, draw_folds(rows, folds, labels=kind, repeat=seed))
     for label in range(4):
         assert np.ptp(np.bincount(fold[labels == label], minlength=folds)) <= 1
+
+
+def test_any_first_rows_of_a_draw_have_the_shares_of_all_classes():
+    labels = np.random.default_rng(0).choice(4, 200, p=[0.6, 0.3, 0.08, 0.02])
+    ranks = draw_ranks(200, labels)
+    for size in (1, 10, 50, 100, 200):
+        counts = np.bincount(labels[ranks < size], minlength=4)
+        assert counts.sum() == size
+        assert np.abs(counts - size * np.bincount(labels) / 200).max() < 2
+    assert (ranks != draw_ranks(200, labels, 1)).any()
 
 
 @settings(max_examples=50, deadline=None)

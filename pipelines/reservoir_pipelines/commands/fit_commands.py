@@ -17,7 +17,7 @@ from reservoir_pipelines.output import is_share, notify, percent, print_json, sc
 
 if TYPE_CHECKING:
     from reservoir.readouts.evaluation import Evaluation
-    from reservoir_pipelines.fitting.results import Fit, Result
+    from reservoir_pipelines.fitting.results import CurvePoint, Fit, Result
 
 Entries = Annotated[
     list[str],
@@ -82,8 +82,9 @@ def fit_tables(done: Fit) -> list[Table]:
     tables += evaluation_tables(done.evaluation, done.best.metric)
     if done.curve:
         metric = done.best.metric
-        points = [(f"{n:,}", score_text(valid, metric), score_text(test, metric)) for n, valid, test in done.curve]
-        tables.append((("#training rows", "#valid", "#test"), points, f"{done.best.title}: {metric.replace('_', ' ')}"))
+        points = [(f"{p.rows:,}", score_text(p.valid_score, metric), *_of_draws(p, metric)) for p in done.curve]
+        title = f"{done.best.title}: {metric.replace('_', ' ')}"
+        tables.append((("#training rows", "#valid", "#test", "lowest to highest draw"), points, title))
     last = [
         ("tried", f"{len(done.table):,} readouts in {done.seconds:.1f} s, all in {done.results}"),
         ("plot", done.plot),
@@ -113,6 +114,11 @@ def evaluation_tables(found: Evaluation, first: str = "accuracy") -> list[Table]
         title = "" if len(worst) == len(found.recall) else f"the {len(worst)} classes with the lowest recall"
         tables.append((("class", "#recall"), [(name, percent(share)) for name, share in worst], title))
     return tables
+
+
+def _of_draws(point: CurvePoint, metric: str) -> tuple[str, str]:
+    low, high = (score_text(end, metric) for end in point.test_range)
+    return score_text(point.test_score, metric), f"{low} to {high}"
 
 
 def _line(name: str, result: Result) -> tuple[Any, ...]:

@@ -44,7 +44,7 @@ from reservoir_pipelines.fitting.fitters import (
     make_fitter,
     score_split,
 )
-from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, Fit, Result, score_matrix, write_table
+from reservoir_pipelines.fitting.results import ELSEWHERE, SUMMARY, CurvePoint, Fit, Result, score_matrix, write_table
 from reservoir_pipelines.fitting.sources import (
     ColumnSource,
     Features,
@@ -62,6 +62,7 @@ from reservoir_pipelines.plots import plot_confusion, plot_curve, plot_sweep, pl
 GREEDY_WIDTH = 6144
 """Joint width of the columns that greedy selection considers; its moments take memory of the square of that."""
 
+CURVE_DRAWS = 5  # random draws of the rows of a learning curve
 FAR_BELOW = 0.2  # a caution is printed if R² on test is lower than on validation rows by this much
 FEW_ROWS, FEW_PER_CLASS = 100, 5
 """Smallest number of validation rows, in all and per class, that can tell readouts apart."""
@@ -202,20 +203,25 @@ def _greedy(pool: Pool, fits: Sequence[ColumnFit], fitter: RidgeFitter, most: in
     return [column_fit("ridge", columns, swept) for columns, swept in steps[1:]]
 
 
-def _learning_curve(source: Source, fitter: RidgeFitter, sizes: Sequence[int]) -> tuple[tuple[int, float, float], ...]:
-    """Return (rows, validation score, test score) for growing numbers of training rows.
+def _learning_curve(source: Source, fitter: RidgeFitter, sizes: Sequence[int]) -> tuple[CurvePoint, ...]:
+    """Return the scores of growing numbers of training rows, each over `CURVE_DRAWS` stratified draws.
 
-    Each size draws its rows from the next larger one, and has its own penalty, chosen on valid. One pass over the rows
-    gives the moments of each stage, whose running sums are the moments of every size.
+    In a draw each size takes its rows from the next larger one, and has its own penalty, chosen on valid. One pass over
+    the rows gives the moments of each stage, whose running sums are the moments of every size.
     """
-    targets = fitter.targets(source)
-    stages = fold_moments(stage_blocks(source, np.asarray(sizes)), targets, len(sizes))
-    points, emphasis = [], emphasis_of(source)
-    for size, moments in zip(sizes, itertools.accumulate(stages, operator.add), strict=True):
-        path = ridge_path(moments, fitter.alphas, emphasis=emphasis)
-        swept = Sweep(path, score(path, source.blocks("valid"), targets))
-        points.append((size, float(swept.accuracy[swept.best]), score_split(swept.readout(), source, "test")))
-    return tuple(points)
+    targets, emphasis = fitter.targets(source), emphasis_of(source)
+    scores: dict[int, list[tuple[float, float]]] = {size: [] for size in sizes}
+    with meter("learning curve", CURVE_DRAWS, unit="draws") as bar:
+        for draw in range(CURVE_DRAWS):
+            blocks = stage_blocks(source, np.asarray(sizes), fitter.classes, draw)
+            stages = fold_moments(blocks, targets, len(sizes))
+            for size, moments in zip(sizes, itertools.accumulate(stages, operator.add), strict=True):
+                path = ridge_path(moments, fitter.alphas, emphasis=emphasis)
+                swept = Sweep(path, score(path, source.blocks("valid"), targets))
+                test = score_split(swept.readout(), source, "test")
+                scores[size].append((float(swept.accuracy[swept.best]), test))
+            bar.advance(1)
+    return tuple(CurvePoint.of(size, found) for size, found in scores.items())
 
 
 def _finish(best: ColumnFit, source: Source, fitter: Fitter, task: Task) -> FinalReadout:
@@ -263,8 +269,8 @@ def _draw(folder: Path, title: str, done: Fit, on_reservoir: Result) -> None:
     level, metric = done.raw.valid_score if done.raw else None, done.best.metric
     plot_sweep(folder / "sweep.png", columns, settings, scores, place, level, metric=metric, title=title)
     if done.curve:
-        rows, valid, test = zip(*done.curve, strict=True)
-        plot_curve(folder / "curve.png", rows, valid, test, metric=metric, title=f"{title}, {on_reservoir.title}")
+        curve = [point._asdict() for point in done.curve]
+        plot_curve(folder / "curve.png", curve, metric, f"{title}, {on_reservoir.title}")
     plot_confusion(folder / "confusion.png", done.evaluation, title)
     if not done.evaluation.classes:
         plot_values(folder / "predicted.png", done.evaluation, title)

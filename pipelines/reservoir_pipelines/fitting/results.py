@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -96,6 +97,25 @@ class Result(Record):
         return replace(self, test_score=found.scores[self.metric], test_interval=interval)
 
 
+class CurvePoint(NamedTuple):
+    """Mean scores over several random draws of a number of training rows, each draw with its own best penalty.
+
+    The ranges are the lowest and the highest score of the draws.
+    """
+
+    rows: int
+    valid_score: float
+    test_score: float
+    valid_range: tuple[float, float]
+    test_range: tuple[float, float]
+
+    @classmethod
+    def of(cls, rows: int, scores: Sequence[tuple[float, float]]) -> CurvePoint:
+        """Return the point of the validation and test scores of some draws."""
+        valid, test = zip(*scores, strict=True)
+        return cls(rows, fmean(valid), fmean(test), (min(valid), max(valid)), (min(test), max(test)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fit:
     """The result of `fit`.
@@ -119,8 +139,8 @@ class Fit:
         regression that of a paired bootstrap.
     table : tuple of Result
         Every readout that was tried.
-    curve : tuple of (int, float, float)
-        Training rows, validation score and test score of the chosen columns, each with its own best penalty.
+    curve : tuple of CurvePoint
+        The learning curve of the chosen columns, if one was asked for.
     readout : LinearReadout or EstimatorReadout
         The chosen readout, with calibrated probabilities.
     results, plot, saved : Path
@@ -137,7 +157,7 @@ class Fit:
     adds_nothing_to: tuple[str, ...]
     p_value: float | None
     table: tuple[Result, ...]
-    curve: tuple[tuple[int, float, float], ...]
+    curve: tuple[CurvePoint, ...]
     readout: Readout = field(repr=False)
     results: Path
     plot: Path
@@ -147,7 +167,7 @@ class Fit:
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as JSON values."""
         plain = {name: value for name, value in vars(self).items() if name not in ("table", "readout", "saved")}
-        curve = [{"rows": n, "valid_score": v, "test_score": t} for n, v, t in self.curve]
+        curve = [point._asdict() for point in self.curve]
         baselines = [{"name": one.name, **one.to_dict()} for one in self.baselines]
         found = {"baselines": baselines, "curve": curve, "tried": len(self.table), "readout": self.saved}
         return as_json(plain | found)

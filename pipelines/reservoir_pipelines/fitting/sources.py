@@ -17,7 +17,7 @@ from reservoir_cache import Entry, FeatureStore, path_below
 from reservoir.errors import InputError, require_path
 from reservoir.plan import RAW, readout_candidates, single_columns
 from reservoir.pooling import raw_features
-from reservoir.readouts.folds import draw_folds
+from reservoir.readouts.folds import draw_folds, draw_ranks
 from reservoir.readouts.ridge import balance_raw
 from reservoir.readouts.targets import RereadableBlocks, has_labels, samples
 from reservoir.tasks.task import Task
@@ -354,23 +354,30 @@ def assign_folds(source: Source, folds: int, classes: int, repeat: int = 0) -> n
 
     Samples of a row, and rows of a group, share a fold. If rows have one label each, folds are stratified by class.
     """
-    labels = np.concatenate([source.labels(split) for split in ("train", "valid")])
-    single = classes and source.tokens() == labels.shape[1] == 1
-    counts = np.concatenate([source.counts(split) for split in ("train", "valid")])
-    of = labels[:, 0] if single else None
-    groups = groups_of(source.store, source.kept("train"))
+    splits = ("train", "valid")
+    counts = np.concatenate([source.counts(split) for split in splits])
+    of, groups = _row_classes(source, splits, classes), groups_of(source.store, source.kept("train"))
     found = draw_folds(len(counts), folds, labels=of, groups=groups, repeat=repeat)
     return np.repeat(found, counts)
 
 
-def stage_blocks(source: Source, sizes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def _row_classes(source: Source, splits: Sequence[str], classes: int) -> np.ndarray | None:
+    """Return the class of each row, (rows,); None if rows have several labels, or values instead of classes."""
+    labels = np.concatenate([source.labels(split) for split in splits])
+    return labels[:, 0] if classes and source.tokens() == labels.shape[1] == 1 else None
+
+
+def stage_blocks(
+    source: Source, sizes: np.ndarray, classes: int, draw: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yield training samples with the stage of a learning curve that adds each, (m,).
 
-    Stage i holds the rows whose rank in a fixed shuffle is below sizes[i] and not below sizes[i - 1].
+    Stage i holds the rows whose place in a random order, stratified by class, is below sizes[i] and not below
+    sizes[i - 1]; each ``draw`` is another order.
     """
     counts = source.counts("train")
-    rank = np.random.default_rng(0).permutation(len(counts))
-    stages = np.repeat(np.searchsorted(sizes, rank, side="right"), counts)
+    ranks = draw_ranks(len(counts), _row_classes(source, ("train",), classes), draw)
+    stages = np.repeat(np.searchsorted(sizes, ranks, side="right"), counts)
     for x, y, stage in with_numbers(source.blocks("train"), stages):
         used = stage < len(sizes)
         if used.any():

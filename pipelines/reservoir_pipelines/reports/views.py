@@ -197,9 +197,8 @@ def curve_picture(values: Values) -> Markup:
     curve, metric = values.get("curve"), values["metric"]
     if not curve:
         return Markup("")
-    rows, valid, test = ([point[name] for point in curve] for name in ("rows", "valid_score", "test_score"))
-    listed = "; ".join(f"{n:,} rows {score_text(score, metric)}" for n, score in zip(rows, test, strict=True))
-    return picture_of(f"test {metric} over training rows: {listed}", plots.draw_curve, rows, valid, test, metric)
+    listed = "; ".join(f"{point['rows']:,} rows {score_text(point['test_score'], metric)}" for point in curve)
+    return picture_of(f"test {metric} over training rows: {listed}", plots.draw_curve, curve, metric)
 
 
 def _fit_pictures(values: Values) -> list[Markup]:
