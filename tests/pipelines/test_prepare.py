@@ -2,24 +2,24 @@
 
 import json
 import os
+import shutil
 import signal
-import sys
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tasks"))
-import samples
-from reservoir_pipelines import prepare, workers
+from reservoir_pipelines import files, prepare, workers
 from reservoir_pipelines.files import temporary_path
 from reservoir_pipelines.preparation import prepare as stage
+from reservoir_pipelines.preparation.prepare import task_table
 from reservoir_pipelines.preparation.prepared import Prepared, PreparedSplit
 from reservoir_pipelines.workers import map_pieces
 
 from reservoir.errors import InputError
-from reservoir.tasks import task_named
+from reservoir.tasks import TASKS, task_named
+from tests.processes import Child
+from tests.tasks import samples
 
 
 def contents(folder):
@@ -111,7 +111,7 @@ def test_missing_data_says_what_to_do(cache, tmp_path):
         prepare("digits").split("dev")
 
 
-TASKS = [
+PREPARED = [
     ("bit-xor", {"train_rows": 3000}),
     ("listops", {"train_rows": 200, "valid_rows": 50, "test_rows": 50, "min_length": 64, "max_length": 100}),
     ("cifar10", {"views": 1}),
@@ -128,7 +128,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def serial(data, tmp_path_factory):
     root = tmp_path_factory.mktemp("serial")
-    return [contents(prepare(task, data=data, cache=root, parameters=p).path) for task, p in TASKS]
+    return [contents(prepare(task, data=data, cache=root, parameters=p).path) for task, p in PREPARED]
 
 
 def work_or_die(number, folder):
@@ -147,7 +147,7 @@ def processes(monkeypatch):
 
 
 def test_local_workers_write_the_same_bytes(data, serial, tmp_path, processes):
-    for (task, parameters), expected in zip(TASKS, serial, strict=True):
+    for (task, parameters), expected in zip(PREPARED, serial, strict=True):
         prepared = prepare(task, data=data, cache=tmp_path, parameters=parameters, workers=2)
         assert contents(prepared.path) == expected
 
@@ -155,7 +155,7 @@ def test_local_workers_write_the_same_bytes(data, serial, tmp_path, processes):
 def test_a_cluster_writes_the_same_bytes_even_if_a_worker_is_killed(data, serial, tmp_path):
     distributed = pytest.importorskip("distributed")
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-        for (task, parameters), expected in zip(TASKS, serial, strict=True):
+        for (task, parameters), expected in zip(PREPARED, serial, strict=True):
             prepared = prepare(
                 task, data=data, cache=tmp_path, parameters=parameters, scheduler=cluster.scheduler_address
             )
@@ -215,3 +215,119 @@ def test_workers_of_a_cluster_get_absolute_paths(tmp_path, monkeypatch):
     monkeypatch.setattr(stage, "map_pieces", elsewhere)
     prepare("mine.csv", cache=tmp_path / "cache", scheduler="tcp://somewhere:1")
     assert set(sent) == {str(tmp_path / "mine.csv")}
+
+
+def test_every_task_says_where_its_data_is(cache, tmp_path, monkeypatch):
+    monkeypatch.delenv("RESERVOIR_DATA", raising=False)
+    table = {row["task"]: row for row in task_table()}
+    assert list(table) == list(TASKS)
+    for name in ("bit-memory", "bit-xor", "listops", "digits"):
+        assert table[name]["data"] == "generated" and table[name]["remedy"] == ""
+    for name in ("mnist", "fashion-mnist", "cifar10", "cifar10-lra", "homology"):
+        assert table[name]["data"] == "missing" and "--data DIR" in table[name]["remedy"]
+    assert "--download" in table["mnist"]["remedy"] and "--download" not in table["homology"]["remedy"]
+    assert table["mnist"]["input"] == "16 values" and table["listops"]["input"] == "16 symbols"
+    assert table["bit-memory"]["labels_per_row"] == 1000 and table["listops"]["splits"]["test"] == 2000
+
+
+def test_data_is_listed_as_here_then_as_prepared(cache, tmp_path, monkeypatch):
+    samples.mnist_files(tmp_path)
+    row = {row["task"]: row for row in task_table(tmp_path)}["mnist"]
+    assert (row["data"], row["splits"]) == ("here", None)
+    prepared = prepare("mnist", data=tmp_path)
+    monkeypatch.delenv("RESERVOIR_DATA", raising=False)
+    row = {row["task"]: row for row in task_table()}["mnist"]
+    assert (row["data"], row["splits"], row["remedy"]) == ("prepared", prepared.rows, "")
+
+
+@pytest.fixture
+def table(tmp_path):
+    draw = np.random.default_rng(0)
+    path = tmp_path / "data.npz"
+    np.savez(path, x=draw.normal(size=(40, 6, 1)).astype("f4"), y=np.arange(40) % 2)
+    return path
+
+
+def rewrite(path, change):
+    """Write other values of the same number of bytes, and give the file the times that it had."""
+    before = path.stat()
+    with np.load(path) as stored:
+        values = {**stored}
+    values["x"] = values["x"] + np.float32(change)
+    np.savez(path, **values)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+def test_changed_values_of_the_same_size_and_time_are_noticed(cache, table):
+    first, original = prepare(str(table)), table.read_bytes()
+    assert prepare(str(table)).reused
+    rewrite(table, 1)
+    second = prepare(str(table))
+    assert (second.reused, second.digest == first.digest) == (False, False)
+    table.write_bytes(original)
+    again = prepare(str(table))
+    assert (again.reused, again.path) == (True, first.path)
+
+
+def test_the_same_files_written_again_are_the_same_data(cache, mnist_files, tmp_path):
+    first = prepare("mnist", data=str(mnist_files))
+    for file in mnist_files.iterdir():
+        os.utime(file, (1, 1))
+    assert prepare("mnist", data=str(mnist_files)).reused
+    moved = shutil.copytree(mnist_files, tmp_path / "elsewhere")
+    again = prepare("mnist", data=str(moved))
+    assert (again.reused, again.path) == (True, first.path)
+
+
+def test_an_unchanged_file_is_read_once(table, tmp_path, monkeypatch):
+    read = []
+    real = files.file_digest
+    monkeypatch.setattr(files, "file_digest", lambda path: read.append(path) or real(path))
+    first = files.source_contents([table], table, tmp_path)
+    assert files.source_contents([table], table, tmp_path) == first
+    assert len(read) == 2  # it was written a moment ago: another change might carry the same time
+    monkeypatch.setattr(files, "UNSETTLED", -(10**18))
+    for _ in range(3):
+        assert files.source_contents([table], table, tmp_path) == first
+    assert len(read) == 3
+
+
+KEEP = """
+import sys
+from pathlib import Path
+from reservoir_pipelines import files
+files.UNSETTLED = -(10**18)
+files.source_contents([Path(sys.argv[1])], Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("fault", ["written", "synced"])
+def test_a_killed_process_leaves_no_notes_of_files_behind(table, tmp_path, monkeypatch, fault):
+    kept = tmp_path / "kept"
+    assert Child(KEEP, table, kept, RESERVOIR_FAULT=fault).ended()[0] == -signal.SIGKILL
+    (left,) = kept.iterdir()
+    (mine := temporary_path(kept / files.MEMO)).touch()  # of a process that lives: this one
+    (other := kept / left.name.replace("files.json", "file.json")).touch()
+    monkeypatch.setattr(files, "UNSETTLED", -(10**18))
+    files.source_contents([table], table, kept)
+    assert set(kept.iterdir()) == {kept / files.MEMO, mine, other}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "locked"])
+def test_unreadable_files_are_refused_in_one_line(call, cache, mnist_files, kind, monkeypatch):
+    labels = mnist_files / "train-labels-idx1-ubyte"
+    if kind == "pipe":
+        labels.unlink()
+        os.mkfifo(labels)
+    else:
+        refused = PermissionError(13, "Permission denied")
+
+        def refuse(path):
+            raise refused
+
+        monkeypatch.setattr(files, "file_digest", refuse)
+    code, out, message = call("prepare", "mnist", "--data", mnist_files)
+    assert (code, out) == (2, "")
+    assert message.count("\n") == 1
+    assert "train-labels-idx1-ubyte" in message or kind == "locked"

@@ -1,10 +1,8 @@
 """Where stderr is no terminal, progress is shown as lines."""
 
-import time
-
 import pytest
 from reservoir_pipelines import output
-from reservoir_pipelines.output import heartbeat, meter, silenced, training_meter
+from reservoir_pipelines.output import meter, training_meter
 
 
 @pytest.fixture
@@ -38,20 +36,6 @@ def test_a_line_comes_every_thirty_seconds(pass_time, capsys):
         "extract: 210 of 1,000 (21%), 6 rows/s  2.00 GB, 2 min left",
         "extract: 400 of 1,000 (40%), 5.33 rows/s, 2 min left",
     ]
-
-
-def test_stages_without_progress_print_a_line_too(monkeypatch, capsys):
-    monkeypatch.setattr(output, "SECONDS", 0.02)
-    with heartbeat("reservoir"):
-        time.sleep(0.2)
-        before = len(capsys.readouterr().err.splitlines())
-        with meter("extract", 10), silenced():
-            time.sleep(0.2)
-        lines = capsys.readouterr().err.splitlines()
-    assert before > 2
-    assert lines.count("extract: 0 of 10 (0%), 0 rows/s") > 2
-    time.sleep(0.1)
-    assert capsys.readouterr().err == ""
 
 
 def test_training_shows_running_means_and_counts_from_the_checkpoint(pass_time, capsys):

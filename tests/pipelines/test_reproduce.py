@@ -187,11 +187,6 @@ def test_a_cell_waits_for_one_that_another_process_is_running(cache, tmp_path):
     assert folder.result(cell.key)
 
 
-def test_two_processes_share_the_cells(cache, tmp_path):
-    done = reproduce([recipe(tmp_path, ROWS)], workers=2)
-    assert (done.ran, dict(done.failed)) == (2, {})
-
-
 def test_an_override_runs_a_recipe_with_another_model(cache, tmp_path, call):
     mine = recipe(tmp_path, ROWS).replace("my", "my")
     text = (

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 import textwrap
 from importlib import import_module
 
@@ -14,7 +13,7 @@ from reservoir_pipelines.training.run_folder import Journal, RunFolder, load_run
 
 from reservoir.errors import InputError
 from reservoir.training.trainer import DivergedError
-from tests.processes import Child, pair
+from tests.processes import pair
 
 STAGE = import_module("reservoir_pipelines.training.train")
 TINY = "gpt2:n_layer=3,n_embd=16,n_head=2,n_positions=70,initializer_range=0.3"
@@ -167,36 +166,6 @@ def test_a_changed_digit_of_a_configuration_or_a_result_is_found(go, cache):
     assert go(steps=2).steps == 2
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from reservoir_pipelines import train
-
-def die(method):
-    def moved(self, target):
-        if sys.argv[2] in self.name and self.name.endswith(".part"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return method(self, target)
-    return moved
-
-Path.replace, Path.rename = die(Path.replace), die(Path.rename)
-train("bit-xor", run=Path(sys.argv[1]), **eval(sys.argv[3]))
-"""
-
-
-@pytest.mark.parametrize("name", ["config.json", "step-", "run.json"])
-def test_partial_files_of_a_killed_run_are_removed_when_it_resumes(name, go, cache):
-    settings = {"steps": 2, "eval_every": 2, "parameters": FEW, **QUICK}
-    code, _, err = Child(KILLED, cache / "run", name, repr(settings)).ended()
-    assert code == -signal.SIGKILL, err
-    assert len(list((cache / "run").rglob("*.part"))) == 1
-    others = [] if name == "config.json" else [cache / "run" / ".mine.part"]  # of somebody else
-    for path in others:
-        path.touch()
-    assert go(steps=2, resume=True).steps == 2
-    assert list((cache / "run").rglob("*.part")) == others
-
-
 # ---- refusals
 
 
@@ -212,14 +181,6 @@ def test_every_file_of_a_run_may_be_read_by_whom_new_files_may(go, cache):
     (cache / "new").touch()
     allowed = (cache / "new").stat().st_mode & 0o777
     assert {path.stat().st_mode & 0o777 for path in done.path.rglob("*") if path.is_file()} == {allowed}
-
-
-def test_the_configuration_of_something_else_is_left_as_it_is(go, cache):
-    (cache / "run").mkdir(parents=True)
-    (cache / "run" / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(InputError, match="not the folder of a run of reservoir train"):
-        go(steps=1)
-    assert (cache / "run" / "config.json").read_text() == '{"model_type": "gpt2"}'
 
 
 @pytest.mark.parametrize("folder", ["file", "file/sub"])

@@ -1,4 +1,4 @@
-"""Training: it learns what a readout cannot, takes the steps of a plain loop, and goes on to the same bits."""
+"""Training: it learns what a readout cannot, takes the steps of a plain loop, and its runs predict and are swept."""
 
 import json
 import signal
@@ -7,10 +7,13 @@ from importlib.metadata import version
 import numpy as np
 import pytest
 import torch
-from reservoir_pipelines import train
-from reservoir_pipelines.training.run_folder import RunFolder
+from reservoir_pipelines import export, predict, train
+from reservoir_pipelines.cli import run as command
+from reservoir_pipelines.prediction.outputs import evaluate_predictions
+from reservoir_pipelines.training.run_folder import RunFolder, load_run
 from reservoir_pipelines.training.training_result import Training
 from safetensors.torch import load_file
+from sklearn import metrics
 
 from reservoir.errors import InputError
 from reservoir.training.steps import baseline, converged_step
@@ -299,3 +302,216 @@ def test_a_run_in_progress_is_left_alone(cache):
     folder = cache / "busy"
     with RunFolder(folder).lock(), pytest.raises(InputError, match="another process is training this run"):
         train("bit-xor", steps=1, run=folder, **QUICK)
+
+
+CLI_QUICK = {
+    "backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64",
+    "init": "random",
+    "steps": 20,
+    "device": "cpu",
+}
+
+
+def write_series(path, kind, rows=120):
+    """Write series, the last 30 of them for test, with two classes or two targets."""
+    draw = np.random.default_rng(0)
+    y = np.arange(rows) % 2
+    x = draw.normal(size=(rows, 6, 1)) + 2 * y[:, None, None]
+    split = np.repeat(["train", "valid", "test"], [60, 30, 30])
+    labels = np.array(["down", "up"])[y] if kind == "classes" else np.c_[100 + 5 * x[:, :, 0].mean(1), x[:, 0, 0]]
+    np.savez(path, x=x, y=labels, split=split)
+    np.savez(path.with_name("test.npz"), x=x[90:], y=labels[90:])
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["classes", "values"])
+def test_train_evaluates_the_test_split(cache, tmp_path, kind, call):
+    done = train(write_series(tmp_path / "own.npz", kind), **CLI_QUICK)
+    found = evaluate_predictions(list(predict(done.path, tmp_path / "test.npz")))
+    assert done.evaluation.scores == pytest.approx(found.scores, rel=1e-3)
+    assert done.evaluation.scores[done.metric] == pytest.approx(done.test_score)
+    assert Training.from_dict(json.loads(json.dumps(done.to_dict()))).to_dict() == done.to_dict()
+    names = {"accuracy", "majority_baseline", "balanced_accuracy", "macro_f1", "auc"}
+    each = {f"{name}_of_label_{n}" for name in ("R²", "rmse") for n in range(2)}
+    assert done.evaluation.scores.keys() == (names if kind == "classes" else {"R²", "rmse", "mae", *each})
+    assert (done.path / "confusion.png").exists() == (kind == "classes")
+    if kind == "classes":
+        np.testing.assert_array_equal(done.evaluation.confusion, found.confusion)
+        truth = np.load(tmp_path / "test.npz")["y"]
+        labels = [one.label for one in predict(done.path, tmp_path / "test.npz")]
+        assert done.evaluation.scores["macro_f1"] == pytest.approx(metrics.f1_score(truth, labels, average="macro"))
+    assert (
+        json.loads(call("train", tmp_path / "own.npz", *flags(), "--json")[1])["evaluation"]
+        == done.evaluation.to_dict()
+    )
+
+
+def flags():
+    return [word for name, value in CLI_QUICK.items() for word in (f"--{name}", str(value))]
+
+
+TWO_BLOCKS = "gpt2:n_layer=2,n_embd=16,n_head=2,n_positions=70,initializer_range=0.3"
+SIX_STEPS = {
+    "init": "random",
+    "device": "cpu",
+    "compute": "float32",
+    "backbone": TWO_BLOCKS,
+    "steps": 6,
+    "eval_every": 3,
+}
+FEW = {"train_rows": 64, "valid_rows": 40, "test_rows": 30}
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Return files with sequences of different lengths: of three classes, and with two real targets."""
+    draw = np.random.default_rng(0)
+    x, lengths = draw.normal(size=(90, 12, 2)).astype(np.float32), draw.integers(4, 13, 90)
+    np.savez(tmp_path / "classes.npz", x=x, y=np.arange(90) % 3, lengths=lengths)
+    np.savez(tmp_path / "values.npz", x=x, y=draw.normal(size=(90, 2)).astype(np.float32), lengths=lengths)
+    np.savez(tmp_path / "new.npz", x=x[:20], lengths=lengths[:20])
+    return tmp_path
+
+
+def direct(run, x, lengths, scaling=None):
+    """Return the logits of a run's model, of one row at a time and without padding."""
+    model = load_run(run, "cpu").fpt
+    with torch.no_grad():
+        rows = [model(torch.from_numpy(x[i : i + 1, :n]), torch.tensor([n])) for i, n in enumerate(lengths)]
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("settings", [{}, {"patch": 3, "stride": 2, "train": "all"}])
+def test_predictions_of_a_run_are_those_of_its_model(own, cache, settings):
+    done = train(str(own / "classes.npz"), **SIX_STEPS, **settings)
+    found = list(predict(done.path, own / "new.npz", device="cpu"))
+    with np.load(own / "new.npz") as file:
+        x, lengths = file["x"], file["lengths"]
+    config = json.loads((done.path / "config.json").read_text())
+    x = (x - np.float32(config["scaling"]["offset"])) * np.float32(config["scaling"]["scale"])
+    if settings:
+        lengths = (lengths - 3) // 2 + 1
+        x = np.stack([x[:, 2 * i : 2 * i + 3].reshape(20, -1) for i in range(5)], axis=1)
+    expected = direct(done.path, x.astype(np.float32), lengths).softmax(-1)[:, 0, 0].numpy()
+    np.testing.assert_allclose([p.probabilities for p in found], expected, atol=2e-6)
+    assert [p.label for p in found] == expected.argmax(-1).tolist()
+
+
+@pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="export needs torch 2.7")
+def test_an_exported_run_gives_the_same(cache, tmp_path):
+    done = train("bit-xor", parameters=FEW, **SIX_STEPS)
+    written = export(done.path, out=tmp_path / "model.pt2")
+    bits = np.random.default_rng(1).integers(0, 2, (5, 10, 1)).astype(np.float32)
+    logits = torch.export.load(str(written.model)).module()(torch.from_numpy(bits), torch.full((5,), 10))
+    torch.testing.assert_close(logits.softmax(-1), direct(done.path, bits, [10] * 5).softmax(-1), atol=2e-6, rtol=0)
+    card = json.loads(written.card.read_text())
+    assert card["scores"]["test_score"] == done.test_score
+
+
+def test_a_run_whose_backbone_has_changed_is_refused(cache, tiny_gpt2, tmp_path):
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_gpt2, folder)
+    done = train("bit-xor", **{**SIX_STEPS, "backbone": str(folder), "init": "pretrained"}, parameters=FEW)
+    weights = load_file(folder / "model.safetensors")
+    weights["transformer.h.0.mlp.c_fc.bias"] += 1
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match="have changed since it was fitted"):
+        load_run(done.path)
+    with pytest.raises(InputError, match="not the folder of a run of reservoir train"):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "groups"),
+    [
+        ("Full", {"train": "all", "depth": 1}, ("all",)),
+        ("LSTM, trained", {"train": "all", "backbone": "lstm:width=16"}, ("all",)),
+        ("LSTM, frozen", {"backbone": "lstm:width=16"}, ("input", "layernorm", "output")),
+        (
+            "LSTM*",
+            {"backbone": "lstm-star:width=16,depth=2,positions=12"},
+            ("input", "layernorm", "positions", "output"),
+        ),
+        ("norms frozen", {"train": "input,positions,output"}, ("input", "positions", "output")),
+    ],
+)
+def test_the_papers_baselines(name, settings, groups, cache):
+    done = train("bit-xor", parameters=FEW, **{**SIX_STEPS, **settings})
+    assert done.groups == groups and len(done.losses) == 6, name
+    config = json.loads((done.path / "config.json").read_text())
+    rate = 3e-4 if "lstm" in config["reservoir"]["backbone"] else 1e-3
+    assert config["settings"]["recipe"]["learning_rate"] == rate
+    if name == "Full":
+        assert done.frozen_tensors == 0
+
+
+def test_the_papers_protocol_is_that_of_the_authors_code(cache):
+    """The output starts as torch's Linear does, and what lies below the trained layers is dropped too."""
+    settings = {**SIX_STEPS, "train": "output", "steps": 1, "learning_rate": 1e-12, "dropout": 0.3}
+    rows = {"train_rows": 20, "valid_rows": 20, "test_rows": 20, "max_tokens": 60}
+    ours = train("bit-xor", parameters=FEW, **settings)
+    paper = train("listops", parameters=rows, protocol="paper", **settings)
+    norms = [load_run(done.path).fpt.output.weight.norm(dim=1) for done in (ours, paper)]
+    assert norms[0].numpy() == pytest.approx(1.41, abs=1e-3)  # orthogonal rows
+    assert 0.3 < norms[1].min() < norms[1].max() < 0.9  # uniform up to 16 ** -0.5: 0.58 on the mean
+    recipe = json.loads((paper.path / "config.json").read_text())["settings"]["recipe"]
+    assert (recipe["output_init"], recipe["dropout_below"]) == ("linear", True)
+    dry = train("listops", parameters=rows, protocol="paper", **settings | {"dropout": 0.0})
+    assert dry.losses != paper.losses and dry.test_loss == pytest.approx(paper.test_loss, abs=1e-6)
+    with pytest.raises(InputError, match="--from-cache --protocol paper: the authors' dropout"):
+        train("listops", parameters=rows, protocol="paper", from_cache=True, **settings)
+
+
+SHALLOW = "gpt2:n_layer=2,n_embd=16,n_head=2,n_positions=16,initializer_range=0.3"
+ROWS = {"train_rows": 64, "valid_rows": 40, "test_rows": 30}
+SWEPT = {"init": "random", "device": "cpu", "compute": "float32", "backbone": SHALLOW, "parameters": ROWS}
+SHORT = {"steps": 20, "eval_every": 10, "batch": 16, **SWEPT}
+
+
+def test_a_sweep_returns_the_run_that_does_best_on_validation_and_looks_at_test_once(cache, tmp_path):
+    swept = train("bit-xor", sweep={"learning_rate": [1e-5, 1e-2], "dropout": 0.0}, **SHORT)
+    alone = {
+        rate: train("bit-xor", learning_rate=rate, dropout=0.0, run=tmp_path / f"{rate}", **SHORT)
+        for rate in (1e-5, 1e-2)
+    }
+    best = max(alone, key=lambda rate: (alone[rate].valid_score, -alone[rate].valid_loss))
+    assert swept.test_score == alone[best].test_score
+    assert [row["learning_rate"] for row in swept.swept] == [best, *(rate for rate in alone if rate != best)]
+    for row in swept.swept:
+        assert (row["valid_score"], row["dropout"]) == (alone[row["learning_rate"]].valid_score, 0.0)
+    tested = [RunFolder(swept.path.parent / row["run"]).result["test_score"] is not None for row in swept.swept]
+    assert tested == [True, False]
+    before = {row["run"]: (RunFolder(swept.path.parent / row["run"]).path / "metrics.jsonl").stat().st_mtime_ns
+              for row in swept.swept}  # fmt: skip
+    again = train("bit-xor", sweep={"learning_rate": [1e-5, 1e-2], "dropout": 0.0}, **SHORT)
+    assert again == swept
+    after = {run: (RunFolder(swept.path.parent / run).path / "metrics.jsonl").stat().st_mtime_ns for run in before}
+    assert after == before  # no step was taken
+    plain = train("bit-xor", learning_rate=swept.swept[1]["learning_rate"], dropout=0.0, resume=True, **SHORT)
+    assert plain.test_score == alone[swept.swept[1]["learning_rate"]].test_score  # kept, and finished when asked for
+
+
+def test_the_command_prints_every_run_and_refuses_what_is_no_number(cache, capsys):
+    flags = ["--backbone", SHALLOW, "--init", "random", "--steps", "4", "--eval-every", "4", "--device", "cpu"]
+    rows = [part for name, count in ROWS.items() for part in ("--param", f"{name}={count}")]
+    line = ["train", "bit-xor", *flags, *rows, "--sweep", "learning_rate=1e-3,1e-2", "--sweep", "dropout=0"]
+    assert command([*line, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["swept"]) == 2
+    assert command(line) == 0
+    assert "learning_rate" in capsys.readouterr().out
+    for wrong, says in (
+        ("steps=1,2", "steps is none of batch, accumulate, learning_rate"),
+        ("batch=a,b", "give numbers"),
+        ("batch=0,8", "--batch 0: give a whole number"),
+    ):
+        assert command([*line[:-4], "--sweep", wrong]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_a_sweep_whose_runs_all_diverge_is_an_error(cache):
+    with pytest.raises(InputError, match="every run diverged before its first validation"):
+        train("bit-xor", sweep={"clip": [1.0, 2.0]}, bound=1e-9, **SHORT)

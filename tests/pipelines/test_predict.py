@@ -1,4 +1,4 @@
-"""The files that predict reads and writes: labels in any format, and predictions as CSV, JSON lines or Parquet."""
+"""predict: the files it reads and writes, columns by name, longer sequences, and input that it refuses in one line."""
 
 import csv
 import importlib
@@ -8,14 +8,15 @@ import tracemalloc
 import h5py
 import numpy as np
 import pytest
-from reservoir_pipelines import extract, fit, predict
+from reservoir_pipelines import ReservoirClassifier, explain, extract, fit, predict
 from reservoir_pipelines.cli import run
 from reservoir_pipelines.prediction.outputs import PredictionEvaluator, evaluate_predictions, write_predictions
 from reservoir_pipelines.prediction.predict import Prediction
 from sklearn import metrics
 
-predict_module = importlib.import_module("reservoir_pipelines.prediction.predict")
+from reservoir.errors import InputError
 
+predict_module = importlib.import_module("reservoir_pipelines.prediction.predict")
 SMALL = {"backbone": "gpt2:n_layer=1,n_embd=16,n_head=2,n_positions=64", "init": "random", "layers": "embed"}
 NAMES = ["v0", "v1", "v2", "v3"]
 
@@ -206,3 +207,127 @@ def test_predict_computes_a_block_only_when_it_is_reached(fitted, tmp_path, monk
     next(found)
     assert computed == [256]
     assert len(list(found)) == 599
+
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(2, 5, 3))
+
+
+@pytest.fixture(scope="module")
+def readout(tmp_path_factory, tiny_gpt2):
+    """Return a readout of vectors (rows, 5, 3) with two classes."""
+    folder = tmp_path_factory.mktemp("predict")
+    x = RNG.normal(size=(60, 5, 3))
+    np.savez(folder / "own.npz", x=x, y=(x.mean(axis=(1, 2)) > 0).astype(int))
+    features = extract(str(folder / "own.npz"), backbone=str(tiny_gpt2), cache=folder / "cache", layers="block01,final")
+    return fit(features, alphas="1e0:1e0:1", out=folder / "readout").saved
+
+
+def answers(readout, tmp_path, **arrays):
+    np.savez(tmp_path / "new.npz", **arrays)
+    return list(predict(readout, tmp_path / "new.npz", device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        (np.array([2, 3, 4]), r"x has 2 rows and lengths the shape \(3,\)"),
+        (np.array(2), r"x has 2 rows and lengths the shape \(\)"),
+        (np.array([[2, 3], [2, 3]]), r"lengths the shape \(2, 2\)"),
+        (np.array([2.5, 3]), "lengths hold float64"),
+        (np.array([np.nan, 3]), "lengths hold float64"),
+        (np.array(["2", "3"]), "lengths hold <U1"),
+        (np.array([2, 6]), "length 6 in row 1 is not between 1 and 5"),
+        (np.array([2**32 + 1, 3]), "length 4294967297 in row 0"),
+    ],
+)
+def test_lengths_that_are_not_one_whole_number_per_row_are_refused(readout, tmp_path, lengths, message):
+    with pytest.raises(InputError, match=message):
+        answers(readout, tmp_path, x=X, lengths=lengths)
+    assert len(answers(readout, tmp_path, x=X, lengths=np.array([2, 5]))) == 2
+
+
+def test_a_single_number_is_refused(readout, tmp_path):
+    with pytest.raises(InputError, match="x is a single number"):
+        answers(readout, tmp_path, x=np.array(1.0))
+
+
+def test_values_that_the_model_cannot_hold_are_refused_by_row(readout, tmp_path):
+    x = RNG.normal(size=(300, 5, 3))
+    x[290, 2] = 1e38
+    with pytest.raises(InputError, match=r"new\.npz: the model overflows in row 290"):
+        answers(readout, tmp_path, x=x)
+    assert len(answers(readout, tmp_path, x=np.delete(x, 290, axis=0))) == 299
+
+
+def test_integer_labels_are_printed_as_integers(tmp_path, tiny_gpt2):
+    x = RNG.normal(size=(60, 5, 3))
+    np.savez(tmp_path / "own.npz", x=x, y=np.array([-7, 0, 5])[np.arange(60) % 3])
+    features = extract(str(tmp_path / "own.npz"), backbone=str(tiny_gpt2), cache=tmp_path / "cache", layers="final")
+    saved = fit(features, alphas="1e0:1e0:1", out=tmp_path / "readout").saved
+    printed = [json.dumps(answer.to_dict()) for answer in answers(saved, tmp_path, x=x)]
+    found = [json.loads(line)["label"] for line in printed]
+    assert {type(label) for label in found} == {int} and set(found) <= {-7, 0, 5}
+
+
+def waves(lengths, seed=0):
+    """Return sines of two frequencies, one for each length, and their classes."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(len(lengths)) % 2
+    shown = zip(lengths, y, rng.uniform(0, 6, len(lengths)), strict=True)
+    return [np.sin(np.arange(n) * (1 + kind) / 4 + phase) + rng.normal(0, 0.1, n) for n, kind, phase in shown], y
+
+
+def write_padded(path, three_lengths, y, **arrays):
+    x = np.zeros((len(three_lengths), max(map(len, three_lengths)), 1), np.float32)
+    for number, row in enumerate(three_lengths):
+        x[number, : len(row), 0] = row
+    np.savez(path, x=x, y=y, lengths=np.array(list(map(len, three_lengths))), **arrays)
+    return path
+
+
+@pytest.fixture(scope="module")
+def three_lengths():
+    return waves(np.random.default_rng(1).integers(20, 41, 60))
+
+
+def test_a_classifier_labels_longer_sequences(cache, three_lengths):
+    model = ReservoirClassifier(compute="float32").fit(*three_lengths)
+    new, y = waves([90, 200, 120, 1000], seed=2)
+    np.testing.assert_array_equal(model.predict(new), y)
+    with pytest.raises(InputError, match=r"X, row 1: sequences of 1025 tokens, but this gpt2 has 1024 positions"):
+        model.predict([new[0], np.zeros(1025)])
+
+
+@pytest.mark.parametrize("columns", ["all", "raw", "block01/segments8"])
+def test_predict_accepts_longer_series(cache, three_lengths, tmp_path, columns, capsys):
+    found = fit(extract(str(write_padded(tmp_path / "d.npz", *three_lengths)), compute="float32"), columns=columns)
+    new, y = waves([90, 200, 35], seed=2)
+    labels = [row.label for row in predict(found.saved, write_padded(tmp_path / "new.npz", new, y))]
+    if columns == "raw":
+        assert (
+            "2 rows are longer than any that the readout was fitted on; raw read the first" in capsys.readouterr().err
+        )
+    else:
+        assert labels == y.tolist()
+    too_long = write_padded(tmp_path / "long.npz", [*new, np.zeros(1025)], np.zeros(4, int))
+    if columns != "raw":
+        with pytest.raises(InputError, match=r"long\.npz, row 3: sequences of 1025 tokens"):
+            predict(found.saved, too_long)
+        with pytest.raises(InputError, match=r"new\.npz, row 1: 200 tokens; explain takes rows of up to the"):
+            explain(found.saved, tmp_path / "new.npz")
+
+
+def test_a_longer_test_row_changes_no_feature_of_training_rows(cache, three_lengths, tmp_path):
+    x, y = three_lengths
+    split = np.repeat(["train", "valid", "test"], 20)
+    longer = [*x[:-1], np.concatenate([x[-1]] * 20)]
+    stores = [
+        extract(str(write_padded(tmp_path / name, data, y, split=split)), compute="float32", layers="embed").store
+        for name, data in (("d.npz", x), ("e.npz", longer))
+    ]
+    dilations = [store.entry.spec.input["dilations"] for store in stores]
+    assert dilations[0] == dilations[1] == [1, 2, 4]
+    for column in stores[0]["train"].columns:
+        one, other = (store["train"][column] for store in stores)
+        np.testing.assert_allclose(one, other, atol=1e-4)
