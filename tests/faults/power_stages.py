@@ -14,31 +14,16 @@ from reservoir_cache import (
     CacheError,
     Entry,
     FeatureStore,
-    Layout,
-    Spec,
     broken_entries,
     list_entries,
     load_arrays,
     remove,
     repair,
     save_arrays,
-    write_block,
-    write_targets,
 )
 
+from tests.cache.conftest import fill, make_entry
 from tests.faults.power_loss import Stage, Step
-
-SPEC = Spec(
-    task={"name": "toy"},
-    data={"digest": "d", "rows": {"train": 6, "test": 2}},
-    backbone={"family": "gpt2", "digest": "b"},
-    init={"kind": "random", "seed": 0},
-    input={"kind": "orthogonal", "seed": 0, "gain": 1, "patch": 1, "stride": 1},
-    padding="mask",
-    compute="float32",
-    store="float16",
-)
-BLOCK = 4
 
 
 def short(*values: Any) -> str:
@@ -51,20 +36,14 @@ def short(*values: Any) -> str:
 
 def create(root: Path) -> Entry:
     """Make the entry, or open it."""
-    return Entry.create(root, "gpt2-random", SPEC, Layout(batch_rows=2, block_rows=BLOCK), {})
+    return make_entry(root, data={"digest": "d", "rows": {"train": 6, "test": 2}})
 
 
 def extract(root: Path, *columns: str) -> None:
     """Write what is missing of the entry, as an extract does."""
     entry = create(root)
     repair(entry)
-    for split, rows in SPEC.rows.items():
-        index = np.arange(rows)
-        write_targets(entry, split, {"y": index.reshape(-1, 1, 1), "lengths": index + 1, "index": index})
-        for block, names in entry.missing(split, columns).items():
-            low, high = entry.blocks(split)[block]
-            values = np.arange(low, high, dtype=np.float32).reshape(-1, 1, 1) + np.ones((1, 1, 300), np.float32)
-            write_block(entry, split, block, {name: values * (1 + len(name)) for name in names})
+    fill(entry, columns)
 
 
 def features(root: Path) -> Any:
@@ -90,7 +69,7 @@ def found(entry: Entry) -> Any:
 
 def damage(root: Path) -> None:
     """Make an entry with a damaged shard and a damaged manifest."""
-    extract(root, "embed/mean")
+    extract(root, "block01/mean")
     (entry,) = list_entries(root)
     shard, page = entry.path / "train" / "00000-0.h5", entry.path / "test" / "manifest.json"
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
@@ -114,20 +93,24 @@ def moments(number: int) -> Step:
 CACHE = (
     Stage(
         "extract: an entry, shards, manifests",
-        (Step(create), Step(lambda root: extract(root, "embed/mean")), Step(lambda root: extract(root, "final/last"))),
+        (
+            Step(create),
+            Step(lambda root: extract(root, "block01/mean")),
+            Step(lambda root: extract(root, "final/last")),
+        ),
         features,
         recovers=True,
     ),
-    Stage("fit: moments", (moments(1), moments(2)), features, prepare=lambda root: extract(root, "embed/mean")),
+    Stage("fit: moments", (moments(1), moments(2)), features, prepare=lambda root: extract(root, "block01/mean")),
     Stage(
         "cache remove",
         (Step(lambda root: remove(next(root.glob("features/*/*"))), durable=False),),
         features,
-        prepare=lambda root: extract(root, "embed/mean", "final/last"),
+        prepare=lambda root: extract(root, "block01/mean", "final/last"),
     ),
     Stage(
         "cache repair",
-        (Step(lambda root: repair(create(root))), Step(lambda root: extract(root, "embed/mean"))),
+        (Step(lambda root: repair(create(root))), Step(lambda root: extract(root, "block01/mean"))),
         after_damage,
         prepare=damage,
     ),

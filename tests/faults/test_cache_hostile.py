@@ -3,9 +3,6 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
@@ -16,7 +13,6 @@ from reservoir_cache import (
     CacheError,
     Entry,
     FeatureStore,
-    Layout,
     Problem,
     Spec,
     broken_entries,
@@ -29,13 +25,11 @@ from reservoir_cache import (
     repair,
     save_arrays,
     verify,
-    write_block,
-    write_targets,
 )
 from reservoir_pipelines.preparation.prepared import PreparedSplit
 
 from reservoir import InputError
-from tests.cache.conftest import make_spec
+from tests.cache.conftest import fill, make_entry
 
 COLUMN = "final/last"
 
@@ -43,8 +37,7 @@ COLUMN = "final/last"
 @pytest.fixture
 def entry(tmp_path):
     """Return a finished entry of two blocks, with moments."""
-    spec, layout = make_spec(data={"digest": "d", "rows": {"train": 6}}), Layout(batch_rows=2, block_rows=4)
-    entry = Entry.create(tmp_path / "cache", "gpt2-random", spec, layout, {})
+    entry = make_entry(tmp_path / "cache", data={"digest": "d", "rows": {"train": 6}})
     extract(entry)
     save_arrays(entry, "ridge", {"n": np.arange(3)}, {})
     return entry
@@ -52,11 +45,7 @@ def entry(tmp_path):
 
 def extract(entry):
     """Write what is missing."""
-    write_targets(entry, "train", {"y": np.arange(6).reshape(6, 1, 1), "lengths": np.arange(6), "index": np.arange(6)})
-    for block in entry.missing("train", [COLUMN]):
-        low, high = entry.blocks("train")[block]
-        x = np.random.default_rng(block).standard_normal((high - low, 1, 8)).astype(np.float32)
-        write_block(entry, "train", block, {COLUMN: x})
+    fill(entry, [COLUMN])
 
 
 @pytest.fixture
@@ -293,20 +282,6 @@ def test_repair_refuses_the_problems_of_another_folder(entry, tmp_path):
         repair(entry, [Problem(Path(other), "missing", "")])
 
 
-@pytest.mark.parametrize("step", ["marked", "emptied"])
-@pytest.mark.parametrize("name", ["the task", "the folder", "its name"])
-def test_a_second_cache_remove_after_a_kill_removes_the_rest(cache, entry, call, step, name):
-    named = {"the task": "toy", "the folder": entry.path, "its name": entry.path.name}[name]
-    command = [sys.executable, "-m", "reservoir_pipelines", "cache", "remove", str(named)]
-    first = subprocess.run(command, env={**os.environ, "RESERVOIR_FAULT": step}, capture_output=True)
-    assert first.returncode == -signal.SIGKILL and entry.path.is_dir()
-    code, out, err = call("cache", "remove", named)
-    assert (code, err) == (0, "") and entry.path.name in out
-    assert not entry.path.exists()
-    code, out, err = call("cache", "remove", named)
-    assert code == 2 and len(err.splitlines()) == 1
-
-
 @pytest.mark.parametrize("block_rows", [1, 4, 10**17, 10**18])
 def test_an_enormous_count_of_rows_is_one_line_not_memory_without_end(cache, entry, call, block_rows):
     def change(content):
@@ -331,8 +306,7 @@ def test_an_enormous_count_of_rows_is_one_line_not_memory_without_end(cache, ent
 
 
 def made(cache, rows):
-    spec = make_spec(data={"digest": "d", "rows": {"train": rows}})
-    return Entry.create(cache, "gpt2-random", spec, Layout(batch_rows=2, block_rows=4), {})
+    return make_entry(cache, data={"digest": "d", "rows": {"train": rows}})
 
 
 def test_no_entry_is_made_that_cannot_be_opened(cache):

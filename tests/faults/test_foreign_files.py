@@ -1,88 +1,260 @@
-"""Files from somebody else run nothing: entries that name modules, and models with code."""
+"""Files from somebody else decide nothing: where work runs, where results go, which module or code is imported."""
 
 import json
 import shutil
+import socket
 import sys
+from dataclasses import fields
 
 import numpy as np
 import pytest
 from reservoir_cache import Entry
 from reservoir_cache.publish import publish_json, read_json
 from reservoir_pipelines import extract
-from reservoir_pipelines.cli import run
 from reservoir_pipelines.fitting.seeds import fit_seeds
 
-from reservoir import InputError
+from reservoir import InputError, options
 from reservoir.backbones import load_backbone
 from reservoir.backbones.gpt2 import GPT2Model
+from reservoir.option_fields import without_where
 from tests.reservoir.models import save
 
+RECIPE = """
+title = "Mine"
+{top}
+[[columns]]
+name = "accuracy"
+cell = "readout"
+{column}
+[[rows]]
+name = "digits"
+task = "digits"
+{row}
+"""
+WHERE = {
+    "scheduler": "tcp://127.0.0.1:9",
+    "workers": 2,
+    "out": "/tmp/elsewhere",
+    "cache": "/tmp/elsewhere",
+    "data": "/tmp/elsewhere",
+    "device": "cuda:7",
+}
 
-def write_rows(path, count=90):
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=(count, 6, 2)).astype(np.float32)
-    np.savez(path, x=x, y=(x[:, :, 0].mean(axis=1) > 0).astype(np.int64))
-    return path
+
+@pytest.fixture
+def listening(monkeypatch):
+    """Yield a socket that notices whoever connects, and its address."""
+    monkeypatch.setattr("reservoir_pipelines.workers.PATIENCE", 1)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        server.settimeout(0.2)
+        yield server, f"tcp://127.0.0.1:{server.getsockname()[1]}"
 
 
 @pytest.fixture(scope="module")
 def extracted(tmp_path_factory, tiny_gpt2):
-    folder = tmp_path_factory.mktemp("foreign")
-    data = write_rows(folder / "rows.npz")
-    return extract(str(data), backbone=str(tiny_gpt2), cache=folder / "cache", layers="final", pool="mean")
-
-
-def one_line(capfd):
-    lines = capfd.readouterr().err.strip().splitlines()
-    assert len(lines) == 1, lines
-    return lines[0]
-
-
-FUNCTION = """
-from pathlib import Path
-Path(r"{marker}").touch()
-def go():
-    import numpy as np
-    draw = np.random.default_rng(0)
-    for number in range(40):
-        yield draw.normal(size=(5, 2)), number % 2, ("train", "train", "valid", "test")[number // 10]
-"""
+    folder, draw = tmp_path_factory.mktemp("foreign"), np.random.default_rng(0)
+    x = draw.normal(size=(60, 6, 2)).astype(np.float32)
+    np.savez(folder / "rows.npz", x=x, y=(x[:, :, 0].mean(axis=1) > 0).astype(np.int64))
+    settings = {"backbone": str(tiny_gpt2), "layers": "final", "pool": "mean", "init": "random"}
+    return extract(str(folder / "rows.npz"), cache=folder / "cache", **settings).entry
 
 
 @pytest.fixture
-def module(tmp_path, monkeypatch):
-    """Return the mark of a module in the current folder, which leaves it when it is imported."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "foreign_module.py").write_text(FUNCTION.format(marker=tmp_path / "imported"))
-    yield tmp_path / "imported"
-    sys.modules.pop("foreign_module", None)
+def entry(extracted, cache):
+    """Return a copy of an entry, in an empty cache."""
+    return shutil.copytree(extracted, cache / "features" / extracted.parent.name / extracted.name)
 
 
 def change_call(entry, **changes):
     """Write another call into an entry, as whoever hands it on can: no key covers it, and a checksum is no secret."""
-    values = read_json(entry / "spec.json", indent=2)
-    values["made_with"]["call"].update(changes)
-    publish_json(entry / "spec.json", values, indent=2)
+    content = read_json(entry / "spec.json", indent=2)
+    call = content["made_with"]["call"]
+    more = changes.pop("more", {})
+    call.update(changes)
+    if more:
+        call["settings"] |= more
+    publish_json(entry / "spec.json", content, indent=2)
 
 
-def test_an_entry_that_names_a_module_does_not_have_it_imported(extracted, module, tmp_path, capfd):
-    entry = tmp_path / "features" / extracted.entry.parent.name / extracted.entry.name
-    shutil.copytree(extracted.entry, entry)
-    change_call(entry, task="foreign_module:go")
-    for name in (str(entry), entry.name, Entry.open(entry).key[:12]):
-        assert run(["fit", name, "--seeds", "2", "--cache", str(tmp_path)]) == 2
-        assert "foreign_module:go" in one_line(capfd)
-        assert not module.exists()
+def test_seeds_of_an_entry_contact_no_scheduler_that_the_entry_names(entry, call, listening):
+    server, address = listening
+    change_call(entry, more={"scheduler": address, "workers": 2})
+    code, out, err = call("fit", entry, "--seeds", 2)
+    with pytest.raises(TimeoutError):
+        server.accept()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+
+
+def test_seeds_of_an_entry_read_no_data_folder_that_the_entry_names(entry, call, tmp_path):
+    change_call(entry, more={"data": str(tmp_path / "missing")})
+    code, out, err = call("fit", entry, "--seeds", 1, "--json")
+    assert code == 0, err
+    assert len(json.loads(out)["seeds"]) == 1
+
+
+@pytest.mark.parametrize("name", WHERE)
+@pytest.mark.parametrize("place", ["top", "column", "row"])
+def test_a_recipe_that_says_where_is_refused(tmp_path, cache, call, name, place):
+    value = json.dumps(WHERE[name])
+    parts = dict.fromkeys(("top", "column", "row"), "") | {place: f"settings = {{ {name} = {value} }}"}
+    (tmp_path / "r.toml").write_text(RECIPE.format(**parts))
+    code, out, err = call("reproduce", tmp_path / "r.toml", "--out", tmp_path / "out")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert (f"'{name}' says where" in err and f"--{name}" in err) or f"no setting '{name}'" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_recipe_contacts_no_scheduler(tmp_path, cache, call, listening):
+    server, address = listening
+    row = f'settings = {{ scheduler = "{address}", workers = 2 }}'
+    (tmp_path / "r.toml").write_text(RECIPE.format(top="", column="", row=row))
+    assert call("reproduce", tmp_path / "r.toml", "--out", tmp_path / "out")[0] == 2
+    with pytest.raises(TimeoutError):
+        server.accept()
+
+
+def test_only_another_cell_may_be_the_run_of_a_recipe(tmp_path, cache, call):
+    row = f'settings = {{ run = "{tmp_path}/run" }}\ncell = "fpt"'
+    (tmp_path / "r.toml").write_text(RECIPE.format(top="", column="", row=row))
+    code, _, err = call("reproduce", tmp_path / "r.toml", "--out", tmp_path / "out")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "'run' says where" in err
+
+
+def test_a_task_parameter_is_no_way_to_name_a_folder(call, cache, tmp_path):
+    code, _, err = call("prepare", "mnist", "--param", f"data={tmp_path}")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "write --data" in err
+
+
+def test_the_options_that_say_where_are_these():
+    groups = [kind for kind in vars(options).values() if isinstance(kind, type) and issubclass(kind, options.Options)]
+    declared = {item.name for group in groups for item in fields(group) if item.metadata.get("where")}
+    assert declared >= {"cache", "data", "out", "run", "device", "workers", "scheduler", "fetch", "mirrors"}
+    assert without_where(dict.fromkeys(declared, 1) | {"seed": 3}) == {"seed": 3}
+    with pytest.raises(InputError, match=r"spec\.json: 'device'"):
+        without_where({"seed": 3, "device": "cuda"}, "spec.json")
+
+
+MODULE = """
+from pathlib import Path
+from sklearn.linear_model import LogisticRegression
+
+Path({marker!r}).write_text("imported")
+
+class Est(LogisticRegression):
+    pass
+
+def go():
+    yield from ((f"{{'AB' if n % 2 else 'BA'}}", n % 2) for n in range(60))
+"""
+
+
+@pytest.fixture
+def evil(tmp_path, monkeypatch, cache):
+    """Put a module into the current folder and on the import path; return the file that importing it writes."""
+    marker = tmp_path / "imported"
+    (tmp_path / "evilmod.py").write_text(MODULE.format(marker=str(marker)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield marker
+    sys.modules.pop("evilmod", None)
+
+
+def refused(call, marker, *arguments):
+    """Run a command that must end in one line and import nothing; return the line."""
+    code, out, err = call(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert not marker.exists()
+    return err
+
+
+@pytest.mark.parametrize("place", ["top", "column", "row", "task"])
+def test_a_recipe_names_nothing_to_import(evil, tmp_path, call, place):
+    parts = dict.fromkeys(("top", "column", "row"), "")
+    if place != "task":
+        parts[place] = 'settings = { readout = "evilmod.Est" }'
+    recipe = RECIPE.format(**parts)
+    if place == "task":
+        recipe = recipe.replace('task = "digits"', 'task = "evilmod:go"')
+    (tmp_path / "r.toml").write_text(recipe)
+    line = refused(call, evil, "reproduce", "r.toml", "--out", tmp_path / "out")
+    what = "task 'evilmod:go'" if place == "task" else "readout 'evilmod.Est'"
+    assert f"{what} would import a module" in line and "type it on the command line" in line
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "message"),
+    [
+        ('[fit]\nreadout = "evilmod.Est"', ("fit", "digits"), "c.toml: the readout"),
+        ('[backbone]\ntask = "evilmod:go"', ("backbone", "mini"), "c.toml: the task"),
+        (
+            '[reproduce]\noverride = [" readout=evilmod.Est"]',
+            ("reproduce", "r.toml"),
+            "c.toml: the readout 'evilmod.Est'",
+        ),
+        ("[predict]\ntrust = true", ("predict", ".", "."), "c.toml: 'trust' lets a readout run code"),
+        # Not estimators, though their names begin with that of scikit-learn: no predict, a module, and functions.
+        ('[fit]\nreadout = "sklearn.base.BaseEstimator"', ("fit", "digits"), ""),
+        ('[fit]\nreadout = "sklearn.utils.validation.np"', ("fit", "digits"), ""),
+        ('[fit]\nreadout = "sklearn.os.system"', ("fit", "digits"), ""),
+        ('[fit]\nreadout = "sklearn.datasets._openml.urlopen"', ("fit", "digits"), ""),
+        ('[fit]\nreadout = "sklearn.linear_model.LogisticRegression.__init__"', ("fit", "digits"), ""),
+    ],
+)
+def test_a_configuration_file_names_nothing_to_import_and_nothing_to_trust(
+    evil, entry, tmp_path, call, settings, arguments, message
+):
+    (tmp_path / "r.toml").write_text(RECIPE.format(top="", column="", row=""))
+    (tmp_path / "c.toml").write_text(settings + "\n")
+    arguments = [str(entry) if each == "digits" else each for each in arguments]
+    assert message in refused(call, evil, *arguments, "--config", "c.toml")
+
+
+def test_a_readout_that_is_typed_is_imported(evil, entry, tmp_path, call):
+    (tmp_path / "c.toml").write_text('[fit]\nselect = "valid"\n')
+    code, _, err = call("fit", entry, "--readout", "evilmod.Est", "--config", "c.toml")
+    assert code == 0, err
+    assert evil.exists()
+
+
+def test_a_configuration_file_may_name_an_estimator_of_scikit_learn(entry, tmp_path, call):
+    (tmp_path / "c.toml").write_text('[fit]\nreadout = "sklearn.linear_model.RidgeClassifier"\n')
+    code, out, err = call("fit", entry, "--config", tmp_path / "c.toml")
+    assert code == 0, err
+    assert "RidgeClassifier" in out
+
+
+def test_an_estimator_that_a_module_of_scikit_learn_merely_holds_is_refused(evil, entry, tmp_path, call):
+    import sklearn.dummy
+
+    class Foreign(sklearn.dummy.DummyClassifier):
+        pass
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sklearn.dummy, "Foreign", Foreign, raising=False)
+        refused(call, evil, "fit", entry, "--readout", "sklearn.dummy.Foreign")
+
+
+# ---- entries and models that name modules
+
+
+def test_an_entry_that_names_a_module_does_not_have_it_imported(entry, evil, cache, call):
+    change_call(entry, task="evilmod:go")
+    for name in (entry, entry.name, Entry.open(entry).key[:12]):
+        assert "evilmod:go" in refused(call, evil, "fit", name, "--seeds", 2)
     with pytest.raises(InputError, match="only where you name it"):
         fit_seeds([Entry.open(entry)], 2)
-    assert not module.exists()
+    assert not evil.exists()
 
 
-def test_a_module_that_the_user_names_is_imported(tiny_gpt2, cache, module, tmp_path):
-    task, flags = "foreign_module:go", ["--layers", "final", "--pool", "mean"]
-    assert run(["extract", task, "--backbone", str(tiny_gpt2), "--init", "random", *flags]) == 0
-    assert module.exists()
-    assert run(["fit", task, "--seeds", "2", "--alphas", "1:10:2", "--out", str(tmp_path / "out")]) == 0
+def test_a_module_that_the_user_names_is_imported(tiny_gpt2, evil, tmp_path, call):
+    flags = ("--backbone", tiny_gpt2, "--init", "random", "--layers", "final", "--pool", "mean")
+    assert call("extract", "evilmod:go", *flags)[0] == 0
+    assert evil.exists()
+    assert call("fit", "evilmod:go", "--seeds", 2, "--alphas", "1:10:2", "--out", tmp_path / "out")[0] == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"seed0", "seed1"}
 
 
@@ -91,12 +263,10 @@ def test_a_module_that_the_user_names_is_imported(tiny_gpt2, cache, module, tmp_
     [{"settings": {"cache": "/elsewhere"}}, {"settings": {"nothing": 1}}, {"settings": None}, {"task": ["digits"]}],
     ids=["cache", "unknown", "none", "list"],
 )
-def test_an_entry_does_not_say_where_to_write(extracted, tmp_path, changes, capfd):
-    entry = tmp_path / "features" / "rows.npz" / extracted.entry.name
-    shutil.copytree(extracted.entry, entry)
+def test_an_entry_does_not_say_where_to_write(entry, changes, call):
     change_call(entry, **changes)
-    assert run(["fit", str(entry), "--seeds", "2"]) == 2
-    assert "does not record how it was extracted" in one_line(capfd)
+    code, _, err = call("fit", entry, "--seeds", 2)
+    assert (code, err.count("\n")) == (2, 1) and "does not record how it was extracted" in err
 
 
 @pytest.fixture
