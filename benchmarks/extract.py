@@ -166,7 +166,7 @@ def extracted(backbone: str, rows: int, tokens: int) -> np.ndarray:
         reservoir = {"backbone": backbone, "init": "random", "input": "orthogonal", "patch": 1}
         options = ExtractOptions(**reservoir, layers="all", pool="last,mean", store="float16", cache=root)
         prepared = prepare(str(file), cache=root)
-        run = start_run(str(file), options, prepared, root)
+        run = start_run(options, prepared, root)
         run.model.fpt.features(  # as the others are warm too
             torch.zeros(1, tokens, DIM, device=run.model.device),
             torch.tensor([tokens], device=run.model.device),

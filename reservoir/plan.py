@@ -7,26 +7,33 @@ paper: each value or pixel is one token, and ``last`` and ``mean`` are kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group
-from reservoir.options import ExtractOptions, ModelOptions, ReservoirOptions, TaskOptions
-from reservoir.reservoir import DEFAULT_BACKBONE, MOST_SYMBOLS, Reservoir, choose_compute, choose_device, full_name
+from reservoir.options import ExtractOptions, ModelOptions, ReservoirOptions
+from reservoir.reservoir import (
+    DEFAULT_BACKBONE,
+    MOST_SYMBOLS,
+    Reservoir,
+    choose_compute,
+    choose_device,
+    every_dilation,
+    full_name,
+)
 from reservoir.tasks import TASKS
-from reservoir.tasks.own.folders import has_sounds
+from reservoir.tasks.own.columns import FILES
 from reservoir.tasks.own.sounds import holds_samples
 from reservoir.tasks.own.texts import TOKEN, WORD, are_words
 from reservoir.tasks.task import Task, Tokens, Vectors
-from reservoir.tasks.windows import Windows, every_dilation
+from reservoir.tasks.windows import Windows
 
 if TYPE_CHECKING:
     from reservoir.inputs.native import Reader
 
-Data = TypeVar("Data", bound=TaskOptions)
 Kind = Literal["named task", "labels of every token", "series", "symbols", "tokens", "vectors"]
 
 SHOWN_CANDIDATES = 6
@@ -72,6 +79,7 @@ class Plan:
     windows: Windows
     layers: tuple[str, ...]  # each layer under each pooling is a column of the cache
     poolings: tuple[str, ...]
+    shapes: Mapping[str, tuple[int, int]]  # tokens and width of a row of each column
     device: str
     compute: str  # precision of matrix products
     store: str  # precision on disk
@@ -85,7 +93,7 @@ class Plan:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns, layer by layer."""
-        return tuple(f"{layer}/{pooling}" for layer in self.layers for pooling in self.poolings)
+        return tuple(self.shapes)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return the value of each option and the reason for it, as JSON values."""
@@ -169,12 +177,12 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
     # and standardisation scales these up to deviation 1 if the training rows lack the few.
     precise = not native and kind in ("series", "symbols")
     store = ("float32", "shares near 0 keep their precision") if precise else ("float16", "half the size")
-    sizes = column_shapes(seen, shape.width, [f"{layer}/{pooling}" for layer in layers for pooling in poolings])
+    shapes = column_shapes(seen, shape.width, [f"{layer}/{pooling}" for layer in layers for pooling in poolings])
     place = "cuda" if device.type == "cuda" else "cpu"
-    block_rows, batch_rows = _rows_at_a_time(seen, reader, sizes, place)
+    block_rows, batch_rows = _rows_at_a_time(seen, reader, shapes, place)
     folds, repeats = default_folds(train, rows.get("valid", 0))
-    widths = {c: tokens * width for c, (tokens, width) in sizes.items() if not task.readout_tokens == tokens > 1}
-    candidates = readout_candidates(task, [*sizes, RAW], widths, train, cross_validated=bool(folds), native=native)
+    widths = {c: tokens * width for c, (tokens, width) in shapes.items() if not task.readout_tokens == tokens > 1}
+    candidates = readout_candidates(task, [*shapes, RAW], widths, train, cross_validated=bool(folds), native=native)
     known = not native and kind in ("series", "symbols", "labels of every token")
     suited = f"known to suit {kind}, up to {MAX_KERNEL_ROWS:,} training rows"
     return Plan(
@@ -183,6 +191,7 @@ def resolve(task: Task, options: ExtractOptions, rows: Mapping[str, int], longes
         windows=reservoir.windows(task),
         layers=layers,
         poolings=poolings,
+        shapes=shapes,
         device=decide("device", str(device), "a GPU is used where there is one"),
         compute=decide("compute", compute, computed),
         store=decide("store", *store),
@@ -205,16 +214,14 @@ def resolve_model(options: ModelOptions, *, published: bool = False) -> Reservoi
     return _fill_in(options, {}, published=published)
 
 
-def with_audio_options(task: str, model: ReservoirOptions, options: Data) -> Data:
-    """Return the options of data with ``waveform`` set where a folder holds sounds and the backbone reads samples."""
-    if options.waveform or not model.backbone or task in TASKS or not has_sounds(Path(task)):
-        return options
-    if model.input not in {None, "native"} or model.init not in {None, "pretrained"}:
-        return options
+def reads_samples(model: ReservoirOptions, files: Iterable[Path]) -> bool:
+    """Return whether some files are sounds, and the backbone that is named was pretrained on samples of sounds."""
+    native = model.input in {None, "native"} and model.init in {None, "pretrained"}
+    if not (model.backbone and native and any(file.suffix.lower() in FILES["sounds"] for file in files)):
+        return False
     from reservoir.backbones import find
 
-    family, _ = find(full_name(model.backbone))
-    return replace(options, waveform=True) if family.reads == "sounds" else options
+    return find(full_name(model.backbone))[0].reads == "sounds"
 
 
 def kind_of(task: Task) -> Kind:
@@ -233,7 +240,7 @@ def kind_of(task: Task) -> Kind:
 def is_native(task: Task, reservoir: Reservoir) -> bool:
     """Return whether the data is of the kind that a model was pretrained on: words, pictures, sounds, or letters."""
     media = "pixels" if task.pictures else "sounds" if holds_samples(task) else ""
-    if reservoir.init != "pretrained" or not (task.alphabet or media) or not reservoir.windows(task).plain:
+    if reservoir.init != "pretrained" or not (task.alphabet or media) or not reservoir.plain:
         return False
     from reservoir.backbones import find
     from reservoir.inputs.text import has_tokenizer

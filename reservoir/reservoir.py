@@ -15,7 +15,7 @@ from reservoir.backbone_names import SHORT
 from reservoir.errors import InputError
 from reservoir.options import ReservoirOptions
 from reservoir.tasks.task import Task, Tokens, Vectors
-from reservoir.tasks.windows import Pad, Windows, every_dilation
+from reservoir.tasks.windows import Pad, Windows
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +42,12 @@ class Reservoir(ReservoirOptions):
     dilations: str = "1"
     pad: str = "valid"
     normalise: str = "channel"
+
+    @property
+    def plain(self) -> bool:
+        """Whether each value is a token as it is, without windows."""
+        cut = (self.patch, self.stride, self.pad, self.normalise)
+        return cut == (1, 1, "valid", "channel") and self.dilations in ("1", "auto")
 
     def windows(self, task: Task) -> Windows:
         """Return how the sequences of a task become tokens."""
@@ -76,6 +82,14 @@ class Reservoir(ReservoirOptions):
             )
         dim = len(windows.dilations) * windows.patch * windows.forms * channels
         return replace(task, form=Vectors(dim), max_tokens=tokens)
+
+
+def every_dilation(tokens: int, patch: int) -> tuple[int, ...]:
+    """Return 1, 2, 4 ... as long as a window of ``patch`` values reaches less far than ``tokens``."""
+    dilations = [1]
+    while (patch - 1) * 2 * dilations[-1] < tokens and patch > 1:
+        dilations.append(2 * dilations[-1])
+    return tuple(dilations)
 
 
 def full_name(backbone: str) -> str:

@@ -22,7 +22,7 @@ from reservoir.tasks.bits import BitMemory, BitXor
 from reservoir.tasks.images import Cifar10, Cifar10Lra, Digits, FashionMnist, Mnist
 from reservoir.tasks.listops import ListOps
 from reservoir.tasks.own.data import OwnData, own_name, read_new
-from reservoir.tasks.own.hub import is_hub
+from reservoir.tasks.own.hub import PREFIX
 from reservoir.tasks.own.labels import read_integers, read_labels
 from reservoir.tasks.own.pictures import decoded
 from reservoir.tasks.own.values import clean_lengths, encode_own
@@ -68,7 +68,13 @@ def task_named(name: str, *, data: Path | None = None, **parameters: Any) -> Sou
         `OwnDataOptions`.
     """
     own = name not in TASKS
-    named = Path(name).suffix or "/" in name or Path(name).is_dir() or MODULE_FUNCTION.fullmatch(name) or is_hub(name)
+    named = (
+        Path(name).suffix
+        or "/" in name
+        or Path(name).is_dir()
+        or MODULE_FUNCTION.fullmatch(name)
+        or name.startswith(PREFIX)
+    )
     if own and not named:
         tasks = f"the tasks are {', '.join(TASKS)}, or the path of your own data"
         raise InputError(f"no task {name!r}: {tasks}{nearest(name, TASKS)}")

@@ -36,7 +36,7 @@ class _Bits(Source):
 
     def scaling(self) -> Scaling:
         """Return the identity."""
-        return Scaling.uniform(1.0, self.token_bits)
+        return Scaling.constant(1.0, self.token_bits)
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return sequences (rows, tokens, token_bits) as they are."""

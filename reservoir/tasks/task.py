@@ -104,7 +104,7 @@ class Scaling:
     scale: np.ndarray
 
     @classmethod
-    def uniform(cls, scale: float, dim: int, offset: float = 0.0) -> "Scaling":
+    def constant(cls, scale: float, dim: int, offset: float = 0.0) -> "Scaling":
         """Return the scaling that is the same for each of ``dim`` values."""
         return cls(offset=np.full(dim, offset, np.float32), scale=np.full(dim, scale, np.float32))
 

@@ -101,14 +101,6 @@ class Windows:
         return [begin + (value - middle) * dilation for dilation in self.dilations for value in range(self.patch)]
 
 
-def every_dilation(tokens: int, patch: int) -> tuple[int, ...]:
-    """Return 1, 2, 4 ... as long as a window of ``patch`` values reaches less far than ``tokens``."""
-    dilations = [1]
-    while (patch - 1) * 2 * dilations[-1] < tokens and patch > 1:
-        dilations.append(2 * dilations[-1])
-    return tuple(dilations)
-
-
 def row_forms(x: Tensor, lengths: Tensor, normalise: str) -> Tensor:
     """Return rows (rows, values, channels) as they are, each channel with mean 0 and deviation 1 in its row, or both.
 

@@ -164,9 +164,9 @@ def share(tiny_gpt2, tmp_path):
     from reservoir_pipelines.preparation.prepare import prepare
 
     options = ExtractOptions(backbone=str(tiny_gpt2), cache=tmp_path, pool="mean", **SETTINGS)
-    ours = run.start_run("digits", options, prepare("digits", options, cache=tmp_path), tmp_path)
+    ours = run.start_run(options, prepare("digits", options, cache=tmp_path), tmp_path)
     key, versions = ours.spec.key, workers.program_versions()
-    return run.Share("digits", options, ours.prepared.path, key, None, versions, run.probe(ours))
+    return run.Share(options, ours.prepared.path, key, None, versions, run.probe(ours))
 
 
 def test_a_worker_with_the_same_program_is_accepted(share):
@@ -211,7 +211,7 @@ def test_workers_write_the_bytes_of_one_process_even_if_one_is_killed(alone, exp
 def test_a_worker_with_another_model_is_refused(alone, tiny_gpt2):
     root, backbone = alone.entry.parents[2], str(tiny_gpt2)
     options = ExtractOptions(backbone=backbone, limit=200, compute="float32", layers="embed,final", cache=root)
-    share = run.Share("digits", options, prepare("digits", cache=root).path, alone.store.entry.key)
+    share = run.Share(options, prepare("digits", cache=root).path, alone.store.entry.key)
     assert run.work(share, alone.entry, alone.columns, [("train", 0)]) == 0  # which is there already
     (alone.entry / "train" / "00001-0.h5").unlink()
     assert run.work(share, alone.entry, alone.columns, [("train", 0), ("train", 1)]) == 16

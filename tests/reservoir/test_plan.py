@@ -9,9 +9,8 @@ from reservoir.option_fields import as_group
 from reservoir.options import ExtractOptions, ReservoirOptions
 from reservoir.plan import VALUE_POOLINGS, default_folds, kind_of, resolve, resolve_model
 from reservoir.pooling import check_poolings
-from reservoir.reservoir import Reservoir
+from reservoir.reservoir import Reservoir, every_dilation
 from reservoir.tasks.task import Task, Tokens, Vectors
-from reservoir.tasks.windows import every_dilation
 
 SERIES = Task(name="mine.npz", form=Vectors(2), max_tokens=500, classes=3)
 SYMBOLS = Task(name="letters.csv", form=Tokens(4), max_tokens=60, classes=3)

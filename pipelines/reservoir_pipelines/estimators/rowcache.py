@@ -139,7 +139,7 @@ def scaling_of(
     if isinstance(task.form, Tokens):
         return None
     if not standardise:
-        return Scaling.uniform(1.0, task.form.dim)
+        return Scaling.constant(1.0, task.form.dim)
     tokens = rows.x[rows.real].astype(np.float64)
     rounding = Rounding()
     rounding.add(x.reshape(rows.x.shape)[rows.real], tokens)

@@ -22,13 +22,13 @@ from reservoir_cache import CacheError, Entry, FeatureStore, folder_bytes, last_
 
 from reservoir import backbone_names
 from reservoir.errors import InputError
-from reservoir.option_fields import as_group, without_where
+from reservoir.option_fields import as_group, typed, without_where
 from reservoir.options import ClusterOptions, ExtractOptions, RowOptions
 from reservoir.reservoir import full_name
 from reservoir.tasks import TASKS, own_name
 from reservoir_pipelines.files import cache_root, read_checked, stamp, write_checked
 from reservoir_pipelines.output import Record, meter, notify
-from reservoir_pipelines.preparation.prepare import prepare, prepare_for_model
+from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared
 
 if TYPE_CHECKING:
@@ -86,8 +86,7 @@ def resolved_plan(task: str, options: ExtractOptions) -> Plan:
     """Return the plan of an extraction, for which the data is prepared if it is not yet; nothing is computed."""
     from reservoir_pipelines.extraction.run import plan_of  # this module imports torch
 
-    options, prepared = prepare_for_model(task, options, cache_root(options.cache))
-    return plan_of(prepared, options)
+    return plan_of(prepare(task, options, cache=cache_root(options.cache), model=options), options)
 
 
 def extract(
@@ -100,7 +99,7 @@ def extract(
     """Run a frozen transformer over a task once and cache its pooled hidden states; see `api.extract`."""
     started = time.monotonic()
     root = cache_root(options.cache)
-    options, prepared = prepare_for_model(task, options, root)
+    prepared = prepare(task, options, cache=root, model=options)
     for note in prepared.notes():
         notify(note)
     request = _request_of(prepared, options, splits)
@@ -109,8 +108,9 @@ def extract(
     else:
         from reservoir_pipelines.extraction.run import row_count, share_blocks, start_run  # this module imports torch
 
-        run = start_run(task, options, prepared, root, splits)
-        entry, todo = run.open()
+        run = start_run(options, prepared, root, splits)
+        call = {"task": origin_of(task), "command": typed("extract", [task], options)}
+        entry, todo = run.open(call)
         with meter("extract", row_count(entry, todo)) as bar:
             shared = todo and (cluster.workers > 1 or cluster.scheduler)
             computed = share_blocks(run, entry, todo, options, cluster, bar.advance) if shared else 0
@@ -134,6 +134,11 @@ def extract(
         reused=computed == 0,
         computed_rows=computed,
     )
+
+
+def origin_of(task: str) -> str:
+    """Return the name of a task, or the full path of your own data."""
+    return str(Path(task).resolve()) if task not in TASKS and Path(task).exists() else task
 
 
 def _request_of(prepared: Prepared, options: ExtractOptions, splits: Sequence[str] | None) -> str | None:

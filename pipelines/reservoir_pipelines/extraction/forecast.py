@@ -13,7 +13,7 @@ from reservoir.options import ExtractOptions
 from reservoir_pipelines.extraction.run import Run, start_run
 from reservoir_pipelines.files import cache_root
 from reservoir_pipelines.output import Record, notify
-from reservoir_pipelines.preparation.prepare import prepare_for_model
+from reservoir_pipelines.preparation.prepare import prepare
 
 clock = time.perf_counter
 
@@ -70,8 +70,8 @@ class Forecast(Record):
 def plan(task: str, options: ExtractOptions, *, rows: int | None = None, workers: int = 1) -> Forecast:
     """Time some seconds of an extraction and predict the whole of it; only the prepared data is written."""
     started, root = clock(), cache_root(options.cache)
-    options, prepared = prepare_for_model(task, options, root)
-    run = start_run(task, options, prepared, root)
+    prepared = prepare(task, options, cache=root, model=options)
+    run = start_run(options, prepared, root)
     loading = clock() - started
     notify(f"plan: data and model loaded in {loading:.0f} s; timing the model for about {SECONDS * REPEATS:.0f} s")
     present, count = sum(run.spec.rows.values()), run.layout.batch_rows

@@ -16,9 +16,8 @@ from reservoir_cache import CacheError, Entry, Layout, Spec, check_column_name, 
 from reservoir.errors import InputError, first_line
 from reservoir.option_fields import typed
 from reservoir.options import CacheOptions, TaskOptions
-from reservoir.tasks import TASKS
 from reservoir.tasks.own.arrays import check_header
-from reservoir_pipelines.extraction.extract import Extraction
+from reservoir_pipelines.extraction.extract import Extraction, origin_of
 from reservoir_pipelines.extraction.run import compute_missing, data_digest, draw_rows, open_entry, row_count
 from reservoir_pipelines.files import IMPORTED, cache_root, versions
 from reservoir_pipelines.output import meter, notify
@@ -38,9 +37,8 @@ def import_features(file: Path, task: str, name: str, options: TaskOptions, plac
     prepared = prepare(task, options, cache=cache_root(place.cache))
     if file.suffix.lower() not in READERS or not file.is_file():
         raise InputError(f"{file}: not a file of features of type {', '.join(READERS)}; write one of these")
-    origin = str(Path(task).resolve()) if task not in TASKS and Path(task).exists() else task
     command = typed("import-features", [str(file), "--task", task, "--name", name], options)
-    call = {"task": origin, "settings": options.to_dict(), "command": command, "file": str(file.resolve())}
+    call = {"task": origin_of(task), "settings": options.to_dict(), "command": command, "file": str(file.resolve())}
     try:
         with ExitStack() as stack:
             features = _by_column(file, READERS[file.suffix.lower()](file, stack), prepared)

@@ -32,12 +32,11 @@ from torch import nn
 
 from reservoir.backbones import describe_weights
 from reservoir.errors import InputError
-from reservoir.features import column_shapes, forward
-from reservoir.option_fields import as_group, typed
+from reservoir.features import forward
+from reservoir.option_fields import as_group
 from reservoir.options import ClusterOptions, ExtractOptions, FeatureOptions, RowOptions
 from reservoir.plan import Plan, resolve
 from reservoir.reservoir import LoadedModel, full_name, load_model
-from reservoir.tasks import TASKS
 from reservoir.tasks.task import Tokens
 from reservoir.tasks.windows import Windows
 from reservoir_pipelines.files import versions
@@ -72,9 +71,7 @@ def plan_of(prepared: Prepared, options: ExtractOptions) -> Plan:
     return resolve(prepared.task, options, prepared.rows, int(prepared.split("train").lengths.max()))
 
 
-def start_run(
-    task: str, options: ExtractOptions, prepared: Prepared, root: Path, splits: Sequence[str] | None = None
-) -> "Run":
+def start_run(options: ExtractOptions, prepared: Prepared, root: Path, splits: Sequence[str] | None = None) -> "Run":
     """Decide what will be computed, and load the model."""
     plan = plan_of(prepared, options)
     model = load_model(prepared.task, plan.reservoir, plan.device, plan.compute)
@@ -83,44 +80,45 @@ def start_run(
     rows = draw_rows(prepared, options.limit)
     check_windows(prepared, rows, model.windows)
     spec = make_spec(prepared, rows, model, plan.store)
-    shapes = column_shapes(model.fpt.task, model.fpt.backbone.width, plan.columns)
     # A file holds several blocks of the plan if they are small and quick to compute.
-    row_bytes = STORES[plan.store] * sum(tokens * width for tokens, width in shapes.values())
+    row_bytes = STORES[plan.store] * sum(tokens * width for tokens, width in plan.shapes.values())
     most = min(MOST_TOKENS // prepared.task.max_tokens, sum(spec.rows.values()) // LEAST_BLOCKS)
     block_rows = rows_per_block(row_bytes, plan.block_rows, most)
     layout = Layout(block_rows=block_rows, batch_rows=plan.batch_rows, offset_rows=plan.block_rows)
+    data = as_group(options, RowOptions).to_dict() | {"waveform": bool(prepared.task.parameters.get("waveform"))}
     kept = as_group(options, FeatureOptions).to_dict()
     kept |= {"layers": ",".join(plan.layers), "pool": ",".join(plan.poolings)}
-    call = {
-        "task": str(Path(task).resolve()) if task not in TASKS and Path(task).exists() else task,
-        "settings": plan.reservoir.to_dict() | as_group(options, RowOptions).to_dict() | kept,
-        "command": typed("extract", [str(task)], options),
-    }
-    return Run(root, prepared, plan.columns, shapes, layout, model, rows, spec, call, splits or list(rows))
+    kept |= plan.reservoir.to_dict() | data
+    return Run(root, prepared, plan.shapes, layout, model, rows, spec, kept, splits or list(rows))
 
 
 @dataclass
 class Run:
     """An extraction that is ready to be computed.
 
-    ``shapes`` holds (tokens, width) of a row of each column; ``layout`` is how a new entry is cut.
+    ``shapes`` holds (tokens, width) of a row of each column; ``layout`` is how a new entry is cut; ``settings`` are the
+    options that the entry records.
     """
 
     root: Path
     prepared: Prepared
-    columns: tuple[str, ...]
-    shapes: dict[str, tuple[int, int]]
+    shapes: Mapping[str, tuple[int, int]]
     layout: Layout
     model: LoadedModel
     rows: dict[str, np.ndarray]
     spec: Spec
-    call: dict[str, Any]
+    settings: dict[str, Any]
     splits: Sequence[str]
 
-    def open(self) -> tuple[Entry, list[tuple[str, int]]]:
-        """Create or open the entry; return it and the blocks that it lacks."""
+    def open(self, call: Mapping[str, Any]) -> tuple[Entry, list[tuple[str, int]]]:
+        """Create or open the entry, which records the call; return it and the blocks that it lacks."""
         title, cut = self.model.settings.title, (self.layout, self.shapes, self.splits)
-        return open_entry(self.root, title, self.prepared, self.rows, self.spec, *cut, self._made_with())
+        return open_entry(self.root, title, self.prepared, self.rows, self.spec, *cut, self._made_with(call))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns, layer by layer."""
+        return tuple(self.shapes)
 
     def compute(self, entry: Entry, advance: Callable[[int, int], None]) -> int:
         """Compute all missing blocks; return the number of rows computed by this process."""
@@ -138,10 +136,10 @@ class Run:
             parts.append(forward(self.model, self.prepared.scaling, part.x, part.lengths, columns, layout.batch_rows))
         return {column: np.concatenate([part[column] for part in parts]) for column in columns}
 
-    def _made_with(self) -> dict[str, Any]:
+    def _made_with(self, call: Mapping[str, Any]) -> dict[str, Any]:
         on_cpu = self.model.device.type == "cpu"
         return {
-            "call": self.call,
+            "call": {**call, "settings": self.settings},
             "reservoir": self.model.settings.to_dict(),
             "weights": describe_weights(self.model.fpt.backbone, self.model.settings.init),
             "device": str(self.model.device),
@@ -301,7 +299,6 @@ def compute_missing(
 class Share:
     """A call of extract as a worker repeats it; its cache key must equal ``key``."""
 
-    task: str
     options: ExtractOptions
     prepared: Path
     key: str
@@ -329,12 +326,11 @@ def share_blocks(
         data=options.data and options.data.resolve(),
         backbone=options.backbone and full_name(options.backbone),
         init=str(init.resolve()) if options.init and init.is_dir() else options.init,
-        cache=run.root.resolve(),
+        cache=run.root.absolute(),
     )
     share = Share(
-        task=run.call["task"],
         options=full,
-        prepared=run.prepared.path.resolve(),
+        prepared=run.prepared.path.absolute(),
         key=entry.key,
         threads=max(1, torch.get_num_threads() // cluster.workers) if cluster.workers else None,
         versions=program_versions() if cluster.scheduler else {},
@@ -364,7 +360,7 @@ def _open(share: Share) -> Run:
         torch.set_num_threads(share.threads)
     prepared = Prepared.open(share.prepared, verify=False)  # the caller has verified it
     assert share.options.cache
-    run = start_run(share.task, share.options, prepared, share.options.cache)
+    run = start_run(share.options, prepared, share.options.cache)
     if run.spec.key != share.key:
         raise InputError(
             f"the worker's cache key {run.spec.key[:16]} differs from {share.key[:16]}: another model, data, precision "

@@ -13,8 +13,8 @@ import numpy as np
 from reservoir_cache import fault_point, file_crc32, make_folder, new_file, path_below, publish_json, sync
 
 from reservoir.errors import InputError
-from reservoir.options import ClusterOptions, DownloadOptions, ExtractOptions, TaskOptions
-from reservoir.plan import with_audio_options
+from reservoir.options import ClusterOptions, DownloadOptions, ReservoirOptions, TaskOptions
+from reservoir.plan import reads_samples
 from reservoir.tasks import SPLITS, TASKS, Piece, Source, Tokens, check_split, own_name, task_named
 from reservoir.tasks.task import MISSING
 from reservoir_pipelines.files import cache_root, data_folder, file_digest, source_contents, temporary_path
@@ -144,8 +144,9 @@ def prepare(
     cache: Path | None = None,
     cluster: ClusterOptions = ClusterOptions(),
     files: DownloadOptions = DownloadOptions(),
+    model: ReservoirOptions | None = None,
 ) -> Prepared:
-    """Prepare a task's data, or open it where that has been done.
+    """Prepare a task's data, or open it where that has been done; sounds as samples if ``model`` reads these.
 
     The data lies under ``<root>/prepared/<task>-<settings>/<files>/``, the last two being digests of the task's
     parameters and of the names and contents of the source files. Such a folder is written under another name and
@@ -153,11 +154,14 @@ def prepare(
     """
     folder = download(task, cache=cache, mirrors=files.mirrors) if files.fetch else data_folder(options.data)
     source = task_named(task, data=folder, **options.given)
-    settings = _settings_folder(task, source, cache)
     try:
-        origin = source_contents(source.files(), Path(task), settings)
+        found = source.files()
+        if model and reads_samples(model, found):
+            source = task_named(task, data=folder, **options.given | {"waveform": True})
+        settings = _settings_folder(task, source, cache)
+        origin = source_contents(found, Path(task), settings)
     except InputError:
-        earlier = Prepared.latest(settings)
+        earlier = _latest(_settings_folder(task, source, cache))
         if folder is not None or earlier is None:
             raise
         return earlier
@@ -171,12 +175,6 @@ def prepare(
     return Prepared.open(final, reused=False)
 
 
-def prepare_for_model(task: str, options: ExtractOptions, root: Path) -> tuple[ExtractOptions, Prepared]:
-    """Prepare a task's data in the form that the model reads, and return the options that name this form with it."""
-    options = with_audio_options(task, options, options)
-    return options, prepare(task, options, cache=root)
-
-
 def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict[str, Any]]:
     """Return one row per named task, with its default parameters.
 
@@ -187,7 +185,7 @@ def task_table(data: Path | None = None, cache: Path | None = None) -> list[dict
     folder, table = data_folder(data), []
     for name in TASKS:
         source = task_named(name, data=folder)
-        task, earlier = source.task, Prepared.latest(_settings_folder(name, source, cache), verify=False)
+        task, earlier = source.task, _latest(_settings_folder(name, source, cache), verify=False)
         rows, remedy = earlier.rows if earlier else None, ""
         try:
             status = "here" if source.files() else "generated"
@@ -218,6 +216,12 @@ def _settings_folder(task: str, source: Source, cache: Path | None = None) -> Pa
     values = {f.name: getattr(source, f.name) for f in fields(source) if f.name not in {"data", "origin"}}  # pyright: ignore
     name = task if task in TASKS else own_name(task)
     return path_below(cache_root(cache), "prepared", f"{name}-{_hash({'version': VERSION, **values})}")
+
+
+def _latest(settings: Path, *, verify: bool = True) -> Prepared | None:
+    """Return the data that was prepared last below a folder of `_settings_folder`, if any."""
+    indices = sorted(settings.glob(f"[!.]*/{INDEX}"), key=lambda index: index.stat().st_mtime)
+    return Prepared.open(indices[-1].parent, verify=verify) if indices else None
 
 
 def _hash(value: Any) -> str:

@@ -149,12 +149,6 @@ class Prepared:
         return self.splits[name]
 
     @classmethod
-    def latest(cls, settings: Path, *, verify: bool = True) -> Prepared | None:
-        """Return the data that was prepared last below a folder of `settings_folder`, if any."""
-        indices = sorted(settings.glob(f"[!.]*/{INDEX}"), key=lambda index: index.stat().st_mtime)
-        return cls.open(indices[-1].parent, verify=verify) if indices else None
-
-    @classmethod
     def open(cls, path: Path, *, reused: bool = True, verify: bool = True) -> Prepared:
         """Return the prepared data of a folder; checksums are verified unless ``verify`` is False."""
         try:

@@ -18,10 +18,10 @@ from reservoir.pretraining.language_model import STEPS, LanguageModel, LanguageS
 from reservoir.reservoir import DEFAULT_BACKBONE, choose_compute, choose_device
 from reservoir.tasks.bits import BitMemory
 from reservoir.training.trainer import DivergedError
-from reservoir_pipelines.files import remove_parts, share, system_errors, temporary_path
+from reservoir_pipelines.files import remove_parts, share, system_errors, temporary_path, write_checked
 from reservoir_pipelines.output import Record, notify
 from reservoir_pipelines.plots import plot_pretraining
-from reservoir_pipelines.training.run_folder import CURVE, RunFolder, load_run, make_config
+from reservoir_pipelines.training.run_folder import CURVE, RESULT, RunFolder, load_run, make_config
 from reservoir_pipelines.training.train import train
 
 RUN = "pretraining"
@@ -189,7 +189,7 @@ def pretrain(
         save_model(out, model, source)
         title = f"{backbone} on {done.corpus['corpus']}: {done.parameters:,} parameters"
         plot_pretraining(run.path / CURVE, run.history, source.unit, done.entropy, title)
-        run.finish(done.to_dict())  # last: if killed before this, a resumed run draws its picture
+        write_checked(run.path / RESULT, done.to_dict())  # last: if killed before this, a resumed run draws its picture
         return done
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from reservoir.errors import InputError
 from reservoir.options import StepOptions
-from reservoir.reservoir import LoadedModel, Reservoir, choose_compute, load_model
+from reservoir.reservoir import LoadedModel, Reservoir, choose_compute, choose_device, load_model
 from reservoir.tasks.task import Task
 from reservoir.training.fast import speed_up
 from reservoir.training.groups import default_groups, unfreeze
@@ -197,10 +197,6 @@ class RunFolder:
 
             return Trainer(model, steps, report=report, keep=keep, **settings).run(last)
 
-    def finish(self, result: Mapping[str, Any]) -> None:
-        """Write the result."""
-        write_checked(self.path / RESULT, result)
-
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Lock the folder within the context."""
@@ -264,13 +260,14 @@ def load_trainable(
         raise InputError(
             f"task {task.name!r}: every {task.each} has a label, which train does not support; use extract and fit"
         )
+    dtype = choose_compute(compute, choose_device(device))
     model = load_model(task, settings, device, "float32", output_init)
     backbone = model.fpt.backbone
     chosen = tuple(groups or default_groups(backbone))
     unfreeze(model.fpt, chosen)
     if model.device.type == "cpu":
         speed_up(model.fpt)
-    backbone.set_compute(getattr(torch, choose_compute(compute, model.device)))
+    backbone.set_compute(getattr(torch, dtype))
     return replace(model, compute=str(backbone.compute).removeprefix("torch.")), chosen
 
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from reservoir.errors import InputError
 from reservoir.option_fields import as_group, typed
 from reservoir.options import RECIPE, ExtractOptions, PlaceOptions, ReservoirOptions, RowOptions, TrainOptions
-from reservoir.plan import BATCH_TOKENS, is_native, resolve_model, with_audio_options
+from reservoir.plan import BATCH_TOKENS, is_native, resolve_model
 from reservoir.random import random_key
 from reservoir.readouts.evaluation import evaluate_classes, evaluate_values
 from reservoir.readouts.targets import metric_name
@@ -33,13 +33,13 @@ from reservoir.training.steps import FPTSteps, baseline, converged_step, default
 from reservoir.training.trainer import DivergedError, Processes, State, processes
 from reservoir_pipelines.extraction.extract import extract
 from reservoir_pipelines.extraction.run import check_windows, draw_rows, make_spec
-from reservoir_pipelines.files import cache_root, data_folder
+from reservoir_pipelines.files import cache_root, data_folder, write_checked
 from reservoir_pipelines.output import notify, size_text
 from reservoir_pipelines.plots import plot_confusion, plot_training
 from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared, scaling_to_json
 from reservoir_pipelines.training.checkpoint import load_trained
-from reservoir_pipelines.training.run_folder import CONFUSION, CURVE, RunFolder, load_trainable, make_config
+from reservoir_pipelines.training.run_folder import CONFUSION, CURVE, RESULT, RunFolder, load_trainable, make_config
 from reservoir_pipelines.training.training_result import Training
 
 STEPS = 5000
@@ -55,7 +55,6 @@ def train(
     with the best validation score is scored on the test rows; ties go to the smaller validation loss, then to the
     first. A run that diverges counts with its best validation before that.
     """
-    source = with_audio_options(task, reservoir, source)
     if not options.sweep:
         return _train_once(task, reservoir, source, place, options)
     lists = [each if isinstance(each, list | tuple) else [each] for each in options.sweep.values()]
@@ -112,11 +111,11 @@ def _train_once(
     place = replace(place, cache=cache_root(place.cache))
     with processes() as ranks, torch.random.fork_rng(), ExitStack() as held:
         with ranks.first_alone():
-            prepared = prepare(task, source, cache=place.cache)
-        if reservoir.input is None and holds_samples(prepared.task) and is_native(prepared.task, settings):
-            settings = replace(settings, input="native")  # one token per sample would be thousands of tokens
+            prepared = prepare(task, source, cache=place.cache, model=reservoir)
         for note in prepared.notes() if ranks.first else ():
             notify(note)
+        if reservoir.input is None and holds_samples(prepared.task) and is_native(prepared.task, settings):
+            settings = replace(settings, input="native")  # one token per sample would be thousands of tokens
         output_init, device = "linear" if source.published else "orthogonal", ranks.device(place.device)
         model, groups = load_trainable(prepared.task, settings, groups, device, options.compute, output_init)
         rate = options.learning_rate or default_rate(model.family, prepared.task.name)
@@ -147,7 +146,9 @@ def _train_once(
             title = f"{prepared.task.name}, {settings.title}: {', '.join(groups)} trained"
             plot_training(run.path / CURVE, run.history, done.best_step, title, metric=done.metric)
             plot_confusion(run.path / CONFUSION, done.evaluation, title)
-            run.finish(done.to_dict())  # last: if killed before this, a resumed run draws its pictures
+            write_checked(
+                run.path / RESULT, done.to_dict()
+            )  # last: if killed before this, a resumed run draws its pictures
         return done
 
 

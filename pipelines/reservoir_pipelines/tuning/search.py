@@ -32,7 +32,7 @@ from reservoir_pipelines.extraction.run import data_digest, draw_rows, plan_of
 from reservoir_pipelines.files import cache_root, checked_line, read_lines, replace_file
 from reservoir_pipelines.fitting.sources import ColumnSource, Pool
 from reservoir_pipelines.output import Record, notify, score_text, silenced
-from reservoir_pipelines.preparation.prepare import prepare_for_model
+from reservoir_pipelines.preparation.prepare import prepare
 from reservoir_pipelines.preparation.prepared import Prepared
 from reservoir_pipelines.tuning.judge import KNOWN, ColumnKernel, Judge, best_columns, column_kernels
 
@@ -189,7 +189,8 @@ class SearchData:
     def read(cls, task: str, options: ExtractOptions) -> "SearchData":
         """Prepare the data as `extract` does, and load the default reservoir."""
         root = cache_root(options.cache)
-        options, prepared = prepare_for_model(task, options, root)
+        prepared = prepare(task, options, cache=root, model=options)
+        options = replace(options, waveform=bool(prepared.task.parameters.get("waveform")))
         if each := prepared.task.each:
             raise InputError(f"{task}: every {each} has a label, which tune does not support; use extract and fit")
         plan = plan_of(prepared, options)

@@ -381,7 +381,7 @@ class Cifar10Lra(Cifar10):
 
     def scaling(self) -> Scaling:
         """Return the standardisation by mean 0.5 and deviation 0.5, for bytes."""
-        return Scaling.uniform(1 / 127.5, 1, offset=127.5)
+        return Scaling.constant(1 / 127.5, 1, offset=127.5)
 
     def augmented(self, x: np.ndarray, rows: np.ndarray, view: int) -> np.ndarray:
         """Return one view of stored sequences (rows, tokens, 1) with these row numbers."""

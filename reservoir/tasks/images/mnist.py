@@ -51,7 +51,7 @@ class Digits(Source):
 
     def scaling(self) -> Scaling:
         """Return the map from 0..16 to [0, 1]."""
-        return Scaling.uniform(1 / 16, 4)
+        return Scaling.constant(1 / 16, 4)
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return images (rows, 8, 8) of values 0 to 16, or sequences (rows, 16, 4), as sequences."""
@@ -116,7 +116,7 @@ class Mnist(Source):
         """Return the map from 0..255 to [0, 1], or that of whitened windows."""
         if self.window:
             return self._windows.scaling(self.window**2)
-        return Scaling.uniform(1 / 255, 16)
+        return Scaling.constant(1 / 255, 16)
 
     def encode(self, x: np.ndarray, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return images (rows, 28, 28) of values 0 to 255, or sequences (rows, 64, 16), as sequences."""

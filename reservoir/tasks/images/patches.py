@@ -73,7 +73,7 @@ class Windows2d:
 
     def scaling(self, dim: int) -> Scaling:
         """Return the map from stored bytes to whitened values."""
-        return Scaling.uniform(1 / LEVELS, dim, offset=128)
+        return Scaling.constant(1 / LEVELS, dim, offset=128)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         """Return bytes (rows, tokens, dim) of images (rows, side, side[, channels]) of bytes."""

@@ -117,9 +117,9 @@ class OwnData(Source):
         if isinstance(form, Tokens):
             return None
         if self.task.pictures:
-            return Scaling.uniform(1 / 64, form.dim, offset=127.5)
+            return Scaling.constant(1 / 64, form.dim, offset=127.5)
         if not self.asked.standardise or self.asked.waveform:
-            return Scaling.uniform(1.0, form.dim)
+            return Scaling.constant(1.0, form.dim)
 
         def training_values() -> Iterator[np.ndarray]:
             for piece in self.pieces():

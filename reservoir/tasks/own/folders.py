@@ -20,7 +20,6 @@ from reservoir.tasks.own.columns import (
     counts_rows,
     files_kind,
     labels_of,
-    named_kind,
     values_of,
 )
 from reservoir.tasks.own.labels import SPLIT_NAMES
@@ -50,12 +49,6 @@ def _visible(root: Path) -> list[Path]:
     """Return the files below a folder by name, without hidden ones, which begin with a dot or are in such a folder."""
     files = (path for path in root.rglob("*") if path.is_file())
     return sorted(path for path in files if not any(part.startswith(".") for part in path.relative_to(root).parts))
-
-
-def has_sounds(path: Path) -> bool:
-    """Return whether a path is a sound, or a folder or a table of sounds."""
-    files = media_files(path)
-    return (files_kind([files[0].name]) if files else named_kind(path)) == "sounds"
 
 
 def check_inside(path: Path, root: Path) -> None:
