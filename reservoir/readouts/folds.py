@@ -21,7 +21,7 @@ from reservoir.errors import InputError
 from reservoir.readouts.linear import LinearPath, Scorer
 from reservoir.readouts.moments import Moments, by_fold, check_folds, fold_moments
 from reservoir.readouts.ridge import DEFAULT_ALPHAS, KernelMatrix, ridge_path
-from reservoir.readouts.sweep import Sweep, Tally, head
+from reservoir.readouts.sweep import DeferredPath, Sweep, Tally, head
 from reservoir.readouts.targets import FoldBlock, RereadableBlocks, Targets
 
 SCORING_ALPHAS = np.logspace(-2, 6, 13)
@@ -37,6 +37,7 @@ def cross_sweep(
     moments: Sequence[Moments] | None = None,
     emphasis: np.ndarray | None = None,
     one_standard_error: bool = False,
+    known: KernelMatrix | None = None,
 ) -> Sweep:
     """Fit a ridge readout for every penalty, and choose one by repeated K-fold cross-validation.
 
@@ -54,21 +55,23 @@ def cross_sweep(
         Factors of the standardised features.
     one_standard_error : bool
         Choose the largest penalty whose accuracy is within one standard error (over folds) of the best.
+    known : KernelMatrix, optional
+        That of the first features of the same samples, see `KernelMatrix`.
     """
     if folds < 2:
         raise InputError(f"cross-validation: {folds} folds; give at least 2")
-    few = None if moments else head(train)[0]
+    few, kernel = None if moments else head(train)[0], None
     # Blocks of fold, held-out scores (A, m, t) of every penalty, labels (m, outputs) and optional weights, by repeat.
     scored: Sequence[Iterable[tuple[Any, ...]]]
     if few is not None:
         x, y, fold, *weights = few
-        kernel, coded = KernelMatrix(x, targets.weights(y, *weights), emphasis), targets.encode(y)
-        path = kernel.path(coded, alphas)
+        kernel, coded = KernelMatrix(x, targets.weights(y, *weights), emphasis, known), targets.encode(y)
+        path = DeferredPath(alphas, functools.partial(kernel.path, coded))
         scored = [_score_kernel(kernel, coded, one, alphas, folds, y, *weights) for one in fold.reshape(len(y), -1).T]
     else:
         parts = moments or [one for repeat in range(repeats) for one in fold_moments(train, targets, folds, repeat)]
         whole = functools.reduce(operator.add, parts[:folds])
-        path = ridge_path(whole, alphas, emphasis=emphasis)
+        path = DeferredPath(alphas, functools.partial(ridge_path, whole, emphasis=emphasis))
         scored = []
         for repeat in range(repeats):
             mine = parts[repeat * folds : (repeat + 1) * folds]
@@ -85,6 +88,7 @@ def cross_sweep(
             of_folds[k].update(*held_out)
         errors.append(np.std([one.accuracy() for one in of_folds], axis=0, ddof=1) / np.sqrt(folds))
     found = Sweep(path, tally, np.mean(errors, axis=0) if one_standard_error else None)
+    found.kernel = kernel
     if targets.classes:
         chosen = [(scores[found.best], *rest) for _, scores, *rest in scored[0]]
         found.temperature = targets.fit_temperature(*map(np.concatenate, zip(*chosen, strict=True)))

@@ -13,10 +13,12 @@ References: Hoerl and Kennard (1970), Ridge regression; Wager, Wang and Liang (2
 regularization.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 import numpy as np
-from scipy.linalg import eigvalsh_tridiagonal, get_lapack_funcs
+from scipy.linalg import cho_factor, cho_solve, eigvalsh_tridiagonal, get_lapack_funcs
 
 from reservoir.errors import InputError
 from reservoir.readouts.device import arithmetic
@@ -83,6 +85,19 @@ class Tridiagonal:
         return np.concatenate([b[:1], rest])
 
 
+def solve_penalties(matrix: np.ndarray, alphas: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return (A + alpha I)^-1 b for every penalty, (a, n, t); the matrix A is overwritten.
+
+    A single penalty above the rounding of A takes one Cholesky factorisation, a tenth of the time of a reduction.
+    """
+    n = len(matrix)
+    if len(alphas) == 1 and alphas[0] > n * np.finfo(np.float64).eps * np.trace(matrix):
+        matrix[np.diag_indices(n)] += alphas[0]
+        factor = cho_factor(matrix.T, lower=True, overwrite_a=True, check_finite=False)
+        return cho_solve(factor, b, check_finite=False)[None]
+    return Tridiagonal(matrix).solve(alphas, b)
+
+
 def ridge_path(
     moments: Moments, alphas: np.ndarray, std: np.ndarray | None = None, emphasis: np.ndarray | None = None
 ) -> LinearPath:
@@ -93,7 +108,7 @@ def ridge_path(
     scale = inverse(moments.std if std is None else std) * (1.0 if emphasis is None else emphasis)
     matrix = moments.xx * scale[:, None]
     matrix *= scale
-    weights = Tridiagonal(matrix).solve(positive(alphas), moments.xy * scale[:, None])
+    weights = solve_penalties(matrix, positive(alphas), moments.xy * scale[:, None])
     return LinearPath(alphas, weights, moments.y_mean, moments.mean, scale)
 
 
@@ -112,14 +127,26 @@ class KernelMatrix:
         Their weights, 1 by default.
     emphasis : ndarray, (w,), optional
         Factors of the standardised features.
+    known : KernelMatrix, optional
+        That of the first of these features, of the same samples and weights and without emphasis: its products are
+        not computed again. It is used if ``emphasis`` is the same for all of its features.
     """
 
-    def __init__(self, x: np.ndarray, weights: np.ndarray | None = None, emphasis: np.ndarray | None = None) -> None:
+    def __init__(
+        self,
+        x: np.ndarray,
+        weights: np.ndarray | None = None,
+        emphasis: np.ndarray | None = None,
+        known: KernelMatrix | None = None,
+    ) -> None:
         self.weights = np.ones(len(x)) if weights is None else weights
         self.x, self.mean, self.scale = x, np.empty(x.shape[1]), np.empty(x.shape[1])
-        on = arithmetic()
+        on, first, factor = arithmetic(), 0, 1.0
+        if known is not None and (emphasis is None or np.ptp(emphasis[: len(known.mean)]) == 0):
+            first, factor = len(known.mean), 1.0 if emphasis is None else float(emphasis[0])
+            self.mean[:first], self.scale[:first] = known.mean, known.scale * factor
         total = on.zeros((len(x), len(x)))
-        for part in self._chunks():
+        for part in self._chunks(first):
             z = x[:, part].T.astype(np.float64, order="C")
             self.mean[part] = mean = np.average(z, axis=1, weights=self.weights)
             z -= mean[:, None]
@@ -136,6 +163,8 @@ class KernelMatrix:
             on.add_square(total, on.put(z))
         self.products = np.tril(on.fetch(total))
         self.products += np.tril(self.products, -1).T
+        if known is not None and first:
+            self.products += known.products * factor**2
 
     def path(self, y: np.ndarray, alphas: np.ndarray) -> LinearPath:
         """Return the ridge solutions of every penalty for targets (n, t)."""
@@ -175,10 +204,10 @@ class KernelMatrix:
         products -= among - share @ among
         products *= roots
         products *= roots.T
-        return Tridiagonal(products).solve(positive(alphas), (y - offset) * roots) * roots, offset
+        return solve_penalties(products, positive(alphas), (y - offset) * roots) * roots, offset
 
-    def _chunks(self) -> Iterator[slice]:
-        for start in range(0, self.x.shape[1], CHUNK):
+    def _chunks(self, first: int = 0) -> Iterator[slice]:
+        for start in range(first, self.x.shape[1], CHUNK):
             yield slice(start, min(start + CHUNK, self.x.shape[1]))
 
 

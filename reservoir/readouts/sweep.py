@@ -4,7 +4,8 @@ Training data is gathered in the form that is cheaper to solve: moments, or the 
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,16 +93,35 @@ def best_penalty(
     return int(np.argmax(np.where(near, alphas, -np.inf)))
 
 
+@dataclass(frozen=True, eq=False)
+class DeferredPath:
+    """The models of penalties, each solved when it is asked for: ``solve`` returns the path of some penalties."""
+
+    alphas: np.ndarray
+    solve: Callable[[np.ndarray], LinearPath]
+
+    @property
+    def converged(self) -> np.ndarray:
+        """Whether each penalty was solved, (A,): always."""
+        return np.ones(len(self.alphas), bool)
+
+    def readout(self, index: int, targets: Targets, temperature: float = 1.0) -> LinearReadout:
+        """Return the readout of one penalty, by its index."""
+        return self.solve(self.alphas[[index]]).readout(0, targets, temperature)
+
+
 class Sweep:
     """Result of a sweep over penalties: the models of a path, by their tally on held-out samples.
 
-    ``path`` holds the model of every penalty, fitted on all training samples; ``accuracy`` (A,) is the accuracy on
+    ``path`` gives the model of every penalty, fitted on all training samples; ``accuracy`` (A,) is the accuracy on
     held-out samples (R^2 for regression), ``loss`` (A,) their `Tally.loss`, and ``best`` the index of the chosen
     penalty, within one standard error if ``errors`` (A,) are given. ``temperature`` belongs to the probabilities of the
-    chosen readout, if held-out scores were available to fit it.
+    chosen readout, if held-out scores were available to fit it. ``kernel`` is the kernel matrix of the samples, if any.
     """
 
-    def __init__(self, path: LinearPath, tally: Tally, errors: np.ndarray | None = None) -> None:
+    kernel: KernelMatrix | None = None
+
+    def __init__(self, path: LinearPath | DeferredPath, tally: Tally, errors: np.ndarray | None = None) -> None:
         self.path, self.targets, self.temperature = path, tally.targets, 1.0
         self.accuracy, self.loss = tally.accuracy(), tally.loss()
         self.best = best_penalty(path.alphas, self.accuracy, self.loss, errors)

@@ -231,3 +231,17 @@ def test_emphasis_scales_standardised_features(rows, width):
             np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-6)
         held_out = cross_val_predict(Ridge(alpha=alpha), z, y, cv=PredefinedSplit(fold))
         assert crossed.accuracy[number] == pytest.approx(r2_score(y, held_out), abs=1e-5)
+
+
+@pytest.mark.parametrize("emphasis", [None, np.repeat([0.5, 2.0], [30, 20])])
+def test_kernel_matrix_is_summed_from_that_of_the_first_features(emphasis):
+    x = features(20, 50, "offset")
+    whole, summed = KernelMatrix(x, None, emphasis), KernelMatrix(x, None, emphasis, KernelMatrix(x[:, :30]))
+    np.testing.assert_allclose(summed.products, whole.products, rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(summed.scale, whole.scale)
+
+
+def test_single_penalty_equals_that_penalty_among_others():
+    x = features(20, 50, "offset")
+    several, one = (KernelMatrix(x).path(labels(x, 1), alphas) for alphas in (ALPHAS, ALPHAS[[1]]))
+    np.testing.assert_allclose(one.coef[0], several.coef[1], rtol=1e-7, atol=1e-12)

@@ -47,7 +47,7 @@ def test_held_out_scores_equal_refits_on_the_other_folds(classes, rows, width, s
             tally.update(scores.reshape(1, -1, targets.columns), y[fold == k])
         np.testing.assert_allclose(found.accuracy[i], tally.accuracy()[0], rtol=1e-6)
     np.testing.assert_allclose(
-        found.path.coef, sweep([(x, y)], [(x, y)], targets, ALPHAS).path.coef, rtol=1e-6, atol=1e-9
+        found.path.solve(ALPHAS).coef, sweep([(x, y)], [(x, y)], targets, ALPHAS).path.coef, rtol=1e-6, atol=1e-9
     )
     assert (found.temperature == 1) == (classes == 0)
     assert found.readout().temperature == found.temperature
@@ -65,7 +65,8 @@ def test_repeats_are_averaged(classes, rows, width, stored):
     together = blocks(x, y, np.stack(deals, axis=1))
     found = cross_sweep(together, targets, ALPHAS, folds=4, repeats=3, moments=moments)
     np.testing.assert_allclose(found.accuracy, np.mean([one.accuracy for one in single], axis=0), rtol=1e-9)
-    np.testing.assert_allclose(found.path.coef, single[0].path.coef, rtol=1e-9, atol=1e-12)
+    coef, alone = (one.path.solve(ALPHAS).coef for one in (found, single[0]))
+    np.testing.assert_allclose(coef, alone, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(found.loss, np.mean([one.loss for one in single], axis=0), rtol=1e-9)
     assert found.best == best_penalty(ALPHAS, found.accuracy, found.loss)
     if found.best == single[0].best:

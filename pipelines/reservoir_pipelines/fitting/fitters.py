@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from itertools import product
@@ -24,7 +24,7 @@ from reservoir.readouts.folds import cross_sweep
 from reservoir.readouts.linear import LinearReadout, Scorer
 from reservoir.readouts.logistic import LOGISTIC_ALPHAS, logistic_path, logistic_sweep
 from reservoir.readouts.moments import Moments, fold_moments, training_moments
-from reservoir.readouts.ridge import DEFAULT_ALPHAS, extended_alphas, parse_alphas, ridge_path
+from reservoir.readouts.ridge import DEFAULT_ALPHAS, KernelMatrix, extended_alphas, parse_alphas, ridge_path
 from reservoir.readouts.sweep import Sweep, Tally, gather, solve, sweep
 from reservoir.readouts.targets import RereadableBlocks, Targets, balanced_weights, metric_name
 from reservoir_pipelines.fitting.results import Result
@@ -154,6 +154,8 @@ class RidgeFitter:
     balanced: bool = False
     widens: bool = True
     one_standard_error: bool = False
+    # The last kernel matrix by its columns, from which that of these and further columns is summed.
+    _kernels: dict[tuple[str, ...], KernelMatrix] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def targets(self, source: Source) -> Targets:
         """Return the coding of a source's labels; class weights count all rows that the final readout is fitted to."""
@@ -167,20 +169,35 @@ class RidgeFitter:
         moments = stored_moments(source, targets, self.folds) if self.repeats == 1 else None
         if self.folds:
             folded = RereadableBlocks(fold_blocks, (source, self.folds, self.classes, self.repeats))
-            swept = partial(
-                cross_sweep,
-                in_memory_if_small(folded),
-                targets,
-                folds=self.folds,
-                repeats=self.repeats,
-                one_standard_error=self.one_standard_error,
-                moments=moments,
-                emphasis=emphasis,
-            )
+            blocks = in_memory_if_small(folded)
+
+            def swept(alphas: np.ndarray) -> Sweep:
+                found = cross_sweep(
+                    blocks,
+                    targets,
+                    alphas,
+                    folds=self.folds,
+                    repeats=self.repeats,
+                    one_standard_error=self.one_standard_error,
+                    moments=moments,
+                    emphasis=emphasis,
+                    known=self._known(source),
+                )
+                if found.kernel and emphasis is None:
+                    self._kernels.clear()
+                    self._kernels[source.columns] = found.kernel
+                return found
         else:
             train, valid = (RereadableBlocks(source.blocks, (split,)) for split in ("train", "valid"))
             swept = partial(sweep, train, valid, targets, moments=moments[0] if moments else None, emphasis=emphasis)
         return fit_penalties("ridge", source.columns, swept, self.alphas, widens=self.widens)
+
+    def _known(self, source: Source) -> KernelMatrix | None:
+        """Return the kernel matrix of the first columns of a source, if it is the last one that was computed."""
+        for columns, kernel in self._kernels.items():
+            if source.columns[: len(columns)] == columns:
+                return kernel
+        return None
 
     def refit(self, source: Source, chosen: LinearReadout, alpha: float) -> LinearReadout:
         """Return a readout that was chosen on valid, fitted to train and valid; its temperature stays as it was."""
