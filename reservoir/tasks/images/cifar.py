@@ -8,11 +8,6 @@ form                as a folder                           as an archive
 binary              ``cifar-10-batches-bin/*.bin``        ``cifar-10-binary.tar.gz``
 pickled (Python)    ``cifar-10-batches-py/*``             ``cifar-10-python.tar.gz``
 ==================  ====================================  =============================
-
-Pickles are read without running anything. Python's own unpickler would call what a file names, and a ten-byte pickle
-can make it take gigabytes for its memo, whatever names are allowed. `pickletools` only splits a pickle into
-instructions. Those that build lists, tuples, dicts, texts and numbers are followed here; what should be called is noted
-as a `Call`, and an array is known by its form.
 """
 
 import gzip
@@ -20,11 +15,10 @@ import math
 import pickletools
 import tarfile
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO
 
 import numpy as np
 
@@ -141,16 +135,15 @@ def _parse(where: str, data: bytes, binary: bool) -> tuple[np.ndarray, np.ndarra
         images, labels = records[:, 1:], records[:, 0]
     else:
         try:
-            values = read_pickle(data)
+            stored, numbers = read_pickle(data)
         except ValueError as error:
             raise InputError(f"{where}: not a batch of CIFAR-10 ({error}); fetch the file again") from None
-        images, numbers = values.get("data"), values.get("labels")
-        if not isinstance(images, np.ndarray) or images.shape[1:] != (3072,):
+        if not stored or len(stored) % (RECORD - 1):
             raise InputError(f"{where}: no array 'data' of bytes (rows, 3072); is it a batch of CIFAR-10?")
-        if not isinstance(numbers, list) or not all(type(label) is int and 0 <= label < 256 for label in numbers):
-            numbers = []
-        if len(numbers) != len(images) or not numbers:
-            raise InputError(f"{where}: {len(images)} images need as many 'labels' from 0 to 9; fetch the file again")
+        images = np.frombuffer(stored, np.uint8)
+        rows = len(images) // (RECORD - 1)
+        if len(numbers) != rows or not all(0 <= label < 256 for label in numbers):
+            raise InputError(f"{where}: {rows} images need as many 'labels' from 0 to 9; fetch the file again")
         labels = np.array(numbers, np.uint8)
     if labels.max() > 9:
         row = int(np.argmax(labels > 9))
@@ -158,102 +151,25 @@ def _parse(where: str, data: bytes, binary: bool) -> tuple[np.ndarray, np.ndarra
     return images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
 
 
-# ---- pickles
+def read_pickle(data: bytes) -> tuple[bytes, list[int]]:
+    """Return the bytes of the images and the labels of a pickled batch: its longest text, and the numbers of a list.
 
-
-MARK = object()
-
-Stack = list[Any]
-
-
-class Call(NamedTuple):
-    """What a pickle asks to be called, and with which arguments; nothing is called."""
-
-    name: Any
-    arguments: Any
-
-
-def _to_mark(stack: Stack) -> Stack:
-    items = []
-    while (item := stack.pop()) is not MARK:
-        items.append(item)
-    return items[::-1]
-
-
-def _set(stack: Stack, items: Stack) -> None:
-    for key, value in zip(items[::2], items[1::2], strict=True):
-        name = _as_bytes(key)
-        name = name.decode("latin-1") if isinstance(name, bytes) else name
-        if type(name) is not str:  # hashing or printing nested tuples may take for ever
-            raise ValueError("a key that is no text")
-        stack[-1][name] = value
-
-
-STEPS: dict[str, Callable[[Stack, Any], Any]] = {
-    **dict.fromkeys(["PROTO", "STOP"], lambda stack, argument: None),
-    "MARK": lambda stack, argument: stack.append(MARK),
-    "NONE": lambda stack, argument: stack.append(None),
-    "NEWFALSE": lambda stack, argument: stack.append(False),
-    "NEWTRUE": lambda stack, argument: stack.append(True),
-    "EMPTY_LIST": lambda stack, argument: stack.append([]),
-    "EMPTY_DICT": lambda stack, argument: stack.append({}),
-    "EMPTY_TUPLE": lambda stack, argument: stack.append(()),
-    "TUPLE1": lambda stack, argument: stack.append((stack.pop(),)),
-    "TUPLE2": lambda stack, argument: stack.append((stack.pop(-2), stack.pop())),
-    "TUPLE3": lambda stack, argument: stack.append((stack.pop(-3), stack.pop(-2), stack.pop())),
-    "TUPLE": lambda stack, argument: stack.append(tuple(_to_mark(stack))),
-    "APPEND": lambda stack, argument: stack[-2].append(stack.pop()),
-    "APPENDS": lambda stack, argument: (items := _to_mark(stack)) and stack[-1].extend(items),
-    "SETITEM": lambda stack, argument: _set(stack, [stack.pop(-2), stack.pop()]),
-    "SETITEMS": lambda stack, argument: (items := _to_mark(stack)) and _set(stack, items),
-    **dict.fromkeys(["REDUCE", "BUILD"], lambda stack, argument: stack.append(Call(stack.pop(-2), stack.pop()))),
-    **dict.fromkeys(
-        ["GLOBAL", "BININT", "BININT1", "BININT2", "BINSTRING", "SHORT_BINSTRING", "BINUNICODE"],
-        lambda stack, argument: stack.append(argument),
-    ),
-}
-"""What each instruction does to the stack; all others are refused."""
-
-
-def read_pickle(data: bytes) -> dict[str, Any]:
-    """Return the entries of a pickled dict: numbers, texts, lists of these, and arrays of bytes.
-
-    Raises
-    ------
-    ValueError
-        If the pickle is damaged, or is anything else.
+    Python's unpickler would call what a file names, and build what it asks for. Here `pickletools` only splits the
+    pickle into instructions. Raises `ValueError` for a damaged pickle.
     """
-    stack: Stack = []
-    memo: dict[Any, Any] = {}
+    longest: str | bytes | bytearray = b""
+    labels, key = [], ""
     try:
         for instruction, argument, _ in pickletools.genops(data):
-            if instruction.name in {"BINPUT", "LONG_BINPUT"}:
-                memo[argument] = stack[-1]
-            elif instruction.name in {"BINGET", "LONG_BINGET"}:
-                stack.append(memo[argument])
-            else:
-                STEPS[instruction.name](stack, argument)
-        (entries,) = stack
-        return {name: _as_array(value) for name, value in dict.items(entries)}
-    except Exception as error:  # a damaged pickle lets all kinds of steps fail
-        raise ValueError(f"no pickle of a batch: {type(error).__name__}: {first_line(error)}") from None
-
-
-def _as_bytes(value: Any) -> Any:
-    """Return the bytes that Python 3 writes as a call of ``_codecs.encode``; other values as they are."""
-    match value:
-        case Call("_codecs encode", (str(text), "latin1")):
-            return text.encode("latin-1")
-    return value
-
-
-def _as_array(value: Any) -> Any:
-    """Return the array of bytes that nested calls describe; other values as they are."""
-    match value:
-        case Call(Call(str(), _), (1, shape, Call(Call(str(), ("u1" | b"u1", *_)), _), False, data)):
-            raw = _as_bytes(data)
-            return np.frombuffer(raw.encode("latin-1") if isinstance(raw, str) else raw, np.uint8).reshape(shape)
-    return value
+            if isinstance(argument, str | bytes | bytearray):
+                longest = max(longest, argument, key=len)
+                if argument != "latin1":  # the encoding of the key before it, which Python 3 writes as a text
+                    key = argument
+            elif key in ("labels", b"labels") and instruction.name.startswith("BININT"):
+                labels.append(argument)
+        return longest.encode("latin-1") if isinstance(longest, str) else bytes(longest), labels
+    except Exception as error:  # a damaged pickle makes pickletools raise many types
+        raise ValueError(f"no pickle of a batch: {first_line(error)}") from None
 
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
