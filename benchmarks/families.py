@@ -5,7 +5,8 @@ python benchmarks/families.py
 
 import torch
 
-from reservoir.backbones import GROUPS, KNOWN, Backbone
+from reservoir.backbone_names import KNOWN
+from reservoir.backbones import GROUPS, Backbone
 from reservoir.backbones.backbone import group_counts, whole_count
 from reservoir.backbones.names import find
 

@@ -1,7 +1,6 @@
 """What several tests share: no network, few threads, and small model folders with real weights."""
 
 import base64
-import copy
 import gzip
 import json
 import os
@@ -111,7 +110,7 @@ def narrow_mini(_narrow, monkeypatch):
 
     folder, config = _narrow
     monkeypatch.setitem(names.SHIPPED, "mini", folder)
-    monkeypatch.setitem(names.KNOWN, "mini", lambda: copy.deepcopy(config))
+    monkeypatch.setitem(names.KNOWN, "mini", ("gpt2", config.to_dict()))
 
 
 @pytest.fixture(scope="module")

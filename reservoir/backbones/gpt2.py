@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.backbones.family import Family, FolderLoader, HubLoader, Shape, draw_normal, run_unmasked
-
-OTHER_NAMES = {
-    "num_hidden_layers": "n_layer",
-    "hidden_size": "n_embd",
-    "num_attention_heads": "n_head",
-    "max_position_embeddings": "n_positions",
-}
-"""Other names of settings in a ``config.json``."""
 
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh")
 """Names of the tanh approximation of GELU in transformers."""
@@ -76,19 +68,7 @@ class GPT2Config:
 
 def read_config(**values: Any) -> GPT2Config:
     """Return the configuration in a ``config.json``; its other settings belong to task heads."""
-    named = {OTHER_NAMES.get(name, name): value for name, value in values.items()}
-    return GPT2Config(**{field.name: named[field.name] for field in fields(GPT2Config) if field.name in named})
-
-
-# `mini`, whose weights come with this package, and the published models (Radford et al. 2019, Table 2); all have 1,024
-# positions. `mini` is narrower, so its initial weights have a larger deviation than GPT-2's 0.02: 1 / sqrt(256).
-KNOWN = {
-    "mini": partial(GPT2Config, 6, 256, 4, vocab_size=256, initializer_range=0.0625),
-    "gpt2": partial(GPT2Config, 12, 768, 12),
-    "gpt2-medium": partial(GPT2Config, 24, 1024, 16),
-    "gpt2-large": partial(GPT2Config, 36, 1280, 20),
-    "gpt2-xl": partial(GPT2Config, 48, 1600, 25),
-}
+    return GPT2Config(**{field.name: values[field.name] for field in fields(GPT2Config) if field.name in values})
 
 
 class Projection(nn.Module):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reservoir.backbone_names import check_backbone_name, did_you_mean
+from reservoir.backbone_names import KNOWN, check_backbone_name, did_you_mean
 from reservoir.backbones import gpt2, published, recurrent
 from reservoir.backbones.family import Family, Shape, attention_name, local_files_only, silence_transformers
 from reservoir.errors import InputError, first_line
@@ -15,9 +15,6 @@ FAMILIES: dict[str, Family] = {
     family.name: family for family in (gpt2.GPT2, *published.FAMILIES, recurrent.LSTM, recurrent.ESN)
 }
 """Every family by the ``model_type`` of its configurations."""
-
-KNOWN: dict[str, Callable[[], Any]] = gpt2.KNOWN | published.KNOWN | recurrent.KNOWN
-"""Configurations that are known without a look-up. Names of transformers' models are those of the hub."""
 
 # Families that this package builds itself: their configurations are not those of transformers.
 CONFIGS_BUILT_HERE: dict[str, Callable[..., Any]] = {
@@ -44,7 +41,7 @@ def find(name: str) -> tuple[Family, Any]:
     """
     known, _, settings = name.partition(":")
     if known in KNOWN:
-        config = KNOWN[known]()
+        config = _make(*KNOWN[known])
         config = _altered(name, config, settings) if settings else config
     elif Path(name).is_dir():
         config = _from_folder(name)
@@ -74,7 +71,7 @@ def check_depth(name: str, blocks: int, depth: int | None) -> None:
 def default_init(name: str) -> str:
     """Return the default init: random for families without published weights, else pretrained."""
     known, colon, _ = name.partition(":")
-    is_unpublished = known in KNOWN and KNOWN[known]().model_type in UNPUBLISHED
+    is_unpublished = known in KNOWN and KNOWN[known][0] in UNPUBLISHED
     return "random" if colon or is_unpublished else "pretrained"
 
 
@@ -100,6 +97,14 @@ def random_init(name: str, init: str, *, published: bool = False) -> str:
 def gguf_argument(name: str) -> dict[str, str]:
     """Return the argument with which transformers reads a GGUF file; empty for other names."""
     return {"gguf_file": Path(name).name} if name.endswith(".gguf") else {}
+
+
+def _make(model_type: str, settings: dict[str, Any]) -> Any:
+    if model_type in CONFIGS_BUILT_HERE:
+        return CONFIGS_BUILT_HERE[model_type](**settings)
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(model_type, **settings)
 
 
 def _altered(name: str, config: Any, settings: str) -> Any:

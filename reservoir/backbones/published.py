@@ -1,6 +1,5 @@
 """Families of published models that transformers builds: BERT, ESM, T5, ViT, DINOv2, wav2vec 2.0, HuBERT, Llama."""
 
-from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -10,47 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from reservoir.backbones.family import Family, HubLoader, Shape, draw_normal, run
-
-
-def _config(model_type: str, **settings: Any) -> Callable[[], Any]:
-    """Return a function that makes a configuration of transformers, which is imported only then."""
-
-    def make() -> Any:
-        from transformers import AutoConfig
-
-        return AutoConfig.for_model(model_type, **settings)
-
-    return make
-
-
-_ROBERTA = {"vocab_size": 50265, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
-_LONGFORMER = {"max_position_embeddings": 4098, "pad_token_id": 1, "attention_window": [512] * 12}
-_ESM = {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32, "num_attention_heads": 20, "token_dropout": True}
-_ESM |= {"max_position_embeddings": 1026, "position_embedding_type": "rotary"}
-_SMOLLM = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}
-_SMOLLM |= {"intermediate_size": 1536, "max_position_embeddings": 8192, "vocab_size": 49152}
-_HUBERT_LARGE = {"num_hidden_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
-_HUBERT_LARGE |= {"do_stable_layer_norm": True, "feat_extract_norm": "layer", "conv_bias": True}
-
-KNOWN: dict[str, Callable[[], Any]] = {
-    "bert-base-uncased": _config("bert"),
-    "roberta-base": _config("roberta", max_position_embeddings=514, **_ROBERTA),
-    "distilbert-base-uncased": _config("distilbert"),
-    "allenai/longformer-base-4096": _config("longformer", **_LONGFORMER, **_ROBERTA),
-    "t5-small": _config("t5", num_layers=6, d_model=512, num_heads=8, d_ff=2048),
-    "t5-base": _config("t5", num_layers=12, d_model=768, num_heads=12, d_ff=3072),
-    "google/vit-base-patch16-224-in21k": _config("vit"),
-    "facebook/dinov2-base": _config("dinov2", image_size=518),
-    "facebook/esm2_t6_8M_UR50D": _config("esm", num_hidden_layers=6, hidden_size=320, intermediate_size=1280, **_ESM),
-    "facebook/esm2_t12_35M_UR50D": _config(
-        "esm", num_hidden_layers=12, hidden_size=480, intermediate_size=1920, **_ESM
-    ),
-    "HuggingFaceTB/SmolLM2-135M": _config("llama", tie_word_embeddings=True, **_SMOLLM),
-    "facebook/wav2vec2-base": _config("wav2vec2"),
-    "facebook/hubert-base-ls960": _config("hubert"),
-    "facebook/hubert-large-ll60k": _config("hubert", **_HUBERT_LARGE),
-}
-"""Configurations by the names of the hub."""
 
 _WORDS = "embeddings.word_embeddings"
 

@@ -26,9 +26,7 @@ times that of the input layer, whose entries have a root mean square of ``gain /
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -81,14 +79,6 @@ class ESNConfig(Config):
                 raise InputError(
                     f"backbone 'esn': {name}={getattr(self, name)}; give a number above 0, at most {most:g}"
                 )
-
-
-KNOWN: dict[str, Callable[[], Any]] = {
-    "lstm": LSTMConfig,
-    "lstm-12": partial(LSTMConfig, depth=12),
-    "lstm-star": partial(LSTMConfig, depth=12, residual=True, positions=1024),
-    "esn": ESNConfig,
-}
 
 
 class UnbiasedNorm(nn.LayerNorm):

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from reservoir.backbone_names import KNOWN
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import Draw, Family, SkipInitialisation, draw_normal
-from reservoir.backbones.names import KNOWN, SHIPPED, check_depth, find, gguf_argument
+from reservoir.backbones.names import SHIPPED, check_depth, find, gguf_argument
 from reservoir.errors import InputError, first_line
 from reservoir.random import generator
 

@@ -8,9 +8,6 @@ import sys
 import numpy as np
 import pytest
 
-from reservoir.backbone_names import NAMES
-from reservoir.backbones import KNOWN
-
 HEAVY = ("torch", "transformers", "sklearn", "scipy", "matplotlib", "pandas")
 
 CODE = """
@@ -91,10 +88,6 @@ def test_predict_imports_what_it_computes_with(cache, tmp_path):
     slow = ("transformers", "sklearn", "pandas", "matplotlib", "dask", "torch._dynamo")
     code, out, _ = ask("predict", done.saved, tmp_path / "new.npz", heavy=slow)
     assert (code, len(out.splitlines())) == (0, 40)
-
-
-def test_the_names_known_before_torch_are_those_of_the_families():
-    assert list(NAMES) == list(KNOWN)
 
 
 def test_a_readout_is_applied_without_what_only_fits_one():

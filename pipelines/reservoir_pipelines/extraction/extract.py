@@ -146,7 +146,7 @@ def _request_of(prepared: Prepared, options: ExtractOptions, splits: Sequence[st
     given = asdict(replace(options, cache=None))
     folders = [Path(name) for name in (options.backbone, options.init) if name and Path(name).exists()]
     name = options.backbone or "mini"
-    drawn = str(options.init).startswith("random") and name.partition(":")[0] in backbone_names.NAMES
+    drawn = str(options.init).startswith("random") and name.partition(":")[0] in backbone_names.KNOWN
     if not (folders or drawn or name == "mini"):
         return None
     here = {
