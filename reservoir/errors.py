@@ -1,7 +1,8 @@
 """The exception for errors in what the user gave; its message says what to do."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from os import PathLike, fspath
 
 
@@ -24,6 +25,17 @@ def first_line(error: Exception) -> str:
     """Return the beginning of an error's message, for use inside another message."""
     text = str(error).strip()
     return text.splitlines()[0][:160] if text else type(error).__name__
+
+
+@contextmanager
+def as_input_error(problem: str, remedy: str) -> Iterator[None]:
+    """Turn any error inside the context into an `InputError`: for damaged files, libraries raise nearly any type."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{problem} ({first_line(error)}); {remedy}") from error
 
 
 def require_path(value: object, what: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from reservoir.backbone_names import KNOWN, check_backbone_name, did_you_mean
 from reservoir.backbones import gpt2, published, recurrent
 from reservoir.backbones.family import Family, Shape, attention_name, local_files_only, silence_transformers
-from reservoir.errors import InputError, first_line
+from reservoir.errors import InputError, as_input_error, first_line
 
 FAMILIES: dict[str, Family] = {
     family.name: family for family in (gpt2.GPT2, *published.FAMILIES, recurrent.LSTM, recurrent.ESN)
@@ -129,12 +129,8 @@ def _altered(name: str, config: Any, settings: str) -> Any:
 
 def _check_config(name: str, family: Family, config: Any) -> None:
     """Refuse sizes and activations that no model has, and code from the hub."""
-    try:
+    with as_input_error(f"backbone {name!r}: its configuration does not work", "change a setting"):
         shape = family.shape(config)
-    except Exception as error:  # the settings may be of any type
-        raise InputError(
-            f"backbone {name!r}: its configuration does not work ({first_line(error)}); change a setting"
-        ) from error
     heads = {"attention heads": "num_attention_heads", "key-value heads": "num_key_value_heads"}
     limited = {"positions": shape.max_tokens} | {what: getattr(config, key, None) for what, key in heads.items()}
     sizes = {"blocks": shape.depth, "width": shape.width} | {k: v for k, v in limited.items() if v is not None}
@@ -164,19 +160,15 @@ def _from_folder(name: str) -> Any:
     file = Path(name) / "config.json"
     if not file.is_file():
         raise InputError(f"backbone {name!r}: the folder has no config.json; give a transformers model folder")
-    try:
+    with as_input_error(f"backbone {name!r}: its config.json is not readable", "write it again"):
         values = json.loads(file.read_text())
         model_type = values["model_type"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"backbone {name!r}: its config.json is not readable ({first_line(error)})") from error
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise _unknown(name, model_type)
     if model_type not in CONFIGS_BUILT_HERE:
         return _from_transformers(name)
-    try:
+    with as_input_error(f"backbone {name!r}: its config.json does not fit", "change a setting"):
         return CONFIGS_BUILT_HERE[model_type](**values)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"backbone {name!r}: its config.json does not fit ({first_line(error)})") from error
 
 
 def _from_transformers(name: str) -> Any:

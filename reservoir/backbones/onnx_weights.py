@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.errors import InputError, first_line
+from reservoir.errors import InputError, as_input_error
 
 PATCHES = "embeddings.patch_embeddings.projection.weight"
 POSITIONS = "embeddings.position_embeddings"
@@ -27,12 +27,8 @@ def read_onnx(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray], list[s
         import onnx
     except ImportError:
         raise InputError(f"{path}: ONNX files need a package: pip install 'reservoir-features[onnx]'") from None
-    try:
+    with as_input_error(f"{path}: not a readable ONNX file", "export the model again"):
         return _read_graph(path, _Graph(onnx.load(path, load_external_data=False).graph))
-    except InputError:
-        raise
-    except Exception as error:  # protobuf, onnx and arrays of unexpected shapes raise many types
-        raise InputError(f"{path}: not a readable ONNX file ({first_line(error)}); export the model again") from None
 
 
 def _read_graph(path: Path, graph: "_Graph") -> tuple[dict[str, Any], dict[str, np.ndarray], list[str]]:

@@ -4,9 +4,8 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from reservoir.backbone_names import KNOWN
 from reservoir.backbones.backbone import Backbone
 from reservoir.backbones.family import Draw, Family, SkipInitialisation, draw_normal
 from reservoir.backbones.names import SHIPPED, check_depth, find, gguf_argument
-from reservoir.errors import InputError, first_line
+from reservoir.errors import InputError, as_input_error
 from reservoir.random import generator
 
 INITS = ("pretrained", "random", "random-flat", "statistics")
@@ -168,12 +167,8 @@ def weights_digest(backbone: Backbone) -> str:
     return digest.hexdigest()
 
 
-@contextmanager
-def _usable_configuration(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, TypeError, LookupError, AssertionError, RuntimeError, ArithmeticError, AttributeError) as error:
-        raise InputError(f"backbone {name!r}: its configuration does not work ({first_line(error)})") from error
+def _usable_configuration(name: str) -> AbstractContextManager[None]:
+    return as_input_error(f"backbone {name!r}: its configuration does not work", "change a setting")
 
 
 def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn.Module:
@@ -185,14 +180,10 @@ def _load(name: str, family: Family, config: Any, *, native: bool = False) -> nn
         )
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         raise InputError(f"backbone {name!r}: the folder has no weights (*.safetensors); add them or use --init random")
-    try:
-        source = str(folder.parent) if gguf_argument(name) else str(SHIPPED.get(name, name))
+    source = str(folder.parent) if gguf_argument(name) else str(SHIPPED.get(name, name))
+    remedy = "give a folder with safetensors, or use --init random"
+    with as_input_error(f"backbone {name!r}: its weights cannot be loaded", remedy):
         model, info = family.loader.load(source, config, **gguf_argument(name))
-    except Exception as error:  # loaders raise OSError, SafetensorError, RuntimeError and more for a damaged file
-        raise InputError(
-            f"backbone {name!r}: its weights cannot be loaded ({first_line(error)}); "
-            "give a folder with safetensors, or use --init random"
-        ) from error
     may_miss = family.unused + family.unsaved
     if native:
         may_miss = tuple(path for path in family.unused if path != family.native_input)

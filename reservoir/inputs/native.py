@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from reservoir.backbones import Backbone, find, load_native
 from reservoir.backbones.family import local_files_only, silence_transformers
-from reservoir.errors import InputError, first_line
+from reservoir.errors import InputError, as_input_error
 from reservoir.inputs.text import TextReader, read_tokenizer
 from reservoir.tasks import pictures, shows_pictures
 from reservoir.tasks.images.patches import patches
@@ -64,10 +64,7 @@ class PixelReader:
         self._processor, self._pictures = processor, pictures
         sizes = {self._pixels([Image.new("RGB", size)]).shape[1:3] for size in BLANKS}
         if len(sizes) > 1:
-            raise InputError(
-                "its processor gives pictures of several sizes; set a size with height and width, or a crop, in its "
-                "preprocessor_config.json"
-            )
+            raise ValueError("it gives pictures of several sizes; set a size with height and width, or a crop")
         self._patch = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
         self.height, self.width = (side // self._patch * self._patch for side in sizes.pop())
         self.max_tokens = self.row_tokens = 1 + self.height * self.width // self._patch**2
@@ -169,9 +166,10 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
 
     silence_transformers()
     local = local_files_only(name)
-    try:
+    remedy = f"repair it, or use --input {'orthogonal' if family.reads == 'pixels' else 'kernels'}"
+    with as_input_error(f"backbone {name!r}: its {PREPROCESSOR} is not usable", remedy):
         if Path(name).is_dir() and not (Path(name) / PREPROCESSOR).is_file():
-            raise InputError("the folder has none")
+            raise ValueError("the folder has none")
         if family.reads == "pixels":
             check_pillow()
             processor = AutoImageProcessor.from_pretrained(
@@ -180,12 +178,8 @@ def open_reader(task: Task, name: str, init: str) -> Reader:
             return PixelReader(processor, config, partial(pictures, task))
         extractor = Wav2Vec2FeatureExtractor.from_pretrained(name, local_files_only=local)
         if extractor.feature_size != 1:
-            raise InputError(f"it gives {extractor.feature_size} values per sample")
+            raise ValueError(f"it gives {extractor.feature_size} values per sample")
         reader = SoundReader(extractor, config, task.max_tokens)
-    except Exception as error:  # transformers and damaged configurations raise many types
-        why = f"its {PREPROCESSOR} is not usable ({first_line(error)})"
-        instead = "orthogonal" if family.reads == "pixels" else "kernels"
-        raise InputError(f"backbone {name!r}: {why}; repair it, or use --input {instead}") from error
     rate = task.parameters.get("rate", RATE)
     if reader.rate != rate:
         raise InputError(

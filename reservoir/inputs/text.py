@@ -11,7 +11,7 @@ import numpy as np
 
 from reservoir.backbones.family import local_files_only, silence_transformers
 from reservoir.backbones.names import SHIPPED, gguf_argument
-from reservoir.errors import InputError, first_line
+from reservoir.errors import InputError, as_input_error
 from reservoir.tasks.own.texts import texts_of
 from reservoir.tasks.task import Tokens
 
@@ -36,7 +36,7 @@ class TextReader:
         self._tokenizer, self.embeddings = tokenizer, embeddings
         highest = max(tokenizer.get_vocab().values(), default=0)
         if highest > HIGHEST_TOKEN:  # writing its rules as JSON would take minutes
-            raise InputError(f"it numbers a token {highest:,}, more than {HIGHEST_TOKEN:,}")
+            raise ValueError(f"it numbers a token {highest:,}, more than {HIGHEST_TOKEN:,}")
         stated = tokenizer.model_max_length if tokenizer.model_max_length < 2**31 else None
         self.max_tokens = min(positions or stated or MOST_TOKENS, stated or positions or MOST_TOKENS)
         self.form = Tokens(len(tokenizer))
@@ -101,13 +101,10 @@ class TextReader:
         return np.arange(len(ends)) + int(bool(special) and special[0] == read["input_ids"][0])
 
     def _tokenize(self, texts: str | list[str], **options: Any) -> Any:
-        try:
+        # The rules in a damaged tokenizer.json fail only on some texts.
+        remedy = "repair its tokenizer.json, or use --input gaussian"
+        with as_input_error("tokenizer: it cannot read the texts", remedy):
             return self._tokenizer(texts, **options)
-        except Exception as error:  # the rules in a damaged tokenizer.json fail only on some texts
-            raise InputError(
-                f"tokenizer: it cannot read the texts ({first_line(error)}); repair its tokenizer.json, or use "
-                "--input gaussian"
-            ) from error
 
     def _texts(self, x: np.ndarray, lengths: np.ndarray) -> list[str]:
         texts = texts_of(x, lengths)
@@ -157,7 +154,8 @@ def read_tokenizer(name: str, positions: int | None, embeddings: int | None = No
 
     silence_transformers()
     source = str(SHIPPED.get(name, Path(name).parent if gguf_argument(name) else name))
-    try:
+    remedy = "give a folder with a tokenizer.json, or use --input gaussian"
+    with as_input_error(f"backbone {name!r}: its tokenizer is not readable", remedy):
         tokenizer = AutoTokenizer.from_pretrained(
             source,
             trust_remote_code=False,
@@ -171,8 +169,3 @@ def read_tokenizer(name: str, positions: int | None, embeddings: int | None = No
             tokenizer.backend_tokenizer.no_truncation()
             tokenizer.backend_tokenizer.no_padding()
         return TextReader(tokenizer, positions, embeddings)
-    except Exception as error:  # transformers, tokenizers and damaged files raise many types
-        raise InputError(
-            f"backbone {name!r}: its tokenizer is not readable ({first_line(error)}); give a folder with a "
-            "tokenizer.json, or use --input gaussian"
-        ) from error

@@ -8,7 +8,6 @@ here models predict the next token, so that the least possible loss on independe
 import codecs
 import gzip
 import hashlib
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.random import generator
 
 HELD_OUT = ("valid", "test")
@@ -124,10 +123,8 @@ class Text:
 
 def _read(path: Path) -> bytes:
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-    try:
+    with as_input_error(f"corpus {path}: not readable", "give another file or folder"):
         text = b"".join(gzip.decompress(f.read_bytes()) if f.suffix == ".gz" else f.read_bytes() for f in files)
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"corpus {path}: not readable ({error})") from error
     if not text:
         raise InputError(f"corpus {path}: it has no text; give another file or folder")
     return text

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from reservoir.backbones import find
 from reservoir.backbones.family import silence_transformers
 from reservoir.backbones.weights import draw_parameters
-from reservoir.errors import InputError, first_line
+from reservoir.errors import InputError, as_input_error
 from reservoir.options import PretrainOptions
 from reservoir.pretraining.corpora import Corpus, HeldOut
 from reservoir.random import generator
@@ -72,10 +72,8 @@ class LanguageModel(nn.Module):
         kind = AutoModelForCausalLM if self.causal else AutoModelForMaskedLM
         # By default transformers uses torch's own kernel if the family supports it.
         attention = "eager" if eager else None
-        try:
+        with as_input_error(f"--backbone {backbone}: its configuration does not work", "change a setting"):
             self.model: Any = kind.from_config(config, dtype=torch.float32, attn_implementation=attention)
-        except (ValueError, TypeError, LookupError, AssertionError, RuntimeError, ZeroDivisionError) as error:
-            raise InputError(f"--backbone {backbone}: its configuration does not work ({first_line(error)})") from error
         draw_parameters(self.model, family.draw, config, seed)
         self.model.tie_weights()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reservoir.errors import InputError
+from reservoir.errors import InputError, as_input_error
 from reservoir.tasks.source import Piece, Source, check_protocol, check_symbols, classes_of, find_file
 from reservoir.tasks.task import Split, Task, Tokens
 
@@ -79,10 +79,8 @@ class Homology(Source):
     def read(self, piece: Piece) -> dict[str, Split]:
         """Return the proteins of one file that are short enough."""
         path = self._file(piece.part)
-        try:
+        with as_input_error(f"{path}: no complete JSON", "fetch the file again"):
             records = json.loads(path.read_bytes())
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{path}: no complete JSON ({error}); fetch the file again") from None
         if not isinstance(records, list) or not records:
             raise InputError(f"{path}: no list of proteins; check that it is a file of TAPE's raw data")
         letters, folds = [], []

@@ -14,7 +14,6 @@ import gzip
 import math
 import pickletools
 import tarfile
-import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import IO
 
 import numpy as np
 
-from reservoir.errors import InputError, first_line
+from reservoir.errors import InputError, as_input_error
 from reservoir.tasks.images.patches import Windows2d, augmented, image_split, joined, patches
 from reservoir.tasks.rows import held_out
 from reservoir.tasks.source import REMEDY, Piece, Source, check_sequences, data_folder, full_lengths
@@ -91,22 +90,18 @@ def read_batches(found: Batches, wanted: slice) -> list[tuple[np.ndarray, np.nda
 def _unpack(path: Path, names: list[str]) -> dict[str, bytes]:
     """Return members of an archive by their names without folders; nothing is written to disk."""
     found: dict[str, bytes] = {}
-    try:
-        # Skipping a member unpacks it, too, so all bytes are counted, not only those that are kept.
-        with gzip.open(path) as packed, tarfile.open(fileobj=_Counted(packed), mode="r|") as archive:  # pyright: ignore
-            for number, member in enumerate(archive):
-                if number > MOST_MEMBERS:
-                    raise OSError(f"more than {MOST_MEMBERS} members")
-                name = member.name.rsplit("/", 1)[-1]
-                if name in names and member.isfile():
-                    if member.size > MOST_BYTES:
-                        raise InputError(f"{path}: {member.name} claims {member.size} bytes; a batch has 31 million")
-                    file = archive.extractfile(member)
-                    found[name] = file.read() if file else b""
-    except InputError:
-        raise
-    except (tarfile.TarError, OSError, EOFError, ValueError, zlib.error) as error:
-        raise InputError(f"{path}: damaged or cut short ({error}); fetch the archive again") from None
+    damaged = as_input_error(f"{path}: damaged or cut short", "fetch the archive again")
+    # Skipping a member unpacks it, too, so all bytes are counted, not only those that are kept.
+    with damaged, gzip.open(path) as packed, tarfile.open(fileobj=_Counted(packed), mode="r|") as archive:  # pyright: ignore
+        for number, member in enumerate(archive):
+            if number > MOST_MEMBERS:
+                raise OSError(f"more than {MOST_MEMBERS} members")
+            name = member.name.rsplit("/", 1)[-1]
+            if name in names and member.isfile():
+                if member.size > MOST_BYTES:
+                    raise InputError(f"{path}: {member.name} claims {member.size} bytes; a batch has 31 million")
+                file = archive.extractfile(member)
+                found[name] = file.read() if file else b""
     for name in names:
         if name not in found:
             raise InputError(f"{path}: holds no {name}; fetch the archive again")
@@ -134,10 +129,8 @@ def _parse(where: str, data: bytes, binary: bool) -> tuple[np.ndarray, np.ndarra
         records = np.frombuffer(data, np.uint8).reshape(-1, RECORD)
         images, labels = records[:, 1:], records[:, 0]
     else:
-        try:
+        with as_input_error(f"{where}: no pickle of a batch of CIFAR-10", "fetch the file again"):
             stored, numbers = read_pickle(data)
-        except ValueError as error:
-            raise InputError(f"{where}: not a batch of CIFAR-10 ({error}); fetch the file again") from None
         if not stored or len(stored) % (RECORD - 1):
             raise InputError(f"{where}: no array 'data' of bytes (rows, 3072); is it a batch of CIFAR-10?")
         images = np.frombuffer(stored, np.uint8)
@@ -155,21 +148,18 @@ def read_pickle(data: bytes) -> tuple[bytes, list[int]]:
     """Return the bytes of the images and the labels of a pickled batch: its longest text, and the numbers of a list.
 
     Python's unpickler would call what a file names, and build what it asks for. Here `pickletools` only splits the
-    pickle into instructions. Raises `ValueError` for a damaged pickle.
+    pickle into instructions, and raises many types of errors for a damaged one.
     """
     longest: str | bytes | bytearray = b""
     labels, key = [], ""
-    try:
-        for instruction, argument, _ in pickletools.genops(data):
-            if isinstance(argument, str | bytes | bytearray):
-                longest = max(longest, argument, key=len)
-                if argument != "latin1":  # the encoding of the key before it, which Python 3 writes as a text
-                    key = argument
-            elif key in ("labels", b"labels") and instruction.name.startswith("BININT"):
-                labels.append(argument)
-        return longest.encode("latin-1") if isinstance(longest, str) else bytes(longest), labels
-    except Exception as error:  # a damaged pickle makes pickletools raise many types
-        raise ValueError(f"no pickle of a batch: {first_line(error)}") from None
+    for instruction, argument, _ in pickletools.genops(data):
+        if isinstance(argument, str | bytes | bytearray):
+            longest = max(longest, argument, key=len)
+            if argument != "latin1":  # the encoding of the key before it, which Python 3 writes as a text
+                key = argument
+        elif key in ("labels", b"labels") and instruction.name.startswith("BININT"):
+            labels.append(argument)
+    return longest.encode("latin-1") if isinstance(longest, str) else bytes(longest), labels
 
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

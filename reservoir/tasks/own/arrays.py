@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.errors import InputError, first_line
+from reservoir.errors import InputError, as_input_error
 
 NAMES = ("x", "y", "lengths", "split", "groups", "ids")  # the arrays that are read; a file may hold others
 MOST_EXPANSION = 200
@@ -82,30 +82,24 @@ def padded(where: str, sequences: Sequence[np.ndarray]) -> tuple[np.ndarray, np.
 
 def read_npz(path: Path) -> Arrays:
     """Return the arrays of a ``.npz`` archive; nothing is unpacked before its size is known."""
-    arrays, name = {}, ""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = [member.filename for member in archive.infolist()]
-            for name in NAMES:
-                given = [member for member in members if member in {name, f"{name}.npy"}]
-                if len(given) > 1:
-                    raise InputError(f"{path}: {len(given)} arrays are called {name!r}; write the file again")
-                if given != [f"{name}.npy"]:
-                    continue
-                check_header(path, archive, name)
-                with archive.open(given[0]) as file:
-                    array = np.lib.format.read_array(file, allow_pickle=False)
-                    file.read(1)  # the checksum is compared at the end
+    arrays = {}
+    with as_input_error(f"{path}: not a readable .npz archive", "write it again"), zipfile.ZipFile(path) as archive:
+        members = [member.filename for member in archive.infolist()]
+        for name in NAMES:
+            given = [member for member in members if member in {name, f"{name}.npy"}]
+            if len(given) > 1:
+                raise InputError(f"{path}: {len(given)} arrays are called {name!r}; write the file again")
+            if given != [f"{name}.npy"]:
+                continue
+            check_header(path, archive, name)
+            with archive.open(given[0]) as file:
+                array = np.lib.format.read_array(file, allow_pickle=False)
+                file.read(1)  # the checksum is compared at the end
+            try:
                 arrays[name] = np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
-    except InputError:
-        raise
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}: array {name!r} holds the bytes {error.object[:40]!r}, which are not UTF-8; "
-            "save it as text (dtype str)"
-        ) from None
-    except Exception as error:  # a damaged archive makes zipfile and NumPy raise nearly anything
-        raise InputError(f"{path}: not a readable .npz archive ({first_line(error)}); write it again") from None
+            except UnicodeDecodeError as error:
+                start = f"{path}: array {name!r} holds the bytes {error.object[:40]!r}, which are not UTF-8"
+                raise InputError(f"{start}; save it as text (dtype str)") from None
     return Arrays(arrays)
 
 

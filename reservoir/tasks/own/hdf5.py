@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.errors import InputError, first_line
+from reservoir.errors import InputError, as_input_error
 from reservoir.tasks.own.arrays import NAMES, Arrays, check_expansion
 
 PIECE_ROWS = 4096
@@ -111,12 +111,8 @@ def check(name: str) -> None:
 
 def read_once(path: Path) -> None:
     """Read all datasets of a file; raise an `InputError` if one cannot be read."""
-    try:
+    with as_input_error(f"{path}: not a readable HDF5 file", "write it again"):
         found = Hdf5(path, checked=True)
         for name, shape in found.shapes.items():
             for lo in range(0, shape[0] if shape else 0, found.piece_rows):
                 found.read(name, lo, lo + found.piece_rows)
-    except InputError:
-        raise
-    except Exception as error:  # a damaged file makes the library raise nearly anything
-        raise InputError(f"{path}: not a readable HDF5 file ({first_line(error)}); write it again") from None

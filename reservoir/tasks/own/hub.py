@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reservoir.errors import InputError, first_line, nearest
+from reservoir.errors import InputError, as_input_error, nearest
 from reservoir.options import OwnDataOptions
 from reservoir.tasks.own.arrays import Arrays
 from reservoir.tasks.own.labels import SPLIT_NAMES
@@ -100,13 +100,9 @@ def _open(origin: str) -> dict[str, Any]:
     name, _, settings = origin.removeprefix(PREFIX).partition(":")
     if origin.startswith(PREFIX) and list(Path(name).glob("*.py")):
         raise InputError(f"{origin}: it brings a script, which is not run; take its data files instead")
-    try:  # for a damaged file or a missing name the library raises many types
-        if origin.startswith(PREFIX):
-            found = datasets.load_dataset(name, settings or None)
-        else:
-            found = datasets.load_from_disk(origin)
-    except Exception as error:
-        raise InputError(f"{origin}: not a readable dataset ({first_line(error)})") from None
+    with as_input_error(f"{origin}: not a readable dataset", "check its name, or write it again"):
+        hub = origin.startswith(PREFIX)
+        found = datasets.load_dataset(name, settings or None) if hub else datasets.load_from_disk(origin)
     parts = dict(found) if isinstance(found, Mapping) else {"train": found}
     if not parts or not all(len(part) for part in parts.values()):
         raise InputError(f"{origin}: a dataset without rows; give one with some")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from reservoir.errors import InputError, first_line
+from reservoir.errors import InputError, as_input_error
 from reservoir.tasks.images.patches import patches
 from reservoir.tasks.own.arrays import Arrays
 from reservoir.tasks.own.tables import BadRows
@@ -99,28 +99,25 @@ def decoded(stored: np.ndarray | Path, where: str = "", *, rough: bool = False) 
     from PIL import Image, ImageOps
 
     where = where or (str(stored) if isinstance(stored, Path) else "a picture")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about odd metadata; sizes are checked below
-            file = stored if isinstance(stored, Path) else BytesIO(stored.tobytes())
-            with Image.open(file, formats=FORMATS) as image:
-                if image.width * image.height > MOST_PIXELS:
-                    raise ValueError(f"it claims {image.width:,}x{image.height:,} pixels, more than {MOST_PIXELS:,}")
-                if image.mode.startswith(("I", "F")):
-                    raise ValueError("its values have more than 8 bits; convert it to 8")
-                if rough:
-                    image.draft("RGB", (2 * SIDE, 2 * SIDE))
-                image.load()
-                try:
-                    upright = ImageOps.exif_transpose(image)
-                except Exception:  # damaged metadata is ignored: the pixels are read already
-                    upright = image
-                if "A" not in upright.getbands() and "transparency" not in upright.info:
-                    return upright.convert("RGB")
-                seen = upright.convert("RGBA")
-                return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
-    except Exception as error:  # Pillow and its codecs raise all kinds
-        raise InputError(f"{where}: not a readable picture ({first_line(error)}); repair it, or remove it") from None
+    file = stored if isinstance(stored, Path) else BytesIO(stored.tobytes())
+    with as_input_error(f"{where}: not a readable picture", "repair it, or remove it"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about odd metadata; sizes are checked below
+        with Image.open(file, formats=FORMATS) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise ValueError(f"it claims {image.width:,}x{image.height:,} pixels, more than {MOST_PIXELS:,}")
+            if image.mode.startswith(("I", "F")):
+                raise ValueError("its values have more than 8 bits; convert it to 8")
+            if rough:
+                image.draft("RGB", (2 * SIDE, 2 * SIDE))
+            image.load()
+            try:
+                upright = ImageOps.exif_transpose(image)
+            except Exception:  # damaged metadata is ignored: the pixels are read already
+                upright = image
+            if "A" not in upright.getbands() and "transparency" not in upright.info:
+                return upright.convert("RGB")
+            seen = upright.convert("RGBA")
+            return Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
 
 
 def as_patches(x: np.ndarray) -> np.ndarray:

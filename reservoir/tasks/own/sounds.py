@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reservoir.errors import InputError, first_line
+from reservoir.errors import InputError, as_input_error, first_line
 from reservoir.tasks.own.arrays import Arrays, check_expansion, check_padding
 from reservoir.tasks.own.tables import BadRows
 from reservoir.tasks.task import Task, Vectors
@@ -49,11 +49,8 @@ def open_sound(path: Path) -> Sound:
 
 def read_samples(sound: Sound, rate: int) -> np.ndarray:
     """Return the samples of a file at a rate, the mean of its channels, float32 from -1 to 1."""
-    with _opened(sound.path) as file:
-        try:
-            mono = file.read(sound.frames, dtype="float64", always_2d=True).mean(axis=1)
-        except Exception as error:
-            raise InputError(f"{sound.path}: cannot be decoded ({first_line(error)}); write the file again") from None
+    with _opened(sound.path) as file, as_input_error(f"{sound.path}: cannot be decoded", "write the file again"):
+        mono = file.read(sound.frames, dtype="float64", always_2d=True).mean(axis=1)
     if len(mono) != sound.frames:
         raise InputError(f"{sound.path}: the header claims {sound.frames} samples, {len(mono)} follow; write it again")
     if not np.isfinite(mono).all():

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from reservoir.errors import InputError, first_line
+from reservoir.errors import InputError, as_input_error, first_line
 from reservoir.tasks.own.arrays import check_expansion
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -233,7 +233,7 @@ def _read_parquet(path: Path, rows: int | None) -> Any:
         raise InputError(f"{path}: Parquet needs pyarrow: pip install 'reservoir-features[parquet]'") from None
     import pandas as pd
 
-    try:
+    with as_input_error(f"{path}: not a readable Parquet file", "write it again"):
         # Do not use file.metadata: reading its columns crashes the process for some damaged files (1 of 600 mutated
         # ones).
         file = parquet.ParquetFile(path)
@@ -260,10 +260,6 @@ def _read_parquet(path: Path, rows: int | None) -> Any:
                 cells = [c if c is None or isinstance(c, str | list) else str(c) for c in column.to_pylist()]
                 columns[name] = pd.Series(cells, dtype=object)
         return pd.DataFrame(columns)
-    except InputError:
-        raise
-    except Exception as error:  # a damaged file makes the library raise nearly anything
-        raise InputError(f"{path}: not a readable Parquet file ({first_line(error)}); write it again") from None
 
 
 def check_names(path: Path, names: Sequence[str]) -> None:
